@@ -1,0 +1,43 @@
+"""Errnos of the LIP ABI, and the one exception that carries them.
+
+A guest's mistake is a `SyscallError` and becomes a negative result. A mistake of our own is an
+assertion or a `KernelBug`; it is never turned into an errno, so that it cannot hide.
+"""
+
+from enum import IntEnum
+
+
+class Errno(IntEnum):
+    """The numbers a guest sees, negated, as a call's result."""
+
+    ENOENT = 2
+    EIO = 5
+    EBADF = 9
+    EAGAIN = 11
+    ENOMEM = 12
+    EACCES = 13
+    EFAULT = 14
+    EBUSY = 16
+    EEXIST = 17
+    EINVAL = 22
+    EFBIG = 27
+    ENOSPC = 28
+    EPIPE = 32
+    ENAMETOOLONG = 36
+    ENOSYS = 38
+    ETIMEDOUT = 110
+    EDQUOT = 122
+    ECANCELED = 125
+
+
+class SyscallError(Exception):
+    """A call failed for a reason that the guest is told."""
+
+    def __init__(self, errno: Errno, detail: str = "") -> None:
+        super().__init__(f"{errno.name}: {detail}" if detail else errno.name)
+        self.errno = errno
+        self.detail = detail
+
+
+class KernelBug(Exception):  # noqa: N818 - the name says whose fault it is
+    """An invariant of ours does not hold."""

@@ -1,0 +1,87 @@
+"""Every limit of the system in one place, with its unit in its name.
+
+Reading this file beside the README and the syscall table (`symphony_runtime/abi/table.toml`) tells
+what a program may use. A limit that a tenant or a run can lower says so; none can be raised past
+what stands here but by the operator's configuration.
+"""
+
+# --- Pages and KV files (kernel) -----------------------------------------------------------------
+PAGE_TOKENS = 16  # entries in one physical page
+KV_POOL_BYTES_DEFAULT = 2 << 30  # of host memory, for the CPU executor's page pool
+KV_POOL_PAGES_MAX = 1 << 20
+TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a single-tenant server
+TENANT_FILES_MAX = 65_536  # live files, named and anonymous, of one tenant
+INSTANCE_HANDLES_MAX = 4_096  # KV handles of one instance
+PATH_BYTES_MAX = 1_024  # of a KV file's name
+NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
+FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
+
+# --- pred (kernel) -------------------------------------------------------------------------------
+PRED_TOKENS_MAX = 131_072  # tokens of one call
+PRED_TREE_TOKENS_MAX = 256  # with `parents`: a tree is computed in one step
+PRED_OPTIONS_BYTES_MAX = 1 << 20
+PRED_RESULT_BYTES_MAX = 8 << 20  # of one call: bounds "logits" at "all"
+PRED_TOP_MAX = 1_024  # k of {"top": k}
+PRED_BIAS_MAX = 4_096  # entries of `bias`
+INSTANCE_CALLS_PENDING_MAX = 8_192  # calls of one instance that the kernel has not answered
+
+# --- Batches (kernel) ----------------------------------------------------------------------------
+STEP_TOKENS_MAX = 512  # new tokens of one step: bounds how long a prefill chunk delays decodes
+STEP_ROWS_MAX = 256  # sequences of one step
+BATCH_WAIT_SHARE_MAX = 0.1  # of the last step's time: how long a launch waits for answers to come
+BATCH_WAIT_MS_MAX = 2.0
+
+# --- A run (worker); each can be lowered by the run ----------------------------------------------
+RUN_WALL_MS_MAX = 3_600_000
+RUN_CPU_MS_MAX = 60_000
+RUN_MEMORY_BYTES_MAX = 64 << 20
+RUN_TOKENS_MAX = 1 << 24  # tokens computed
+RUN_KV_TOKENS_MAX = 1 << 20  # KV entries held at once
+RUN_INPUT_BYTES_MAX = 4 << 20
+RUN_OUTPUT_BYTES_MAX = 8 << 20  # sum of all sends
+RUN_LOG_BYTES_MAX = 256 << 10
+RUN_MESSAGES_MAX = 65_536
+RUN_INBOX_BYTES_MAX = 4 << 20  # messages from the user that were not received yet
+RUN_CHILDREN_MAX = 256  # live children below one run
+RUN_CHILD_DEPTH_MAX = 8
+RUN_TICKETS_MAX = 8_192
+MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
+SEND_WINDOW_BYTES = 256 << 10  # sent and not yet taken by a connected reader
+
+# --- The sandbox (worker) ------------------------------------------------------------------------
+EPOCH_TICK_MS = 1.0  # a guest that computes yields at the next tick
+GUEST_STACK_BYTES = 256 << 10
+FIBER_STACK_BYTES = 512 << 10  # guest stack plus the room that a host callback needs
+TABLE_ELEMENTS_MAX = 65_536
+CANCEL_MS_MAX = 100  # from the request to the end of the run
+WORKER_INSTANCES_MAX = 12_000  # measured: 30,000 exhaust vm.max_map_count
+TOKENIZE_BYTES_MAX = 1 << 20
+RANDOM_BYTES_MAX = 1 << 16
+WAIT_TICKETS_MAX = RUN_TICKETS_MAX
+
+# --- Programs (gateway) --------------------------------------------------------------------------
+PROGRAM_BYTES_MAX = 16 << 20
+PROGRAM_FUNCTIONS_MAX = 50_000
+COMPILE_CPU_SECONDS_MAX = 30
+COMPILE_WALL_SECONDS_MAX = 60
+COMPILE_MEMORY_BYTES_MAX = 2 << 30
+COMPILES_AT_ONCE_MAX = 2
+
+# --- HTTP (gateway) ------------------------------------------------------------------------------
+RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with Retry-After
+TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
+CHANNEL_ITEMS_MAX = 1_024
+TENANT_CHANNELS_MAX = 1_024
+CHANNEL_SEND_MS_MAX = 5_000
+PAGE_ITEMS_DEFAULT = 50  # of a listing
+PAGE_ITEMS_MAX = 500
+
+# --- Links ---------------------------------------------------------------------------------------
+FRAME_BYTES_MAX = 96 << 20  # an artefact of the largest program fits
+WORKER_FRAME_BYTES_MAX = 32 << 20  # what a worker may send in one frame
+DRAIN_SECONDS_MAX = 10  # from SIGTERM to the kill of what is left
+
+assert PRED_TREE_TOKENS_MAX <= STEP_TOKENS_MAX, "a tree must fit into one step"
+assert GUEST_STACK_BYTES < FIBER_STACK_BYTES
+assert MESSAGE_BYTES_MAX <= RUN_INBOX_BYTES_MAX
+assert PRED_RESULT_BYTES_MAX < WORKER_FRAME_BYTES_MAX < FRAME_BYTES_MAX

@@ -1,0 +1,273 @@
+"""Links: ordered, reliable streams of msgpack frames between two roles.
+
+A frame is one msgpack array, preceded on a socket by its length (u32, little-endian). `send` never
+blocks: it queues, and all that was queued in one turn of the event loop leaves in one write, so that
+a burst of small frames costs one system call. Whoever sends to a peer it does not trust to read
+watches `Link.backlog`.
+
+Everything runs on one event loop; nothing here is thread-safe.
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgpack
+
+from symphony_kernel.protocol.limits import FRAME_BYTES_MAX
+
+Frame = Sequence[Any]
+OnFrame = Callable[[list[Any]], None]
+OnClosed = Callable[[], None]
+
+_LENGTH = struct.Struct("<I")
+
+
+class LinkError(Exception):
+    """The peer sent something that is no frame, or one that is too large."""
+
+
+class Link(Protocol):
+    """One end of a link. `receive` must be called once, before control returns to the loop."""
+
+    @property
+    def backlog(self) -> int:
+        """Bytes queued and not yet taken by the peer."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the link has ended, by either side."""
+
+    def send(self, frame: Frame) -> None:
+        """Queue one frame; on a closed link it is dropped (`on_closed` tells)."""
+
+    def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
+        """Name who takes the frames, in order, and who hears of the end, once."""
+
+    def close(self) -> None:
+        """End the link after what is queued has been written."""
+
+
+def encode(frame: Frame) -> bytes:
+    """Return the msgpack bytes of a frame, without its length."""
+    return msgpack.packb(frame, use_bin_type=True)  # type: ignore[no-any-return]
+
+
+def decode(data: bytes | memoryview) -> list[Any]:
+    """Return the frame in `data`.
+
+    Raises:
+        LinkError: not one msgpack array.
+    """
+    try:
+        frame = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except Exception as error:
+        raise LinkError(f"a frame that is no msgpack: {error}") from error
+    if not isinstance(frame, list) or not frame:
+        raise LinkError("a frame must be an array with its kind first")
+    return frame
+
+
+class SocketLink(asyncio.Protocol):
+    """A link over a stream socket. `frame_bytes_max` bounds what the peer may send."""
+
+    def __init__(
+        self, on_connected: Callable[["SocketLink"], None], frame_bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
+        self._on_connected = on_connected
+        self._frame_bytes_max = frame_bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._inbound = bytearray()
+        self._outbound: list[bytes] = []
+        self._outbound_bytes = 0
+        self._flush_planned = False
+        self._on_frame: OnFrame | None = None
+        self._on_closed: OnClosed | None = None
+        self._closed = False
+        self.error: LinkError | None = None
+
+    # -- Link ----------------------------------------------------------------------------------
+    @property
+    def backlog(self) -> int:
+        """Bytes queued and not yet taken by the peer."""
+        buffered = self._transport.get_write_buffer_size() if self._transport else 0
+        return self._outbound_bytes + buffered
+
+    @property
+    def closed(self) -> bool:
+        """Whether the link has ended."""
+        return self._closed
+
+    def send(self, frame: Frame) -> None:
+        """Queue one frame for this turn's write."""
+        if self._closed:
+            return
+        body = encode(frame)
+        self._outbound.append(_LENGTH.pack(len(body)))
+        self._outbound.append(body)
+        self._outbound_bytes += len(body) + _LENGTH.size
+        if not self._flush_planned:
+            self._flush_planned = True
+            self._loop.call_soon(self._flush)
+
+    def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
+        """Name the receivers; frames that came before are handed over at once."""
+        self._on_frame, self._on_closed = on_frame, on_closed
+        if self._inbound:
+            self._deliver()
+
+    def close(self) -> None:
+        """Write what is queued, then end."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _flush(self) -> None:
+        self._flush_planned = False
+        if self._outbound and self._transport is not None:
+            data = b"".join(self._outbound)
+            self._outbound.clear()
+            self._outbound_bytes = 0
+            self._transport.write(data)
+
+    # -- asyncio.Protocol ----------------------------------------------------------------------
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is open."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._on_connected(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Some bytes came."""
+        self._inbound += data
+        if self._on_frame is not None:
+            self._deliver()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The socket has ended, whoever ended it."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._on_closed is not None:
+            self._on_closed()
+
+    def _deliver(self) -> None:
+        assert self._on_frame is not None
+        buffer, start = self._inbound, 0
+        try:
+            while len(buffer) - start >= _LENGTH.size and not self._closed:
+                (length,) = _LENGTH.unpack_from(buffer, start)
+                if length > self._frame_bytes_max:
+                    raise LinkError(f"a frame of {length} bytes, limit {self._frame_bytes_max}")
+                end = start + _LENGTH.size + length
+                if len(buffer) < end:
+                    break
+                with memoryview(buffer) as view:
+                    frame = decode(view[start + _LENGTH.size : end])
+                start = end
+                self._on_frame(frame)
+        except LinkError as error:
+            # The peer broke the contract: nothing it sends after this can be understood.
+            self.error = error
+            if self._transport is not None:
+                self._transport.abort()
+        finally:
+            del buffer[:start]
+
+
+class MemoryLink:
+    """One end of an in-process link; frames go through the codec, so tests see real ones."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._peer: MemoryLink | None = None
+        self._queue: list[bytes] = []
+        self._on_frame: OnFrame | None = None
+        self._on_closed: OnClosed | None = None
+        self._planned = False
+        self._closed = False
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the peer has not taken."""
+        return sum(map(len, self._peer._queue)) if self._peer else 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the link has ended."""
+        return self._closed
+
+    def send(self, frame: Frame) -> None:
+        """Queue one frame for the peer's next turn."""
+        if self._closed or self._peer is None or self._peer._closed:
+            return
+        self._peer._queue.append(encode(frame))
+        self._peer._plan()
+
+    def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
+        """Name the receivers."""
+        self._on_frame, self._on_closed = on_frame, on_closed
+        self._plan()
+
+    def close(self) -> None:
+        """End both ends, the peer's after it has taken what is queued."""
+        self._closed = True
+        peer, self._peer = self._peer, None
+        if peer is not None and not peer._closed:
+            peer._loop.call_soon(peer._end)
+        if self._on_closed is not None:
+            self._loop.call_soon(self._on_closed)
+
+    def _plan(self) -> None:
+        if not self._planned and self._on_frame is not None:
+            self._planned = True
+            self._loop.call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._planned = False
+        frames, self._queue = self._queue, []
+        for body in frames:
+            if self._on_frame is not None and not self._closed:
+                self._on_frame(decode(body))
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._deliver()
+            self._closed = True
+            self._peer = None
+            if self._on_closed is not None:
+                self._on_closed()
+
+
+def memory_pair() -> tuple[MemoryLink, MemoryLink]:
+    """Return the two ends of an in-process link."""
+    left, right = MemoryLink(), MemoryLink()
+    left._peer, right._peer = right, left
+    return left, right
+
+
+async def connect_unix(path: Path, frame_bytes_max: int = FRAME_BYTES_MAX) -> SocketLink:
+    """Connect to a role that listens at `path`.
+
+    Raises:
+        OSError: nobody listens there.
+    """
+    loop = asyncio.get_running_loop()
+    _, link = await loop.create_unix_connection(
+        lambda: SocketLink(lambda _: None, frame_bytes_max), str(path)
+    )
+    return link
+
+
+async def serve_unix(
+    path: Path, on_link: Callable[[SocketLink], None], frame_bytes_max: int = FRAME_BYTES_MAX
+) -> asyncio.AbstractServer:
+    """Listen at `path` (replacing a dead socket there); `on_link` gets each new link."""
+    path.unlink(missing_ok=True)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_unix_server(lambda: SocketLink(on_link, frame_bytes_max), str(path))
+    path.chmod(0o600)
+    return server

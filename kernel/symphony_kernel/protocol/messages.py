@@ -1,0 +1,315 @@
+"""What the roles say to each other.
+
+Every frame is `[kind, field, ...]`. The messages below are the whole language; `encode` and
+`decode` turn them into frames and back, and `decode` checks each field's type, because a worker runs
+strangers' code and is not believed. The two hot ones, `Calls` and `Replies`, carry plain lists: their
+items are checked where they are executed.
+
+    gateway -> kernel   Hello, Register, End, Ask          kernel -> gateway   Welcome, Answer, Exceeded
+    worker  -> kernel   Hello, Calls                       kernel -> worker    Welcome, Replies
+    worker  -> gateway  Hello, Output, Logs, Ended, Ask, Unask
+    gateway -> worker   Welcome, Module, Start, Deliver, CloseInput, Kill, Credit, Answer
+"""
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
+
+PROTOCOL_VERSION = 1
+
+
+class MessageError(Exception):
+    """A frame that is none of the messages, or whose fields are of the wrong type."""
+
+
+class Op(IntEnum):
+    """Kernel operations in `Calls`; arguments after [instance, op, seq].
+
+    `seq` names the reply (unique in its instance, chosen by the worker); 0 wants none. A reply is a
+    negative errno, an int, bytes, or what stands after the arrow.
+    """
+
+    KV_CREATE = 1  # handle; no reply: a failure is sticky (see ABI.md)
+    KV_OPEN = 2  # handle, path, rights -> rights granted
+    KV_FORK = 3  # handle, source; no reply
+    KV_EXTRACT = 4  # handle, source, ranges (u32 pairs, bytes); no reply
+    KV_APPEND = 5  # handle, source, start, end; no reply
+    KV_TRUNCATE = 6  # handle, length -> 0
+    KV_LEN = 7  # handle -> entries
+    KV_STAT = 8  # handle -> msgpack bytes
+    KV_TOKENS = 9  # handle, start, n -> u32 tokens, bytes
+    KV_SAVE = 10  # handle, path, flags -> 0
+    KV_REMOVE = 11  # path -> 0
+    KV_LIST = 12  # prefix -> msgpack bytes
+    KV_GRANT = 13  # handle, instance, rights, name -> 0
+    KV_GRANTED = 14  # handle, name -> rights
+    KV_CLOSE = 15  # handle; no reply
+    PRED = 16  # handle, tokens (u32 bytes), positions (u32 bytes or nil), options (bytes) -> bytes
+    STAGE = 17  # stage id, [[handle, rights, name], ...] -> 0; kept for the child that names it
+    CANCEL = 18  # the seq of a PRED to drop; no reply; its own reply becomes ECANCELED
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The base of all messages."""
+
+    KIND: ClassVar[int] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello(Message):
+    """The first frame on a link. `role` is "gateway" or "worker"."""
+
+    KIND: ClassVar[int] = 1
+    version: int
+    role: str
+    name: str
+    secret: bytes
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome(Message):
+    """The answer to `Hello`.
+
+    From the kernel, `about` is {model: {name, vocab_size, eos, bos, max_context, page_size, dtype},
+    tokenizer: bytes of tokenizer.json, chat_template: str or nil, special: {bos_token, eos_token}}.
+    From the gateway it is {}.
+    """
+
+    KIND: ClassVar[int] = 2
+    pid: int
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask(Message):
+    """A request that is not on a hot path; answered by an `Answer` with its `seq`.
+
+    gateway -> kernel: "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
+    "kv_remove" {tenant, path}, "statistics" {}, "check_integrity" {}.
+    worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
+    {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
+    "channel_recv" {instance, name} -> bytes.
+    """
+
+    KIND: ClassVar[int] = 3
+    seq: int
+    what: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Message):
+    """The answer to an `Ask`, a `Register` or an `End`: a value, or a negative errno and words."""
+
+    KIND: ClassVar[int] = 4
+    seq: int
+    errno: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Unask(Message):
+    """The asker no longer wants the answer (a cancelled `channel_recv`)."""
+
+    KIND: ClassVar[int] = 5
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calls(Message):
+    """One turn's kernel calls of a worker: [[instance, op, seq, argument, ...], ...]."""
+
+    KIND: ClassVar[int] = 10
+    calls: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Replies(Message):
+    """One step's results for a worker: [[instance, seq, result], ...]."""
+
+    KIND: ClassVar[int] = 11
+    replies: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Register(Message):
+    """An instance may call the kernel over the link of `worker`, in the name of `tenant`.
+
+    A child names its `parent` (else 0) and the `stage` whose grants it takes (else 0).
+    `options`: {weight: float, kv_tokens: int, tokens: int}. Answered with 0.
+    """
+
+    KIND: ClassVar[int] = 20
+    seq: int
+    instance: int
+    tenant: str
+    worker: str
+    parent: int
+    stage: int
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class End(Message):
+    """An instance has ended: everything it held comes back.
+
+    Answered with {prompt_tokens, cached_tokens, completion_tokens, kv_token_ms}.
+    """
+
+    KIND: ClassVar[int] = 21
+    seq: int
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exceeded(Message):
+    """An instance has used up a limit that the kernel counts; the gateway kills its run."""
+
+    KIND: ClassVar[int] = 22
+    instance: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Module(Message):
+    """A compiled program, sent before the first `Start` (or spawn) that names it."""
+
+    KIND: ClassVar[int] = 30
+    module: str
+    artefact: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Message):
+    """Start an instance. `limits` has every key of the run's limits (see `gateway/runs`)."""
+
+    KIND: ClassVar[int] = 31
+    instance: int
+    module: str
+    entry: str
+    input: bytes
+    limits: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver(Message):
+    """A message from the user, for `recv`."""
+
+    KIND: ClassVar[int] = 32
+    instance: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CloseInput(Message):
+    """The user sends nothing more: `recv` answers EPIPE once it has taken what came."""
+
+    KIND: ClassVar[int] = 33
+    instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill(Message):
+    """End an instance and its children now, whatever it does."""
+
+    KIND: ClassVar[int] = 34
+    instance: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Credit(Message):
+    """The gateway has taken this many more bytes of what the instance sent."""
+
+    KIND: ClassVar[int] = 35
+    instance: int
+    taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output(Message):
+    """One turn's sends of a worker, in order: [[instance, bytes], ...]."""
+
+    KIND: ClassVar[int] = 40
+    messages: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Logs(Message):
+    """One turn's log lines of a worker: [[instance, level, bytes], ...]."""
+
+    KIND: ClassVar[int] = 41
+    lines: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Message):
+    """An instance (a run's or a child's) has ended.
+
+    `status` is exited, trapped, killed or failed; `usage` is {cpu_ms, wall_ms, syscalls,
+    peak_memory_bytes}, its children's included.
+    """
+
+    KIND: ClassVar[int] = 42
+    instance: int
+    status: str
+    exit_code: int
+    reason: str
+    usage: dict[str, Any]
+
+
+MESSAGES: tuple[type[Message], ...] = (
+    Hello, Welcome, Ask, Answer, Unask, Calls, Replies, Register, End, Exceeded, Module, Start,
+    Deliver, CloseInput, Kill, Credit, Output, Logs, Ended,
+)
+_CHECK = dict[type[Message], list[tuple[str, tuple[type, ...]]]]
+
+
+def _accepted(hint: Any) -> tuple[type, ...]:
+    if hint is Any:
+        return (object,)
+    if get_origin(hint) in (Union, UnionType):
+        return tuple(t for arm in get_args(hint) for t in _accepted(arm))
+    plain = get_origin(hint) or hint
+    return (NoneType,) if plain is None else (plain,)
+
+
+def _checks() -> tuple[dict[int, type[Message]], _CHECK]:
+    kinds: dict[int, type[Message]] = {}
+    checks: _CHECK = {}
+    for message in MESSAGES:
+        assert message.KIND not in kinds, message
+        kinds[message.KIND] = message
+        hints = get_type_hints(message)
+        checks[message] = [(f.name, _accepted(hints[f.name])) for f in fields(message)]
+    return kinds, checks
+
+
+_KINDS, _FIELDS = _checks()
+
+
+def encode(message: Message) -> list[Any]:
+    """Return the frame of a message."""
+    return [message.KIND, *(getattr(message, name) for name, _ in _FIELDS[type(message)])]
+
+
+def decode(frame: list[Any]) -> Message:
+    """Return the message of a frame.
+
+    Raises:
+        MessageError: an unknown kind, a wrong number of fields, or a field of a wrong type.
+    """
+    kind = _KINDS.get(frame[0]) if isinstance(frame[0], int) else None
+    if kind is None:
+        raise MessageError(f"no message has kind {frame[0]!r}")
+    wanted = _FIELDS[kind]
+    if len(frame) != len(wanted) + 1:
+        raise MessageError(f"{kind.__name__} has {len(wanted)} fields, not {len(frame) - 1}")
+    for (name, types), value in zip(wanted, frame[1:], strict=True):
+        # bool is an int in Python; a frame that says true where a number stands is wrong.
+        if not isinstance(value, types) or (isinstance(value, bool) and int in types):
+            raise MessageError(f"{kind.__name__}.{name} is a {type(value).__name__}")
+    return kind(*frame[1:])

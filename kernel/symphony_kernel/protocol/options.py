@@ -1,0 +1,210 @@
+"""The options of `pred`, parsed and checked in one place.
+
+The worker checks them so that the guest hears of a mistake at once, and the kernel checks them again
+because it does not believe the worker. Programs repeat the same few options, so parsed ones are
+kept in a small cache keyed by their bytes.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import msgpack
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    PRED_BIAS_MAX,
+    PRED_OPTIONS_BYTES_MAX,
+    PRED_TOP_MAX,
+    PRED_TREE_TOKENS_MAX,
+)
+
+_CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
+
+
+class Get(IntEnum):
+    """What a place's distribution is turned into, and the bytes of one place (little-endian)."""
+
+    NONE = 0  # nothing
+    ARGMAX = 1  # u32 token, f32 log-probability
+    SAMPLE = 2  # u32 token, f32 log-probability
+    TOP = 3  # k times (u32, f32), best first
+    OF = 4  # an f32 for each id asked about
+    LOGITS = 5  # vocab_size times f32
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`{"sample": {...}}`. top_k 0, top_p 1 and min_p 0 are off; temperature 0 is argmax."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # u64; None: the kernel draws one for the call
+
+
+@dataclass(frozen=True, slots=True)
+class PredOptions:
+    """Checked options. Ids are below 2**32; whoever knows the vocabulary checks them against it."""
+
+    at: str | tuple[int, ...] = "last"  # "last", "all", or indices into the call's tokens
+    get: Get = Get.ARGMAX
+    sampling: Sampling | None = None  # with Get.SAMPLE
+    top: int = 0  # with Get.TOP
+    of: tuple[int, ...] = ()  # with Get.OF
+    bias: tuple[tuple[int, float], ...] = ()
+    allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
+    parents: tuple[int, ...] | None = None
+    keep: bool = True
+
+    def places(self, count: int) -> int:
+        """Return how many of `count` tokens want a distribution."""
+        if self.get is Get.NONE:
+            return 0
+        return 1 if self.at == "last" else count if self.at == "all" else len(self.at)
+
+    def place_bytes(self, vocab_size: int) -> int:
+        """Return the size of one place's result."""
+        sizes = {Get.NONE: 0, Get.ARGMAX: 8, Get.SAMPLE: 8, Get.LOGITS: 4 * vocab_size}
+        return sizes.get(self.get, 8 * self.top if self.get is Get.TOP else 4 * len(self.of))
+
+
+DEFAULT = PredOptions()
+
+
+def parse_pred_options(data: bytes) -> PredOptions:
+    """Return the options in msgpack `data` (empty: the defaults).
+
+    Raises:
+        SyscallError: EINVAL for what ABI.md does not describe, ENOSYS for what it does and this
+            version does not do yet (`constraint`, `adapter`), EFBIG over the size limit.
+    """
+    if not data:
+        return DEFAULT
+    if len(data) > PRED_OPTIONS_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"options of {len(data)} bytes")
+    return _parse_cached(data) if len(data) <= _CACHED_BYTES_MAX else _parse(data)
+
+
+def _invalid(detail: str) -> SyscallError:
+    return SyscallError(Errno.EINVAL, detail)
+
+
+def _parse(data: bytes) -> PredOptions:
+    try:
+        options = msgpack.unpackb(data, raw=False, strict_map_key=False)
+    except Exception as error:
+        raise _invalid(f"options are no msgpack: {error}") from error
+    if not isinstance(options, dict):
+        raise _invalid("options must be a map")
+    parsed: dict[str, Any] = {}
+    for key, value in options.items():
+        if key in ("constraint", "adapter"):
+            raise SyscallError(Errno.ENOSYS, f"{key} is not there yet")
+        reader = _READERS.get(key)
+        if reader is None:
+            raise _invalid(f"unknown option {key!r}")
+        parsed |= reader(value)
+    return PredOptions(**parsed)
+
+
+_parse_cached = lru_cache(maxsize=4096)(_parse)
+
+
+def _integer(value: Any, low: int, high: int, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _invalid(f"{what} must be an integer from {low} to {high}")
+    return value
+
+
+def _number(value: Any, low: float, high: float, what: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise _invalid(f"{what} must be a number")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise _invalid(f"{what} must be from {low} to {high}")
+    return float(value)
+
+
+def _read_at(value: Any) -> dict[str, Any]:
+    if value in ("last", "all"):
+        return {"at": value}
+    if not isinstance(value, list):
+        raise _invalid("at must be 'last', 'all' or a list of indices")
+    return {"at": tuple(_integer(v, 0, 2**31 - 1, "an index in at") for v in value)}
+
+
+def _read_get(value: Any) -> dict[str, Any]:
+    if value == "argmax":
+        return {"get": Get.ARGMAX}
+    if value == "none":
+        return {"get": Get.NONE}
+    if value == "logits":
+        return {"get": Get.LOGITS}
+    if isinstance(value, dict) and len(value) == 1:
+        ((key, argument),) = value.items()
+        if key == "top":
+            return {"get": Get.TOP, "top": _integer(argument, 1, PRED_TOP_MAX, "top")}
+        if key == "of" and isinstance(argument, list) and 0 < len(argument) <= PRED_BIAS_MAX:
+            ids = tuple(_integer(v, 0, 2**32 - 1, "an id in of") for v in argument)
+            return {"get": Get.OF, "of": ids}
+        if key == "sample" and isinstance(argument, dict):
+            return {"get": Get.SAMPLE, "sampling": _sampling(argument)}
+    raise _invalid("get is none of argmax, none, logits, {sample}, {top}, {of}")
+
+
+def _sampling(options: dict[Any, Any]) -> Sampling:
+    unknown = set(options) - {"temperature", "top_k", "top_p", "min_p", "seed"}
+    if unknown:
+        raise _invalid(f"unknown sampling options {sorted(map(str, unknown))}")
+    seed = options.get("seed")
+    return Sampling(
+        temperature=_number(options.get("temperature", 1.0), 0.0, 1e4, "temperature"),
+        top_k=_integer(options.get("top_k", 0), 0, 2**31 - 1, "top_k"),
+        top_p=_number(options.get("top_p", 1.0), 0.0, 1.0, "top_p"),
+        min_p=_number(options.get("min_p", 0.0), 0.0, 1.0, "min_p"),
+        seed=None if seed is None else _integer(seed, 0, 2**64 - 1, "seed"),
+    )
+
+
+def _read_bias(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > PRED_BIAS_MAX:
+        raise _invalid(f"bias must be a map of at most {PRED_BIAS_MAX} tokens")
+    pairs = (
+        (_integer(t, 0, 2**32 - 1, "a token in bias"), _number(b, -1e30, 1e30, "a bias"))
+        for t, b in value.items()
+    )
+    return {"bias": tuple(pairs)}
+
+
+def _read_allow(value: Any) -> dict[str, Any]:
+    if not isinstance(value, bytes):
+        raise _invalid("allow must be binary, a bit for each token of the vocabulary")
+    return {"allow": value}
+
+
+def _read_parents(value: Any) -> dict[str, Any]:
+    if isinstance(value, bytes) and len(value) % 4 == 0:
+        value = list(struct.unpack(f"<{len(value) // 4}i", value))
+    if not isinstance(value, list) or not 0 < len(value) <= PRED_TREE_TOKENS_MAX:
+        raise _invalid(f"parents must be 1 to {PRED_TREE_TOKENS_MAX} integers")
+    return {"parents": tuple(_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))}
+
+
+def _read_keep(value: Any) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise _invalid("keep must be true or false")
+    return {"keep": value}
+
+
+_READERS = {
+    "at": _read_at,
+    "get": _read_get,
+    "bias": _read_bias,
+    "allow": _read_allow,
+    "parents": _read_parents,
+    "keep": _read_keep,
+}
