@@ -1,0 +1,1 @@
+"""The two-level scheduler: who may run (fair_queue), and what runs now (batcher)."""

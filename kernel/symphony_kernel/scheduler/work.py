@@ -1,0 +1,74 @@
+"""Work: one `pred` on its way through the scheduler, and what the scheduler needs of its file.
+
+`syscalls` makes a Work when the pred is at the head of its file's FIFO and hands it to
+`Scheduler.submit`. From then until `done` the scheduler alone reserves and commits entries of the
+file. A pred is atomic: its entries exist once all of it has been computed, or none of them do.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.protocol.options import PredOptions
+
+
+class WorkFile(Protocol):
+    """The part of `kvfs.files.KVFile` that the scheduler touches."""
+
+    @property
+    def length(self) -> int:
+        """Entries that exist."""
+
+    def pages_needed(self, n: int) -> int:
+        """Return how many free pages `reserve(n)` would take."""
+
+    def reserve(self, n: int) -> None:
+        """Make room for n entries after the present ones.
+
+        Raises:
+            SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
+        """
+
+    def block_table(self, entries: int) -> Int32:
+        """Return the pages of the first `entries` entries, reserved ones included (a view)."""
+
+    def commit(self, tokens: UInt32, positions: Int32) -> None:
+        """Say that the reserved entries hold these tokens: they exist now."""
+
+    def unreserve(self) -> None:
+        """Give back the room after the present entries."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """One pred: what is to be computed, and how far it has come.
+
+    `done` is called once, from the event loop: with the result's bytes, or with a negative errno
+    (EIO, ENOMEM, EDQUOT, ECANCELED); the file is then already committed or unreserved. It is not
+    called for work that `Scheduler.forget` drops.
+    """
+
+    instance: int
+    root: int  # the LIP: a run and its children share one queue
+    tenant: str
+    seq: int
+    file: WorkFile
+    tokens: UInt32  # [n], n > 0, ids below the vocabulary's size
+    positions: Int32  # [n], below max_context
+    options: PredOptions
+    done: Callable[[bytes | int], None]
+    seed: int = 0  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
+    weight: float = 1.0  # of the LIP among its tenant's
+
+    # --- Only the scheduler touches what follows ---
+    reserved: bool = False  # the file has room for all n tokens
+    computed: int = 0  # tokens that steps have computed
+    in_flight: int = 0  # tokens in the step that runs now
+    finished: bool = False  # done, cancelled or forgotten: a step's result is dropped
+    result: bytearray | None = field(default=None, repr=False)  # of a chunked pred
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that no step has computed or is computing."""
+        return len(self.tokens) - self.computed - self.in_flight
