@@ -1,0 +1,82 @@
+# Symphony's commands. Each does the set-up it needs and may be repeated; none needs another first.
+#
+#   make install   .venv with everything, the guest toolchains       5-10 min the first time
+#   make demo      serve the tiny model, run the examples over HTTP   1 min
+#   make serve     the server on http://127.0.0.1:8700 until Ctrl-C
+#   make check     format, lint, types, import direction              1 min
+#   make test      check, then the whole suite                        10 min
+#   make bench     the benchmarks' short form, figures on the screen  10 min
+#   make clean     remove all that the above made
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+RUNNING := PATH="$(CURDIR)/$(BIN):$$PATH"
+AS := guest_sdk/assemblyscript
+EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -name '*.ts' \
+	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' \) \
+	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
+
+.PHONY: help install demo serve check format test bench examples clean
+
+help:
+	@sed -n '2,12s/^# \{0,1\}//p' Makefile
+
+install: $(VENV)/installed build/toolchains
+
+$(VENV)/installed: pyproject.toml constraints.txt tools/install_python.sh
+	@echo "== install: Python packages into $(VENV) (a few minutes; PyTorch is the large one)"
+	@bash tools/install_python.sh "$(PYTHON)" $(VENV)
+	@touch $@
+
+build/toolchains: $(AS)/package-lock.json tools/install_toolchains.sh
+	@echo "== install: guest toolchains, Rust for wasm32 and AssemblyScript (a minute or two)"
+	@bash tools/install_toolchains.sh $(AS)
+	@mkdir -p build && touch $@
+
+examples: build/examples
+
+build/examples: $(VENV)/installed build/toolchains $(EXAMPLE_SOURCES)
+	@echo "== examples: compiling every LIP in examples/ (under a minute)"
+	@$(RUNNING) python tools/build_examples.py
+	@touch $@
+
+demo: build/examples
+	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"
+	@$(RUNNING) python examples/demo.py
+
+serve: $(VENV)/installed
+	@echo "== serve: http://127.0.0.1:8700, data in .data/, Ctrl-C drains and stops"
+	@$(RUNNING) symphony serve --data-dir .data
+
+check: $(VENV)/installed
+	@echo "== check: format, lint, types, import direction (about a minute)"
+	@$(RUNNING) ruff format --check .
+	@$(RUNNING) ruff check .
+	@$(RUNNING) mypy
+	@$(RUNNING) lint-imports
+
+format: $(VENV)/installed
+	@$(RUNNING) ruff format .
+	@$(RUNNING) ruff check --fix .
+
+test: check build/examples
+	@echo "== test: the whole suite (about ten minutes)"
+	@$(RUNNING) pytest
+
+bench: build/examples
+	@echo "== bench: short forms; absolute figures move with the machine, ratios do not (ten minutes)"
+	@$(RUNNING) python benchmarks/host_overhead.py
+	@$(RUNNING) python benchmarks/decode.py
+
+clean:
+	@echo "== clean: everything that these commands made"
+	@rm -rf $(VENV) build .data .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
+	@find examples guest_sdk -type d \( -name target -o -name node_modules -o -name build \) -prune -exec rm -rf {} +
+	@rm -rf *.egg-info
