@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.options import DEFAULT, PredOptions
 
 Int32 = npt.NDArray[np.int32]
@@ -83,8 +84,11 @@ class Executor(Protocol):
     def pages(self) -> int:
         """Physical pages in the pool."""
 
-    async def run(self, batch: Batch) -> list[bytes]:
+    async def run(self, batch: Batch) -> list[bytes | SyscallError]:
         """Compute one step; return each row's result, places in order (see `options.Get`).
+
+        A row whose options cannot be answered (an `allow` mask that allows no token) has a
+        `SyscallError` instead; its entries are computed all the same.
 
         The calls may overlap; the steps do not. Raises whatever went wrong on the device, after
         which the contents of the batch's new slots are undefined and everything else is intact.

@@ -1,0 +1,156 @@
+"""What a model's directory says besides its weights: names, ids, the tokenizer, the chat template.
+
+The executor takes its `ModelInfo` from here, and the kernel hands the rest to the workers, which
+tokenize in their own processes.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.executor.models.config import (
+    CheckpointError,
+    Fields,
+    ModelConfig,
+    load_config,
+    read_json,
+)
+
+# Up to this size of weights "auto" computes in float32: it costs nothing worth saving there, and
+# greedy output is then exactly the same in every batch.
+AUTO_FLOAT32_BYTES_MAX = 64 << 20
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """A model without its weights.
+
+    `special` has `bos_token` and `eos_token`, as the chat template wants them: text, "" where the
+    model has none.
+    """
+
+    model: ModelInfo
+    tokenizer_json: bytes
+    chat_template: str | None
+    special: dict[str, str]
+
+
+def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -> Assets:
+    """Read everything but the weights of a checkpoint in Hugging Face layout.
+
+    `dtype` is auto, fp32 or bf16: what the executor will compute in. "auto" is the checkpoint's own
+    (float16 becomes bfloat16), but float32 for small ones. `name` overrides the directory's.
+
+    Raises:
+        CheckpointError: a file is missing or broken, or the model is none that can be served.
+    """
+    config = load_config(directory)
+    tokenizer = _tokenizer(directory)
+    settings = _optional(directory / "tokenizer_config.json")
+    generation = Fields(
+        _optional(directory / "generation_config.json"), str(directory / "generation_config.json")
+    )
+    eos = generation.ids("eos_token_id") or config.eos
+    bos = generation.ids("bos_token_id")
+    model = ModelInfo(
+        name=name or _name(directory),
+        vocab_size=config.vocab_size,
+        eos=_in_vocabulary(eos, config),
+        bos=bos[0] if bos else config.bos,
+        max_context=config.max_context,
+        dtype=resolve_dtype(dtype, config, directory),
+    )
+    return Assets(
+        model=model,
+        tokenizer_json=tokenizer,
+        chat_template=_chat_template(directory, settings),
+        special=_special(directory, settings, json.loads(tokenizer), model),
+    )
+
+
+def resolve_dtype(dtype: str, config: ModelConfig, directory: Path) -> str:
+    """Return "float32" or "bfloat16" for auto, fp32 or bf16."""
+    if dtype in _DTYPES:
+        return _DTYPES[dtype]
+    if dtype != "auto":
+        raise CheckpointError(f"dtype {dtype!r} is none of auto, fp32, bf16")
+    weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    if config.dtype == "float32" or weights <= AUTO_FLOAT32_BYTES_MAX:
+        return "float32"
+    return "bfloat16"
+
+
+def _name(directory: Path) -> str:
+    """Return the directory's name, or the repository's in a Hugging Face cache."""
+    path = directory.resolve()
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
+        return path.parents[1].name.removeprefix("models--").replace("--", "/")
+    return path.name
+
+
+def _in_vocabulary(ids: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+    outside = [i for i in ids if i >= config.vocab_size]
+    if outside:
+        raise CheckpointError(
+            f"eos_token_id {outside} is outside the vocabulary of {config.vocab_size}"
+        )
+    return ids
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.exists() else {}
+
+
+def _tokenizer(directory: Path) -> bytes:
+    path = directory / "tokenizer.json"
+    if "model" not in read_json(path):
+        raise CheckpointError(f"{path} is no tokenizer of the tokenizers library: it has no model")
+    return path.read_bytes()
+
+
+def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
+    """Return the template from the first place that has one; transformers has used all three."""
+    plain = directory / "chat_template.jinja"
+    if plain.exists():
+        return plain.read_text(encoding="utf-8")
+    given = settings.get("chat_template")
+    if given is None:
+        given = _optional(directory / "chat_template.json").get("chat_template")
+    if isinstance(given, list):
+        named = {t.get("name"): t.get("template") for t in given if isinstance(t, dict)}
+        given = named.get("default")
+    if given is not None and not isinstance(given, str):
+        raise CheckpointError(f"{directory}: the chat template must be text")
+    return given
+
+
+def _special(
+    directory: Path, settings: dict[str, Any], tokenizer: dict[str, Any], model: ModelInfo
+) -> dict[str, str]:
+    """Return the texts of bos and eos: as the tokenizer's settings say, else by their ids."""
+    older = _optional(directory / "special_tokens_map.json")
+    ids = {"bos_token": model.bos, "eos_token": model.eos[0] if model.eos else None}
+    return {
+        key: _text_of(settings.get(key, older.get(key))) or _text_by_id(tokenizer, token)
+        for key, token in ids.items()
+    }
+
+
+def _text_of(token: object) -> str:
+    """Return the text of a special token, which is written as text or as {"content": text}."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _text_by_id(tokenizer: dict[str, Any], token: int | None) -> str:
+    if token is None:
+        return ""
+    for added in tokenizer.get("added_tokens", ()):
+        if added.get("id") == token:
+            return _text_of(added)
+    return ""
