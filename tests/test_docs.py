@@ -1,0 +1,54 @@
+"""The documentation says what is true: contracts against their machine-readable copies."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from symphony_kernel.protocol.errno import Errno
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())
+ABI = (ROOT / "docs/abi.md").read_text()
+
+# One call in docs/abi.md: `name(a, b: i64) -> i32`; several may stand in one row.
+CALL = re.compile(r"`(\w+)\(([^)`]*)\)(?: -> (\w+))?`")
+
+
+def described() -> dict[str, tuple[list[str], str]]:
+    rows = [row for row in ABI.splitlines() if row.startswith("| `")]
+    cells = [row.split("|")[1] for row in rows]
+    found = {}
+    for cell in cells:
+        for call, parameters, result in CALL.findall(cell):
+            plain = [p.split(":")[0].strip() for p in parameters.split(",") if p.strip()]
+            found[call] = (plain, "i32" if result == "ticket" else result)
+    return found
+
+
+def test_the_page_and_the_table_name_the_same_calls() -> None:
+    table = {
+        call["name"]: ([p.split(":")[0] for p in call["params"]], call["result"])
+        for call in TABLE["call"]
+    }
+    assert described() == table
+
+
+def test_tickets_are_tickets_in_both() -> None:
+    rows = " ".join(row.split("|")[1] for row in ABI.splitlines() if row.startswith("| `"))
+    page = {call for call, _, result in CALL.findall(rows) if result == "ticket"}
+    assert page == {call["name"] for call in TABLE["call"] if call["kind"] == "ticket"}
+
+
+def test_calls_that_suspend_say_so() -> None:
+    table = {call["name"]: call["kind"] for call in TABLE["call"]}
+    for row in ABI.splitlines():
+        if row.startswith("| `") and (cells := row.split("|")):
+            names = [call for call, _, _ in CALL.findall(cells[1])]
+            suspends = cells[2].strip().startswith("suspends")
+            assert all((table[n] == "suspends") == suspends for n in names), row
+
+
+def test_the_errnos_are_the_kernel_s_and_the_page_s() -> None:
+    assert TABLE["errno"] == {errno.name: errno.value for errno in Errno}
+    page = dict(re.findall(r"\b(E[A-Z]+) (\d+)\b", ABI))
+    assert {k: int(v) for k, v in page.items()} == TABLE["errno"]
