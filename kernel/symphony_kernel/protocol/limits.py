@@ -72,6 +72,7 @@ RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with R
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
 CHANNEL_ITEMS_MAX = 1_024
 TENANT_CHANNELS_MAX = 1_024
+TENANT_CHANNEL_BYTES_MAX = 64 << 20  # items that no run has taken yet, of all its channels
 CHANNEL_SEND_MS_MAX = 5_000
 PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500
