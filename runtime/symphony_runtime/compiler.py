@@ -1,0 +1,170 @@
+"""Compiles uploaded programs, each in a process of its own with limits.
+
+Compilers are not written for hostile input: time and memory can blow up, and a fault may be found
+one day. So the gateway gives a program to a short-lived child (`python -m
+symphony_runtime.compiler`: the module on stdin, one framed result on stdout) with little memory,
+little time and no way to write a file. Epochs do not bound a compiler; a process limit does.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+import struct
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from symphony_kernel.protocol.limits import (
+    COMPILE_CPU_SECONDS_MAX,
+    COMPILE_MEMORY_BYTES_MAX,
+    COMPILE_WALL_SECONDS_MAX,
+    COMPILES_AT_ONCE_MAX,
+    PROGRAM_BYTES_MAX,
+)
+
+from symphony_runtime.worker.sandbox import cache_identity
+
+__all__ = [
+    "Compiled",
+    "Compiler",
+    "CompilerFault",
+    "Manifest",
+    "ProgramError",
+    "cache_identity",
+    "compile_program",
+]
+
+_LENGTH = struct.Struct("<Q")
+# What the child may see of the environment: where Python and its packages are, nothing else.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
+
+
+class ProgramError(Exception):
+    """The program is refused; `problems` says everything that is wrong with it, in words."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class CompilerFault(Exception):  # noqa: N818 - the name says whose fault it is
+    """The compiler's process failed for a reason that is not the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a program asks for and offers: imports as "module.name", exports, possible entries."""
+
+    imports: tuple[str, ...]
+    exports: tuple[str, ...]
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A program that keeps every rule, and its machine code for `cache_identity()`."""
+
+    manifest: Manifest
+    artefact: bytes
+
+
+class Compiler:
+    """Compiles a bounded number of programs at a time; further ones wait their turn."""
+
+    def __init__(self, at_once: int = COMPILES_AT_ONCE_MAX) -> None:
+        self._turns = asyncio.Semaphore(at_once)
+
+    async def compile(self, wasm: bytes) -> Compiled:
+        """Compile one program; raises as `compile_program` does."""
+        async with self._turns:
+            return await compile_program(wasm)
+
+
+async def compile_program(wasm: bytes) -> Compiled:
+    """Validate and compile a program in a limited child process.
+
+    Raises:
+        ProgramError: the program breaks a rule, or its compilation a limit.
+        CompilerFault: the child failed in another way; its last words are in the message.
+    """
+    if len(wasm) > PROGRAM_BYTES_MAX:
+        raise ProgramError([f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"])
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "symphony_runtime.compiler",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+    )
+    try:
+        async with asyncio.timeout(COMPILE_WALL_SECONDS_MAX):
+            out, err = await child.communicate(wasm)
+    except TimeoutError:
+        raise ProgramError([f"compiling takes more than {COMPILE_WALL_SECONDS_MAX} s"]) from None
+    finally:
+        if child.returncode is None:  # timed out, or whoever waited has gone
+            child.kill()
+            await child.wait()
+    return _result(child.returncode or 0, out, err)
+
+
+def _result(code: int, out: bytes, err: bytes) -> Compiled:
+    if code == 0 and len(out) >= _LENGTH.size and _LENGTH.unpack_from(out)[0] == len(out) - 8:
+        outcome = msgpack.unpackb(out[_LENGTH.size :], raw=False)
+        if outcome["problems"]:
+            raise ProgramError(outcome["problems"])
+        manifest = Manifest(*(tuple(outcome[k]) for k in ("imports", "exports", "entries")))
+        return Compiled(manifest, outcome["artefact"])
+    words = err.decode("utf-8", "replace").strip()
+    if code == -signal.SIGXCPU:
+        raise ProgramError(
+            [f"compiling takes more than {COMPILE_CPU_SECONDS_MAX} s of processor time"]
+        )
+    if "memory allocation" in words or "MemoryError" in words or "out of memory" in words.lower():
+        raise ProgramError(
+            [f"compiling takes more than {COMPILE_MEMORY_BYTES_MAX >> 20} MiB of memory"]
+        )
+    raise CompilerFault(f"the compiler ended with {code}: {words[-500:]}")
+
+
+# --- The child -----------------------------------------------------------------------------------
+def limit_process() -> None:
+    """Take from this process what a compiler does not need; it cannot be undone."""
+    both = {
+        resource.RLIMIT_AS: COMPILE_MEMORY_BYTES_MAX,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 64,
+    }
+    for kind, limit in both.items():
+        resource.setrlimit(kind, (limit, limit))
+    # The soft limit's signal says why it died; the hard one is for who ignores signals.
+    resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_CPU_SECONDS_MAX, COMPILE_CPU_SECONDS_MAX + 1))
+
+
+def main() -> None:
+    """Read a module from stdin, write the framed outcome to stdout."""
+    limit_process()
+    # Whatever a library prints must not get between the frame's bytes.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    wasm = sys.stdin.buffer.read(PROGRAM_BYTES_MAX + 1)
+    # Only the child needs wasmtime; the gateway imports this module too.
+    from symphony_runtime.validation import check_and_compile
+
+    outcome = check_and_compile(wasm)
+    fields: dict[str, Any] = {
+        name: getattr(outcome, name)
+        for name in ("problems", "imports", "exports", "entries", "artefact")
+    }
+    body: bytes = msgpack.packb(fields, use_bin_type=True)
+    out.write(_LENGTH.pack(len(body)) + body)
+    out.close()
+
+
+if __name__ == "__main__":
+    main()
