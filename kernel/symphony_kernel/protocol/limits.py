@@ -30,6 +30,9 @@ STEP_TOKENS_MAX = 512  # new tokens of one step: bounds how long a prefill chunk
 STEP_ROWS_MAX = 256  # sequences of one step
 BATCH_WAIT_SHARE_MAX = 0.1  # of the last step's time: how long a launch waits for answers to come
 BATCH_WAIT_MS_MAX = 2.0
+PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two looks at whose turn it is, within a step
+PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
+PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
 
 # --- A run (worker); each can be lowered by the run ----------------------------------------------
 RUN_WALL_MS_MAX = 3_600_000
@@ -80,9 +83,12 @@ PAGE_ITEMS_MAX = 500
 # --- Links ---------------------------------------------------------------------------------------
 FRAME_BYTES_MAX = 96 << 20  # an artefact of the largest program fits
 WORKER_FRAME_BYTES_MAX = 32 << 20  # what a worker may send in one frame
+REPLIES_BYTES_MAX = 16 << 20  # results that the kernel puts into one frame, but for a larger one
+WORKER_BACKLOG_BYTES_MAX = 1 << 30  # of answers that a worker has not read, before it is cut off
 DRAIN_SECONDS_MAX = 10  # from SIGTERM to the kill of what is left
 
 assert PRED_TREE_TOKENS_MAX <= STEP_TOKENS_MAX, "a tree must fit into one step"
 assert GUEST_STACK_BYTES < FIBER_STACK_BYTES
 assert MESSAGE_BYTES_MAX <= RUN_INBOX_BYTES_MAX
+assert PRED_RESULT_BYTES_MAX + REPLIES_BYTES_MAX < FRAME_BYTES_MAX
 assert PRED_RESULT_BYTES_MAX < WORKER_FRAME_BYTES_MAX < FRAME_BYTES_MAX
