@@ -64,7 +64,8 @@ class Work:
     # --- Only the scheduler touches what follows ---
     reserved: bool = False  # the file has room for all n tokens
     computed: int = 0  # tokens that steps have computed
-    in_flight: int = 0  # tokens in the step that runs now
+    in_flight: int = 0  # tokens in steps that run now, or wait for the one that does
+    passed: int = 0  # steps that were formed while it waited for pages
     finished: bool = False  # done, cancelled or forgotten: a step's result is dropped
     result: bytearray | None = field(default=None, repr=False)  # of a chunked pred
 

@@ -1,0 +1,84 @@
+"""Who is about to answer: LIPs whose preds were in the last step and will soon send the next.
+
+A step with all of them costs hardly more than a step with half of them, so a short wait pays. It
+must not let one LIP hold up the others: each LIP's wait ends when, by its own past, its answer was
+due, and all of them end at a small share of the last step's time.
+"""
+
+from dataclasses import dataclass
+
+from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX
+
+_REMEMBERED_SECONDS_MAX = 10 * BATCH_WAIT_MS_MAX / 1000  # slower answers all count as this slow
+
+
+@dataclass(slots=True)
+class _Past:
+    """How long a LIP takes to answer, as TCP estimates a round trip: mean and mean deviation."""
+
+    replied: float | None  # the reply that has not been answered
+    mean: float = 0.0
+    deviation: float = 0.0
+    known: bool = False
+
+    def learn(self, seconds: float) -> None:
+        seconds = min(seconds, _REMEMBERED_SECONDS_MAX)
+        if not self.known:
+            self.mean, self.deviation, self.known = seconds, seconds / 2, True
+            return
+        error = seconds - self.mean
+        self.mean += error / 4
+        self.deviation += (abs(error) - self.deviation) / 4
+
+    def due(self) -> float | None:
+        """Return when the answer to the last reply should have come; None when nothing is known."""
+        if not self.known or self.replied is None:
+            return None
+        return self.replied + self.mean + 4 * self.deviation
+
+
+class Answers:
+    """The LIPs of the last step that have not answered yet, and each LIP's past."""
+
+    def __init__(self) -> None:
+        self._lips: dict[int, _Past] = {}
+        self._expected: set[int] = set()
+        self._bound = 0.0
+
+    def stepped(self, roots: set[int], now: float, step_seconds: float) -> None:
+        """A step has ended and these LIPs got a reply."""
+        self._expected = roots
+        self._bound = now + min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
+        lips = self._lips
+        for root in roots:
+            past = lips.get(root)
+            if past is None:
+                lips[root] = _Past(now)
+            else:
+                past.replied = now
+
+    def heard(self, root: int, now: float) -> None:
+        """A LIP has submitted work."""
+        past = self._lips.get(root)
+        if past is not None and past.replied is not None:
+            past.learn(now - past.replied)
+            past.replied = None
+            self._expected.discard(root)
+
+    def forget(self, root: int) -> None:
+        """A LIP has ended."""
+        self._lips.pop(root, None)
+        self._expected.discard(root)
+
+    def wait_seconds(self, now: float) -> float:
+        """Return how much longer a launch should wait; 0 when nobody is about to answer."""
+        if not self._expected or now >= self._bound:
+            return 0.0
+        latest = now
+        for root in self._expected:
+            due = self._lips[root].due()
+            if due is None:
+                return self._bound - now
+            if due <= self._bound:
+                latest = max(latest, due)
+        return latest - now

@@ -1,0 +1,241 @@
+"""Level 2, what runs now: forms one step from the works that wait, in fair order.
+
+A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is taken a quantum at a
+time: after each, whoever has had less service comes first, so that decodes (which cost little) find
+room in every step and a prompt gets what they leave. A tree is taken whole or not at all.
+
+A pred reserves the room for all its tokens when its first chunk is taken. So one that has started
+can always finish, and two half-computed prompts cannot wait for each other's pages.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from symphony_kernel.executor.base import Batch, Int32, Row
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    PAGES_PASSED_STEPS_MAX,
+    PREFILL_QUANTUM_TOKENS,
+    STEP_ROWS_MAX,
+    STEP_TOKENS_MAX,
+)
+from symphony_kernel.protocol.options import Get
+from symphony_kernel.scheduler.fair_queue import FairQueue
+from symphony_kernel.scheduler.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How large one step may be."""
+
+    tokens: int = STEP_TOKENS_MAX
+    rows: int = STEP_ROWS_MAX
+    quantum: int = PREFILL_QUANTUM_TOKENS
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A work's share of a step: its tokens [start, start + count)."""
+
+    work: Work
+    start: int
+    count: int
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One formed step: `parts[i]` is row i of the batch."""
+
+    parts: list[Part]
+    batch: Batch
+    launched: float = 0.0  # clock seconds
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of the step."""
+        return sum(part.count for part in self.parts)
+
+
+@dataclass(slots=True, eq=False)
+class Formed:
+    """What came of one look at the queue."""
+
+    step: Step | None
+    waiting: list[Work] = field(default_factory=list)  # for pages
+    failed: list[tuple[Work, Errno]] = field(default_factory=list)  # taken out of the queue
+
+
+def _constant(*values: int) -> Int32:
+    array = np.array(values, dtype=np.int32)
+    array.flags.writeable = False
+    return array
+
+
+_NOWHERE, _ONLY = _constant(), _constant(0)
+
+
+class Batcher:
+    """Forms steps. `pages` is the size of the pool: what needs more can never run."""
+
+    def __init__(self, pages: int, limits: StepLimits | None = None) -> None:
+        self._pages = pages
+        self._limits = limits or StepLimits()
+
+    @property
+    def limits(self) -> StepLimits:
+        """How large a step may be."""
+        return self._limits
+
+    def form(self, queue: FairQueue) -> Formed:
+        """Take the next step's works from the queue.
+
+        A work that has been passed over for long while it waited for pages gets the next free
+        ones, unless nothing else could run.
+        """
+        formed = self._form(queue, hold_pages=True)
+        if formed.step is None and formed.waiting and not formed.failed:
+            formed = self._form(queue, hold_pages=False)
+        for work in formed.waiting:
+            work.passed += 1
+        return formed
+
+    def reserve_ahead(self, work: Work) -> None:
+        """Do what can be done for a work while a step computes: give it its pages."""
+        try:
+            work.file.reserve(len(work.tokens))
+            work.reserved = True
+        except SyscallError:
+            return  # `form` tries again and knows what to do about it
+
+    # -- Forming -------------------------------------------------------------------------------
+    def _form(self, queue: FairQueue, hold_pages: bool) -> Formed:
+        formed = Formed(step=None)
+        parts: dict[Work, Part] = {}
+        tokens_left = self._limits.tokens
+        held = False  # the pages that are free are for a work that has waited too long
+        while tokens_left and (work := queue.first()) is not None:
+            part = parts.get(work)
+            if part is None and len(parts) == self._limits.rows:
+                break
+            count = self._chunk(work, tokens_left)
+            if count == 0:
+                queue.set_aside()
+                continue
+            if part is None:
+                errno = None if work.reserved else self._reserve(work, held)
+                if errno is not None:
+                    held |= self._refuse(queue, work, errno, formed) and hold_pages
+                    continue
+                part = parts[work] = Part(work, work.computed + work.in_flight, 0)
+            queue.serve(count)
+            part.count += count
+            tokens_left -= count
+        queue.restore()
+        self._use_up(queue, parts, tokens_left)
+        if parts:
+            taken = list(parts.values())
+            formed.step = Step(taken, Batch([_row(part) for part in taken]))
+        return formed
+
+    def _chunk(self, work: Work, tokens_left: int) -> int:
+        count = work.remaining
+        if work.options.parents is not None:
+            return count if count <= tokens_left else 0
+        return min(count, tokens_left, self._limits.quantum)
+
+    def _reserve(self, work: Work, held: bool) -> Errno | None:
+        """Reserve a work's room; return why it has none, EAGAIN when it should wait for pages."""
+        needed = len(work.tokens)
+        try:
+            if held and work.file.pages_needed(needed):
+                return Errno.EAGAIN
+            work.file.reserve(needed)
+        except SyscallError as error:
+            later = error.errno is Errno.ENOMEM and work.file.pages_needed(needed) <= self._pages
+            return Errno.EAGAIN if later else error.errno
+        work.reserved = True
+        return None
+
+    def _refuse(self, queue: FairQueue, work: Work, errno: Errno, formed: Formed) -> bool:
+        """Note why a work cannot run; return whether it has waited for pages too long."""
+        if errno is Errno.EAGAIN:
+            queue.set_aside()
+            formed.waiting.append(work)
+            return work.passed >= PAGES_PASSED_STEPS_MAX
+        queue.drop()
+        formed.failed.append((work, errno))
+        return False
+
+    def _use_up(self, queue: FairQueue, parts: dict[Work, Part], tokens_left: int) -> None:
+        """When rows ran out before tokens did, let the prompts in the step have the rest."""
+        if tokens_left == 0 or len(parts) < self._limits.rows:
+            return
+        for part in parts.values():
+            count = min(part.work.remaining, tokens_left)
+            if count:
+                queue.extend(part.work, count)
+                part.count += count
+                tokens_left -= count
+
+
+# -- Rows --------------------------------------------------------------------------------------
+def _row(part: Part) -> Row:
+    work, start, count = part.work, part.start, part.count
+    before = work.file.length + start
+    whole = count == len(work.tokens)
+    parents = work.options.parents
+    return Row(
+        tokens=work.tokens if whole else work.tokens[start : start + count],
+        positions=work.positions if whole else work.positions[start : start + count],
+        start=before,
+        block_table=work.file.block_table(before + count),
+        places=_places(work, start, count),
+        options=work.options,
+        parents=None if parents is None else np.array(parents, dtype=np.int32),
+        seed=work.seed,
+    )
+
+
+def _places(work: Work, start: int, count: int) -> Int32:
+    """Return the places of the work's tokens [start, start + count) that are asked about."""
+    options = work.options
+    if options.get is Get.NONE:
+        return _NOWHERE
+    if options.at == "last":
+        if start + count < len(work.tokens):
+            return _NOWHERE
+        return _ONLY if count == 1 else np.array([count - 1], dtype=np.int32)
+    if options.at == "all":
+        return np.arange(count, dtype=np.int32)
+    asked = np.array(options.at, dtype=np.int32) - start
+    return asked[(asked >= 0) & (asked < count)]
+
+
+def add_result(part: Part, result: bytes, place_bytes: int) -> bytes | bytearray:
+    """Add one step's result to its work's and return all that is there, in the order asked for."""
+    work = part.work
+    if part.count == len(work.tokens):
+        return result
+    if work.result is None:
+        work.result = bytearray(work.options.places(len(work.tokens)) * place_bytes)
+    whole, at = work.result, work.options.at
+    if at == "last":
+        if result:
+            whole[:] = result
+    elif at == "all":
+        whole[part.start * place_bytes : (part.start + part.count) * place_bytes] = result
+    else:
+        _scatter(whole, result, place_bytes, part)
+    return whole
+
+
+def _scatter(whole: bytearray, result: bytes, place_bytes: int, part: Part) -> None:
+    """Put a chunk's places to where the caller listed them."""
+    taken = 0
+    for index, place in enumerate(part.work.options.at):
+        assert isinstance(place, int)
+        if part.start <= place < part.start + part.count:
+            piece = result[taken * place_bytes : (taken + 1) * place_bytes]
+            whole[index * place_bytes : (index + 1) * place_bytes] = piece
+            taken += 1

@@ -1,0 +1,292 @@
+"""Level 1, who may run: one queue a LIP, under one a tenant, in virtual time.
+
+Every tenant, and within it every LIP (a run with its children), has a counter of the service it
+has had: weighted cost over its own weight. The next work is the first of the least served LIP of
+the least served tenant. Whoever comes back with work after having had none is lifted to the least
+served of those that have some: idling earns no credit (the Virtual Token Counter of arXiv
+2401.00588). So of two tenants that both have work waiting, neither gets more than a constant ahead,
+whatever they submit; tests/kernel/scheduler/test_fair_queue.py states that bound.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+
+from symphony_kernel.scheduler.work import Work
+
+
+@dataclass(frozen=True, slots=True)
+class CostWeights:
+    """What service is counted in: the unit is one prefill token without context."""
+
+    prefill_token: float = 1.0
+    decode_token: float = 2.0
+    context_entry: float = 1 / 4096  # for each new token and each entry that it attends to
+
+    def cost(self, work: Work, tokens: int) -> float:
+        """Return the cost of the next `tokens` tokens of `work`."""
+        token = self.decode_token if len(work.tokens) == 1 else self.prefill_token
+        before = work.file.length + work.computed + work.in_flight
+        return tokens * (token + self.context_entry * (before + (tokens + 1) / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class FairQueueStatistics:
+    """What waits, and each active tenant's counter."""
+
+    tenants: int
+    lips: int
+    works: int
+    tokens: int
+    counters: dict[str, float]
+
+
+@dataclass(slots=True, eq=False)
+class _Lip:
+    root: int
+    order: int  # breaks ties in a fixed way
+    tenant: "_Tenant"
+    weight: float
+    counter: float = 0.0
+    works: deque[Work] = field(default_factory=deque)
+    active: bool = False  # in its tenant's heap
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    name: str
+    order: int
+    weight: float
+    counter: float = 0.0
+    lips: list[tuple[float, int, _Lip]] = field(default_factory=list)  # heap of the active ones
+    last: float = 0.0  # the counter of the LIP that was active last
+    active: bool = False
+
+
+class FairQueue:
+    """Waiting works in fair order.
+
+    A batch is formed between `first` and `restore`: look at the first work, then either `serve` it
+    (some or all of its tokens) or `set_aside` what cannot run in this batch.
+    """
+
+    def __init__(self, weights: CostWeights | None = None) -> None:
+        self._weights = weights or CostWeights()
+        self._tenants: dict[str, _Tenant] = {}
+        self._lips: dict[int, _Lip] = {}
+        self._heap: list[tuple[float, int, _Tenant]] = []
+        self._aside: list[tuple[_Lip, Work]] = []
+        self._last = 0.0  # the counter of the tenant that was active last
+        self._made = 0
+        self.works = 0
+        self.tokens = 0  # of the works, not yet placed
+
+    # -- Coming and going ----------------------------------------------------------------------
+    def set_tenant_weight(self, tenant: str, weight: float) -> None:
+        """Give a tenant this share of the service, relative to the others' (1 by default)."""
+        assert weight > 0
+        self._tenant(tenant).weight = weight
+
+    def push(self, work: Work) -> None:
+        """Queue a work behind those of its LIP."""
+        lip = self._lips.get(work.root)
+        if lip is None:
+            lip = self._new_lip(work)
+        lip.weight = work.weight
+        lip.works.append(work)
+        self.works += 1
+        self.tokens += work.remaining
+        if not lip.active:
+            self._lift(lip)
+            self._activate(lip)
+
+    def remove(self, work: Work) -> bool:
+        """Take a waiting work out; return whether it was here."""
+        lip = self._lips.get(work.root)
+        if lip is None or work not in lip.works:
+            return False
+        lip.works.remove(work)
+        self._forgot(work)
+        if not lip.works:
+            self._deactivate(lip)
+        return True
+
+    def forget_instance(self, root: int, instance: int) -> list[Work]:
+        """Take out all works of one instance of the LIP `root` and return them."""
+        lip = self._lips.get(root)
+        if lip is None:
+            return []
+        gone = [work for work in lip.works if work.instance == instance]
+        if gone:
+            lip.works = deque(work for work in lip.works if work.instance != instance)
+            for work in gone:
+                self._forgot(work)
+            if not lip.works:
+                self._deactivate(lip)
+        return gone
+
+    def forget_lip(self, root: int) -> list[Work]:
+        """Take out a LIP with all its works and return these; its counter is forgotten."""
+        lip = self._lips.pop(root, None)
+        if lip is None:
+            return []
+        gone = list(lip.works)
+        lip.works.clear()
+        for work in gone:
+            self._forgot(work)
+        if lip.active:
+            self._deactivate(lip)
+        return gone
+
+    # -- Forming a batch -----------------------------------------------------------------------
+    def first(self) -> Work | None:
+        """Return the work that has the best claim to run, if any waits that is not set aside."""
+        return self._heap[0][2].lips[0][2].works[0] if self._heap else None
+
+    def serve(self, tokens: int) -> None:
+        """Charge the first work's LIP and tenant for its next `tokens` tokens.
+
+        A work with tokens left goes behind its LIP's others, so that a LIP's long prompt does not
+        hold up its own branches.
+        """
+        tenant = self._heap[0][2]
+        lip = tenant.lips[0][2]
+        work = lip.works[0]
+        cost = self._weights.cost(work, tokens)
+        lip.counter += cost / lip.weight
+        tenant.counter += cost / tenant.weight
+        self.tokens -= tokens
+        work.in_flight += tokens
+        if work.remaining:
+            lip.works.rotate(-1)
+        else:
+            lip.works.popleft()
+            self.works -= 1
+        self._reorder_first(tenant, lip)
+
+    def set_aside(self) -> None:
+        """Pass over the first work until `restore`."""
+        tenant = self._heap[0][2]
+        lip = tenant.lips[0][2]
+        self._aside.append((lip, lip.works.popleft()))
+        self._reorder_first(tenant, lip)
+
+    def drop(self) -> None:
+        """Take the first work out for good, because it has failed."""
+        tenant = self._heap[0][2]
+        lip = tenant.lips[0][2]
+        self._forgot(lip.works.popleft())
+        self._reorder_first(tenant, lip)
+
+    def extend(self, work: Work, tokens: int) -> None:
+        """Serve a work that need not be the first with `tokens` tokens more.
+
+        For room that is left in a batch when no other LIP can use it; only after `restore`.
+        """
+        lip = self._lips[work.root]
+        tenant = lip.tenant
+        cost = self._weights.cost(work, tokens)
+        self._deactivate(lip)
+        if tenant.active:
+            self._remove(tenant)
+        lip.counter += cost / lip.weight
+        tenant.counter += cost / tenant.weight
+        self.tokens -= tokens
+        work.in_flight += tokens
+        if not work.remaining:
+            lip.works.remove(work)
+            self.works -= 1
+        tenant.last, self._last = lip.counter, tenant.counter
+        if lip.works:
+            self._activate(lip)
+        elif tenant.lips:
+            self._insert(tenant)
+
+    def restore(self) -> None:
+        """Put what was set aside back to where it was: in front, with its counter as it is."""
+        while self._aside:
+            lip, work = self._aside.pop()
+            lip.works.appendleft(work)
+            if not lip.active:
+                self._activate(lip)
+
+    def service(self, root: int) -> tuple[float, float]:
+        """Return the counters of a LIP's tenant and of the LIP, by which LIPs are compared."""
+        lip = self._lips[root]
+        return lip.tenant.counter, lip.counter
+
+    def statistics(self) -> FairQueueStatistics:
+        """Return what waits now."""
+        return FairQueueStatistics(
+            tenants=len(self._heap),
+            lips=sum(len(tenant.lips) for _, _, tenant in self._heap),
+            works=self.works,
+            tokens=self.tokens,
+            counters={tenant.name: counter for counter, _, tenant in self._heap},
+        )
+
+    # -- Heaps: an entry's key is its counter, which only `serve` changes while it is in one ------
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            self._made += 1
+            tenant = self._tenants[name] = _Tenant(name, self._made, 1.0)
+        return tenant
+
+    def _new_lip(self, work: Work) -> _Lip:
+        self._made += 1
+        lip = _Lip(work.root, self._made, self._tenant(work.tenant), work.weight)
+        self._lips[work.root] = lip
+        return lip
+
+    def _forgot(self, work: Work) -> None:
+        self.works -= 1
+        self.tokens -= work.remaining
+
+    def _lift(self, lip: _Lip) -> None:
+        tenant = lip.tenant
+        if not tenant.active:
+            least = self._heap[0][0] if self._heap else self._last
+            tenant.counter = max(tenant.counter, least)
+        least = tenant.lips[0][0] if tenant.lips else tenant.last
+        lip.counter = max(lip.counter, least)
+
+    def _activate(self, lip: _Lip) -> None:
+        tenant = lip.tenant
+        lip.active = True
+        heappush(tenant.lips, (lip.counter, lip.order, lip))
+        if not tenant.active:
+            self._insert(tenant)
+
+    def _deactivate(self, lip: _Lip) -> None:
+        tenant = lip.tenant
+        lip.active = False
+        tenant.last = lip.counter
+        tenant.lips.remove((lip.counter, lip.order, lip))
+        heapify(tenant.lips)
+        if not tenant.lips:
+            self._remove(tenant)
+
+    def _insert(self, tenant: _Tenant) -> None:
+        tenant.active = True
+        heappush(self._heap, (tenant.counter, tenant.order, tenant))
+
+    def _remove(self, tenant: _Tenant) -> None:
+        tenant.active = False
+        self._last = tenant.counter
+        self._heap.remove((tenant.counter, tenant.order, tenant))
+        heapify(self._heap)
+
+    def _reorder_first(self, tenant: _Tenant, lip: _Lip) -> None:
+        if lip.works:
+            heapreplace(tenant.lips, (lip.counter, lip.order, lip))
+        else:
+            heappop(tenant.lips)
+            lip.active = False
+            tenant.last = lip.counter
+        if tenant.lips:
+            heapreplace(self._heap, (tenant.counter, tenant.order, tenant))
+        else:
+            heappop(self._heap)
+            tenant.active = False
+            self._last = tenant.counter

@@ -1,0 +1,254 @@
+"""The scheduler as the kernel sees it: works come in, steps come out, results go back.
+
+    submit -> fair_queue (who may run) -> batcher (what runs now) -> Step -> complete -> work.done
+
+It runs nothing and waits for nothing itself: `poll` says which step to launch, or how long to wait
+before asking again. Everything happens on the event loop's thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
+from symphony_kernel.scheduler.answers import Answers
+from symphony_kernel.scheduler.batcher import Batcher, Step, StepLimits, add_result
+from symphony_kernel.scheduler.clock import Clock
+from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
+from symphony_kernel.scheduler.work import Work
+
+_STEPS_AHEAD_MAX = 2  # one computes, and a full one may wait behind it
+_SOON_SECONDS = 1e-6  # no timer is finer
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStatistics:
+    """What has run since the start; times in milliseconds."""
+
+    queue: FairQueueStatistics
+    waiting_for_pages: int
+    steps: int
+    rows: int
+    decode_rows: int
+    decode_steps: int  # with at least one decode row
+    tokens_computed: int
+    prefill_tokens: int
+    decode_tokens: int
+    preds: int
+    step_ms: float  # sum over all steps
+
+
+@dataclass(slots=True)
+class _Counts:
+    steps: int = 0
+    rows: int = 0
+    decode_rows: int = 0
+    decode_steps: int = 0
+    prefill_tokens: int = 0
+    preds: int = 0
+    step_seconds: float = 0.0
+
+    def add(self, step: Step, seconds: float) -> None:
+        decodes = sum(1 for part in step.parts if len(part.work.tokens) == 1)
+        self.steps += 1
+        self.rows += len(step.parts)
+        self.decode_rows += decodes
+        self.decode_steps += decodes > 0
+        self.prefill_tokens += step.tokens - decodes
+        self.step_seconds += seconds
+
+
+class Scheduler:
+    """Both levels. `pages` is the size of the executor's pool."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        pages: int,
+        vocab_size: int,
+        weights: CostWeights | None = None,
+        limits: StepLimits | None = None,
+    ) -> None:
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._queue = FairQueue(weights)
+        self._batcher = Batcher(pages, limits)
+        self._answers = Answers()
+        self._steps: list[Step] = []  # launched and not completed, in order
+        self._waiting: list[Work] = []  # for pages, as of the last look at the queue
+        self._changed = clock.now()  # when something last happened that may have freed pages
+        self._completed = clock.now()  # when the last step was
+        self._counts = _Counts()
+
+    # -- Works ---------------------------------------------------------------------------------
+    def submit(self, work: Work) -> None:
+        """Queue a pred; `work.done` hears of its end."""
+        self._answers.heard(work.root, self._clock.now())
+        if self._steps and not self._waiting:
+            self._batcher.reserve_ahead(work)
+        self._queue.push(work)
+
+    def cancel(self, work: Work) -> None:
+        """Drop a pred wherever it is; its `done` hears ECANCELED. No effect once it has ended."""
+        if not work.finished:
+            self._queue.remove(work)
+            self._fail(work, Errno.ECANCELED)
+
+    def forget(self, root: int, instance: int | None = None) -> None:
+        """Drop all work of an instance, or of the whole LIP, which has ended; nobody is told."""
+        if instance is None:
+            gone = self._queue.forget_lip(root)
+            self._answers.forget(root)
+        else:
+            gone = self._queue.forget_instance(root, instance)
+        gone += [
+            part.work
+            for step in self._steps
+            for part in step.parts
+            if part.work.root == root and instance in (None, part.work.instance)
+        ]
+        for work in gone:
+            if not work.finished:
+                work.finished = True
+                work.file.unreserve()
+        self._changed = self._clock.now()
+
+    def set_tenant_weight(self, tenant: str, weight: float) -> None:
+        """Give a tenant a share relative to the others' (1 by default)."""
+        self._queue.set_tenant_weight(tenant, weight)
+
+    # -- Steps ---------------------------------------------------------------------------------
+    @property
+    def steps_in_flight(self) -> int:
+        """Steps launched and not completed."""
+        return len(self._steps)
+
+    def poll(self) -> Step | float | None:
+        """Return the step to launch now, the seconds after which to ask again, or None.
+
+        None means: nothing can change until a work comes or a step completes.
+        """
+        if not self._queue.works or len(self._steps) >= _STEPS_AHEAD_MAX:
+            return None
+        if self._steps and not self._next_is_full():
+            return None
+        now = self._clock.now()
+        wait = 0.0 if self._steps else self._answers.wait_seconds(now)
+        return wait if wait > _SOON_SECONDS and not self._next_is_full() else self._form(now)
+
+    def complete(self, step: Step, results: Sequence[bytes | SyscallError]) -> None:
+        """Take the results of the oldest step, in the order of its rows."""
+        self._ended(step)
+        vocab_size = self._vocab_size
+        roots: set[int] = set()
+        for part, result in zip(step.parts, results, strict=True):
+            work = part.work
+            work.in_flight -= part.count
+            work.computed += part.count
+            if work.finished:
+                continue
+            if isinstance(result, SyscallError):
+                self._fail_running(work, result.errno)
+                roots.add(work.root)
+                continue
+            whole = add_result(part, result, work.options.place_bytes(vocab_size))
+            if work.computed == len(work.tokens):
+                self._finish(work, whole)
+                roots.add(work.root)
+        self._answered(step, roots)
+
+    def fail(self, step: Step) -> None:
+        """The executor could not compute the oldest step: each of its works ends with EIO."""
+        self._ended(step)
+        for part in step.parts:
+            part.work.in_flight -= part.count
+            if not part.work.finished:
+                self._fail_running(part.work, Errno.EIO)
+        self._answered(step, {part.work.root for part in step.parts})
+
+    def statistics(self) -> SchedulerStatistics:
+        """Return the counters."""
+        counts = self._counts
+        return SchedulerStatistics(
+            queue=self._queue.statistics(),
+            waiting_for_pages=len(self._waiting),
+            steps=counts.steps,
+            rows=counts.rows,
+            decode_rows=counts.decode_rows,
+            decode_steps=counts.decode_steps,
+            tokens_computed=counts.prefill_tokens + counts.decode_rows,
+            prefill_tokens=counts.prefill_tokens,
+            decode_tokens=counts.decode_rows,
+            preds=counts.preds,
+            step_ms=1000 * counts.step_seconds,
+        )
+
+    # -- Within --------------------------------------------------------------------------------
+    def _next_is_full(self) -> bool:
+        """Whether later arrivals could not join the next step anyway."""
+        limits, queue = self._batcher.limits, self._queue
+        ready = queue.works - len(self._waiting)
+        return ready >= limits.rows or (ready > 0 and queue.tokens >= limits.tokens)
+
+    def _form(self, now: float) -> Step | float | None:
+        formed = self._batcher.form(self._queue)
+        self._waiting = formed.waiting
+        for work, errno in formed.failed:
+            self._fail(work, errno)
+        step = formed.step
+        if step is not None:
+            step.launched = now
+            self._steps.append(step)
+            return step
+        if formed.failed:
+            return 0.0  # what came of their ends may run
+        if not formed.waiting or self._steps:
+            return None
+        return self._wait_for_pages(now)
+
+    def _wait_for_pages(self, now: float) -> float:
+        """Nothing can run for want of pages: wait a little for a program to free some.
+
+        After that the most served LIP's pred fails, so that the others can go on.
+        """
+        left = self._changed + PAGES_WAIT_MS_MAX / 1000 - now
+        if left > _SOON_SECONDS:
+            return left
+        victim = max(self._waiting, key=lambda work: self._queue.service(work.root))
+        self._queue.remove(victim)
+        self._waiting.remove(victim)
+        self._fail(victim, Errno.ENOMEM)
+        return PAGES_WAIT_MS_MAX / 1000
+
+    def _finish(self, work: Work, result: bytes | bytearray) -> None:
+        work.finished = True
+        if work.options.keep:
+            work.file.commit(work.tokens, work.positions)
+        else:
+            work.file.unreserve()
+        self._counts.preds += 1
+        work.done(bytes(result))
+
+    def _fail_running(self, work: Work, errno: Errno) -> None:
+        """Fail a work of which a chunk may still be queued."""
+        if work.remaining:
+            self._queue.remove(work)
+        self._fail(work, errno)
+
+    def _fail(self, work: Work, errno: Errno) -> None:
+        work.finished = True
+        work.file.unreserve()
+        self._changed = self._clock.now()
+        work.done(-errno)
+
+    def _ended(self, step: Step) -> None:
+        assert self._steps[0] is step, "steps end in the order in which they were launched"
+        self._steps.pop(0)
+
+    def _answered(self, step: Step, roots: set[int]) -> None:
+        now = self._clock.now()
+        seconds = now - max(step.launched, self._completed)
+        self._completed = self._changed = now
+        self._waiting = []
+        self._counts.add(step, seconds)
+        self._answers.stepped(roots, now, seconds)
