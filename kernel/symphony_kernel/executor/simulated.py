@@ -1,0 +1,260 @@
+"""The simulated executor: a device and a model without either.
+
+A cost model under an injected clock says how long a step takes. Its "model" is a hash: each slot of
+the pool keeps what a token, its position and all it could see came to, and a distribution is a
+function of all slots that are visible at its place. So wrong pages, a lost copy or a stale entry
+change the output, and the same entries give the same output in whatever batch and chunks they are
+computed. With every cost zero and `hashed` off it is the zero-time executor of host-overhead
+measurements; its results are then constants of the right size.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from symphony_kernel.executor.base import Batch, Int32, Int64, ModelInfo, Row
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+
+UInt64 = npt.NDArray[np.uint64]
+Float32 = npt.NDArray[np.float32]
+
+VOCAB_SIZE_DEFAULT = 4_096
+MAX_CONTEXT_DEFAULT = 32_768
+PAGES_DEFAULT = 8_192
+
+_LOGIT_BITS = 24  # of the hash: exact in a float32
+_LOGITS_SPREAD = 16.0  # logits lie in [0, this)
+_PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
+_ZERO_PAIR = bytes(8)
+
+
+class Sleeper(Protocol):
+    """The part of a clock that a device needs."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """How long a step takes, in microseconds. A row of one new token is a decode row."""
+
+    fixed_us: float = 0.0
+    prefill_token_us: float = 0.0
+    decode_row_us: float = 0.0
+    context_token_us: float = 0.0  # for each entry that a row can see
+
+    def seconds(self, batch: Batch) -> float:
+        """Return the duration of one step."""
+        decodes = sum(1 for row in batch.rows if len(row.tokens) == 1)
+        context = sum(row.start + len(row.tokens) for row in batch.rows)
+        return 1e-6 * (
+            self.fixed_us
+            + self.decode_row_us * decodes
+            + self.prefill_token_us * (batch.tokens - decodes)
+            + self.context_token_us * context
+        )
+
+
+def simulated_model(
+    vocab_size: int = VOCAB_SIZE_DEFAULT, max_context: int = MAX_CONTEXT_DEFAULT
+) -> ModelInfo:
+    """Return what a simulated model says of itself; its end of sequence is token 0."""
+    return ModelInfo("simulated", vocab_size, (0,), None, max_context, "float32")
+
+
+class SimulatedExecutor:
+    """An `Executor` of `pages` pages; `hashed` off gives constant results without computing."""
+
+    def __init__(
+        self,
+        clock: Sleeper,
+        pages: int = PAGES_DEFAULT,
+        model: ModelInfo | None = None,
+        costs: CostModel | None = None,
+        hashed: bool = True,
+    ) -> None:
+        self._clock = clock
+        self._pages = pages
+        self._model = model or simulated_model()
+        self._costs = costs or CostModel()
+        self._free = self._costs == CostModel()
+        self._hashed = hashed
+        self._order = asyncio.Lock()
+        slots = pages * PAGE_TOKENS if hashed else 0
+        self._entries = np.zeros(slots, np.uint64)  # of token and position; 0: never written
+        self._values = np.zeros(slots, np.uint64)  # of the entry and of what it could see
+        self._token_factors = _mix(np.arange(self._model.vocab_size, dtype=np.uint64)) | np.uint64(
+            1
+        )
+
+    @property
+    def model(self) -> ModelInfo:
+        """The simulated model."""
+        return self._model
+
+    @property
+    def pages(self) -> int:
+        """Physical pages in the pool."""
+        return self._pages
+
+    async def run(self, batch: Batch) -> list[bytes | SyscallError]:
+        """Take the step's time, then answer it.
+
+        Raises:
+            KernelBug: a row reads a slot that no step has written.
+        """
+        async with self._order:
+            if not self._free:
+                await self._clock.sleep(self._costs.seconds(batch))
+            if not self._hashed:
+                return self._constants(batch)
+            for source, destination in batch.copies:
+                self._entries[destination] = self._entries[source]
+                self._values[destination] = self._values[source]
+            return [self._answer(row) for row in batch.rows]
+
+    async def close(self) -> None:
+        """Wait for the last step."""
+        async with self._order:
+            pass
+
+    # -- Zero time -----------------------------------------------------------------------------
+    def _constants(self, batch: Batch) -> list[bytes | SyscallError]:
+        results: list[bytes | SyscallError] = []
+        for row in batch.rows:
+            options, places = row.options, len(row.places)
+            if options.get is Get.ARGMAX or options.get is Get.SAMPLE:
+                results.append(_ZERO_PAIR if places == 1 else bytes(8 * places))
+            else:
+                results.append(_constant(options, self._model.vocab_size) * places)
+        return results
+
+    # -- Hashes --------------------------------------------------------------------------------
+    def _answer(self, row: Row) -> bytes | SyscallError:
+        states = self._compute(row)[row.places]
+        options = row.options
+        if options.get is Get.NONE or not len(states):
+            return b""
+        logits = self._logits(states, options)
+        if options.allow is not None and not np.isfinite(logits).any(axis=1).all():
+            return SyscallError(Errno.EINVAL, "the mask allows no token")
+        return _encode(logits, row)
+
+    def _compute(self, row: Row) -> UInt64:
+        """Write the row's new slots; return the state [q] after each new token."""
+        slots = _slots(row)
+        before, new = slots[: row.start], slots[row.start :]
+        if not self._entries[before].all():
+            raise KernelBug("a row reads a slot that was never written")
+        seen_entries = self._entries[before].sum(dtype=np.uint64, keepdims=True)
+        seen_values = self._values[before].sum(dtype=np.uint64, keepdims=True)
+        entries = _mix(
+            row.tokens.astype(np.uint64) << np.uint64(32) | row.positions.view(np.uint32)
+        )
+        entries |= np.uint64(1)
+        values = _mix(entries ^ _mix(seen_entries + _visible(entries, row.parents) - entries))
+        self._entries[new], self._values[new] = entries, values
+        return _mix(seen_values + _visible(values, row.parents))
+
+    def _logits(self, states: UInt64, options: PredOptions) -> Float32:
+        """Return logits [w, vocab_size], with bias and mask applied."""
+        bits = (states[:, None] * self._token_factors) >> np.uint64(64 - _LOGIT_BITS)
+        logits = bits.astype(np.float32) * np.float32(_LOGITS_SPREAD / 2**_LOGIT_BITS)
+        for token, bias in options.bias:
+            logits[:, token] += np.float32(bias)
+        if options.allow is not None:
+            mask = np.unpackbits(np.frombuffer(options.allow, np.uint8), bitorder="little")
+            logits[:, mask[: logits.shape[1]] == 0] = -np.inf
+        return logits
+
+
+def _mix(x: UInt64) -> UInt64:
+    """Return splitmix64's finalizer of each element."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _slots(row: Row) -> Int64:
+    """Return the slots [start + q] of the row's entries."""
+    pages = row.block_table.astype(np.int64)[:, None] * PAGE_TOKENS
+    slots: Int64 = (pages + np.arange(PAGE_TOKENS)).reshape(-1)[: row.start + len(row.tokens)]
+    return slots
+
+
+def _visible(x: UInt64, parents: Int32 | None) -> UInt64:
+    """Return for each new token the sum of `x` over the new tokens it sees, itself included."""
+    if parents is None:
+        return np.cumsum(x, dtype=np.uint64)
+    sums = x.copy()
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            sums[node : node + 1] += sums[
+                parent : parent + 1
+            ]  # slices: scalars warn when they wrap
+    return sums
+
+
+# -- Results -----------------------------------------------------------------------------------
+@lru_cache(maxsize=64)
+def _constant(options: PredOptions, vocab_size: int) -> bytes:
+    """Return one place's result of the zero-time executor: all zeros."""
+    return bytes(options.place_bytes(vocab_size))
+
+
+def _encode(logits: Float32, row: Row) -> bytes:
+    options = row.options
+    if options.get is Get.LOGITS:
+        return logits.astype("<f4").tobytes()
+    logprobs = _log_softmax(logits)
+    if options.get is Get.OF:
+        return logprobs[:, list(options.of)].astype("<f4").tobytes()
+    if options.get is Get.TOP:
+        tokens = np.argsort(-logits, axis=1, kind="stable")[:, : options.top]
+    elif options.get is Get.SAMPLE and options.sampling and options.sampling.temperature > 0:
+        tokens = _sample(logits, options.sampling, row.seed, row.positions[row.places])
+    else:
+        tokens = logits.argmax(axis=1)[:, None]
+    pairs = np.empty(tokens.shape, _PAIR)
+    pairs["token"], pairs["value"] = tokens, np.take_along_axis(logprobs, tokens, axis=1)
+    return pairs.tobytes()
+
+
+def _log_softmax(logits: Float32) -> Float32:
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    logprobs: Float32 = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return logprobs
+
+
+def _sample(logits: Float32, sampling: Sampling, seed: int, positions: Int32) -> Int64:
+    """Return a token for each place [w, 1]: the best after filters and seeded Gumbel noise."""
+    scaled = logits / np.float32(sampling.temperature)
+    order = np.argsort(-scaled, axis=1, kind="stable")
+    ranked = np.take_along_axis(scaled, order, axis=1)
+    odds = np.exp(_log_softmax(ranked))
+    drop = np.cumsum(odds, axis=1) - odds >= sampling.top_p
+    drop |= odds < sampling.min_p * odds[:, :1]
+    if sampling.top_k:
+        drop[:, sampling.top_k :] = True
+    drop[:, 0] = False
+    ranked[drop] = -np.inf
+    noise = np.take_along_axis(_noise(seed, positions, logits.shape[1]), order, axis=1)
+    best = (ranked + noise).argmax(axis=1)[:, None]
+    return np.take_along_axis(order, best, axis=1)
+
+
+def _noise(seed: int, positions: Int32, vocab_size: int) -> npt.NDArray[np.float64]:
+    """Return Gumbel noise [w, vocab_size], a function of seed, position and token alone."""
+    places = _mix(np.array([seed], np.uint64) ^ _mix(positions.astype(np.uint64)))
+    tokens = np.arange(vocab_size, dtype=np.uint64)
+    bits = _mix(places[:, None] + _mix(tokens)) >> np.uint64(11)
+    uniform = (bits.astype(np.float64) + 0.5) / 2**53
+    noise: npt.NDArray[np.float64] = -np.log(-np.log(uniform))
+    return noise
