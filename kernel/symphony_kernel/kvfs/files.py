@@ -1,0 +1,305 @@
+"""KV files: ordered entries in shared pages, copied when somebody writes.
+
+    length = 21, a fork of it shares both pages; then one side appends an entry:
+
+    before  [ page 4: 16 entries ][ page 7: 5 entries, 11 free slots ]   both files, each held twice
+    after   [ page 4: 16 entries ][ page 7: 5 entries ]                  the other file
+            [ page 4 ]            [ page 9: copies of 5, new entry ]     the one that wrote first
+
+The other side finds page 7 held once when it writes, and writes in place. Nothing below checks what
+a guest says: syscalls have done that, and what is wrong here is a bug of ours.
+
+`reserve` makes room, a step computes into it, `commit` says that the entries exist. While a pred
+is between the two, no other operation touches the file (see `ordering`).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.kvfs.pages import PagePool, page_count
+from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from symphony_kernel.kvfs.ordering import FileQueue
+
+_TABLE_PAGES_MIN = 4
+_OFFSETS: Int64 = np.arange(PAGE_TOKENS, dtype=np.int64)
+
+
+class Storage:
+    """What all files share: the pool, who pays, and the slot copies that the executor owes."""
+
+    def __init__(self, pool: PagePool, ledger: Ledger) -> None:
+        self.pool = pool
+        self.ledger = ledger
+        self.copies: list[tuple[Int64, Int64]] = []
+        self.copied_slots = 0  # in `copies`
+
+    def allocate(self, account: Account, n: int) -> Int32:
+        """Return n pages charged to `account`; SyscallError ENOMEM or EDQUOT, nothing changed."""
+        self.ledger.allow(account, n)
+        pages = self.pool.allocate(n)
+        self.ledger.charge(account, pages)
+        return pages
+
+    def release(self, pages: Int32) -> None:
+        """Let go of pages, once each."""
+        freed = self.pool.release(pages)
+        if len(freed):
+            self.ledger.refund(freed)
+
+    def copy(self, sources: Int64, destinations: Int64) -> None:
+        """Copy slots: tokens and positions now, K and V with the next step."""
+        self.pool.copy_entries(sources, destinations)
+        self.copies.append((sources, destinations))
+        self.copied_slots += len(sources)
+
+
+class KVFile:
+    """Entries of one file. `references` counts handles, names, grants and operations under way."""
+
+    __slots__ = (
+        "_count", "_storage", "_table", "counted", "error", "length", "owner", "path", "queue",
+        "references", "tenant",
+    )  # fmt: skip
+
+    def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
+        self._storage = storage
+        self._table: Int32 = np.empty(_TABLE_PAGES_MIN, np.int32)
+        self._count = 0  # pages in use of the table, reserved ones included
+        self.tenant = tenant
+        self.owner = owner
+        self.length = 0
+        self.references = 1
+        self.counted = True  # in its tenant's quota of files
+        self.error: Errno | None = None  # of the call that made it; its answer until it is closed
+        self.path = ""  # the name it was opened from or last saved under
+        self.queue: FileQueue | None = None
+
+    # -- What the batcher uses ------------------------------------------------------------------
+    def pages_needed(self, n: int) -> int:
+        """Return how many free pages `reserve(n)` would take."""
+        missing = page_count(self.length + n) - self._count
+        return (missing if missing > 0 else 0) + (1 if n and self._shares_last_page() else 0)
+
+    def reserve(self, n: int) -> None:
+        """Make room for n entries after the present ones, in pages that only this file holds.
+
+        Raises:
+            SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
+        """
+        self._allow_entries(n)
+        needed = self.pages_needed(n)
+        if not needed:
+            return
+        pages = self._storage.allocate(self.owner.live(), needed)
+        if self._shares_last_page():
+            self._replace_last_page(int(pages[0]))
+            pages = pages[1:]
+        self._extend(pages)
+
+    def block_table(self, entries: int) -> Int32:
+        """Return the pages of the first `entries` entries, reserved ones included (a view)."""
+        pages = page_count(entries)
+        assert pages <= self._count, "the table ends before these entries"
+        return self._table[:pages]
+
+    def commit(self, tokens: UInt32, positions: Int32) -> None:
+        """Say that the reserved entries hold these tokens ([n], [n]): they exist now."""
+        n = len(tokens)
+        start = self.length
+        assert start + n <= self._count * PAGE_TOKENS, "committed without room"
+        pool = self._storage.pool
+        if n == 1:
+            page = self._table[start // PAGE_TOKENS]
+            assert pool.references[page] == 1, "committed into a shared page"
+            slot = int(page) * PAGE_TOKENS + start % PAGE_TOKENS
+            pool.tokens[slot] = tokens[0]
+            pool.positions[slot] = positions[0]
+        else:
+            slots = self.slots(np.arange(start, start + n))
+            pool.tokens[slots] = tokens
+            pool.positions[slots] = positions
+        self.length = start + n
+
+    def unreserve(self) -> None:
+        """Give back the room after the present entries."""
+        self._shrink(page_count(self.length))
+
+    # -- What it holds --------------------------------------------------------------------------
+    @property
+    def tokens(self) -> UInt32:
+        """The entries' tokens ([length], a copy)."""
+        return self.read_tokens(0, self.length)
+
+    @property
+    def positions(self) -> Int32:
+        """The entries' positions ([length], a copy)."""
+        positions: Int32 = self._storage.pool.positions[self.slots(np.arange(self.length))]
+        return positions
+
+    @property
+    def pages(self) -> Int32:
+        """The page table, reserved pages included (a view)."""
+        return self._table[: self._count]
+
+    @property
+    def shared_pages(self) -> int:
+        """Pages that another file (or this one, a second time) holds too."""
+        return int((self._storage.pool.references[self.pages] > 1).sum())
+
+    def read_tokens(self, start: int, n: int) -> UInt32:
+        """Return the tokens of entries start to start + n ([n], a copy)."""
+        tokens: UInt32 = self._storage.pool.tokens[self.slots(np.arange(start, start + n))]
+        return tokens
+
+    def slots(self, entries: Int64) -> Int64:
+        """Return the physical slots of entries ([c] indices, reserved ones included)."""
+        pages = self._table[entries // PAGE_TOKENS].astype(np.int64)
+        return pages * PAGE_TOKENS + entries % PAGE_TOKENS
+
+    # -- What changes it ------------------------------------------------------------------------
+    def share(self, source: "KVFile") -> None:
+        """Become a fork of `source`; this file must be empty."""
+        assert self._count == 0
+        pages = source.block_table(source.length)
+        self._storage.pool.retain(pages)
+        self._extend(pages)
+        self.length = source.length
+
+    def append(self, source: "KVFile", entries: Int64) -> None:
+        """Append entries of `source` ([c] indices, which may be this file's own).
+
+        Whole pages are shared where they line up: where a page of this file would begin with the
+        first entry of a source page and go on with those that follow it. All else is copied.
+
+        Raises:
+            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
+        """
+        self._allow_entries(len(entries))
+        filling = self.length % PAGE_TOKENS
+        head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
+        rest = entries[head:]
+        alike = _alike_pages(rest)
+        sources = source.slots(entries)  # before this file's table changes: it may be the source
+        replaced = 1 if head and self._shares_last_page() else 0
+        fresh = self._storage.allocate(self.owner.live(), replaced + len(alike) - int(alike.sum()))
+        if replaced:
+            self._replace_last_page(int(fresh[0]))
+        pages = np.empty(len(alike), np.int32)
+        pages[~alike] = fresh[replaced:]
+        pages[alike] = sources[head::PAGE_TOKENS][alike] // PAGE_TOKENS
+        self._storage.pool.retain(pages[alike])
+        self._extend(pages)
+        copied = np.ones(len(entries), np.bool_)
+        copied[head:] = np.repeat(~alike, PAGE_TOKENS)[: len(rest)]
+        if copied.any():
+            places = np.flatnonzero(copied) + self.length
+            self._storage.copy(sources[copied], self.slots(places))
+        self.length += len(entries)
+
+    def truncate(self, length: int) -> None:
+        """Roll back to `length` entries."""
+        assert 0 <= length <= self.length
+        self.length = length
+        self._shrink(page_count(length))
+
+    def clear(self) -> None:
+        """Let go of every page: nobody refers to this file any more."""
+        self.length = 0
+        self._shrink(0)
+
+    # -- Tables ---------------------------------------------------------------------------------
+    def _allow_entries(self, n: int) -> None:
+        for account in self.owner.live().chain():
+            if self.length + n > account.entries_max:
+                raise SyscallError(Errno.EDQUOT, f"{account.name}: {account.entries_max} entries")
+
+    def _shares_last_page(self) -> bool:
+        if self.length % PAGE_TOKENS == 0:
+            return False
+        page = self._table[self.length // PAGE_TOKENS]
+        return bool(self._storage.pool.references[page] > 1)
+
+    def _replace_last_page(self, page: int) -> None:
+        """Copy the entries of the shared partial page to `page` and hold that one instead."""
+        index = self.length // PAGE_TOKENS
+        filled = _OFFSETS[: self.length % PAGE_TOKENS]
+        old = self._table[index : index + 1].copy()
+        self._table = self._table.copy()  # a cancelled step may still read the old one
+        self._table[index] = page
+        self._storage.copy(int(old[0]) * PAGE_TOKENS + filled, page * PAGE_TOKENS + filled)
+        self._storage.release(old)
+
+    def _extend(self, pages: Int32) -> None:
+        count = self._count + len(pages)
+        if count > len(self._table):
+            grown = np.empty(max(count, 2 * len(self._table)), np.int32)
+            grown[: self._count] = self._table[: self._count]
+            self._table = grown
+        self._table[self._count : count] = pages
+        self._count = count
+
+    def _shrink(self, count: int) -> None:
+        if count < self._count:
+            dropped = self._table[count : self._count]
+            # A cancelled step may still read the old table: what comes next must not change it.
+            self._table = self._table[: max(count, _TABLE_PAGES_MIN)].copy()
+            self._count = count
+            self._storage.release(dropped)
+
+
+def _alike_pages(entries: Int64) -> "np.typing.NDArray[np.bool_]":
+    """Say for each PAGE_TOKENS of `entries` whether they are the beginning of a source page."""
+    count = page_count(len(entries))
+    if not count:
+        return np.zeros(0, np.bool_)
+    rows = np.empty((count, PAGE_TOKENS), np.int64)
+    flat = rows.reshape(-1)
+    flat[: len(entries)] = entries
+    missing = len(flat) - len(entries)
+    # What the last page lacks goes on as it began, so that only real entries decide.
+    flat[len(entries) :] = entries[-1] + 1 + np.arange(missing)
+    alike: np.typing.NDArray[np.bool_] = (rows[:, 0] % PAGE_TOKENS == 0) & (
+        rows == rows[:, :1] + _OFFSETS
+    ).all(axis=1)
+    return alike
+
+
+def group_copies(copies: Sequence[tuple[Int64, Int64]]) -> list[Int64]:
+    """Return slot copies as few groups ([2, c]: sources, destinations), in order.
+
+    Within a group no source and no destination is a destination of the group's earlier copies: all
+    its reads may come before all its writes.
+    """
+    if not copies:
+        return []
+    whole = _stack(copies)
+    targets = np.unique(whole[1])
+    if len(copies) == 1 or (
+        len(targets) == whole.shape[1] and not np.isin(whole[0], targets).any()
+    ):
+        return [whole]
+    return [_stack(group) for group in _split(copies)]
+
+
+def _stack(copies: Sequence[tuple[Int64, Int64]]) -> Int64:
+    return np.stack([np.concatenate([pair[side] for pair in copies]) for side in (0, 1)])
+
+
+def _split(copies: Sequence[tuple[Int64, Int64]]) -> list[list[tuple[Int64, Int64]]]:
+    groups: list[list[tuple[Int64, Int64]]] = [[]]
+    written: set[int] = set()
+    for sources, destinations in copies:
+        targets = set(destinations.tolist())
+        if not (written.isdisjoint(targets) and written.isdisjoint(sources.tolist())):
+            groups.append([])
+            written = set()
+        groups[-1].append((sources, destinations))
+        written |= targets
+    return groups

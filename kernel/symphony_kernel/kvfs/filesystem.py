@@ -1,0 +1,271 @@
+"""KVFS: a tenant's files and names over the one pool of pages.
+
+Whoever keeps a file holds a reference to it: a handle, a name, a grant, an operation under way. The
+last one to let go frees its pages. Arguments are trusted; syscalls have checked them.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.kvfs.files import KVFile, Storage, group_copies
+from symphony_kernel.kvfs.names import NameTree, is_public
+from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
+from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import (
+    FILE_ENTRIES_MAX,
+    LIST_ITEMS_MAX,
+    TENANT_FILES_MAX,
+    TENANT_HANDLES_MAX,
+    TENANT_PAGES_SHARE_MAX,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What all instances and names of one tenant may hold together."""
+
+    pages: int
+    files: int = TENANT_FILES_MAX
+    handles: int = TENANT_HANDLES_MAX
+
+
+class Tenant:
+    """One tenant's names, and what is charged to it."""
+
+    def __init__(self, name: str, account: Account, limits: TenantLimits) -> None:
+        self.name = name
+        self.account = account
+        self.limits = limits
+        self.names: NameTree[KVFile] = NameTree()
+        self.files = 0
+        self.handles = 0
+
+    def charge_file(self) -> None:
+        """Count one more file; SyscallError EDQUOT."""
+        if self.files >= self.limits.files:
+            raise SyscallError(Errno.EDQUOT, f"{self.name} has {self.files} files")
+        self.files += 1
+
+    def charge_handle(self) -> None:
+        """Count one more handle; SyscallError EDQUOT."""
+        if self.handles >= self.limits.handles:
+            raise SyscallError(Errno.EDQUOT, f"{self.name} has {self.handles} handles")
+        self.handles += 1
+
+
+@dataclass(frozen=True, slots=True)
+class NamedFile:
+    """What a listing says of a named file."""
+
+    path: str
+    len: int
+    pages: int
+    tier: str
+    durable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KVFSStatistics:
+    """Files, and the pool below them."""
+
+    files: int
+    names: int
+    tenants: int
+    copied_slots: int
+    pool: PoolStatistics
+
+
+class KVFS:
+    """All KV files of one device with `pages` pages; `now` gives seconds."""
+
+    def __init__(
+        self,
+        pages: int,
+        now: Callable[[], float],
+        limits: TenantLimits | None = None,
+        on_freed: Callable[[Int32], None] | None = None,
+    ) -> None:
+        self.pool = PagePool(pages, on_freed)
+        self.ledger = Ledger(pages, now)
+        self.tenants: dict[str, Tenant] = {}
+        self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
+        self._storage = Storage(self.pool, self.ledger)
+        self._files: set[KVFile] = set()
+        self._copied_slots = 0  # given to the executor
+
+    # -- Tenants --------------------------------------------------------------------------------
+    def tenant(self, name: str) -> Tenant:
+        """Return the tenant, made when it is new."""
+        tenant = self.tenants.get(name)
+        if tenant is None:
+            account = self.ledger.open(name, None, self.limits.pages, FILE_ENTRIES_MAX)
+            tenant = self.tenants[name] = Tenant(name, account, self.limits)
+        return tenant
+
+    # -- Files ----------------------------------------------------------------------------------
+    def create(self, tenant: str, owner: Account) -> KVFile:
+        """Return an empty file with one reference; SyscallError EDQUOT."""
+        self.tenant(tenant).charge_file()
+        file = KVFile(self._storage, tenant, owner)
+        self._files.add(file)
+        return file
+
+    def create_failed(self, tenant: str, owner: Account, errno: Errno) -> KVFile:
+        """Return a file that only answers `errno`, in no quota: what a failed call leaves."""
+        file = KVFile(self._storage, tenant, owner)
+        file.counted = False
+        file.error = errno
+        self._files.add(file)
+        return file
+
+    def fork(self, source: KVFile, owner: Account) -> KVFile:
+        """Return a file with the entries of `source`, all pages shared; SyscallError EDQUOT."""
+        file = self.create(source.tenant, owner)
+        file.share(source)
+        return file
+
+    def extract(self, file: KVFile, source: KVFile, entries: Int64) -> None:
+        """Fill an empty file with entries of `source` ([c] indices); ENOMEM, EDQUOT."""
+        assert file.length == 0
+        file.append(source, entries)
+
+    def release(self, file: KVFile) -> None:
+        """Let go of one reference; the last one frees the file."""
+        assert file.references > 0
+        file.references -= 1
+        if not file.references:
+            assert not file.queue, "a file was freed below an operation"
+            file.clear()
+            self._files.remove(file)
+            if file.counted:
+                self.tenants[file.tenant].files -= 1
+
+    # -- Names ----------------------------------------------------------------------------------
+    def open(self, tenant: str, path: str, owner: Account) -> KVFile:
+        """Return a private copy-on-write view of what `path` names now.
+
+        Raises:
+            SyscallError: ENOENT, EDQUOT.
+        """
+        file = self.fork(self.named(tenant, path), owner)
+        file.path = path
+        return file
+
+    def named(self, tenant: str, path: str) -> KVFile:
+        """Return the file with this name; nothing is public yet. SyscallError ENOENT."""
+        file = None if is_public(path) else self.tenant(tenant).names.get(path)
+        if file is None:
+            raise SyscallError(Errno.ENOENT, path)
+        return file
+
+    def save(self, file: KVFile, path: str, replace: bool) -> None:
+        """Name the content of `file` as it is now: later writes to the file are not seen.
+
+        Raises:
+            SyscallError: EEXIST without `replace`, EDQUOT, EACCES for a path under `public/`.
+        """
+        if is_public(path):
+            raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
+        tenant = self.tenant(file.tenant)
+        if not replace and tenant.names.get(path) is not None:
+            raise SyscallError(Errno.EEXIST, path)
+        # Owned by the tenant from now on: the name outlives the instance.
+        snapshot = self.fork(file, tenant.account)
+        snapshot.path = file.path = path
+        old = tenant.names.put(path, snapshot)
+        if old is not None:
+            self.release(old)
+
+    def remove(self, tenant: str, path: str) -> None:
+        """Take a name away; files that were opened from it stay. SyscallError ENOENT."""
+        self.named(tenant, path)
+        file = self.tenant(tenant).names.remove(path)
+        assert file is not None
+        self.release(file)
+
+    def stat(self, tenant: str, path: str) -> NamedFile:
+        """Return what a listing says of one file. SyscallError ENOENT."""
+        return _describe(path, self.named(tenant, path))
+
+    def listing(self, tenant: str, prefix: str = "", after: str = "") -> list[NamedFile]:
+        """Return the named files whose paths begin with `prefix` and come after `after`, in order.
+
+        At most LIST_ITEMS_MAX + 1 of them: who gets more than LIST_ITEMS_MAX knows that there are
+        more, and asks again with a longer prefix or a later `after`.
+        """
+        found: list[NamedFile] = []
+        for path, file in self.tenant(tenant).names.items(prefix, after):
+            found.append(_describe(path, file))
+            if len(found) > LIST_ITEMS_MAX:
+                break
+        return found
+
+    # -- Slot copies ----------------------------------------------------------------------------
+    @property
+    def copies_pending(self) -> int:
+        """Slot copies that the executor has not been given yet."""
+        return self._storage.copied_slots
+
+    def take_copies(self) -> list[Int64]:
+        """Return the slot copies that must come before the next step's rows, in groups ([2, c]).
+
+        Within a group no source and no destination is a destination of the group's earlier copies.
+        Every batch takes them: a page may be in use again by the time the next one is formed.
+        """
+        copies, self._storage.copies = self._storage.copies, []
+        self._copied_slots += self._storage.copied_slots
+        self._storage.copied_slots = 0
+        return group_copies(copies)
+
+    # -- Audit ----------------------------------------------------------------------------------
+    def check_integrity(self, held: Mapping[KVFile, int]) -> None:
+        """Compare counts with what is there; `held` has the references of everybody but the names.
+
+        Raises:
+            KernelBug: references differ from the page tables, free pages are in use, a quota
+                differs from what is held, or a reference points at a file that is gone.
+        """
+        expected = Counter(held)
+        for tenant in self.tenants.values():
+            expected.update(file for _, file in tenant.names.items())
+        gone = set(expected) - self._files
+        if gone:
+            raise KernelBug(f"{len(gone)} files are referred to and gone")
+        for file in self._files:
+            if file.references != expected[file]:
+                raise KernelBug(
+                    f"a file of {file.tenant} counts {file.references} references, "
+                    f"{expected[file]} are held"
+                )
+        tables = [file.pages for file in self._files]
+        pages = np.concatenate(tables) if tables else np.empty(0, np.int32)
+        self.pool.check_integrity(np.bincount(pages, minlength=self.pool.pages))
+        self.ledger.check_integrity(self.pool.references)
+        self._check_quotas()
+
+    def _check_quotas(self) -> None:
+        counted = Counter(file.tenant for file in self._files if file.counted)
+        for tenant in self.tenants.values():
+            if tenant.files != counted[tenant.name]:
+                raise KernelBug(
+                    f"{tenant.name} is charged {tenant.files} files and has {counted[tenant.name]}"
+                )
+
+    def statistics(self) -> KVFSStatistics:
+        """Return what there is."""
+        return KVFSStatistics(
+            files=len(self._files),
+            names=sum(len(tenant.names) for tenant in self.tenants.values()),
+            tenants=len(self.tenants),
+            copied_slots=self._copied_slots,
+            pool=self.pool.statistics(),
+        )
+
+
+def _describe(path: str, file: KVFile) -> NamedFile:
+    return NamedFile(path, file.length, len(file.pages), tier="device", durable=False)

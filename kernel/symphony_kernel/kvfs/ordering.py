@@ -1,0 +1,89 @@
+"""Order: calls on one file take effect in the order in which they were made.
+
+Every file has a queue of operations. An operation starts when it is the first in the queue of each
+file that it touches, and leaves when it has finished: at once for all but a pred, which stays until
+its last token is computed. Operations enter all their queues in one turn, in one order, so they
+never wait for each other in a circle.
+"""
+
+from collections import deque
+from typing import TypeAlias
+
+from symphony_kernel.kvfs.files import KVFile
+
+
+class Operation:
+    """One call on one or two files. Subclasses say what it does; `submit` runs it in its order."""
+
+    __slots__ = ("_waits", "files", "started")
+
+    def __init__(self, files: tuple[KVFile, ...]) -> None:
+        self.files = files  # distinct; the operation holds a reference to each
+        self.started = False
+        self._waits = 0  # queues in which it is not the first
+
+    def start(self) -> bool:
+        """Do it; return whether it has finished (else `finish` is called later). Never raises."""
+        raise AssertionError(f"{type(self).__name__} does not say what it does")
+
+    def finished(self) -> None:
+        """Let go of what it held; called once, after it has left its queues."""
+
+
+FileQueue: TypeAlias = deque[Operation]
+
+
+def submit(operation: Operation) -> None:
+    """Start an operation, or queue it behind those that came before it."""
+    waits = 0
+    for file in operation.files:
+        queue = file.queue
+        if queue is None:
+            queue = file.queue = deque()
+        if queue:
+            waits += 1
+        queue.append(operation)
+    operation._waits = waits  # noqa: SLF001 - this module is the queue
+    if not waits:
+        _run([operation])
+
+
+def finish(operation: Operation) -> None:
+    """Take a started operation out of its queues and start those that waited for it."""
+    assert operation.started
+    _run(_leave(operation))
+
+
+def drop(operation: Operation) -> None:
+    """Take an operation that has not started out of its queues."""
+    assert not operation.started
+    _run(_leave(operation))
+
+
+def _run(ready: list[Operation]) -> None:
+    # A loop, not recursion: thousands may wait for one.
+    while ready:
+        operation = ready.pop(0)
+        operation.started = True
+        if operation.start():
+            ready.extend(_leave(operation))
+
+
+def _leave(operation: Operation) -> list[Operation]:
+    """Take it out of its queues; return those that can start now."""
+    ready: list[Operation] = []
+    for file in operation.files:
+        queue = file.queue
+        assert queue is not None
+        first = queue[0] is operation
+        if first:
+            queue.popleft()
+        else:
+            queue.remove(operation)
+        if first and queue:
+            following = queue[0]
+            following._waits -= 1  # noqa: SLF001
+            if not following._waits:  # noqa: SLF001
+                ready.append(following)
+    operation.finished()
+    return ready

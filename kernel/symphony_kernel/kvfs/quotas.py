@@ -1,0 +1,166 @@
+"""Quotas: who pays for a page.
+
+Accounts form chains: an instance's under its run's, a run's under its tenant's. A page is charged
+to the account that took it from the pool, and counts in every account above, until it is free again;
+sharing a page costs nothing, so a thousand forks of one prefix pay for it once. When an account is
+closed, what it still paid for (pages that a name keeps, or another instance's fork) moves to the
+nearest account above that is open. Limits and usage are in whole pages for that reason.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+_NOBODY = -1
+
+
+class Account:
+    """Pages charged to an instance, a run or a tenant; only the `Ledger` changes it."""
+
+    __slots__ = (
+        "changed_s", "closed", "entries_max", "entry_seconds", "index", "name", "own", "pages",
+        "pages_max", "parent",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, name: str, parent: "Account | None", pages_max: int, entries_max: int
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.parent = parent
+        self.pages_max = pages_max
+        self.entries_max = entries_max  # of any one file: a limit smaller than a page is exact
+        self.pages = 0  # own, and those of all accounts below
+        self.own = 0
+        self.closed = False
+        self.entry_seconds = 0.0  # integral of own entries over time
+        self.changed_s = 0.0
+
+    def chain(self) -> Iterator["Account"]:
+        """Yield this account and those above it."""
+        account: Account | None = self
+        while account is not None:
+            yield account
+            account = account.parent
+
+    def live(self) -> "Account":
+        """Return the nearest open account: this one or one above it."""
+        account = self
+        while account.closed:
+            assert account.parent is not None, "a tenant's account is never closed"
+            account = account.parent
+        return account
+
+
+class Ledger:
+    """All accounts, and which of them pays for each page. `now` gives seconds."""
+
+    def __init__(self, pages: int, now: Callable[[], float]) -> None:
+        self._payer: Int32 = np.full(pages, _NOBODY, np.int32)
+        self._accounts: list[Account | None] = []
+        self._unused: list[int] = []
+        self._now = now
+
+    def open(self, name: str, parent: Account | None, pages_max: int, entries_max: int) -> Account:
+        """Return a new account below `parent`."""
+        if self._unused:
+            index = self._unused.pop()
+        else:
+            index = len(self._accounts)
+            self._accounts.append(None)
+        account = Account(index, name, parent, pages_max, entries_max)
+        account.changed_s = self._now()
+        self._accounts[index] = account
+        return account
+
+    def close(self, account: Account) -> float:
+        """Close an account; return the integral of the entries it held, in entry-milliseconds."""
+        assert not account.closed
+        self._integrate(account)
+        account.closed = True
+        heir = account.live()
+        if account.own:
+            self._payer[self._payer == account.index] = heir.index
+            self._integrate(heir)
+            heir.own += account.own
+            for each in account.chain():
+                if each is heir:
+                    break
+                each.pages -= account.own
+            account.own = 0
+        self._accounts[account.index] = None
+        self._unused.append(account.index)
+        return account.entry_seconds * 1000.0
+
+    def allow(self, account: Account, pages: int) -> None:
+        """Check that `account` may take `pages` more.
+
+        Raises:
+            SyscallError: EDQUOT.
+        """
+        for each in account.chain():
+            if each.pages + pages > each.pages_max:
+                raise SyscallError(
+                    Errno.EDQUOT, f"{each.name} holds {each.pages} of {each.pages_max} pages"
+                )
+
+    def charge(self, account: Account, pages: Int32) -> None:
+        """Charge pages that were just allocated, after `allow`."""
+        self._payer[pages] = account.index
+        self._add(account, len(pages))
+
+    def refund(self, pages: Int32) -> None:
+        """Take back the charge of pages that are free now."""
+        if len(pages) == 1:
+            self._refund(int(self._payer[pages[0]]), 1)
+        elif len(pages):
+            payers, counts = np.unique(self._payer[pages], return_counts=True)
+            for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
+                self._refund(index, count)
+        self._payer[pages] = _NOBODY
+
+    def _refund(self, index: int, count: int) -> None:
+        account = self._accounts[index]
+        assert account is not None, "a page is charged to a closed account"
+        self._add(account, -count)
+
+    def _add(self, account: Account, pages: int) -> None:
+        self._integrate(account)
+        account.own += pages
+        for each in account.chain():
+            each.pages += pages
+
+    def _integrate(self, account: Account) -> None:
+        now = self._now()
+        account.entry_seconds += account.own * PAGE_TOKENS * (now - account.changed_s)
+        account.changed_s = now
+
+    def check_integrity(self, references: Int32) -> None:
+        """Compare every account with the pages it pays for; `references` are the pool's ([pages]).
+
+        Raises:
+            KernelBug: a held page without a payer, a free one with one, or a wrong sum.
+        """
+        if not np.array_equal(self._payer == _NOBODY, references == 0):
+            raise KernelBug("held pages and charged pages are not the same pages")
+        paid: Int64 = np.bincount(
+            self._payer[self._payer != _NOBODY], minlength=len(self._accounts)
+        )
+        sums: dict[Account, int] = {}
+        for index, count in enumerate(paid.tolist()):
+            account = self._accounts[index]
+            if account is None:
+                if count:
+                    raise KernelBug(f"{count} pages are charged to an account that was closed")
+                continue
+            if account.own != count:
+                raise KernelBug(f"{account.name} counts {account.own} pages and pays for {count}")
+            for each in account.chain():
+                sums[each] = sums.get(each, 0) + count
+        for account, count in sums.items():
+            if account.pages != count:
+                raise KernelBug(f"{account.name} and below count {account.pages}, pay for {count}")
