@@ -1,0 +1,12 @@
+// Everything a program needs; the raw calls are in `symphony-lip/assembly/raw`.
+
+export * from "./errno";
+export * from "./generation";
+export * from "./json";
+export * from "./kv";
+export * from "./model";
+export * from "./msgpack";
+export * from "./pred";
+export * from "./process";
+export * from "./tickets";
+export * from "./utf8";

@@ -1,0 +1,159 @@
+// Work in flight. A call marked "ticket" starts work and returns at once; a program may hold many
+// tickets, and that is how it runs branches in parallel: issue the calls of a round, then wait, and
+// the kernel computes them in one batch.
+
+import { Errno, Result, errnoOf, failure, success } from "./errno";
+import * as raw from "./raw";
+
+const SCRATCH_BYTES: i32 = 4096;
+const SCRATCH: usize = memory.data(SCRATCH_BYTES);
+const NOTHING = new ArrayBuffer(0);
+
+/**
+ * One piece of work: pending, then done, with a result or an error. Work that did not start is done
+ * from the beginning, with the reason. A program that is no longer interested calls `cancel`.
+ */
+export class Ticket {
+  protected payload: ArrayBuffer = NOTHING;
+  protected failed: Errno = Errno.OK;
+
+  constructor(
+    private id: i32,
+    /** The call that started the work, for messages. */
+    readonly what: string,
+  ) {
+    this.failed = errnoOf(id);
+    if (id < 0) this.id = 0;
+  }
+
+  /** Whether the work is done. Doesn't ask the host: `poll`, `wait` and the helpers below do. */
+  get done(): bool {
+    return this.id == 0;
+  }
+
+  /** The host's number for it; 0 when it is done. */
+  get number(): i32 {
+    return this.id;
+  }
+
+  /** Takes the result when there is one; says whether the work is done. */
+  poll(): bool {
+    if (this.id == 0) return true;
+    const length = raw.take(this.id, SCRATCH, SCRATCH_BYTES);
+    if (length == -Errno.EAGAIN) return false;
+    if (length <= SCRATCH_BYTES) {
+      this.finish(SCRATCH, length);
+      return true;
+    }
+    const large = new ArrayBuffer(length);
+    this.finish(0, raw.take(this.id, changetype<usize>(large), length));
+    if (this.failed == Errno.OK) this.payload = large;
+    return true;
+  }
+
+  /** Suspends until the work is done, or for `timeoutMs` (-1: as long as it takes); says whether. */
+  wait(timeoutMs: i64 = -1): bool {
+    return waitAny<Ticket>([this], timeoutMs) == 0;
+  }
+
+  /** Suspends until the work is done; its bytes, or why there are none. */
+  bytes(): Result<ArrayBuffer> {
+    this.wait();
+    return this.failed == Errno.OK ? success(this.payload) : this.error<ArrayBuffer>();
+  }
+
+  /** Suspends until the work is done; whether it went well. */
+  status(): Errno {
+    this.wait();
+    return this.failed;
+  }
+
+  /** Drops the work, or its result. */
+  cancel(): void {
+    if (this.id == 0) return;
+    raw.cancel(this.id);
+    this.id = 0;
+    this.failed = Errno.ECANCELED;
+  }
+
+  /** The work's error as the result that a typed reader returns. */
+  protected error<T>(): Result<T> {
+    return failure<T>(this.failed, this.what);
+  }
+
+  private finish(from: usize, length: i32): void {
+    this.id = 0;
+    this.failed = errnoOf(length);
+    if (from == 0 || length <= 0) return;
+    const bytes = new ArrayBuffer(length);
+    memory.copy(changetype<usize>(bytes), from, length);
+    this.payload = bytes;
+  }
+}
+
+/** Suspends until one ticket is done; its index, or -1 after `timeoutMs` (or without tickets). */
+export function waitAny<T extends Ticket>(tickets: Array<T>, timeoutMs: i64 = -1): i32 {
+  const numbers = new StaticArray<i32>(tickets.length);
+  for (let i = 0; i < tickets.length; i++) {
+    if (tickets[i].done) return i;
+    numbers[i] = tickets[i].number;
+  }
+  if (!tickets.length) return -1;
+  const index = raw.wait(changetype<usize>(numbers), tickets.length, timeoutMs);
+  if (index == -Errno.ETIMEDOUT) return -1;
+  if (index < 0) throw new Error("wait: a ticket is not this program's");
+  tickets[index].poll();
+  return index;
+}
+
+/** Suspends until every ticket is done. */
+export function waitAll<T extends Ticket>(tickets: Array<T>): void {
+  let pending = tickets.slice();
+  while (pending.length) {
+    waitAny(pending);
+    const left = new Array<T>();
+    for (let i = 0; i < pending.length; i++) if (!pending[i].poll()) left.push(pending[i]);
+    pending = left;
+  }
+}
+
+/**
+ * Work in steps, for `runTasks`: AssemblyScript has neither closures nor `async`, so a branch of a
+ * program is an object that remembers where it is.
+ */
+export abstract class Task {
+  /** What the task waits for. */
+  waiting: Ticket | null = null;
+
+  /** Goes on until something must be waited for, and returns that; null when the task has ended. */
+  abstract step(): Ticket | null;
+}
+
+/** Runs tasks side by side until all have ended. */
+export function runTasks<T extends Task>(tasks: Array<T>): void {
+  let live = tasks.slice();
+  while (true) {
+    // First everyone issues the next work, then all wait: so the kernel sees a round as one batch.
+    const left = new Array<T>();
+    const tickets = new Array<Ticket>();
+    for (let i = 0; i < live.length; i++) {
+      const ticket = next(live[i]);
+      if (ticket === null) continue;
+      left.push(live[i]);
+      tickets.push(ticket);
+    }
+    if (!left.length) return;
+    waitAny(tickets);
+    for (let i = 0; i < tickets.length; i++) tickets[i].poll();
+    live = left;
+  }
+}
+
+/** Steps a task until it waits for work that is not done. */
+function next(task: Task): Ticket | null {
+  let ticket = task.waiting;
+  if (ticket !== null && !ticket.done) return ticket;
+  do ticket = task.step(); while (ticket !== null && ticket.done);
+  task.waiting = ticket;
+  return ticket;
+}
