@@ -1,0 +1,257 @@
+"""Level 1: the service bound, lifting, weights, and a LIP's share whatever it forks."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS
+from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue
+from symphony_kernel.scheduler.work import Work
+
+from tests.support.scheduling import LengthFile, Pool, make_work
+
+FLAT = CostWeights(prefill_token=1.0, decode_token=2.0, context_entry=0.0)
+
+
+def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tuple[Work, float]:
+    work = queue.first()
+    assert work is not None
+    count = min(work.remaining, quantum)
+    cost = FLAT.cost(work, count)
+    queue.serve(count)
+    work.in_flight -= count
+    work.computed += count
+    return work, cost
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=4),
+    sizes=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=4), min_size=4, max_size=4),
+    lips=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    serves=st.integers(1, 300),
+    arrivals=st.lists(st.integers(0, 200), min_size=4, max_size=4),
+)
+def test_two_backlogged_tenants_differ_by_at_most_a_constant(
+    weights: list[float],
+    sizes: list[list[int]],
+    lips: list[int],
+    serves: int,
+    arrivals: list[int],
+) -> None:
+    """From when two tenants both have work: |service/weight| differs by one charge of each."""
+    queue, pool = FairQueue(FLAT), Pool()
+    names = [f"tenant {i}" for i in range(len(weights))]
+    for name, weight in zip(names, weights, strict=True):
+        queue.set_tenant_weight(name, weight)
+    made: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    service = dict.fromkeys(names, 0.0)
+    since: dict[frozenset[str], dict[str, float]] = {}
+
+    def refill(index: int) -> None:
+        name = names[index]
+        while waiting[name] < 2:  # always work of its own left: backlogged
+            size = sizes[index][made[name] % len(sizes[index])]
+            root = 10 * index + made[name] % lips[index]
+            made[name] += 1
+            waiting[name] += 1
+            queue.push(make_work(root, size, LengthFile(pool), tenant=name))
+
+    for turn in range(serves):
+        for index in range(len(names)):
+            if turn >= arrivals[index] % serves:
+                refill(index)
+        if not queue.works:
+            continue
+        work, cost = serve_first(queue)
+        service[work.tenant] += cost
+        if not work.remaining:
+            waiting[work.tenant] -= 1
+        charge = {
+            name: max(PREFILL_QUANTUM_TOKENS * FLAT.prefill_token, FLAT.decode_token) / weight
+            for name, weight in zip(names, weights, strict=True)
+        }
+        active = [n for i, n in enumerate(names) if turn >= arrivals[i] % serves]
+        for i, one in enumerate(active):
+            for other in active[i + 1 :]:
+                pair = frozenset((one, other))
+                start = since.setdefault(pair, dict(service))
+                gained = {
+                    n: (service[n] - start[n]) / weights[names.index(n)] for n in (one, other)
+                }
+                bound = 2 * max(charge[one], charge[other])
+                assert abs(gained[one] - gained[other]) <= bound + 1e-6
+
+
+def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    for _ in range(1000):
+        queue.push(make_work(1, 1, LengthFile(pool)))
+    for root in (2, 3):
+        for _ in range(300):
+            queue.push(make_work(root, 1, LengthFile(pool)))
+    served = Counter(serve_first(queue)[0].root for _ in range(300))
+    assert served == {1: 100, 2: 100, 3: 100}
+
+
+def test_a_tenants_share_does_not_grow_with_its_lips() -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    for root in range(100):
+        for _ in range(10):
+            queue.push(make_work(root, 1, LengthFile(pool), tenant="many"))
+    for _ in range(500):
+        queue.push(make_work(1000, 1, LengthFile(pool), tenant="one"))
+    served = Counter(serve_first(queue)[0].tenant for _ in range(400))
+    assert served == {"many": 200, "one": 200}
+
+
+@pytest.mark.parametrize("level", ["tenant", "lip"])
+def test_weights_divide_the_service(level: str) -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    if level == "tenant":
+        queue.set_tenant_weight("a", 3.0)
+    for _ in range(400):
+        for root, name in ((1, "a"), (2, "b")):
+            tenant = name if level == "tenant" else "t"
+            weight = 3.0 if level == "lip" and root == 1 else 1.0
+            queue.push(make_work(root, 1, LengthFile(pool), tenant=tenant, weight=weight))
+    served = Counter(serve_first(queue)[0].root for _ in range(400))
+    assert abs(served[1] - 300) <= 2
+
+
+def test_idling_earns_no_credit() -> None:
+    """Who comes late is lifted to the least served: it cannot make up for what it did not ask."""
+    queue, pool = FairQueue(FLAT), Pool()
+    for _ in range(2000):
+        queue.push(make_work(1, 1, LengthFile(pool), tenant="early"))
+    queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
+    for _ in range(1000):
+        serve_first(queue)
+    for _ in range(500):
+        queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
+    served = Counter(serve_first(queue)[0].tenant for _ in range(200))
+    assert abs(served["late"] - 100) <= 2
+
+
+def test_service_had_is_not_forgotten_by_a_moment_without_work() -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    queue.push(make_work(1, 1000, LengthFile(pool), tenant="greedy"))
+    queue.push(make_work(2, 1, LengthFile(pool), tenant="other"))
+    for _ in range(500):
+        queue.push(make_work(2, 1, LengthFile(pool), tenant="other"))
+    first, _ = serve_first(queue, quantum=1000)
+    assert first.tenant == "greedy"
+    queue.push(make_work(1, 1000, LengthFile(pool), tenant="greedy"))
+    served = Counter(serve_first(queue)[0].tenant for _ in range(400))
+    assert served == {"other": 400}
+
+
+def test_cost_grows_with_context() -> None:
+    weights, pool = CostWeights(1.0, 2.0, 0.001), Pool()
+    near, far = (make_work(1, 1, LengthFile(pool, length)) for length in (0, 10_000))
+    assert weights.cost(far, 1) - weights.cost(near, 1) == pytest.approx(10.0)
+    prompt = make_work(1, 100, LengthFile(pool, 1000))
+    whole = weights.cost(prompt, 100)
+    prompt.in_flight = 40
+    rest = weights.cost(prompt, 60)
+    prompt.in_flight = 0
+    assert weights.cost(prompt, 40) + rest == pytest.approx(whole), (
+        "chunks cost what the whole does"
+    )
+
+
+def test_a_long_prompt_does_not_hold_up_its_own_lips_branches() -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    queue.push(make_work(1, 10_000, LengthFile(pool)))
+    branch = make_work(1, 1, LengthFile(pool))
+    queue.push(branch)
+    assert [serve_first(queue)[0] is branch for _ in range(2)] == [False, True]
+
+
+def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    works = [make_work(root, 1, LengthFile(pool)) for root in (1, 1, 2)]
+    for work in works:
+        queue.push(work)
+    before = queue.statistics()
+    seen = []
+    while (work := queue.first()) is not None:  # type: ignore[assignment]
+        seen.append(work)
+        queue.set_aside()
+    queue.restore()
+    assert sorted(map(id, seen)) == sorted(map(id, works))
+    assert queue.statistics() == before
+    assert [serve_first(queue)[0] for _ in range(3)] == [works[0], works[2], works[1]]
+
+
+def test_removal_leaves_nothing_behind() -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    works = [make_work(1, 5, LengthFile(pool), instance=i) for i in (1, 1, 2, 3)]
+    for work in works:
+        queue.push(work)
+    queue.push(make_work(9, 7, LengthFile(pool), tenant="u"))
+    assert queue.remove(works[3])
+    assert not queue.remove(works[3])
+    assert queue.forget_instance(1, 1) == works[:2]
+    assert queue.forget_lip(1) == [works[2]]
+    assert queue.forget_lip(1) == []
+    statistics = queue.statistics()
+    assert (statistics.tenants, statistics.lips, statistics.works, statistics.tokens) == (
+        1,
+        1,
+        1,
+        7,
+    )
+    queue.forget_lip(9)
+    assert queue.first() is None
+    assert queue.statistics().counters == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> None:
+    queue, pool = FairQueue(), Pool()
+    alive: list[Work] = []
+    for _ in range(data.draw(st.integers(1, 80))):
+        match data.draw(st.sampled_from(["push", "serve", "aside", "remove", "forget", "extend"])):
+            case "push":
+                root = data.draw(st.integers(1, 6))
+                work = make_work(
+                    root,
+                    data.draw(st.integers(1, 200)),
+                    LengthFile(pool),
+                    tenant=f"t{root % 3}",
+                    instance=10 * root + data.draw(st.integers(0, 1)),
+                )
+                queue.push(work)
+                alive.append(work)
+            case "serve" if (first := queue.first()) is not None:
+                queue.serve(min(first.remaining, data.draw(st.integers(1, 100))))
+                alive = [work for work in alive if work.remaining]
+            case "extend" if alive:
+                work = data.draw(st.sampled_from(alive))
+                queue.extend(work, data.draw(st.integers(1, work.remaining)))
+                alive = [work for work in alive if work.remaining]
+            case "aside" if queue.first() is not None:
+                queue.set_aside()
+                queue.restore()
+            case "remove" if alive:
+                work = data.draw(st.sampled_from(alive))
+                assert queue.remove(work)
+                alive.remove(work)
+            case "forget":
+                root = data.draw(st.integers(1, 6))
+                gone = set(queue.forget_lip(root))
+                assert gone == {work for work in alive if work.root == root}
+                alive = [work for work in alive if work not in gone]
+        statistics = queue.statistics()
+        assert statistics.works == len(alive)
+        assert statistics.tokens == sum(work.remaining for work in alive)
+        assert statistics.lips == len({work.root for work in alive})
+        assert statistics.tenants == len({work.tenant for work in alive})
+        first = queue.first()
+        if first is not None:
+            least = min(queue.service(work.root) for work in alive)
+            assert queue.service(first.root)[0] == least[0], "the least served tenant comes first"
