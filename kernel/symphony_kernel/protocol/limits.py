@@ -11,7 +11,7 @@ KV_POOL_BYTES_DEFAULT = 2 << 30  # of host memory, for the CPU executor's page p
 KV_POOL_PAGES_MAX = 1 << 20
 TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a single-tenant server
 TENANT_FILES_MAX = 65_536  # live files, named and anonymous, of one tenant
-INSTANCE_HANDLES_MAX = 4_096  # KV handles of one instance, grants it has not taken up included
+INSTANCE_HANDLES_MAX = 4_096  # KV handles of one instance; and as many grants not taken up yet
 TENANT_HANDLES_MAX = 1 << 20  # of all its instances
 LIST_ITEMS_MAX = 4_096  # named files of one kv_list: more is EFBIG, ask with a longer prefix
 PATH_BYTES_MAX = 1_024  # of a KV file's name
@@ -26,6 +26,7 @@ PRED_RESULT_BYTES_MAX = 8 << 20  # of one call: bounds "logits" at "all"
 PRED_TOP_MAX = 1_024  # k of {"top": k}
 PRED_BIAS_MAX = 4_096  # entries of `bias`
 INSTANCE_CALLS_PENDING_MAX = 8_192  # calls of one instance that the kernel has not answered
+LIP_CALL_BYTES_MAX = 64 << 20  # arguments of such calls, of a run with its children
 
 # --- Batches (kernel) ----------------------------------------------------------------------------
 STEP_TOKENS_MAX = 512  # new tokens of one step: bounds how long a prefill chunk delays decodes
@@ -49,12 +50,15 @@ RUN_MESSAGES_MAX = 65_536
 RUN_INBOX_BYTES_MAX = 4 << 20  # messages from the user that were not received yet
 RUN_CHILDREN_MAX = 256  # live children below one run
 RUN_CHILD_DEPTH_MAX = 8
-RUN_TICKETS_MAX = 8_192
+RUN_TREE_MEMORY_BYTES_MAX = 4 * RUN_MEMORY_BYTES_MAX  # of a run and its children together
+RUN_TICKETS_MAX = 8_192  # live ones of one instance
+RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has not taken
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
 SEND_WINDOW_BYTES = 256 << 10  # sent and not yet taken by a connected reader
 
 # --- The sandbox (worker) ------------------------------------------------------------------------
 EPOCH_TICK_MS = 1.0  # a guest that computes yields at the next tick
+TURN_MS_MAX = 4.0  # guests run so long before the worker looks at its links again
 GUEST_STACK_BYTES = 256 << 10
 FIBER_STACK_BYTES = 512 << 10  # guest stack plus the room that a host callback needs
 TABLE_ELEMENTS_MAX = 65_536
@@ -91,6 +95,7 @@ WORKER_BACKLOG_BYTES_MAX = 1 << 30  # of answers that a worker has not read, bef
 DRAIN_SECONDS_MAX = 10  # from SIGTERM to the kill of what is left
 
 assert PRED_TREE_TOKENS_MAX <= STEP_TOKENS_MAX, "a tree must fit into one step"
+assert PRED_RESULT_BYTES_MAX <= RUN_RESULT_BYTES_MAX
 assert GUEST_STACK_BYTES < FIBER_STACK_BYTES
 assert MESSAGE_BYTES_MAX <= RUN_INBOX_BYTES_MAX
 assert PRED_RESULT_BYTES_MAX + REPLIES_BYTES_MAX < FRAME_BYTES_MAX

@@ -1,0 +1,60 @@
+"""The worker's mirror of an instance's KV handles: their numbers and rights, never their files.
+
+The worker chooses the numbers, so that a call which makes a file need not wait for the kernel, and
+answers EBADF and EACCES at once. The kernel has its own table and believes none of this.
+"""
+
+from collections import deque
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
+
+READ, APPEND, TRUNCATE, SAVE, GRANT = 1, 2, 4, 8, 16
+ALL_RIGHTS = 31
+
+_INDEX_BITS = 16
+_INDEX_MASK = (1 << _INDEX_BITS) - 1
+_GENERATION_MAX = (1 << 15) - 1
+
+
+class Handles:
+    """Number (index | generation << 16) -> rights. A closed number comes back only after 32,767 others."""
+
+    __slots__ = ("_free", "_generations", "rights")
+
+    def __init__(self) -> None:
+        self.rights: dict[int, int] = {}
+        self._generations: list[int] = []  # by index: the generation in use, or last used
+        self._free: deque[int] = deque()  # closed indices, the longest closed first
+
+    def __len__(self) -> int:
+        return len(self.rights)
+
+    def allocate(self, rights: int) -> int:
+        """Return a new handle's number; EDQUOT when the table is full."""
+        if len(self._generations) < INSTANCE_HANDLES_MAX:
+            index = len(self._generations)
+            self._generations.append(1)
+        elif self._free:
+            index = self._free.popleft()
+            self._generations[index] = self._generations[index] % _GENERATION_MAX + 1
+        else:
+            raise SyscallError(Errno.EDQUOT, f"{INSTANCE_HANDLES_MAX} handles are open")
+        handle = index | self._generations[index] << _INDEX_BITS
+        self.rights[handle] = rights
+        return handle
+
+    def require(self, handle: int, needed: int) -> int:
+        """Return the handle's rights; EBADF when it is not open, EACCES when it lacks a right."""
+        rights = self.rights.get(handle)
+        if rights is None:
+            raise SyscallError(Errno.EBADF)
+        if needed & ~rights:
+            raise SyscallError(Errno.EACCES)
+        return rights
+
+    def close(self, handle: int) -> None:
+        """Forget a handle; EBADF when it is not open."""
+        if self.rights.pop(handle, None) is None:
+            raise SyscallError(Errno.EBADF)
+        self._free.append(handle & _INDEX_MASK)
