@@ -1,0 +1,1 @@
+"""What runs batches: the Executor interface and its implementations."""

@@ -1,0 +1,81 @@
+"""Attention over pages: every row's new tokens against its own entries in the pool.
+
+The pool of one layer is [slots, 2, kv_heads, head_dim], K and V side by side, so that one gather
+brings both. Rows of equal shape are computed together as a `Group`. The entries of a group are
+gathered slot by slot, and what pads a row to the group's width is the pool's zero slot: no slot
+that a row's block table does not name is ever read, whatever lies in it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows that are computed together: `rows` of `q` new tokens that see up to `entries`."""
+
+    first: int  # the group's first token among the step's
+    rows: int
+    q: int
+    entries: int
+    slots: Tensor  # [rows * entries] int64, the zero slot where a row has no entry
+    mask: Tensor | None  # [rows, 1, q, entries], 0 or -inf, in the network's dtype
+    causal: bool  # without a mask: q == entries and each token sees those before it
+
+
+def attend(queries: Tensor, pool: Tensor, groups: list[Group], pair: bool) -> Tensor:
+    """Return [n, heads * head_dim] from [n, heads, head_dim] queries and one layer's pool.
+
+    The queries' tokens stand in the order of the groups. With `pair`, a group of a single row runs
+    beside a copy of itself: the fast kernels of some libraries add up in another order for one row
+    than for many, and with this a row's result does not depend on its company.
+    """
+    parts = [_attend_group(queries, pool, group, pair) for group in groups]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _attend_group(queries: Tensor, pool: Tensor, group: Group, pair: bool) -> Tensor:
+    _, _, kv_heads, head_dim = pool.shape
+    heads = queries.shape[1]
+    rows, q = group.rows, group.q
+    both = pool.index_select(0, group.slots).view(rows, group.entries, 2, kv_heads, head_dim)
+    keys, values = both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)
+    mine = queries[group.first : group.first + rows * q]
+    mask = group.mask
+    if q == 1:
+        # The heads that share K and V become the queries of one attention: no K is read twice.
+        mine = mine.view(rows, kv_heads, heads // kv_heads, head_dim)
+        mask = None if mask is None else mask.expand(-1, 1, heads // kv_heads, -1)
+    else:
+        mine = mine.view(rows, q, heads, head_dim).transpose(1, 2)
+    if pair and rows == 1:
+        mine, keys, values = (x.expand(2, -1, -1, -1) for x in (mine, keys, values))
+        mask = None if mask is None else mask.expand(2, -1, -1, -1)
+    out = scaled_dot_product_attention(
+        mine,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=group.causal,
+        enable_gqa=q > 1 and heads != kv_heads,
+    )[:rows]
+    if q > 1:
+        out = out.transpose(1, 2)
+    return out.reshape(rows * q, heads * head_dim)
+
+
+def reference_attention(queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
+    """Return [q, heads, head_dim], computed plainly in float64: the oracle of the fast path.
+
+    `queries` is [q, heads, head_dim], `keys` and `values` are [entries, kv_heads, head_dim],
+    `visible` is [q, entries] bool.
+    """
+    shared = queries.shape[1] // keys.shape[1]
+    keys = keys.double().repeat_interleave(shared, dim=1)
+    values = values.double().repeat_interleave(shared, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) / queries.shape[-1] ** 0.5
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)

@@ -1,0 +1,97 @@
+"""Rotary position embedding: the frequencies of each scaling variant, and their application.
+
+Frequencies are computed in float32 in the order of operations that transformers uses, so that
+long positions do not drift apart from it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.models.config import Rope
+
+
+def frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """Return [head_dim / 2] float32 inverse frequencies, and the factor on cosine and sine."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    if rope.kind == "linear":
+        return plain / rope.factor, 1.0
+    if rope.kind == "llama3":
+        return _llama3(rope, plain), 1.0
+    if rope.kind == "yarn":
+        return _yarn(rope, head_dim, rope.theta**exponents), _yarn_attention(rope)
+    assert rope.kind == "default", rope.kind
+    return plain, 1.0
+
+
+def _llama3(rope: Rope, plain: Tensor) -> Tensor:
+    """Divide long wavelengths by the factor, keep short ones, and go smoothly in between."""
+    longest_kept = rope.original_context / rope.high_freq_factor
+    shortest_scaled = rope.original_context / rope.low_freq_factor
+    wavelength = 2 * math.pi / plain
+    scaled = torch.where(wavelength > shortest_scaled, plain / rope.factor, plain)
+    smooth = (rope.original_context / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    between = (1 - smooth) * scaled / rope.factor + smooth * scaled
+    medium = (wavelength >= longest_kept) & (wavelength <= shortest_scaled)
+    return torch.where(medium, between, scaled)
+
+
+def _yarn(rope: Rope, head_dim: int, powers: Tensor) -> Tensor:
+    """Interpolate slow dimensions, keep fast ones, with a linear ramp in between."""
+
+    def dimension(rotations: float) -> float:
+        turns = rope.original_context / (rotations * 2 * math.pi)
+        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = torch.clamp(
+        (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1
+    )
+    kept = 1 - ramp
+    return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+
+def _yarn_attention(rope: Rope) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+
+    def scale(weight: float) -> float:
+        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
+
+    if rope.mscale and rope.mscale_all_dim:
+        return scale(rope.mscale) / scale(rope.mscale_all_dim)
+    return scale(1.0)
+
+
+class RotaryEmbedding:
+    """Cosines and sines of positions, and the rotation of queries and keys by them."""
+
+    def __init__(self, rope: Rope, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        inverse, self._scale = frequencies(rope, head_dim)
+        self._inverse = torch.cat((inverse, inverse)).to(device)
+        # rotate_half negates the second half as it moves it to the front: done once, in the sine.
+        half = head_dim // 2
+        self._sign = torch.cat((-torch.ones(half), torch.ones(half))).to(device)
+        self._dtype = dtype
+        self._half = half
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the cosines and signed sines, [n, 1, head_dim] each, of [n] positions."""
+        angles = positions[:, None].float() * self._inverse
+        cosine = angles.cos() * self._scale
+        sine = angles.sin() * self._scale * self._sign
+        return cosine.to(self._dtype)[:, None], sine.to(self._dtype)[:, None]
+
+    def rotate(self, heads: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+        """Return [n, h, head_dim] heads turned by the tables of their positions."""
+        cosine, sine = tables
+        return torch.addcmul(heads * cosine, heads.roll(self._half, -1), sine)

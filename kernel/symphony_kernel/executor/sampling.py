@@ -1,0 +1,309 @@
+"""From logits to answers: every `get` of `pred`, for all places of a step at once.
+
+A place's answer depends on its own logits, options, seed and position alone. Where an order among
+equal logits matters, the lower token id comes first, so that top_k 1 is argmax and no answer hangs
+on the order in which a library happened to look.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+
+UInt64 = npt.NDArray[np.uint64]
+
+_PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
+# top_k, top_p and min_p first look at this many of the most likely tokens; a row whose truncation
+# reaches further is sorted as a whole.
+_HEAD_TOKENS = 1_024
+
+
+@dataclass(slots=True)
+class Ask:
+    """What one row wants at some of its places."""
+
+    options: PredOptions
+    seed: int  # u64
+    positions: Int32  # [p] of the places' tokens
+
+
+def answer(logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    """Return each ask's bytes, places in order, as `options.Get` lays them out.
+
+    `logits` is [w, vocab_size] float32, the asks' places one after the other; it is overwritten. An
+    ask that cannot be answered has its error in its place and does not disturb the others.
+    """
+    vocab_size = logits.shape[1]
+    results: list[bytes | SyscallError] = [b""] * len(asks)
+    begins = np.cumsum([0, *(len(ask.positions) for ask in asks)])
+    sound: list[int] = []
+    for index, ask in enumerate(asks):
+        error = _check(ask.options, vocab_size)
+        if error is None:
+            sound.append(index)
+            _shape_logits(logits[begins[index] : begins[index + 1]], ask.options)
+        else:
+            results[index] = error
+    kinds: dict[tuple[Get, int], list[int]] = {}
+    for index in sound:
+        options = asks[index].options
+        kinds.setdefault((options.get, options.top), []).append(index)
+    for (get, _), members in kinds.items():
+        places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in members])
+        chosen = logits
+        if len(places) != len(logits):
+            chosen = logits.index_select(0, torch.from_numpy(places).to(logits.device))
+        answers = _ANSWERS[get](chosen, [asks[i] for i in members])
+        results_of = zip(members, answers, strict=True)
+        for index, result in results_of:
+            results[index] = result
+    return results
+
+
+def _check(options: PredOptions, vocab_size: int) -> SyscallError | None:
+    """Return why these options cannot be answered for this vocabulary, or nothing."""
+    if options.allow is not None:
+        if len(options.allow) != -(-vocab_size // 8):
+            return SyscallError(Errno.EINVAL, f"allow must have {-(-vocab_size // 8)} bytes")
+        if not _allowed(options.allow, vocab_size).any():
+            return SyscallError(Errno.EINVAL, "allow allows no token")
+    if any(token >= vocab_size for token, _ in options.bias):
+        return SyscallError(Errno.EINVAL, "a token in bias is outside the vocabulary")
+    if any(token >= vocab_size for token in options.of):
+        return SyscallError(Errno.EINVAL, "a token in of is outside the vocabulary")
+    if options.top > vocab_size:
+        return SyscallError(Errno.EINVAL, f"top {options.top} of {vocab_size} tokens")
+    return None
+
+
+def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
+    return bits.view(np.bool_)
+
+
+def _shape_logits(logits: Tensor, options: PredOptions) -> None:
+    """Add the bias and rule out what is not allowed, in place."""
+    if options.bias:
+        tokens = torch.tensor([token for token, _ in options.bias], device=logits.device)
+        values = torch.tensor([value for _, value in options.bias], device=logits.device)
+        logits.index_add_(1, tokens, values.expand(len(logits), -1))
+    if options.allow is not None:
+        allowed = torch.from_numpy(_allowed(options.allow, logits.shape[1])).to(logits.device)
+        logits.masked_fill_(~allowed, float("-inf"))
+
+
+# --- The answers of one kind ---------------------------------------------------------------------
+
+
+def _split(values: npt.NDArray[np.generic], asks: Sequence[Ask]) -> list[bytes]:
+    """Return the bytes of each ask's places of a [w, ...] array."""
+    ends = np.cumsum([len(ask.positions) for ask in asks])
+    return [part.tobytes() for part in np.split(values, ends[:-1])]
+
+
+def _pairs(tokens: Tensor, logs: Tensor) -> npt.NDArray[np.void]:
+    """Return tokens and their log-probabilities as the wire has them."""
+    pairs = np.empty(tokens.shape, _PAIR)
+    pairs["token"] = tokens.cpu().numpy()
+    pairs["value"] = logs.gather(-1, tokens.view(len(tokens), -1)).view(tokens.shape).cpu().numpy()
+    return pairs
+
+
+def _argmax(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+    return _split(_pairs(logits.argmax(-1), logits.log_softmax(-1)), asks)
+
+
+def _sample(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+    samplings = [ask.options.sampling or Sampling() for ask in asks for _ in ask.positions]
+    seeds = np.array([ask.seed for ask in asks for _ in ask.positions], np.uint64)
+    positions = np.concatenate([ask.positions for ask in asks])
+    tokens = sample(logits, samplings, seeds, positions)
+    return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
+
+
+def _top(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+    tokens = best_tokens(logits, asks[0].options.top)
+    return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
+
+
+def _of(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+    logs = logits.log_softmax(-1)
+    answers, begin = [], 0
+    for ask in asks:
+        ids = torch.tensor(ask.options.of, dtype=torch.int64, device=logits.device)
+        end = begin + len(ask.positions)
+        answers.append(logs[begin:end].index_select(1, ids).cpu().numpy().astype("<f4").tobytes())
+        begin = end
+    return answers
+
+
+def _logits(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+    return _split(logits.cpu().numpy().astype("<f4", copy=False), asks)
+
+
+def _nothing(_: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+    return [b""] * len(asks)
+
+
+_ANSWERS: dict[Get, Callable[[Tensor, Sequence[Ask]], list[bytes]]] = {
+    Get.NONE: _nothing,
+    Get.ARGMAX: _argmax,
+    Get.SAMPLE: _sample,
+    Get.TOP: _top,
+    Get.OF: _of,
+    Get.LOGITS: _logits,
+}
+
+
+def best_tokens(logits: Tensor, count: int) -> Tensor:
+    """Return the [w, count] most likely tokens, best first, the lower id first among equals."""
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0
+    # Flipping the lower bits of negative numbers makes integers order as the floats do; the token
+    # in the low half makes all keys different.
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ids = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
+    keys = (ordered.to(torch.int64) << 32) | ids
+    best = keys.topk(count, dim=-1).values
+    return logits.shape[1] - 1 - (best & 0xFFFFFFFF)
+
+
+# --- Sampling ------------------------------------------------------------------------------------
+
+
+def sample(
+    logits: Tensor, samplings: Sequence[Sampling], seeds: UInt64, positions: Int32
+) -> Tensor:
+    """Return [w] sampled tokens of [w, vocab_size] logits.
+
+    The token is the argmax of logit / temperature plus Gumbel noise, which draws from the softmax.
+    The noise is a hash of the seed, the position and the token id, so that the same place gets the
+    same token whatever else is in the batch, and truncation only removes candidates.
+    """
+    temperatures = torch.tensor([s.temperature for s in samplings], device=logits.device)
+    greedy = np.array([s.temperature == 0.0 for s in samplings])
+    cut = np.array([s.top_k > 0 or s.top_p < 1.0 or s.min_p > 0.0 for s in samplings])
+    keys = noise_keys(seeds, positions)
+    tokens = torch.empty(len(samplings), dtype=torch.int64, device=logits.device)
+    for rows, draw in (
+        (np.flatnonzero(greedy), None),
+        (np.flatnonzero(~greedy & cut), _draw_truncated),
+        (np.flatnonzero(~greedy & ~cut), _draw),
+    ):
+        if not len(rows):
+            continue
+        index = torch.from_numpy(rows).to(logits.device)
+        chosen = logits.index_select(0, index)
+        if draw is None:
+            tokens[index] = chosen.argmax(-1)
+        else:
+            scaled = chosen.div_(temperatures[index][:, None])
+            tokens[index] = draw(scaled, [samplings[int(i)] for i in rows], keys[rows])
+    return tokens
+
+
+def noise_keys(seeds: UInt64, positions: Int32) -> UInt64:
+    """Return [w] u64 keys, each a hash of a seed and a position."""
+    with np.errstate(over="ignore"):
+        return _mix64(_mix64(seeds) + positions.astype(np.uint64) * np.uint64(0xD1342543DE82EF95))
+
+
+def _mix64(x: UInt64) -> UInt64:
+    """Return splitmix64's finaliser of each number."""
+    with np.errstate(over="ignore"):
+        x = x + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))
+
+
+def noise(tokens: Tensor, keys: UInt64) -> Tensor:
+    """Return [w, m] float32 Gumbel noise for [m] or [w, m] int32 token ids and [w] keys.
+
+    The hash is 32-bit multiplication and shifts, the same on every device; the logarithms of two
+    devices may differ in the last place.
+    """
+    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(tokens.device)
+    x = tokens * -1640531527 + halves[:, :1]  # 2**32 / golden ratio: spreads neighbouring ids
+    x ^= (x >> 16) & 0xFFFF
+    x *= -2048144789
+    x ^= (x >> 13) & 0x7FFFF
+    x ^= halves[:, 1:]
+    x *= -1028477387
+    x ^= (x >> 16) & 0xFFFF
+    x *= 668265261
+    x ^= (x >> 15) & 0x1FFFF
+    # 31 bits in (0, 1): small numbers, which become large noise, keep their precision.
+    uniform = ((x >> 1) & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _draw(scaled: Tensor, _: Sequence[Sampling], keys: UInt64) -> Tensor:
+    """Return a token of each row. Row by row: one row's noise fits into the processor's cache."""
+    ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
+    drawn = [noise(ids, keys[i : i + 1])[0].add_(row).argmax(-1) for i, row in enumerate(scaled)]
+    return torch.stack(drawn)
+
+
+def _draw_truncated(scaled: Tensor, samplings: Sequence[Sampling], keys: UInt64) -> Tensor:
+    """Return a token of each row, among those that top_k, top_p and min_p leave."""
+    head = min(_HEAD_TOKENS, scaled.shape[1])
+    if all(0 < s.top_k <= head for s in samplings):
+        head = max(s.top_k for s in samplings)
+    ids = best_tokens(scaled, head)
+    logs = scaled.log_softmax(-1).gather(1, ids).double().cpu().numpy()
+    kept = [_kept(row, s, scaled.shape[1]) for row, s in zip(logs, samplings, strict=True)]
+    whole = [i for i, count in enumerate(kept) if count is None]
+    sizes = torch.tensor([count or 1 for count in kept], device=scaled.device)
+    scores = scaled.gather(1, ids).add_(noise(ids.to(torch.int32), keys))
+    outside = torch.arange(head, device=scaled.device) >= sizes[:, None]
+    best = scores.masked_fill_(outside, float("-inf")).argmax(-1, keepdim=True)
+    tokens = ids.gather(1, best)[:, 0]
+    for i in whole:
+        tokens[i] = _draw_sorted(scaled[i : i + 1], samplings[i], keys[i : i + 1])
+    return tokens
+
+
+def _draw_sorted(scaled: Tensor, sampling: Sampling, keys: UInt64) -> Tensor:
+    """Return a token of a single row whose truncation needs all tokens in order."""
+    ids = torch.sort(scaled, dim=-1, descending=True, stable=True).indices
+    logs = scaled.log_softmax(-1).gather(1, ids)[0].double().cpu().numpy()
+    count = _kept(logs, sampling, len(logs))
+    assert count is not None, "all tokens are there"
+    ids = ids[:, :count]
+    scores = scaled.gather(1, ids).add_(noise(ids.to(torch.int32), keys))
+    return ids[0, scores.argmax()]
+
+
+def _kept(logs: npt.NDArray[np.float64], sampling: Sampling, vocab_size: int) -> int | None:
+    """Return how many of the most likely tokens a truncation keeps, at least one.
+
+    `logs` are the log-probabilities of the first tokens in falling order; None says that more of
+    them are needed. top_p counts within what top_k leaves, min_p against the most likely token.
+    """
+    whole = len(logs) == vocab_size
+    count = min(sampling.top_k or vocab_size, vocab_size)
+    if not whole and len(logs) < count and (sampling.top_p >= 1.0 and sampling.min_p <= 0.0):
+        return None
+    if sampling.top_p < 1.0:
+        chances = np.exp(logs[:count])
+        if len(logs) < count < vocab_size:
+            return None  # the mass within top_k is not known
+        total = chances.sum() if count < vocab_size else 1.0
+        before = np.cumsum(chances) - chances
+        count_p = int(np.count_nonzero(before < sampling.top_p * total))
+        if count_p == len(logs) and not whole and count > len(logs):
+            return None
+        count = min(count, max(count_p, 1))
+    if sampling.min_p > 0.0:
+        count_min = int(np.count_nonzero(logs >= logs[0] + np.log(sampling.min_p)))
+        if count_min == len(logs) and not whole and count > len(logs):
+            return None
+        count = min(count, max(count_min, 1))
+    return count
