@@ -1,0 +1,702 @@
+//! Tasks in one instance, over tickets.
+//!
+//! A ticket is work that the server does meanwhile. The executor runs every task that can go on;
+//! when none can, it makes one `wait` over all tickets, takes the results that are there, and goes
+//! on. So the forward passes of many tasks are all under way before the program waits, and the
+//! server computes them in one step.
+//!
+//! A future that is dropped cancels its ticket.
+
+use crate::error::{check, Errno, Error, Result};
+use crate::local::local;
+use crate::raw;
+use alloc::boxed::Box;
+use alloc::rc::Rc;
+use alloc::sync::Arc;
+use alloc::task::Wake;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
+use core::fmt;
+use core::future::Future;
+use core::pin::Pin;
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::task::{Context, Poll, Waker};
+
+/// The task that `block_on` runs itself; spawned ones count from 1.
+const MAIN: u64 = 0;
+/// After a wait, tickets are tried until this many in a row were not ready: in lockstep all of
+/// them are, and a thousand sleepers must not cost a thousand calls.
+const MISSES_MAX: usize = 8;
+const TAKE_ROOM: usize = 256;
+
+// --- Tickets -------------------------------------------------------------------------------------
+
+/// How the bytes of a result become a value; the number is the one given to [`Ticket::new`].
+pub(crate) type Decode<T> = fn(&[u8], usize) -> Option<T>;
+
+/// Work under way on the server; awaiting it gives the result.
+///
+/// The work began when the ticket was made, not when it is first awaited. Dropping the ticket
+/// cancels it.
+#[must_use = "dropping a ticket cancels its work"]
+pub struct Ticket<T> {
+    call: &'static str,
+    state: State,
+    decode: Decode<T>,
+    shape: usize,
+}
+
+enum State {
+    Failed(Errno),
+    /// Under way, and nobody has awaited it.
+    Started(i32),
+    /// Under way or done; the reactor keeps it in this slot.
+    Registered(usize),
+    Finished,
+}
+
+impl<T> Ticket<T> {
+    /// The ticket that a call returned; `shape` is handed to `decode`.
+    pub(crate) fn new(call: &'static str, result: i32, decode: Decode<T>, shape: usize) -> Self {
+        let state = match check(call, result) {
+            Ok(_) => State::Started(result),
+            Err(error) => State::Failed(error.errno),
+        };
+        Ticket { call, state, decode, shape }
+    }
+
+    /// Waits for this one ticket, from code that is not async.
+    pub fn block(self) -> Result<T> {
+        block_on(self)
+    }
+
+    fn finish(&self, result: core::result::Result<Vec<u8>, Errno>) -> Result<T> {
+        match result.map(|bytes| (self.decode)(&bytes, self.shape)) {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => Err(Error::new(self.call, Errno::EIO)),
+            Err(errno) => Err(Error::new(self.call, errno)),
+        }
+    }
+}
+
+impl<T> Future for Ticket<T> {
+    type Output = Result<T>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
+        let result = match self.state {
+            State::Failed(errno) => Err(errno),
+            State::Finished => panic!("a ticket was awaited after it had given its result"),
+            State::Started(ticket) => {
+                let waker = context.waker().clone();
+                let slot = RUNTIME.with(|r| r.reactor.borrow_mut().register(ticket, waker));
+                self.state = State::Registered(slot);
+                return Poll::Pending;
+            }
+            State::Registered(slot) => {
+                match RUNTIME.with(|r| r.reactor.borrow_mut().poll(slot, context.waker())) {
+                    Some(result) => result,
+                    None => return Poll::Pending,
+                }
+            }
+        };
+        self.state = State::Finished;
+        Poll::Ready(self.finish(result))
+    }
+}
+
+impl<T> Drop for Ticket<T> {
+    fn drop(&mut self) {
+        let ticket = match self.state {
+            State::Started(ticket) => Some(ticket),
+            State::Registered(slot) => RUNTIME.with(|r| r.reactor.borrow_mut().remove(slot)),
+            State::Failed(_) | State::Finished => None,
+        };
+        if let Some(ticket) = ticket {
+            // An answer would only say that the work had ended already.
+            let _ = unsafe { raw::cancel(ticket) };
+        }
+    }
+}
+
+impl<T> fmt::Debug for Ticket<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ticket({})", self.call)
+    }
+}
+
+// --- The reactor: which tickets are under way, and what came of them --------------------------
+
+enum Slot {
+    Free,
+    Waiting(i32, Waker),
+    Done(core::result::Result<Vec<u8>, Errno>),
+}
+
+struct Reactor {
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Tickets under way, oldest first, and the slot of each.
+    tickets: Vec<i32>,
+    owners: Vec<usize>,
+    room: Vec<u8>,
+}
+
+impl Reactor {
+    const fn new() -> Reactor {
+        Reactor {
+            slots: Vec::new(),
+            free: Vec::new(),
+            tickets: Vec::new(),
+            owners: Vec::new(),
+            room: Vec::new(),
+        }
+    }
+
+    fn register(&mut self, ticket: i32, waker: Waker) -> usize {
+        let slot = self.free.pop().unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(Slot::Free);
+        }
+        self.slots[slot] = Slot::Waiting(ticket, waker);
+        self.tickets.push(ticket);
+        self.owners.push(slot);
+        slot
+    }
+
+    fn poll(&mut self, slot: usize, waker: &Waker) -> Option<core::result::Result<Vec<u8>, Errno>> {
+        if let Slot::Waiting(_, known) = &mut self.slots[slot] {
+            if !known.will_wake(waker) {
+                *known = waker.clone();
+            }
+            return None;
+        }
+        self.free.push(slot);
+        match core::mem::replace(&mut self.slots[slot], Slot::Free) {
+            Slot::Done(result) => Some(result),
+            _ => unreachable!("a ticket's slot is waiting or done"),
+        }
+    }
+
+    /// Forgets a slot and returns its ticket where that is still under way.
+    fn remove(&mut self, slot: usize) -> Option<i32> {
+        self.free.push(slot);
+        match core::mem::replace(&mut self.slots[slot], Slot::Free) {
+            Slot::Waiting(ticket, _) => {
+                if let Some(at) = self.owners.iter().position(|owner| *owner == slot) {
+                    self.owners.remove(at);
+                    self.tickets.remove(at);
+                }
+                Some(ticket)
+            }
+            _ => None,
+        }
+    }
+
+    /// Waits until a ticket is ready, takes what is ready, and returns whom to wake.
+    fn wait(&mut self) -> Vec<Waker> {
+        let count = self.tickets.len();
+        assert!(count > 0, "deadlock: every task waits, and no ticket is under way");
+        let index = unsafe { raw::wait(self.tickets.as_ptr(), count, -1) };
+        let first = match check("wait", index) {
+            Ok(index) => index as usize,
+            Err(error) => panic!("{}", error),
+        };
+        let mut wakers = Vec::new();
+        let mut misses = 0;
+        for offset in 0..count {
+            let at = (first + offset) % count;
+            match self.try_take(at) {
+                Some(waker) => {
+                    wakers.push(waker);
+                    misses = 0;
+                }
+                None => misses += 1,
+            }
+            if misses >= MISSES_MAX {
+                break;
+            }
+        }
+        self.forget_done();
+        wakers
+    }
+
+    /// Takes the result of ticket number `at`; `None` where it is not ready.
+    fn try_take(&mut self, at: usize) -> Option<Waker> {
+        self.room.resize(self.room.len().max(TAKE_ROOM), 0);
+        let taken = loop {
+            let room = (self.room.as_mut_ptr(), self.room.len());
+            match check("take", unsafe { raw::take(self.tickets[at], room.0, room.1) }) {
+                Ok(length) if length as usize > self.room.len() => {
+                    self.room.resize(length as usize, 0);
+                }
+                Ok(length) => break Ok(self.room[..length as usize].to_vec()),
+                Err(error) if error.errno == Errno::EAGAIN => return None,
+                Err(error) => break Err(error.errno),
+            }
+        };
+        let slot = core::mem::replace(&mut self.slots[self.owners[at]], Slot::Done(taken));
+        match slot {
+            Slot::Waiting(_, waker) => Some(waker),
+            _ => unreachable!("a ticket that is waited for has a waiting slot"),
+        }
+    }
+
+    fn forget_done(&mut self) {
+        let mut kept = 0;
+        for at in 0..self.tickets.len() {
+            if matches!(self.slots[self.owners[at]], Slot::Waiting(..)) {
+                self.tickets[kept] = self.tickets[at];
+                self.owners[kept] = self.owners[at];
+                kept += 1;
+            }
+        }
+        self.tickets.truncate(kept);
+        self.owners.truncate(kept);
+    }
+}
+
+// --- Tasks ---------------------------------------------------------------------------------------
+
+type Work = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Entry {
+    id: u64,
+    /// Absent while it is being polled.
+    work: Option<Work>,
+    waker: Waker,
+}
+
+struct Runtime {
+    running: Cell<bool>,
+    reactor: RefCell<Reactor>,
+    ready: RefCell<Vec<Arc<TaskWaker>>>,
+    tasks: RefCell<Vec<Option<Entry>>>,
+    free: RefCell<Vec<usize>>,
+    spawned: Cell<u64>,
+}
+
+local! {
+    static RUNTIME: Runtime = Runtime {
+        running: Cell::new(false),
+        reactor: RefCell::new(Reactor::new()),
+        ready: RefCell::new(Vec::new()),
+        tasks: RefCell::new(Vec::new()),
+        free: RefCell::new(Vec::new()),
+        spawned: Cell::new(0),
+    };
+}
+
+/// A task's place in the table; the upper half of its id tells it from earlier tenants.
+fn place(id: u64) -> usize {
+    (id & 0xffff_ffff) as usize
+}
+
+impl Runtime {
+    fn add(&self, work: Work) -> u64 {
+        let mut tasks = self.tasks.borrow_mut();
+        let place = self.free.borrow_mut().pop().unwrap_or(tasks.len());
+        if place == tasks.len() {
+            tasks.push(None);
+        }
+        self.spawned.set(self.spawned.get() + 1);
+        let id = self.spawned.get() << 32 | place as u64;
+        let waker = Waker::from(TaskWaker::new(id));
+        waker.wake_by_ref();
+        tasks[place] = Some(Entry { id, work: Some(work), waker });
+        id
+    }
+
+    /// Takes the work of a task that is still there out for polling.
+    fn take_work(&self, id: u64) -> Option<(Work, Waker)> {
+        let mut tasks = self.tasks.borrow_mut();
+        let entry = tasks.get_mut(place(id))?.as_mut().filter(|entry| entry.id == id)?;
+        Some((entry.work.take()?, entry.waker.clone()))
+    }
+
+    /// Puts work back, or returns it where the task was cancelled meanwhile.
+    fn return_work(&self, id: u64, work: Work) -> Option<Work> {
+        let mut tasks = self.tasks.borrow_mut();
+        match tasks.get_mut(place(id)).and_then(Option::as_mut).filter(|entry| entry.id == id) {
+            Some(entry) => {
+                entry.work = Some(work);
+                None
+            }
+            None => Some(work),
+        }
+    }
+
+    /// Takes a task out of the table, for the caller to drop.
+    fn remove(&self, id: u64) -> Option<Entry> {
+        let mut tasks = self.tasks.borrow_mut();
+        let entry = tasks.get_mut(place(id))?;
+        if entry.as_ref().map_or(true, |entry| entry.id != id) {
+            return None;
+        }
+        self.free.borrow_mut().push(place(id));
+        entry.take()
+    }
+}
+
+struct TaskWaker {
+    id: u64,
+    queued: AtomicBool,
+}
+
+impl TaskWaker {
+    fn new(id: u64) -> Arc<TaskWaker> {
+        Arc::new(TaskWaker { id, queued: AtomicBool::new(false) })
+    }
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::Relaxed) {
+            RUNTIME.with(|r| r.ready.borrow_mut().push(self.clone()));
+        }
+    }
+}
+
+/// Marks that the executor runs; at the end, however it comes, the tasks that are left are dropped.
+struct Running;
+
+impl Running {
+    fn enter() -> Running {
+        let nested = RUNTIME.with(|r| r.running.replace(true));
+        assert!(!nested, "block_on (or Ticket::block) inside of a task: use .await");
+        Running
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNTIME.with(|r| {
+            let left = (r.tasks.take(), r.free.take());
+            drop(left);
+            r.ready.borrow_mut().clear();
+            r.running.set(false);
+        });
+    }
+}
+
+/// Runs a future to its end, and every task that is spawned meanwhile; tasks that are left then are
+/// dropped. The entry macro calls it for an async program.
+///
+/// # Panics
+/// When it is called inside of a task, or when every task waits for another one.
+pub fn block_on<F: Future>(future: F) -> F::Output {
+    let _running = Running::enter();
+    let mut main = Box::pin(future);
+    let task = TaskWaker::new(MAIN);
+    let waker = Waker::from(task.clone());
+    task.wake();
+    loop {
+        for task in next_ready() {
+            task.queued.store(false, Ordering::Relaxed);
+            if task.id != MAIN {
+                run_task(task.id);
+            } else if let Poll::Ready(value) = main.as_mut().poll(&mut Context::from_waker(&waker))
+            {
+                return value;
+            }
+        }
+    }
+}
+
+/// The tasks that can go on; waits for tickets until there is one.
+fn next_ready() -> Vec<Arc<TaskWaker>> {
+    loop {
+        let ready = RUNTIME.with(|r| r.ready.take());
+        if !ready.is_empty() {
+            return ready;
+        }
+        let wakers = RUNTIME.with(|r| r.reactor.borrow_mut().wait());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn run_task(id: u64) {
+    let (mut work, waker) = match RUNTIME.with(|r| r.take_work(id)) {
+        Some(taken) => taken,
+        None => return,
+    };
+    // What a task owned is dropped outside of the table's borrow: its drop may call back.
+    if work.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+        drop(work);
+        drop(RUNTIME.with(|r| r.remove(id)));
+    } else {
+        drop(RUNTIME.with(|r| r.return_work(id, work)));
+    }
+}
+
+// --- Spawning and joining ------------------------------------------------------------------------
+
+struct Join<T> {
+    value: Option<T>,
+    waker: Option<Waker>,
+}
+
+/// A spawned task; awaiting it gives its output. Dropping it lets the task run on.
+pub struct Task<T> {
+    id: u64,
+    join: Rc<RefCell<Join<T>>>,
+}
+
+/// Starts a task that runs beside the present one, until it ends or the program does.
+///
+/// ```
+/// # symphony::testing::Host::new().run(|| {
+/// use symphony::{block_on, process, spawn};
+/// use std::time::Duration;
+///
+/// block_on(async {
+///     let task = spawn(async {
+///         process::sleep(Duration::from_millis(20)).await.unwrap();
+///         42
+///     });
+///     assert_eq!(task.await, 42);
+/// });
+/// # });
+/// ```
+pub fn spawn<F>(future: F) -> Task<F::Output>
+where
+    F: Future + 'static,
+    F::Output: 'static,
+{
+    let join = Rc::new(RefCell::new(Join { value: None, waker: None }));
+    let shared = join.clone();
+    let work = Box::pin(async move {
+        let value = future.await;
+        let mut join = shared.borrow_mut();
+        join.value = Some(value);
+        if let Some(waker) = join.waker.take() {
+            waker.wake();
+        }
+    });
+    Task { id: RUNTIME.with(|r| r.add(work)), join }
+}
+
+impl<T> Task<T> {
+    /// Ends the task where it stands; its tickets are cancelled and its files closed.
+    pub fn cancel(self) {
+        drop(RUNTIME.with(|r| r.remove(self.id)));
+    }
+
+    /// Whether awaiting it would give its output at once.
+    pub fn is_finished(&self) -> bool {
+        self.join.borrow().value.is_some()
+    }
+}
+
+impl<T> Future for Task<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let mut join = self.join.borrow_mut();
+        match join.value.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                join.waker = Some(context.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl<T> fmt::Debug for Task<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Task({})", self.id >> 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Host;
+    use crate::{join_all, process, select, select_all, timeout, try_join_all, Either, KvFile};
+    use alloc::vec;
+    use core::time::Duration;
+
+    fn ms(count: u64) -> Duration {
+        Duration::from_millis(count)
+    }
+
+    async fn after(count: u64) -> u64 {
+        process::sleep(ms(count)).await.unwrap();
+        process::clock_ms()
+    }
+
+    #[test]
+    fn passes_of_all_tasks_are_under_way_before_the_program_waits() {
+        let (_, seen) = Host::new().observe(|| {
+            block_on(async {
+                let tasks: Vec<_> = (0..16u32)
+                    .map(|i| {
+                        spawn(async move {
+                            let kv = KvFile::create().unwrap();
+                            for _ in 0..5 {
+                                kv.pred(&[i]).argmax().await.unwrap();
+                            }
+                        })
+                    })
+                    .collect();
+                join_all(tasks).await;
+            })
+        });
+        assert_eq!(seen.passes_per_wait, vec![16; 5]);
+        // No call was made to hear that a result was not there.
+        assert_eq!(seen.takes, 16 * 5);
+        assert_eq!((seen.tickets_left, seen.files_left), (0, 0));
+    }
+
+    #[test]
+    fn sleepers_are_not_all_asked_at_every_wait() {
+        let (times, seen) = Host::new().observe(|| block_on(join_all((1..=500).map(after))));
+        assert_eq!(times.unwrap(), (1..=500).collect::<Vec<u64>>());
+        assert_eq!(seen.passes_per_wait.len(), 500);
+        assert!(seen.takes <= 500 * (1 + MISSES_MAX), "{}", seen.takes);
+    }
+
+    #[test]
+    fn a_dropped_future_cancels_its_ticket() {
+        let (_, seen) = Host::new().observe(|| {
+            block_on(async {
+                drop(process::sleep(ms(1)));
+                let first = select(after(5), after(500)).await;
+                assert!(matches!(first, Either::Left(5)));
+                assert_eq!(select_all((1..=8).map(|i| after(10 * (9 - i)))).await, (7, 15));
+                assert_eq!(timeout(ms(5), after(50)).await.unwrap(), None);
+                assert_eq!(timeout(ms(50), after(5)).await.unwrap(), Some(25));
+            })
+        });
+        assert_eq!(seen.cancelled, 1 + 1 + 7 + 1 + 1);
+        assert_eq!(seen.tickets_left, 0);
+    }
+
+    #[test]
+    fn a_result_that_came_and_was_not_awaited_is_dropped() {
+        let (_, seen) = Host::new().observe(|| {
+            block_on(async {
+                let slow = after(10);
+                let fast = after(10);
+                assert!(matches!(select(slow, fast).await, Either::Left(10)));
+            })
+        });
+        assert_eq!((seen.tickets_left, seen.cancelled), (0, 0));
+    }
+
+    #[test]
+    fn tasks_end_when_they_are_cancelled_or_the_program_ends() {
+        let (_, seen) = Host::new().observe(|| {
+            block_on(async {
+                let endless = || async {
+                    let _kv = KvFile::create().unwrap();
+                    loop {
+                        after(10).await;
+                    }
+                };
+                let cancelled = spawn(endless());
+                let left = spawn(endless());
+                after(25).await;
+                assert!(!left.is_finished());
+                cancelled.cancel();
+                after(22).await;
+            })
+        });
+        assert_eq!((seen.files_left, seen.tickets_left, seen.cancelled), (0, 0, 2));
+    }
+
+    #[test]
+    fn a_task_may_cancel_itself() {
+        Host::new().run(|| {
+            let mine: Rc<RefCell<Option<Task<()>>>> = Rc::default();
+            let inner = mine.clone();
+            block_on(async {
+                *mine.borrow_mut() = Some(spawn(async move {
+                    if let Some(task) = inner.borrow_mut().take() {
+                        task.cancel();
+                    }
+                    after(1).await;
+                    panic!("a cancelled task went on");
+                }));
+                after(5).await;
+            });
+        });
+    }
+
+    #[test]
+    fn outputs_come_in_order_and_the_first_error_ends_the_rest() {
+        let (_, seen) = Host::new().observe(|| {
+            block_on(async {
+                let all = join_all([30, 10, 20].map(|t| async move { (t, after(t).await) })).await;
+                assert_eq!(all, [(30, 30), (10, 10), (20, 20)]);
+                let tried = try_join_all([5, 1, 3].map(|t| async move {
+                    after(t).await;
+                    if t == 3 {
+                        Err("three")
+                    } else {
+                        Ok(t)
+                    }
+                }));
+                assert_eq!(tried.await, Err("three"));
+                assert_eq!(
+                    try_join_all([2, 1].map(|t| async move { Ok::<_, ()>(t) })).await,
+                    Ok(vec![2, 1])
+                );
+            })
+        });
+        assert_eq!((seen.cancelled, seen.tickets_left), (1, 0));
+    }
+
+    #[test]
+    fn errors_name_their_call() {
+        Host::new().run(|| {
+            let closed = KvFile::from_handle(99);
+            let error = closed.pred(&[1]).argmax().block().unwrap_err();
+            assert_eq!((error.call, error.errno), ("pred", Errno::EBADF));
+            let error = KvFile::open("none").unwrap_err();
+            assert_eq!(alloc::format!("{}", error), "kv_open: ENOENT (no such name)");
+            assert_eq!(process::recv().block().unwrap_err().errno, Errno::EPIPE);
+        });
+    }
+
+    #[test]
+    fn results_longer_than_the_room_are_taken_whole() {
+        let long = vec![7; 10 * TAKE_ROOM];
+        let expected = long.clone();
+        Host::new().message(long).run(|| assert_eq!(process::recv().block().unwrap(), expected));
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn tasks_that_wait_for_each_other_are_a_deadlock() {
+        Host::new().run(|| {
+            let mine: Rc<RefCell<Option<Task<()>>>> = Rc::default();
+            let inner = mine.clone();
+            block_on(async {
+                *mine.borrow_mut() = Some(spawn(async move {
+                    let me = inner.borrow_mut().take();
+                    me.unwrap().await;
+                }));
+                core::future::pending::<()>().await;
+            });
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "use .await")]
+    fn blocking_inside_of_a_task_is_refused() {
+        Host::new().run(|| block_on(async { process::sleep(ms(1)).block() })).unwrap();
+    }
+
+    #[test]
+    fn a_program_may_block_again_after_a_panic() {
+        let panicked =
+            std::panic::catch_unwind(|| Host::new().run(|| block_on(async { panic!() })));
+        assert!(panicked.is_err());
+        assert_eq!(Host::new().run(|| block_on(after(3))), 3);
+    }
+}

@@ -1,0 +1,324 @@
+//! KV files: the model's memory of a text, as a thing to open, fork, cut and name.
+
+use crate::error::{check, filled, Errno, Error, Result};
+use crate::msgpack;
+use crate::pred::Pred;
+use crate::raw;
+use crate::value::Value;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ops::{BitOr, Range};
+
+/// What a handle may be used for. No call adds a right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rights(u32);
+
+impl Rights {
+    /// Forward passes, fork, extract, and reading.
+    pub const READ: Rights = Rights(1);
+    /// Forward passes that are kept, and append.
+    pub const APPEND: Rights = Rights(2);
+    /// Rolling back.
+    pub const TRUNCATE: Rights = Rights(4);
+    /// Naming.
+    pub const SAVE: Rights = Rights(8);
+    /// Giving to a child or the parent.
+    pub const GRANT: Rights = Rights(16);
+    /// All of them.
+    pub const ALL: Rights = Rights(31);
+
+    /// The rights with these bits.
+    pub const fn from_bits(bits: u32) -> Rights {
+        Rights(bits)
+    }
+
+    /// The bits.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Whether all of `other` are among them.
+    pub const fn contains(self, other: Rights) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for Rights {
+    type Output = Rights;
+
+    fn bitor(self, other: Rights) -> Rights {
+        Rights(self.0 | other.0)
+    }
+}
+
+/// What to do about a name that is taken, and who may see the file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Save(u32);
+
+impl Save {
+    /// A new, private name, gone when the server restarts.
+    pub const NEW: Save = Save(0);
+    /// The name may be taken.
+    pub const REPLACE: Save = Save(1);
+    /// It survives a restart of the server.
+    pub const DURABLE: Save = Save(2);
+    /// Other tenants may open it.
+    pub const PUBLIC: Save = Save(4);
+}
+
+impl BitOr for Save {
+    type Output = Save;
+
+    fn bitor(self, other: Save) -> Save {
+        Save(self.0 | other.0)
+    }
+}
+
+/// A wish about where a file's pages live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Nothing special.
+    Normal,
+    /// Keep it near for this many milliseconds.
+    Keep(u32),
+    /// It is needed soon.
+    WillNeed,
+    /// It is not needed soon.
+    DoNotNeed,
+    /// 0 to 7: the higher, the longer it stays.
+    Priority(u8),
+}
+
+/// What is known of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Entries.
+    pub len: u32,
+    /// Pages it refers to.
+    pub pages: u32,
+    /// How many of them it shares with other files.
+    pub shared: u32,
+    /// Where they are, such as `"device"`.
+    pub tier: String,
+    /// What this handle may be used for.
+    pub rights: Rights,
+    /// Its name, where it has one.
+    pub path: Option<String>,
+}
+
+/// A named file in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub path: String,
+    /// Entries.
+    pub len: u32,
+    /// Pages it refers to.
+    pub pages: u32,
+    /// Where they are.
+    pub tier: String,
+    /// Whether it survives a restart of the server.
+    pub durable: bool,
+}
+
+/// A KV file: an ordered list of entries (token, position, and K and V of every layer). Dropping it
+/// closes the handle.
+///
+/// `create`, `fork`, `extract` and `append` answer before the server has done the work; where it
+/// fails, the first call that needs the content says so. Calls on one file take effect in the order
+/// in which they were made.
+///
+/// ```
+/// # symphony::testing::Host::new().run(|| symphony::block_on(async {
+/// use symphony::{model, kv::Save, KvFile};
+///
+/// let prefix = KvFile::create()?;
+/// prefix.pred(&model::tokenize("def main")?).none().await?;
+/// prefix.save("prefixes/main", Save::NEW)?;
+///
+/// let kv = KvFile::open("prefixes/main")?; // a private copy-on-write view
+/// let branch = kv.fork()?;
+/// let next = branch.pred(&model::tokenize("():")?).argmax().await?;
+/// assert!(next.logprob <= 0.0);
+/// assert_eq!((kv.len()?, branch.len()?), (8, 11));
+/// KvFile::remove("prefixes/main")?;
+/// # symphony::Result::Ok(()) }).unwrap());
+/// ```
+#[derive(Debug, PartialEq, Eq)]
+pub struct KvFile {
+    handle: i32,
+}
+
+impl KvFile {
+    /// An empty file without a name.
+    pub fn create() -> Result<KvFile> {
+        KvFile::of("kv_create", unsafe { raw::kv_create() })
+    }
+
+    /// A private view of a named file's content as it is now, with all rights.
+    pub fn open(path: &str) -> Result<KvFile> {
+        KvFile::open_with(path, Rights::ALL)
+    }
+
+    /// A private view of a named file's content as it is now.
+    pub fn open_with(path: &str, rights: Rights) -> Result<KvFile> {
+        let result = unsafe { raw::kv_open(path.as_ptr(), path.len(), rights.bits() as i32) };
+        KvFile::of("kv_open", result)
+    }
+
+    /// The file that was granted to this program under that name.
+    pub fn granted(name: &str) -> Result<KvFile> {
+        KvFile::of("kv_granted", unsafe { raw::kv_granted(name.as_ptr(), name.len()) })
+    }
+
+    /// The file behind a handle that this program owns.
+    pub fn from_handle(handle: i32) -> KvFile {
+        KvFile { handle }
+    }
+
+    /// The handle, without closing it.
+    pub fn into_handle(self) -> i32 {
+        let handle = self.handle;
+        core::mem::forget(self);
+        handle
+    }
+
+    /// The handle; it stays this file's.
+    pub fn handle(&self) -> i32 {
+        self.handle
+    }
+
+    fn of(call: &'static str, result: i32) -> Result<KvFile> {
+        check(call, result)?;
+        Ok(KvFile { handle: result })
+    }
+
+    /// Begins a forward pass over tokens that come after the entries so far.
+    pub fn pred<'a>(&'a self, tokens: &'a [u32]) -> Pred<'a> {
+        Pred::new(self, tokens)
+    }
+
+    /// A copy that shares pages until either side writes.
+    pub fn fork(&self) -> Result<KvFile> {
+        KvFile::of("kv_fork", unsafe { raw::kv_fork(self.handle) })
+    }
+
+    /// A new file of the entries in the ranges; they keep their positions.
+    pub fn extract(&self, ranges: &[Range<u32>]) -> Result<KvFile> {
+        let pairs: Vec<[u32; 2]> = ranges.iter().map(|range| [range.start, range.end]).collect();
+        let result = unsafe { raw::kv_extract(self.handle, pairs.as_ptr().cast(), pairs.len()) };
+        KvFile::of("kv_extract", result)
+    }
+
+    /// Puts entries of another file at the end of this one.
+    pub fn append(&self, source: &KvFile, entries: Range<u32>) -> Result<()> {
+        let result =
+            unsafe { raw::kv_append(self.handle, source.handle, entries.start, entries.end) };
+        check("kv_append", result).map(drop)
+    }
+
+    /// Rolls back to `len` entries.
+    pub fn truncate(&self, len: u32) -> Result<()> {
+        check("kv_truncate", unsafe { raw::kv_truncate(self.handle, len) }).map(drop)
+    }
+
+    /// The number of entries.
+    #[allow(clippy::len_without_is_empty)] // asking costs a call, as its name should show
+    pub fn len(&self) -> Result<u32> {
+        check("kv_len", unsafe { raw::kv_len(self.handle) })
+    }
+
+    /// What is known of the file.
+    pub fn stat(&self) -> Result<Stat> {
+        let bytes = filled("kv_stat", 256, |p, cap| unsafe { raw::kv_stat(self.handle, p, cap) })?;
+        read_stat(&bytes).ok_or(Error::new("kv_stat", Errno::EIO))
+    }
+
+    /// The tokens of a range of entries.
+    pub fn tokens(&self, entries: Range<u32>) -> Result<Vec<u32>> {
+        let count = entries.len();
+        let mut out = alloc::vec![0; count];
+        let result = unsafe { raw::kv_tokens(self.handle, entries.start, count, out.as_mut_ptr()) };
+        check("kv_tokens", result)?;
+        Ok(out)
+    }
+
+    /// Names the file.
+    pub fn save(&self, path: &str, how: Save) -> Result<()> {
+        let result = unsafe { raw::kv_save(self.handle, path.as_ptr(), path.len(), how.0 as i32) };
+        check("kv_save", result).map(drop)
+    }
+
+    /// Takes a name away; files that were opened by it stay as they are.
+    pub fn remove(path: &str) -> Result<()> {
+        check("kv_remove", unsafe { raw::kv_remove(path.as_ptr(), path.len()) }).map(drop)
+    }
+
+    /// The named files whose names begin with `prefix`.
+    pub fn list(prefix: &str) -> Result<Vec<Listed>> {
+        let bytes = filled("kv_list", 1024, |out, cap| unsafe {
+            raw::kv_list(prefix.as_ptr(), prefix.len(), out, cap)
+        })?;
+        let value = msgpack::decode(&bytes).ok();
+        let items = value.as_ref().and_then(Value::as_array);
+        let listed = items.and_then(|items| items.iter().map(read_listed).collect());
+        listed.ok_or(Error::new("kv_list", Errno::EIO))
+    }
+
+    /// Wishes where the file's pages live.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        let (hint, argument) = match advice {
+            Advice::Normal => (0, 0),
+            Advice::Keep(ms) => (1, i64::from(ms)),
+            Advice::WillNeed => (2, 0),
+            Advice::DoNotNeed => (3, 0),
+            Advice::Priority(priority) => (4, i64::from(priority)),
+        };
+        check("kv_advise", unsafe { raw::kv_advise(self.handle, hint, argument) }).map(drop)
+    }
+
+    /// Gives a child, or the parent ([`crate::process::PARENT`]), a handle of its own with at most
+    /// these rights.
+    pub fn grant(&self, pid: u32, rights: Rights, name: &str) -> Result<()> {
+        let (bits, pid) = (rights.bits() as i32, pid as i32);
+        let result = unsafe { raw::kv_grant(self.handle, pid, bits, name.as_ptr(), name.len()) };
+        check("kv_grant", result).map(drop)
+    }
+
+    /// Closes the handle, and says whether it was one; dropping the file does the same.
+    pub fn close(self) -> Result<()> {
+        check("kv_close", unsafe { raw::kv_close(self.into_handle()) }).map(drop)
+    }
+}
+
+impl Drop for KvFile {
+    fn drop(&mut self) {
+        // An errno would say that the handle is closed.
+        let _ = unsafe { raw::kv_close(self.handle) };
+    }
+}
+
+fn read_stat(bytes: &[u8]) -> Option<Stat> {
+    let value = msgpack::decode(bytes).ok()?;
+    let number = |key| value.get(key).and_then(Value::as_u32);
+    Some(Stat {
+        len: number("len")?,
+        pages: number("pages")?,
+        shared: number("shared")?,
+        tier: String::from(value.get("tier")?.as_str()?),
+        rights: Rights(number("rights")?),
+        path: value.get("path").and_then(Value::as_str).map(String::from),
+    })
+}
+
+fn read_listed(value: &Value) -> Option<Listed> {
+    let number = |key| value.get(key).and_then(Value::as_u32);
+    let text = |key| value.get(key).and_then(Value::as_str).map(String::from);
+    Some(Listed {
+        path: text("path")?,
+        len: number("len")?,
+        pages: number("pages")?,
+        tier: text("tier")?,
+        durable: value.get("durable")?.as_bool()?,
+    })
+}

@@ -1,0 +1,90 @@
+//! Write LLM inference programs (LIPs) for Symphony.
+//!
+//! A LIP is a WebAssembly module that runs beside the model. It owns its generation loop and its KV
+//! cache: it opens a prefix, forks it, decodes the branches in parallel and keeps what it wants.
+//!
+//! ```
+//! use symphony::{decode::Generation, join_all, kv::Save, model, process, KvFile};
+//!
+//! symphony::main!(async run);
+//!
+//! async fn run() -> symphony::Result<()> {
+//!     // The prefix is computed once, and has a name for later runs.
+//!     let prefix = KvFile::create()?;
+//!     prefix.pred(&model::tokenize("def ")?).none().await?;
+//!     prefix.save("prefixes/def", Save::REPLACE)?;
+//!
+//!     // Every suffix goes on in a fork of its own; each step decodes all of them in one batch.
+//!     let answers = join_all(["add", "sub", "mul"].map(|suffix| {
+//!         let prefix = &prefix;
+//!         async move {
+//!             let kv = prefix.fork()?;
+//!             let suffix = model::tokenize(suffix)?;
+//!             Generation::new(&kv, &suffix)?.max_tokens(16).text().await
+//!         }
+//!     }));
+//!     for answer in answers.await {
+//!         process::send(answer?)?;
+//!     }
+//!     KvFile::remove("prefixes/def")
+//! }
+//! # let (outcome, seen) = symphony::testing::Host::new().observe(|| symphony::block_on(run()));
+//! # outcome.unwrap().unwrap();
+//! # assert_eq!((seen.sent.len(), seen.names.len(), seen.passes_per_wait[1]), (3, 0, 3));
+//! ```
+//!
+//! - [`process`]: input, messages, log, time, children, queues
+//! - [`model`]: what the model is, tokens, chat template
+//! - [`KvFile`] and [`kv`]: KV files; [`pred`]: forward passes
+//! - [`spawn`], [`join_all`], [`select`]: tasks in one instance, over tickets
+//! - [`decode`]: samplers, stopping, text that grows
+//! - [`testing`]: a program's tests without a server
+//! - [`raw`]: the calls themselves
+//!
+//! What the server does not support fails with [`Errno::ENOSYS`].
+
+#![cfg_attr(not(feature = "std"), no_std)]
+#![deny(missing_docs, missing_debug_implementations, unsafe_op_in_unsafe_fn)]
+// `format!("{}", x)` reads the same on the oldest supported Rust and on the newest.
+#![allow(clippy::uninlined_format_args)]
+
+extern crate alloc;
+
+#[cfg(all(not(feature = "std"), not(target_arch = "wasm32")))]
+compile_error!("outside of Wasm, the crate needs its `std` feature");
+
+mod combine;
+pub mod decode;
+mod entry;
+mod error;
+mod executor;
+pub mod json;
+pub mod kv;
+mod local;
+pub mod model;
+pub mod msgpack;
+pub mod pred;
+pub mod process;
+pub mod raw;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod testing;
+mod value;
+
+pub use combine::{
+    join_all, select, select_all, timeout, try_join_all, Either, JoinAll, Select, SelectAll,
+    TryJoinAll,
+};
+pub use entry::{log_panics, Outcome};
+pub use error::{Errno, Error, Result};
+pub use executor::{block_on, spawn, Task, Ticket};
+pub use kv::KvFile;
+pub use value::{DecodeError, Value};
+
+#[doc(hidden)]
+pub mod __private {
+    pub use alloc::format;
+}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

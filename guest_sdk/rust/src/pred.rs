@@ -1,0 +1,407 @@
+//! Forward passes.
+
+use crate::executor::Ticket;
+use crate::kv::KvFile;
+use crate::msgpack::Writer;
+use crate::raw;
+use alloc::vec::Vec;
+use core::fmt;
+use core::marker::PhantomData;
+
+/// A token and its log-probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// The token.
+    pub token: u32,
+    /// Its natural logarithm of probability, 0 or less.
+    pub logprob: f32,
+}
+
+/// How to draw a token. The same seed, tokens and options give the same token, whatever else the
+/// server computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// 1 draws from the model's own distribution; lower is more sure of itself, 0 is the best one.
+    pub temperature: f32,
+    /// Only the best so many; 0: all.
+    pub top_k: u32,
+    /// Only the best ones that together have this probability; 1: all.
+    pub top_p: f32,
+    /// Only those with at least this share of the best one's probability; 0: all.
+    pub min_p: f32,
+    /// Where the noise comes from; `None`: drawn by the server.
+    pub seed: Option<u64>,
+}
+
+impl Default for Sampling {
+    fn default() -> Sampling {
+        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: None }
+    }
+}
+
+impl Sampling {
+    fn write(&self, out: &mut Writer) {
+        out.map(4 + usize::from(self.seed.is_some()));
+        out.str("temperature").f32(self.temperature).str("top_k").uint(u64::from(self.top_k));
+        out.str("top_p").f32(self.top_p).str("min_p").f32(self.min_p);
+        if let Some(seed) = self.seed {
+            out.str("seed").uint(seed);
+        }
+    }
+}
+
+/// A set of tokens, for [`Pred::allow`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenSet {
+    bits: Vec<u8>,
+}
+
+impl TokenSet {
+    /// No token of a vocabulary of this size.
+    pub fn none(vocab_size: u32) -> TokenSet {
+        TokenSet { bits: alloc::vec![0; (vocab_size as usize + 7) / 8] }
+    }
+
+    /// Puts a token in. Tokens beyond the vocabulary are left out.
+    pub fn insert(&mut self, token: u32) {
+        if let Some(byte) = self.bits.get_mut(token as usize / 8) {
+            *byte |= 1 << (token % 8);
+        }
+    }
+
+    /// Whether a token is in it.
+    pub fn contains(&self, token: u32) -> bool {
+        self.bits.get(token as usize / 8).map_or(false, |byte| byte >> (token % 8) & 1 == 1)
+    }
+
+    /// The mask as the server takes it: bit t%8 of byte t/8 allows token t.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bits
+    }
+}
+
+// --- One place, or several -----------------------------------------------------------------------
+
+/// A pass whose result is for its last token alone.
+#[derive(Debug)]
+pub enum One {}
+
+/// A pass whose result is a list, one for each place asked for.
+#[derive(Debug)]
+pub enum Many {}
+
+/// The type of a pass's result, where each place has a `T`: `T` itself or a `Vec<T>`.
+pub trait Places<T> {
+    /// The type.
+    type Output;
+
+    /// Puts the places' results together.
+    fn gather(places: Vec<T>) -> Option<Self::Output>;
+}
+
+impl<T> Places<T> for One {
+    type Output = T;
+
+    fn gather(mut places: Vec<T>) -> Option<T> {
+        places.pop()
+    }
+}
+
+impl<T> Places<T> for Many {
+    type Output = Vec<T>;
+
+    fn gather(places: Vec<T>) -> Option<Vec<T>> {
+        Some(places)
+    }
+}
+
+#[derive(Clone, Copy)]
+enum At<'a> {
+    Last,
+    All,
+    Indices(&'a [u32]),
+}
+
+// --- The pass ------------------------------------------------------------------------------------
+
+/// A forward pass in the making: [`KvFile::pred`] begins it, options refine it, and what is wanted of
+/// it ([`argmax`](Pred::argmax), [`sample`](Pred::sample), [`top`](Pred::top), [`of`](Pred::of),
+/// [`logits`](Pred::logits) or [`none`](Pred::none)) starts it.
+///
+/// ```
+/// # symphony::testing::Host::new().run(|| symphony::block_on(async {
+/// # use symphony::{model, KvFile};
+/// # let kv = KvFile::create()?;
+/// let tokens = model::tokenize("for i in")?;
+/// // How likely is each token after the one before it?
+/// let next = kv.pred(&tokens).all().of(&tokens).await?;
+/// let likely: f32 = (1..tokens.len()).map(|i| next[i - 1][i]).sum();
+/// assert!(likely < 0.0);
+/// // The five best continuations, without appending anything.
+/// let best = kv.pred(&model::tokenize(" range")?).keep(false).top(5).await?;
+/// assert_eq!(best.len(), 5);
+/// # symphony::Result::Ok(()) }).unwrap());
+/// ```
+#[must_use = "a pass starts when its result is asked for, such as by argmax()"]
+pub struct Pred<'a, P = One> {
+    kv: &'a KvFile,
+    tokens: &'a [u32],
+    positions: Option<&'a [u32]>,
+    at: At<'a>,
+    bias: &'a [(u32, f32)],
+    allow: Option<&'a TokenSet>,
+    parents: Option<&'a [i32]>,
+    keep: bool,
+    places: PhantomData<P>,
+}
+
+impl<'a> Pred<'a> {
+    pub(crate) fn new(kv: &'a KvFile, tokens: &'a [u32]) -> Pred<'a> {
+        Pred {
+            kv,
+            tokens,
+            positions: None,
+            at: At::Last,
+            bias: &[],
+            allow: None,
+            parents: None,
+            keep: true,
+            places: PhantomData,
+        }
+    }
+
+    /// Wants a result for every token.
+    pub fn all(self) -> Pred<'a, Many> {
+        self.placed(At::All)
+    }
+
+    /// Wants results for the tokens with these indices.
+    pub fn at(self, indices: &'a [u32]) -> Pred<'a, Many> {
+        self.placed(At::Indices(indices))
+    }
+
+    fn placed(self, at: At<'a>) -> Pred<'a, Many> {
+        Pred {
+            kv: self.kv,
+            tokens: self.tokens,
+            positions: self.positions,
+            at,
+            bias: self.bias,
+            allow: self.allow,
+            parents: self.parents,
+            keep: self.keep,
+            places: PhantomData,
+        }
+    }
+}
+
+impl<'a, P> Pred<'a, P> {
+    /// The tokens' positions, one each; otherwise they continue at the file's length.
+    ///
+    /// # Panics
+    /// When there are not as many as tokens.
+    pub fn positions(mut self, positions: &'a [u32]) -> Self {
+        assert_eq!(positions.len(), self.tokens.len(), "a position for each token");
+        self.positions = Some(positions);
+        self
+    }
+
+    /// Adds to the logits of these tokens.
+    pub fn bias(mut self, bias: &'a [(u32, f32)]) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// Leaves only these tokens possible.
+    pub fn allow(mut self, tokens: &'a TokenSet) -> Self {
+        self.allow = Some(tokens);
+        self
+    }
+
+    /// Makes the tokens a tree: each one's parent is an earlier one, by index, or -1 for the file's
+    /// end. One pass then scores many continuations.
+    ///
+    /// # Panics
+    /// When there are not as many as tokens.
+    pub fn parents(mut self, parents: &'a [i32]) -> Self {
+        assert_eq!(parents.len(), self.tokens.len(), "a parent for each token");
+        self.parents = Some(parents);
+        self
+    }
+
+    /// With `false`, computes without appending.
+    pub fn keep(mut self, keep: bool) -> Self {
+        self.keep = keep;
+        self
+    }
+
+    /// Starts it, for the file's sake: nothing is wanted but the entries.
+    pub fn none(self) -> Ticket<()> {
+        let options = self.options(Some(&|out| {
+            out.str("none");
+        }));
+        self.start(&options, |bytes, _| bytes.is_empty().then_some(()))
+    }
+
+    /// Starts it; the best token.
+    pub fn argmax(self) -> Ticket<P::Output>
+    where
+        P: Places<Choice>,
+    {
+        let options = self.options(None);
+        self.start(&options, |bytes, _| P::gather(choices(bytes)?))
+    }
+
+    /// Starts it; a token drawn at random.
+    pub fn sample(self, sampling: &Sampling) -> Ticket<P::Output>
+    where
+        P: Places<Choice>,
+    {
+        let options = self.options(Some(&|out| {
+            out.map(1).str("sample");
+            sampling.write(out);
+        }));
+        self.start(&options, |bytes, _| P::gather(choices(bytes)?))
+    }
+
+    /// Starts it; the best `k` tokens, best first.
+    pub fn top(self, k: u32) -> Ticket<P::Output>
+    where
+        P: Places<Vec<Choice>>,
+    {
+        let options = self.options(Some(&|out| {
+            out.map(1).str("top").uint(u64::from(k));
+        }));
+        self.start(&options, |bytes, places| P::gather(split(bytes, places, choices)?))
+    }
+
+    /// Starts it; the log-probability of each of these tokens.
+    pub fn of(self, tokens: &[u32]) -> Ticket<P::Output>
+    where
+        P: Places<Vec<f32>>,
+    {
+        let options = self.options(Some(&|out| {
+            out.map(1).str("of").array(tokens.len());
+            tokens.iter().fold(out, |out, token| out.uint(u64::from(*token)));
+        }));
+        self.start(&options, |bytes, places| P::gather(split(bytes, places, floats)?))
+    }
+
+    /// Starts it; the whole vocabulary's logits.
+    pub fn logits(self) -> Ticket<P::Output>
+    where
+        P: Places<Vec<f32>>,
+    {
+        let options = self.options(Some(&|out| {
+            out.str("logits");
+        }));
+        self.start(&options, |bytes, places| P::gather(split(bytes, places, floats)?))
+    }
+
+    /// The options in MessagePack; nothing at all where they are the defaults.
+    fn options(&self, get: Option<&dyn Fn(&mut Writer)>) -> Vec<u8> {
+        let placed = !matches!(self.at, At::Last);
+        let given = [
+            placed,
+            get.is_some(),
+            !self.bias.is_empty(),
+            self.allow.is_some(),
+            self.parents.is_some(),
+            !self.keep,
+        ];
+        let count = given.iter().filter(|given| **given).count();
+        let mut out = Writer::new();
+        if count == 0 {
+            return out.into_bytes();
+        }
+        out.map(count);
+        match self.at {
+            At::Last => {}
+            At::All => {
+                out.str("at").str("all");
+            }
+            At::Indices(indices) => {
+                out.str("at").array(indices.len());
+                indices.iter().fold(&mut out, |out, index| out.uint(u64::from(*index)));
+            }
+        }
+        if let Some(get) = get {
+            out.str("get");
+            get(&mut out);
+        }
+        self.write_rest(&mut out);
+        out.into_bytes()
+    }
+
+    fn write_rest(&self, out: &mut Writer) {
+        if !self.bias.is_empty() {
+            out.str("bias").map(self.bias.len());
+            for (token, bias) in self.bias {
+                out.uint(u64::from(*token)).f32(*bias);
+            }
+        }
+        if let Some(tokens) = self.allow {
+            out.str("allow").bin(tokens.as_bytes());
+        }
+        if let Some(parents) = self.parents {
+            out.str("parents").array(parents.len());
+            parents.iter().fold(&mut *out, |out, parent| out.int(i64::from(*parent)));
+        }
+        if !self.keep {
+            out.str("keep").bool(false);
+        }
+    }
+
+    fn start<T>(&self, options: &[u8], decode: fn(&[u8], usize) -> Option<T>) -> Ticket<T> {
+        let places = match self.at {
+            At::Last => 1,
+            At::All => self.tokens.len(),
+            At::Indices(indices) => indices.len(),
+        };
+        let positions = self.positions.map_or(core::ptr::null(), <[u32]>::as_ptr);
+        let result = unsafe {
+            raw::pred(
+                self.kv.handle(),
+                self.tokens.as_ptr(),
+                self.tokens.len(),
+                positions,
+                options.as_ptr(),
+                options.len(),
+            )
+        };
+        Ticket::new("pred", result, decode, places)
+    }
+}
+
+impl<P> fmt::Debug for Pred<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pred({} tokens)", self.tokens.len())
+    }
+}
+
+// --- Results -------------------------------------------------------------------------------------
+
+fn word(bytes: &[u8]) -> [u8; 4] {
+    [bytes[0], bytes[1], bytes[2], bytes[3]]
+}
+
+fn choices(bytes: &[u8]) -> Option<Vec<Choice>> {
+    let choice = |pair: &[u8]| Choice {
+        token: u32::from_le_bytes(word(pair)),
+        logprob: f32::from_le_bytes(word(&pair[4..])),
+    };
+    (bytes.len() % 8 == 0).then(|| bytes.chunks_exact(8).map(choice).collect())
+}
+
+fn floats(bytes: &[u8]) -> Option<Vec<f32>> {
+    let float = |bytes| f32::from_le_bytes(word(bytes));
+    (bytes.len() % 4 == 0).then(|| bytes.chunks_exact(4).map(float).collect())
+}
+
+/// The results of the places, all of the same size.
+fn split<T>(bytes: &[u8], places: usize, read: fn(&[u8]) -> Option<T>) -> Option<Vec<T>> {
+    if places == 0 || bytes.is_empty() || bytes.len() % places != 0 {
+        return (places == 0 && bytes.is_empty()).then(Vec::new);
+    }
+    bytes.chunks_exact(bytes.len() / places).map(read).collect()
+}
