@@ -1,0 +1,60 @@
+"""The gateway's process: `python -m symphony_runtime.gateway`, started by the supervisor.
+
+One JSON line of configuration comes on stdin, which then stays open: its end means that the
+supervisor is gone. Events leave as JSON lines on stdout, logs on stderr. Exit code 2: the
+configuration cannot be served, and starting again would not help.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+from symphony_runtime.gateway.app import serve
+from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+
+
+async def _run(config: GatewayConfig) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    await loop.connect_read_pipe(lambda: _Orphaned(), sys.stdin)
+    async with serve(config) as gateway:
+        ready: dict[str, Any] = {"event": "ready", "pid": os.getpid(), "port": gateway.port}
+        if gateway.default_key is not None:
+            ready["default_key"] = gateway.default_key
+        _emit(ready)
+        await stop.wait()
+
+
+class _Orphaned(asyncio.Protocol):
+    """The end of stdin: no supervisor, so no kernel and no worker either."""
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """Exit at once; the next start fails the runs that were live."""
+        logging.getLogger(__name__).error("the supervisor is gone")
+        os._exit(1)
+
+
+def _emit(event: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run the gateway until SIGTERM; return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        config = GatewayConfig.parse(json.loads(sys.stdin.readline()))
+        asyncio.run(_run(config))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

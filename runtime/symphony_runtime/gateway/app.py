@@ -1,0 +1,127 @@
+"""The gateway's boot order, and the application that answers requests.
+
+    1. the database; runs that were live when an earlier gateway died are failed
+    2. keys (made on the first start)
+    3. the socket for workers, the link to the kernel
+    4. HTTP: requests are answered from here on, 503 until kernel and a worker are there
+
+It stops in the opposite order: no new runs, live ones get their time, then everything closes.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from symphony_runtime.compiler import Compiler
+from symphony_runtime.gateway.auth import open_keys
+from symphony_runtime.gateway.channels import Channels
+from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.http import SERVICES, Services
+from symphony_runtime.gateway.links import KernelLink, WorkerLinks
+from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
+from symphony_runtime.gateway.problems import Handler, problems_middleware
+from symphony_runtime.gateway.programs import Programs
+from symphony_runtime.gateway.routes import ROUTES
+from symphony_runtime.gateway.run import fail_live_runs, next_boot
+from symphony_runtime.gateway.runs import Runs
+from symphony_runtime.gateway.store import Store, StoreError
+
+_log = logging.getLogger(__name__)
+_BACKLOG = 4_096  # connections that arrive at once
+_SHUTDOWN_SECONDS = 2.0  # for answers that are still being written
+DIED = "the gateway died while it ran"
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A gateway that serves. `port` is the real one; `default_key` if it was made just now."""
+
+    runs: Runs
+    port: int
+    default_key: str | None
+
+
+@contextlib.asynccontextmanager
+async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
+    """Boot the gateway, and stop it at the end of the block.
+
+    Raises:
+        ConfigError: what the operator asked for cannot be served.
+    """
+    config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    async with contextlib.AsyncExitStack() as stack:
+        store = _open_store(config)
+        stack.push_async_callback(store.close)
+        keys, default_key = await open_keys(store, config)
+        failed = await store.write(lambda connection: fail_live_runs(connection, DIED))
+        if failed:
+            _log.warning("%d runs were live when the last gateway died", failed)
+        boot = await store.write(next_boot)
+        programs = Programs(store, config.data_dir, Compiler())
+        runs = Runs(store, programs, Channels(), config, boot)
+        kernel = KernelLink(config.kernel_socket, config.secret, runs)
+        workers = WorkerLinks(config.socket, config.secrets, runs)
+        runs.attach(kernel, workers)
+        await workers.open()
+        stack.push_async_callback(workers.close)
+        linking = asyncio.create_task(kernel.run())
+        stack.callback(linking.cancel)
+        runner = web.AppRunner(
+            build_app(Services(keys, programs, runs)),
+            access_log=None,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+        )
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        port = await _listen(runner, config)
+        stack.push_async_callback(runs.drain)
+        yield Gateway(runs, port, default_key)
+
+
+def build_app(services: Services) -> web.Application:
+    """Return the application that serves the route table."""
+    app = web.Application(middlewares=[problems_middleware, _authenticate])
+    app[SERVICES] = services
+    app[DOCUMENT] = encode_document(ROUTES)
+    for route in ROUTES:
+        app.router.add_route(route.method, _pattern(route.path), route.handler, name=route.name)
+    return app
+
+
+_OPEN = frozenset(route.name for route in ROUTES if route.open)
+
+
+@web.middleware
+async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+    name = request.match_info.route.name
+    # A request that matches no route is answered 404 or 405 and touches nothing.
+    if request.match_info.http_exception is None and name not in _OPEN:
+        keys = request.app[SERVICES].keys
+        request["tenant"] = keys.tenant_of(request.headers.get("Authorization"))
+    return await handler(request)
+
+
+def _pattern(path: str) -> str:
+    """Return the path as the router has it: a KV file's path may hold slashes."""
+    return path.replace("{path}", "{path:.+}")
+
+
+def _open_store(config: GatewayConfig) -> Store:
+    try:
+        return Store(config.data_dir / "symphony.sqlite")
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
+
+
+async def _listen(runner: web.AppRunner, config: GatewayConfig) -> int:
+    site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG)
+    try:
+        await site.start()
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
+    (_, port, *_) = runner.addresses[0]
+    return int(port)

@@ -1,0 +1,155 @@
+"""What workers ask of the gateway: children and channels."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import RUN_CHILDREN_MAX
+
+from symphony_runtime.compiler import ProgramError
+from symphony_runtime.gateway.channels import Channels, Waiter
+from symphony_runtime.gateway.links import KernelAwayError, Worker
+from symphony_runtime.gateway.problems import Problem
+from symphony_runtime.gateway.programs import Program, Programs
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.runs import Run, Runs
+
+_log = logging.getLogger(__name__)
+
+
+class _Pending:
+    """A channel call that is not answered yet."""
+
+    def __init__(self, instance: int, drop: Callable[[], None]) -> None:
+        self.instance = instance
+        self.drop = drop
+
+
+class Asks:
+    """Answers every `Ask` of every worker, once, unless it is taken back."""
+
+    def __init__(self, runs: "Runs", programs: Programs, channels: Channels) -> None:
+        self._runs = runs
+        self._programs = programs
+        self._channels = channels
+        self._pending: dict[Worker, dict[int, _Pending]] = {}
+
+    def ask(self, worker: Worker, message: m.Ask) -> None:
+        """Take a request; the answer follows, perhaps much later.
+
+        Raises:
+            MessageError: a worker does not ask this.
+        """
+        try:
+            if message.what == "spawn":
+                self._runs.spawn(self._spawn(worker, message.seq, message.args))
+            elif message.what in ("channel_send", "channel_recv"):
+                self._channel(worker, message)
+            else:
+                raise m.MessageError(f"a worker does not ask {message.what!r}")
+        except SyscallError as error:
+            worker.refuse(message.seq, error.errno, error.detail)
+
+    def unask(self, worker: Worker, seq: int) -> None:
+        """The worker does not want an answer any longer."""
+        pending = self._pending.get(worker, {}).pop(seq, None)
+        if pending is not None:
+            pending.drop()
+
+    def forget_instance(self, worker: Worker, instance: int) -> None:
+        """An instance has ended: nobody takes what it waits for."""
+        waiting = self._pending.get(worker, {})
+        for seq in [seq for seq, pending in waiting.items() if pending.instance == instance]:
+            self.unask(worker, seq)
+
+    def forget_worker(self, worker: Worker) -> None:
+        """A worker has gone."""
+        for pending in self._pending.pop(worker, {}).values():
+            pending.drop()
+
+    # -- Channels ------------------------------------------------------------------------------
+    def _channel(self, worker: Worker, message: m.Ask) -> None:
+        args = message.args
+        run = self._runs.run_of(worker, args.get("instance"))
+        name, item = args.get("name"), args.get("item", b"")
+        if run is None:
+            raise SyscallError(Errno.EBADF, "no such instance")
+        if not isinstance(name, str) or not isinstance(item, bytes):
+            raise m.MessageError(f"{message.what} takes a name and bytes")
+        tenant = run.record.tenant
+        answered = False
+
+        def done(result: bytes | int) -> None:
+            nonlocal answered
+            answered = True
+            self._pending.get(worker, {}).pop(message.seq, None)
+            if isinstance(result, int) and result < 0:
+                worker.refuse(message.seq, Errno(-result), "the channel stayed full")
+            else:
+                worker.answer(message.seq, result)
+
+        if message.what == "channel_send":
+            waiter: Waiter = self._channels.send(tenant, name, item, done)
+        else:
+            waiter = self._channels.receive(tenant, name, done)
+        if not answered:
+            drop = partial(self._channels.drop, tenant, name, waiter)
+            pending = _Pending(args["instance"], drop)
+            self._pending.setdefault(worker, {})[message.seq] = pending
+
+    # -- Children ------------------------------------------------------------------------------
+    async def _spawn(self, worker: Worker, seq: int, args: dict[str, Any]) -> None:
+        try:
+            worker.answer(seq, await self._start_child(worker, args))
+        except SyscallError as error:
+            worker.refuse(seq, error.errno, error.detail)
+        except KernelAwayError as error:
+            worker.refuse(seq, Errno.EIO, str(error))
+        except (Problem, ProgramError) as error:
+            worker.refuse(seq, Errno.ENOENT, str(error))
+
+    async def _start_child(self, worker: Worker, args: dict[str, Any]) -> dict[str, Any]:
+        parent, stage = args.get("parent"), args.get("stage", 0)
+        run = self._runs.run_of(worker, parent)
+        if run is None or not isinstance(parent, int) or not isinstance(stage, int):
+            raise SyscallError(Errno.EBADF, "no such parent")
+        if len(run.instances) > RUN_CHILDREN_MAX:
+            raise SyscallError(Errno.EDQUOT, f"a run has at most {RUN_CHILDREN_MAX} live children")
+        program = await self._child_program(run, parent, args.get("program"))
+        _check_entry(program, args.get("entry"))
+        artefact = await self._runs.module_for(worker, program)
+        instance = self._runs.new_instance()
+        if self._runs.run_of(worker, parent) is not run:
+            raise SyscallError(Errno.ECANCELED, "the parent has ended")
+        # Known before it is registered, so that a parent which ends meanwhile takes it along.
+        self._runs.add_child(run, instance, program)
+        try:
+            await self._runs.register(run, instance, parent, stage)
+        except (SyscallError, KernelAwayError):
+            self._runs.forget_child(run, instance)
+            raise
+        self._runs.send_module(worker, program, artefact)
+        return {
+            "instance": instance,
+            "module": program.module,
+            "entries": list(program.manifest.entries),
+        }
+
+    async def _child_program(self, run: "Run", parent: int, wanted: Any) -> Program:
+        if wanted is None:
+            return run.instances.get(parent, run.program)
+        found = None
+        if isinstance(wanted, str):
+            found = await self._programs.find(run.record.tenant, wanted)
+        if found is None:
+            raise SyscallError(Errno.ENOENT, "no such program")
+        return found
+
+
+def _check_entry(program: Program, entry: Any) -> None:
+    if entry and entry not in program.manifest.entries:
+        raise SyscallError(Errno.ENOENT, "the program has no such entry")

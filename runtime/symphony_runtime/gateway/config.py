@@ -1,0 +1,61 @@
+"""The gateway's configuration: one JSON line from the supervisor."""
+
+import ipaddress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.protocol.limits import (
+    DRAIN_SECONDS_MAX,
+    RUNS_LIVE_MAX,
+    TENANT_RUNS_LIVE_MAX,
+)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be served; the words are for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Where the gateway listens, whom it trusts, and where it keeps its data."""
+
+    socket: Path  # workers connect here
+    secrets: dict[str, bytes] = field(repr=False)  # of each worker, by its name
+    secret: bytes = field(repr=False)  # its own, for the kernel
+    kernel_socket: Path
+    data_dir: Path
+    host: str
+    port: int  # 0: any free one
+    runs_live_max: int = RUNS_LIVE_MAX
+    tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
+    drain_seconds: float = DRAIN_SECONDS_MAX
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> "GatewayConfig":
+        """Return the configuration in the supervisor's line.
+
+        Raises:
+            ConfigError: a key is missing, unknown, or of a wrong type.
+        """
+        try:
+            return cls(
+                socket=Path(values.pop("socket")),
+                secrets={k: bytes.fromhex(v) for k, v in values.pop("secrets").items()},
+                secret=bytes.fromhex(values.pop("secret")),
+                kernel_socket=Path(values.pop("kernel_socket")),
+                data_dir=Path(values.pop("data_dir")),
+                **values,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"the gateway's configuration is wrong: {error}") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name that may resolve to anything

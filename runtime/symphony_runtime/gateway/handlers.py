@@ -1,0 +1,200 @@
+"""The handlers of programs, runs, KV files and health. Streams are in `streaming`."""
+
+import asyncio
+import os
+from operator import itemgetter
+from typing import Any
+
+import msgpack
+from aiohttp import web
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    MESSAGE_BYTES_MAX,
+    PATH_BYTES_MAX,
+    PROGRAM_BYTES_MAX,
+    RUN_INPUT_BYTES_MAX,
+)
+
+from symphony_runtime.gateway.auth import tenant_of
+from symphony_runtime.gateway.http import (
+    answer,
+    flag,
+    number,
+    page_limit,
+    read_body,
+    read_json,
+    services,
+)
+from symphony_runtime.gateway.links import KernelAwayError
+from symphony_runtime.gateway.problems import bad_request, not_found, unavailable
+from symphony_runtime.gateway.run import parse_request
+from symphony_runtime.gateway.runs import Run
+from symphony_runtime.gateway.streaming import stream_events
+
+_RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
+_CANCEL_SECONDS_MAX = 10.0
+_SEQ_MAX = (1 << 63) - 1
+
+
+# --- Health --------------------------------------------------------------------------------------
+async def healthz(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    """The gateway answers."""
+    return await answer({"status": "ok"})
+
+
+async def readyz(request: web.Request) -> web.StreamResponse:
+    """Tell which roles are there; 200 once a run can start."""
+    runs = services(request).runs
+    workers = runs.workers.workers
+    roles: list[dict[str, Any]] = [
+        {"role": "gateway", "pid": os.getpid(), "ready": not runs.draining},
+        {"role": "kernel", "pid": runs.kernel.pid or None, "ready": runs.kernel.ready},
+    ]
+    for name in runs.workers.expected:
+        worker = workers.get(name)
+        roles.append(
+            {"role": name, "pid": worker.pid if worker else None, "ready": worker is not None}
+        )
+    ready = not runs.draining and runs.kernel.ready and bool(workers)
+    return await answer({"roles": roles}, status=200 if ready else 503)
+
+
+# --- Programs ------------------------------------------------------------------------------------
+async def upload_program(request: web.Request) -> web.StreamResponse:
+    """Keep a program."""
+    wasm = await read_body(request, "a program", PROGRAM_BYTES_MAX)
+    name = request.query.get("name")
+    program, new = await services(request).programs.upload(tenant_of(request), name, wasm)
+    return await answer(program.view(), status=201 if new else 200)
+
+
+async def list_programs(request: web.Request) -> web.StreamResponse:
+    """List programs."""
+    after, limit = request.query.get("after", ""), page_limit(request)
+    programs, following = await services(request).programs.list(tenant_of(request), after, limit)
+    return await answer({"data": [p.view() for p in programs], "next": following})
+
+
+async def get_program(request: web.Request) -> web.StreamResponse:
+    """Show a program."""
+    programs = services(request).programs
+    program = await programs.get(tenant_of(request), request.match_info["program"])
+    return await answer(program.view())
+
+
+async def delete_program(request: web.Request) -> web.StreamResponse:
+    """Forget a program."""
+    await services(request).programs.delete(tenant_of(request), request.match_info["program"])
+    return web.Response(status=204)
+
+
+# --- Runs ----------------------------------------------------------------------------------------
+async def start_run(request: web.Request) -> web.StreamResponse:
+    """Run a program: wait for its end, stream it, or only start it."""
+    with_ = services(request)
+    detach = flag(request, "detach")
+    program = await with_.programs.get(tenant_of(request), request.match_info["program"])
+    body = await read_json(request, "the request", _RUN_BODY_BYTES_MAX)
+    wanted = parse_request(body)
+    if detach and wanted.stream:
+        raise bad_request("bad-request", "a run is either detached or streamed")
+    run = await with_.runs.start(program, wanted)
+    if detach:
+        await run.stored
+        response = await answer({"id": run.record.id}, status=202)
+        response.headers["Location"] = f"/v1/runs/{run.record.id}"
+        return response
+    if wanted.stream:
+        return await stream_events(request, run, after=0)
+    await asyncio.shield(run.over)
+    return await _result(request, run)
+
+
+async def list_runs(request: web.Request) -> web.StreamResponse:
+    """List runs, newest first."""
+    limit = page_limit(request)
+    before = number(request.query.get("after", str(_SEQ_MAX)), "after", 0, _SEQ_MAX)
+    records = await services(request).runs.list(tenant_of(request), before, limit + 1)
+    shown = records[:limit]
+    following = str(shown[-1].seq) if len(records) > limit else None
+    return await answer({"data": [record.view() for record in shown], "next": following})
+
+
+async def get_run(request: web.Request) -> web.StreamResponse:
+    """Show a run, with its messages so far."""
+    run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
+    return await _result(request, run)
+
+
+async def send_message(request: web.Request) -> web.StreamResponse:
+    """Hand a program a message, or close its input."""
+    runs = services(request).runs
+    close = flag(request, "close")
+    run = await runs.find(tenant_of(request), request.match_info["run"])
+    data = await read_body(request, "a message", MESSAGE_BYTES_MAX)
+    if data or not close:
+        runs.deliver(run, data)
+    if close:
+        runs.deliver(run, None)
+    return web.Response(status=204)
+
+
+async def cancel_run(request: web.Request) -> web.StreamResponse:
+    """End a run; answers when it has ended. A run that had ended stays as it was."""
+    runs = services(request).runs
+    run = await runs.find(tenant_of(request), request.match_info["run"])
+    if not isinstance(run, Run):
+        return await answer(run.view())
+    runs.kill(run, "it was cancelled")
+    await asyncio.wait([run.over], timeout=_CANCEL_SECONDS_MAX)
+    return await answer(run.record.view(), status=200 if run.over.done() else 202)
+
+
+async def _result(request: web.Request, run: Any) -> web.Response:
+    result = await services(request).runs.result(run)
+    return await answer(result, size=len(result["output"]) + 64 * len(result["messages"]))
+
+
+# --- KV files ------------------------------------------------------------------------------------
+async def list_kv(request: web.Request) -> web.StreamResponse:
+    """List named KV files, by their paths."""
+    limit, after = page_limit(request), request.query.get("after", "")
+    prefix = _path(request.query.get("prefix", ""))
+    files = await _ask_kernel(request, "kv_list", prefix=prefix)
+    later = [f for f in sorted(files, key=itemgetter("path")) if not after or f["path"] > after]
+    following = later[limit - 1]["path"] if len(later) > limit else None
+    return await answer({"data": later[:limit], "next": following})
+
+
+async def get_kv(request: web.Request) -> web.StreamResponse:
+    """Show a named KV file."""
+    return await answer(await _ask_kernel(request, "kv_stat", path=_path(_kv_path(request))))
+
+
+async def delete_kv(request: web.Request) -> web.StreamResponse:
+    """Remove a name; open handles stay valid."""
+    await _ask_kernel(request, "kv_remove", path=_path(_kv_path(request)))
+    return web.Response(status=204)
+
+
+async def _ask_kernel(request: web.Request, what: str, **args: str) -> Any:
+    kernel = services(request).runs.kernel
+    try:
+        value = await kernel.ask(what, tenant=tenant_of(request), **args)
+    except KernelAwayError as error:
+        raise unavailable(str(error)) from error
+    except SyscallError as error:
+        if error.errno is Errno.ENOENT:
+            raise not_found("KV file") from error
+        raise bad_request("kv", str(error), errno=error.errno.name) from error
+    return msgpack.unpackb(value) if isinstance(value, bytes) else value
+
+
+def _kv_path(request: web.Request) -> str:
+    return request.match_info["path"]
+
+
+def _path(path: str) -> str:
+    if len(path.encode(errors="surrogatepass")) > PATH_BYTES_MAX:
+        raise bad_request("bad-request", f"a path has at most {PATH_BYTES_MAX} bytes")
+    return path

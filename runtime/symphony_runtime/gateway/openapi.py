@@ -1,0 +1,213 @@
+"""The OpenAPI 3.1 document, made from the route table and the schemas below."""
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from symphony_kernel.protocol.limits import NAME_BYTES_MAX
+
+from symphony_runtime.gateway.http import to_json
+from symphony_runtime.gateway.run import FINAL, LIMITS_MAX, LIVE, PRIORITY_MAX, USAGE_KEYS
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.routes import Answer, Parameter, Route
+
+DOCUMENT = web.AppKey("openapi", bytes)
+_PROBLEMS = {
+    400: "the request is wrong; `detail` says how",
+    401: "no key, or not a tenant's",
+    404: "there is none, or it is not yours",
+    405: "the path does not take this method",
+    409: "the run has ended",
+    413: "the body is too large",
+    426: "the request is no WebSocket handshake",
+    429: "over the tenant's quota; see Retry-After",
+    500: "the server made a mistake",
+    503: "not now; see Retry-After",
+}
+
+
+async def get_openapi(request: web.Request) -> web.StreamResponse:
+    """Answer with the document."""
+    return web.Response(body=request.app[DOCUMENT], content_type="application/json")
+
+
+def build_document(routes: "tuple[Route, ...]") -> dict[str, Any]:
+    """Return the OpenAPI document of a route table."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Symphony",
+            "version": _version(),
+            "summary": "An LLM serving system that serves programs instead of prompts",
+        },
+        "security": [{"key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": SCHEMAS,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def encode_document(routes: "tuple[Route, ...]") -> bytes:
+    """Return the document's JSON."""
+    return to_json(build_document(routes))
+
+
+def _version() -> str:
+    try:
+        return version("symphony")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"
+
+
+def _operation(route: "Route") -> dict[str, Any]:
+    in_path = [_path_parameter(name) for name in re.findall(r"{(\w+)}", route.path)]
+    operation: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.doc,
+        "parameters": in_path + [_parameter(parameter) for parameter in route.parameters],
+        "responses": _responses(route),
+    }
+    if route.open:
+        operation["security"] = []
+    if route.body is not None:
+        content, schema = route.body
+        operation["requestBody"] = {"content": {content: {"schema": _reference(schema)}}}
+    return operation
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+
+
+def _parameter(parameter: "Parameter") -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "description": parameter.doc,
+        "schema": parameter.schema,
+    }
+
+
+def _responses(route: "Route") -> dict[str, Any]:
+    responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
+    always = () if route.open else (401, 500)
+    for status in sorted({*route.problems, *always}):
+        responses.setdefault(
+            str(status),
+            {
+                "description": _PROBLEMS[status],
+                "content": {"application/problem+json": {"schema": _reference("Problem")}},
+            },
+        )
+    return responses
+
+
+def _answer(answer: "Answer") -> dict[str, Any]:
+    described: dict[str, Any] = {"description": answer.doc}
+    if answer.schema is not None:
+        described["content"] = {answer.content: {"schema": _reference(answer.schema)}}
+    return described
+
+
+def _reference(schema: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+# --- Schemas -------------------------------------------------------------------------------------
+def _object(required: dict[str, Any], optional: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "required": list(required),
+        "properties": {**required, **(optional or {})},
+    }
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+def _page(schema: str) -> dict[str, Any]:
+    return _object({"data": _list(_reference(schema)), "next": _OR_NULL})
+
+
+_STRING = {"type": "string"}
+_INTEGER = {"type": "integer"}
+_OR_NULL = {"type": ["string", "null"]}
+_INTEGER_OR_NULL = {"type": ["integer", "null"]}
+_LIMITS = {
+    name: {"type": "integer", "minimum": 1, "maximum": most} for name, most in LIMITS_MAX.items()
+}
+_RUN = {
+    "id": _STRING,
+    "program": _STRING,
+    "program_name": _OR_NULL,
+    "entry": _STRING,
+    "status": {"type": "string", "enum": [*LIVE, *FINAL]},
+    "exit_code": _INTEGER_OR_NULL,
+    "reason": _STRING,
+    "error": _OR_NULL,
+    "priority": _INTEGER,
+    "limits": _object(_LIMITS),
+    "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
+    "created_ms": _INTEGER,
+    "ended_ms": _INTEGER_OR_NULL,
+}
+SCHEMAS: dict[str, Any] = {
+    "Health": _object({"status": {"const": "ok"}}),
+    "Readiness": _object(
+        {
+            "roles": _list(
+                _object({"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": {"type": "boolean"}})
+            )
+        }
+    ),
+    "OpenApi": {"type": "object"},
+    "Problem": _object(
+        {"type": _STRING, "title": _STRING, "status": _INTEGER, "detail": _STRING},
+        {"problems": _list(_STRING)},
+    ),
+    "Wasm": {"description": "the bytes of a core WebAssembly module"},
+    "Program": _object(
+        {
+            "id": {"type": "string", "pattern": "^sha256:[0-9a-f]{64}$"},
+            "name": {"type": ["string", "null"], "maxLength": NAME_BYTES_MAX},
+            "size": _INTEGER,
+            "imports": _list(_STRING),
+            "exports": _list(_STRING),
+            "entries": _list(_STRING),
+            "created_ms": _INTEGER,
+        }
+    ),
+    "ProgramPage": _page("Program"),
+    "RunRequest": {
+        **_object(
+            {},
+            {
+                "input": {"description": "a string's UTF-8 bytes, or else the JSON text"},
+                "entry": {"type": "string", "description": "the export to run"},
+                "limits": {"type": "object", "properties": _LIMITS, "additionalProperties": False},
+                "priority": {"type": "integer", "minimum": 0, "maximum": PRIORITY_MAX},
+                "stream": {"type": "boolean", "default": False},
+            },
+        ),
+        "additionalProperties": False,
+    },
+    "Run": _object(_RUN),
+    "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(_reference("Message"))}),
+    "RunStarted": _object({"id": _STRING}),
+    "RunPage": _page("Run"),
+    "Events": {"type": "string", "description": "server-sent events; each data is JSON"},
+    "Message": {
+        "description": "the bytes of one message; in JSON a string, or base64 if not UTF-8",
+        "oneOf": [_STRING, _object({"base64": _STRING})],
+    },
+    "KvFile": _object({"len": _INTEGER, "pages": _INTEGER}, {"path": _STRING, "tier": _STRING}),
+    "KvPage": _page("KvFile"),
+}

@@ -1,0 +1,105 @@
+"""Errors of the HTTP interface: `application/problem+json` (RFC 9457), everywhere.
+
+    Problem           what a handler raises; it becomes the answer
+      not_found ...   constructors for the cases that more than one handler meets
+
+Whatever else a handler raises is our own mistake: it is logged with its traceback and answered 500
+without a word of it, because words of ours may hold other tenants' data.
+"""
+
+import http
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+_log = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Problem(Exception):  # noqa: N818 - the RFC's word
+    """An answer that is an error. `kind` names it for machines, `fields` are those of the case."""
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        retry_after: int | None = None,
+        headers: dict[str, str] | None = None,
+        **fields: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.kind = kind
+        self.detail = detail
+        self.fields = fields
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(retry_after)
+
+    def document(self) -> dict[str, Any]:
+        """Return the problem document."""
+        return {
+            "type": f"urn:symphony:problem:{self.kind}",
+            "title": http.HTTPStatus(self.status).phrase,
+            "status": self.status,
+            "detail": self.detail,
+            **self.fields,
+        }
+
+    def response(self) -> web.Response:
+        """Return the answer."""
+        return web.Response(
+            status=self.status,
+            body=json.dumps(self.document(), ensure_ascii=False).encode(),
+            content_type="application/problem+json",
+            headers=self.headers,
+        )
+
+
+def bad_request(kind: str, detail: str, **fields: Any) -> Problem:
+    """The request cannot be understood, or says something that is not allowed."""
+    return Problem(400, kind, detail, **fields)
+
+
+def not_found(what: str) -> Problem:
+    """There is none, or it is another tenant's: the two look the same."""
+    return Problem(404, "not-found", f"there is no such {what}")
+
+
+def too_large(what: str, limit: int) -> Problem:
+    """The body is larger than `limit` bytes."""
+    return Problem(413, "too-large", f"{what} may have at most {limit} bytes", limit=limit)
+
+
+def unavailable(detail: str, retry_after: int = 1) -> Problem:
+    """The server cannot do this now."""
+    return Problem(503, "unavailable", detail, retry_after=retry_after)
+
+
+@web.middleware
+async def problems_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turn everything that is raised into a problem document."""
+    try:
+        return await handler(request)
+    except Problem as problem:
+        return problem.response()
+    except web.HTTPException as error:
+        return _of_framework(error).response()
+    except ConnectionError:
+        raise  # the client went away in the middle of a stream: nobody is there to answer
+    except Exception:
+        _log.exception("%s %s failed", request.method, request.path)
+        return Problem(500, "internal", "the server made a mistake; its log says which").response()
+
+
+def _of_framework(error: web.HTTPException) -> Problem:
+    kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
+    details = {404: "there is no such route", 405: "the route does not take this method"}
+    kept = {k: v for k, v in error.headers.items() if k in ("Allow", "Location")}
+    kind = kinds.get(error.status, "http")
+    return Problem(error.status, kind, details.get(error.status, error.reason), headers=kept)

@@ -1,0 +1,364 @@
+"""Programs: uploaded modules, their names, and the machine code made of them.
+
+On disk, below the data directory, each tenant apart (that another tenant has uploaded the same
+bytes must not show, not even in how long an upload takes):
+
+    programs/<tenant>/<hash>.wasm               the bytes as uploaded
+    programs/<tenant>/<hash>.<compiler>.cwasm   what the compiler with that identity made of them
+
+An artefact is loaded only if its SHA-256 is the one in the database, so that none is ever run which
+this server did not make; a missing, stale or altered one is compiled again from the bytes.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import sqlite3
+import tempfile
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.protocol.limits import FRAME_BYTES_MAX, NAME_BYTES_MAX, PROGRAM_BYTES_MAX
+
+from symphony_runtime.compiler import Compiled, Compiler, Manifest, ProgramError, cache_identity
+from symphony_runtime.gateway.problems import Problem, bad_request, not_found, too_large
+from symphony_runtime.gateway.store import Store
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
+_ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
+_DEFAULT_ENTRIES = ("_start", "lip_main")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One uploaded module of one tenant."""
+
+    tenant: str
+    id: str  # sha256:<hex>
+    name: str | None  # the newest name that points here
+    size: int
+    manifest: Manifest
+    created_ms: int
+
+    @property
+    def module(self) -> str:
+        """What workers call it."""
+        return f"{self.tenant}/{self.id}"
+
+    def view(self) -> dict[str, Any]:
+        """Return what its owner is shown."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "size": self.size,
+            "imports": list(self.manifest.imports),
+            "exports": list(self.manifest.exports),
+            "entries": list(self.manifest.entries),
+            "created_ms": self.created_ms,
+        }
+
+    def entry(self, wanted: str | None) -> str:
+        """Return the export to run.
+
+        Raises:
+            Problem: 400, there is no such entry.
+        """
+        entries = self.manifest.entries
+        if wanted is None:
+            found = next((entry for entry in _DEFAULT_ENTRIES if entry in entries), None)
+            detail = "the program has neither _start nor lip_main: name an entry"
+        else:
+            found, detail = wanted if wanted in entries else None, f"no entry {wanted!r}"
+        if found is None:
+            raise bad_request("no-such-entry", detail, entries=list(entries))
+        return found
+
+
+class Programs:
+    """The programs of all tenants."""
+
+    def __init__(self, store: Store, data_dir: Path, compiler: Compiler) -> None:
+        self._store = store
+        self._root = data_dir / "programs"
+        self._compiler = compiler
+        self._artefacts: OrderedDict[str, bytes] = OrderedDict()
+        self._loading: dict[str, asyncio.Task[bytes]] = {}
+        self._changing = asyncio.Lock()  # files and rows change together
+
+    async def upload(self, tenant: str, name: str | None, wasm: bytes) -> tuple[Program, bool]:
+        """Check, compile and keep a program; True if its bytes were not known.
+
+        Raises:
+            Problem: 400 with every problem of the program, 413 too large.
+        """
+        if name is not None:
+            check_name(name)
+        if len(wasm) > PROGRAM_BYTES_MAX:
+            raise too_large("a program", PROGRAM_BYTES_MAX)
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(wasm).hexdigest())
+        known = await self.find(tenant, f"sha256:{digest}")
+        if known is None:
+            try:
+                compiled = await self._compiler.compile(wasm)
+            except ProgramError as error:
+                raise _refusal(error) from error
+            _check_artefact(compiled)
+            async with self._changing:
+                await asyncio.to_thread(self._write_files, tenant, digest, wasm, compiled)
+                await self._insert(tenant, digest, len(wasm), compiled)
+        if name is not None:
+            await self._point(tenant, name, f"sha256:{digest}")
+        return await self.get(tenant, f"sha256:{digest}"), known is None
+
+    async def get(self, tenant: str, reference: str) -> Program:
+        """Return a program by its id or a name.
+
+        Raises:
+            Problem: 404.
+        """
+        program = await self.find(tenant, reference)
+        if program is None:
+            raise not_found("program")
+        return program
+
+    async def find(self, tenant: str, reference: str) -> Program | None:
+        """Return a program by its id or a name, or None."""
+
+        def select(connection: sqlite3.Connection) -> Program | None:
+            program_id: str | None = reference
+            if not reference.startswith("sha256:"):
+                row = connection.execute(
+                    "SELECT program FROM program_names WHERE tenant = ? AND name = ?",
+                    (tenant, reference),
+                ).fetchone()
+                program_id = row["program"] if row else None
+            row = connection.execute(
+                f"{_SELECT} WHERE p.tenant = ? AND p.id = ?", (tenant, program_id)
+            ).fetchone()
+            return _program(row) if row else None
+
+        return await self._store.read(select)
+
+    async def list(self, tenant: str, after: str, limit: int) -> tuple[list[Program], str | None]:
+        """Return a page of a tenant's programs, newest first, and where the next one begins."""
+        before = _cursor(after)
+
+        def select(connection: sqlite3.Connection) -> list[sqlite3.Row]:
+            return connection.execute(
+                f"{_SELECT} WHERE p.tenant = ? AND (p.created_ms, p.id) < (?, ?)"
+                " ORDER BY p.created_ms DESC, p.id DESC LIMIT ?",
+                (tenant, *before, limit + 1),
+            ).fetchall()
+
+        rows = await self._store.read(select)
+        programs = [_program(row) for row in rows[:limit]]
+        last = programs[-1] if len(rows) > limit else None
+        return programs, f"{last.created_ms}.{last.id}" if last else None
+
+    async def delete(self, tenant: str, reference: str) -> None:
+        """Forget a program and all its names; runs of it go on.
+
+        Raises:
+            Problem: 404.
+        """
+        program = await self.get(tenant, reference)
+
+        def delete(connection: sqlite3.Connection) -> None:
+            key = (tenant, program.id)
+            connection.execute("DELETE FROM program_names WHERE tenant = ? AND program = ?", key)
+            connection.execute("DELETE FROM programs WHERE tenant = ? AND id = ?", key)
+
+        async with self._changing:
+            await self._store.write(delete)
+            self._artefacts.pop(program.module, None)
+            await asyncio.to_thread(self._remove_files, tenant, _digest(program.id))
+
+    async def artefact(self, program: Program) -> bytes:
+        """Return the machine code of a program, compiled again if there is none that fits.
+
+        Raises:
+            Problem: 404, its bytes have gone (it was deleted).
+            ProgramError: this server's compiler refuses what an earlier one took.
+        """
+        held = self._artefacts.get(program.module)
+        if held is not None:
+            self._artefacts.move_to_end(program.module)
+            return held
+        task = self._loading.get(program.module)
+        if task is None:
+            task = asyncio.create_task(self._load(program))
+            self._loading[program.module] = task
+            task.add_done_callback(lambda _: self._loading.pop(program.module, None))
+        return await asyncio.shield(task)
+
+    # -- Artefacts -----------------------------------------------------------------------------
+    async def _load(self, program: Program) -> bytes:
+        row = await self._store.read(lambda c: _artefact_row(c, program))
+        artefact = None
+        if row is not None and row["compiler"] == cache_identity():
+            path = self._artefact_path(program.tenant, _digest(program.id))
+            artefact = await asyncio.to_thread(_read_checked, path, row["artefact_hash"])
+        if artefact is None:
+            artefact = await self._compile_again(program)
+        self._hold(program.module, artefact)
+        return artefact
+
+    async def _compile_again(self, program: Program) -> bytes:
+        digest = _digest(program.id)
+        try:
+            wasm = await asyncio.to_thread(self._wasm_path(program.tenant, digest).read_bytes)
+        except FileNotFoundError:
+            raise not_found("program") from None
+        compiled = await self._compiler.compile(wasm)
+        async with self._changing:
+            if await self.find(program.tenant, program.id) is None:
+                raise not_found("program")
+            await asyncio.to_thread(self._write_files, program.tenant, digest, wasm, compiled)
+            await self._insert(program.tenant, digest, program.size, compiled, program.created_ms)
+        return compiled.artefact
+
+    def _hold(self, module: str, artefact: bytes) -> None:
+        self._artefacts[module] = artefact
+        while sum(map(len, self._artefacts.values())) > _CACHE_BYTES_MAX:
+            self._artefacts.popitem(last=False)
+
+    # -- The database --------------------------------------------------------------------------
+    async def _insert(
+        self, tenant: str, digest: str, size: int, compiled: Compiled, created_ms: int | None = None
+    ) -> None:
+        manifest = compiled.manifest
+        values = (
+            tenant,
+            f"sha256:{digest}",
+            size,
+            json.dumps(manifest.imports),
+            json.dumps(manifest.exports),
+            json.dumps(manifest.entries),
+            cache_identity(),
+            _sha256(compiled.artefact),
+            time.time_ns() // 1_000_000 if created_ms is None else created_ms,
+        )
+        # Two uploads of the same bytes at once: the second finds what the first made.
+        sql = "INSERT OR REPLACE INTO programs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
+
+    async def _point(self, tenant: str, name: str, program: str) -> None:
+        values = (tenant, name, program, time.time_ns() // 1_000_000)
+        sql = "INSERT OR REPLACE INTO program_names VALUES (?, ?, ?, ?)"
+        await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
+
+    # -- Files (in threads) --------------------------------------------------------------------
+    def _wasm_path(self, tenant: str, digest: str) -> Path:
+        return self._root / tenant / f"{digest}.wasm"
+
+    def _artefact_path(self, tenant: str, digest: str) -> Path:
+        return self._root / tenant / f"{digest}.{cache_identity()}.cwasm"
+
+    def _write_files(self, tenant: str, digest: str, wasm: bytes, compiled: Compiled) -> None:
+        folder = self._root / tenant
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for stale in folder.glob(f"{digest}.*.cwasm"):
+            stale.unlink(missing_ok=True)
+        _write_durably(self._wasm_path(tenant, digest), wasm)
+        _write_durably(self._artefact_path(tenant, digest), compiled.artefact)
+
+    def _remove_files(self, tenant: str, digest: str) -> None:
+        for path in (self._root / tenant).glob(f"{digest}.*"):
+            path.unlink(missing_ok=True)
+
+
+_SELECT = """SELECT p.*, (
+    SELECT n.name FROM program_names n WHERE n.tenant = p.tenant AND n.program = p.id
+    ORDER BY n.named_ms DESC, n.name LIMIT 1
+) AS name FROM programs p"""
+
+
+def check_name(name: str) -> None:
+    """Check a program's name.
+
+    Raises:
+        Problem: 400.
+    """
+    if not _NAME.match(name) or len(name) > NAME_BYTES_MAX:
+        raise bad_request(
+            "bad-name",
+            f"a program's name has 1 to {NAME_BYTES_MAX} letters, digits, dots, underscores and "
+            "hyphens, a letter or digit first",
+        )
+
+
+def _refusal(error: ProgramError) -> Problem:
+    detail = "; ".join(error.problems)
+    return bad_request("program-refused", detail, problems=error.problems)
+
+
+def _check_artefact(compiled: Compiled) -> None:
+    if len(compiled.artefact) > _ARTEFACT_BYTES_MAX:
+        limit = _ARTEFACT_BYTES_MAX >> 20
+        raise _refusal(ProgramError([f"its machine code has more than {limit} MiB"]))
+
+
+def _cursor(after: str) -> tuple[int, str]:
+    if not after:
+        return 1 << 62, ""
+    created, _, program_id = after.partition(".")
+    if not created.isdigit():
+        raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
+    return int(created), program_id
+
+
+def _program(row: sqlite3.Row) -> Program:
+    lists = (tuple(json.loads(row[column])) for column in ("imports", "exports", "entries"))
+    return Program(
+        tenant=row["tenant"],
+        id=row["id"],
+        name=row["name"],
+        size=row["size"],
+        manifest=Manifest(*lists),
+        created_ms=row["created_ms"],
+    )
+
+
+def _artefact_row(connection: sqlite3.Connection, program: Program) -> sqlite3.Row | None:
+    row: sqlite3.Row | None = connection.execute(
+        "SELECT compiler, artefact_hash FROM programs WHERE tenant = ? AND id = ?",
+        (program.tenant, program.id),
+    ).fetchone()
+    return row
+
+
+def _digest(program_id: str) -> str:
+    return program_id.removeprefix("sha256:")
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _read_checked(path: Path, wanted: bytes) -> bytes | None:
+    try:
+        artefact = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    return artefact if _sha256(artefact) == wanted else None
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    """Write, flush to disk, rename into place, flush the folder: all of it or nothing."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(temporary).replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,168 @@
+"""The route table: every route of the HTTP interface, what it takes and what it answers.
+
+The application is built from it, and so is the OpenAPI document: a route cannot be in one and not
+in the other. A route needs a tenant's key unless it says `open`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
+
+from symphony_runtime.gateway import handlers, streaming
+from symphony_runtime.gateway.openapi import get_openapi
+from symphony_runtime.gateway.problems import Handler
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter or a header."""
+
+    name: str
+    doc: str
+    schema: Schema = field(default_factory=lambda: {"type": "string"})
+    place: str = "query"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A successful answer; `schema` names a component, or is None for no body."""
+
+    doc: str
+    schema: str | None = None
+    content: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One method of one path."""
+
+    method: str
+    path: str
+    name: str  # operationId
+    handler: Handler
+    doc: str
+    answers: dict[int, Answer]
+    problems: tuple[int, ...] = ()  # beside those that every route may answer
+    parameters: tuple[Parameter, ...] = ()
+    body: tuple[str, str] | None = None  # content type and schema component
+    open: bool = False
+
+
+_FLAG: Schema = {"type": "string", "enum": ["0", "1", "false", "true"]}
+_LIMIT = Parameter(
+    "limit",
+    "how many items a page is to have",
+    {"type": "integer", "minimum": 1, "maximum": PAGE_ITEMS_MAX, "default": PAGE_ITEMS_DEFAULT},
+)
+_AFTER = Parameter("after", "the `next` of the page before")
+_RESUME = (
+    Parameter(
+        "Last-Event-ID",
+        "id of the last event that the client has",
+        {"type": "integer", "minimum": 0},
+        "header",
+    ),
+    Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
+)
+_EVENTS = "text/event-stream"
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET", "/healthz", "healthz", handlers.healthz, "The gateway answers",
+        {200: Answer("it does", "Health")}, open=True,
+    ),
+    Route(
+        "GET", "/readyz", "readyz", handlers.readyz, "Which roles are there",
+        {200: Answer("a run can start", "Readiness"), 503: Answer("it cannot", "Readiness")},
+        open=True,
+    ),
+    Route(
+        "GET", "/openapi.json", "openapi", get_openapi, "This document",
+        {200: Answer("OpenAPI 3.1", "OpenApi")},
+    ),
+    Route(
+        "POST", "/v1/programs", "uploadProgram", handlers.upload_program,
+        "Check, compile and keep a program",
+        {201: Answer("kept", "Program"), 200: Answer("its bytes were known", "Program")},
+        problems=(400, 413),
+        parameters=(Parameter("name", "a name, which then points at this program"),),
+        body=("application/wasm", "Wasm"),
+    ),
+    Route(
+        "GET", "/v1/programs", "listPrograms", handlers.list_programs, "List programs",
+        {200: Answer("a page, newest first", "ProgramPage")}, problems=(400,),
+        parameters=(_LIMIT, _AFTER),
+    ),
+    Route(
+        "GET", "/v1/programs/{program}", "getProgram", handlers.get_program,
+        "Show a program, by its id or a name",
+        {200: Answer("the program", "Program")}, problems=(404,),
+    ),
+    Route(
+        "DELETE", "/v1/programs/{program}", "deleteProgram", handlers.delete_program,
+        "Forget a program and its names; runs of it go on",
+        {204: Answer("forgotten")}, problems=(404,),
+    ),
+    Route(
+        "POST", "/v1/programs/{program}/runs", "startRun", handlers.start_run,
+        "Run a program: wait for its end, stream it (`stream`), or only start it (`detach`)",
+        {
+            200: Answer("the run has ended; or, with `stream`, its events", "RunResult"),
+            202: Answer("it has started (`detach`)", "RunStarted"),
+        },
+        problems=(400, 404, 413, 429, 503),
+        parameters=(Parameter("detach", "answer as soon as it has started", _FLAG),),
+        body=("application/json", "RunRequest"),
+    ),
+    Route(
+        "GET", "/v1/runs", "listRuns", handlers.list_runs, "List runs",
+        {200: Answer("a page, newest first", "RunPage")}, problems=(400,),
+        parameters=(_LIMIT, _AFTER),
+    ),
+    Route(
+        "GET", "/v1/runs/{run}", "getRun", handlers.get_run,
+        "Show a run, with its messages so far",
+        {200: Answer("the run", "RunResult")}, problems=(404,),
+    ),
+    Route(
+        "GET", "/v1/runs/{run}/events", "getEvents", streaming.get_events,
+        "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
+        {200: Answer("the events", "Events", _EVENTS)}, problems=(400, 404), parameters=_RESUME,
+    ),
+    Route(
+        "POST", "/v1/runs/{run}/messages", "sendMessage", handlers.send_message,
+        "Hand the program a message for its `recv`",
+        {204: Answer("taken")}, problems=(400, 404, 409, 413, 429),
+        parameters=(Parameter("close", "nothing follows; an empty body is no message", _FLAG),),
+        body=("application/octet-stream", "Message"),
+    ),
+    Route(
+        "POST", "/v1/runs/{run}/cancel", "cancelRun", handlers.cancel_run,
+        "End a run; one that has ended stays as it was",
+        {200: Answer("it has ended", "Run"), 202: Answer("it is about to", "Run")},
+        problems=(404,),
+    ),
+    Route(
+        "GET", "/v1/runs/{run}/ws", "websocket", streaming.websocket,
+        "Messages both ways, over a WebSocket",
+        {101: Answer("the protocol changes to WebSocket")}, problems=(404, 426),
+        parameters=_RESUME,
+    ),
+    Route(
+        "GET", "/v1/kv", "listKv", handlers.list_kv, "List the tenant's named KV files",
+        {200: Answer("a page, by path", "KvPage")}, problems=(400, 503),
+        parameters=(Parameter("prefix", "what the paths begin with"), _LIMIT, _AFTER),
+    ),
+    Route(
+        "GET", "/v1/kv/{path}", "getKv", handlers.get_kv, "Show a named KV file",
+        {200: Answer("the file", "KvFile")}, problems=(404, 503),
+    ),
+    Route(
+        "DELETE", "/v1/kv/{path}", "deleteKv", handlers.delete_kv,
+        "Remove a name; views that programs have open stay valid",
+        {204: Answer("removed")}, problems=(404, 503),
+    ),
+)  # fmt: skip

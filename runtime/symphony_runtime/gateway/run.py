@@ -1,0 +1,250 @@
+"""A run: what was asked for, what became of it, and how both lie in the database."""
+
+import base64
+import json
+import sqlite3
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from symphony_kernel.protocol.limits import (
+    NAME_BYTES_MAX,
+    RUN_CPU_MS_MAX,
+    RUN_INPUT_BYTES_MAX,
+    RUN_KV_TOKENS_MAX,
+    RUN_MEMORY_BYTES_MAX,
+    RUN_TOKENS_MAX,
+    RUN_WALL_MS_MAX,
+)
+
+from symphony_runtime.gateway.journal import insert_events, last_event, pack_final
+from symphony_runtime.gateway.problems import bad_request, too_large
+
+# What a run may lower, and `Start.limits` always has in full.
+LIMITS_MAX: dict[str, int] = {
+    "wall_ms": RUN_WALL_MS_MAX,
+    "cpu_ms": RUN_CPU_MS_MAX,
+    "memory_bytes": RUN_MEMORY_BYTES_MAX,
+    "tokens": RUN_TOKENS_MAX,
+    "kv_tokens": RUN_KV_TOKENS_MAX,
+}
+PRIORITY_MAX = 7
+PRIORITY_DEFAULT = 4
+LIVE = ("queued", "running")
+FINAL = ("exited", "trapped", "killed", "failed")
+USAGE_KEYS = (
+    "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
+    "syscalls", "peak_memory_bytes",
+)  # fmt: skip
+_REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The body of a request for a run, checked."""
+
+    input: bytes = b""
+    entry: str | None = None
+    limits: dict[str, int] = field(default_factory=lambda: dict(LIMITS_MAX))
+    priority: int = PRIORITY_DEFAULT
+    stream: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """What is told and kept of a run. `seq` is its instance id; records sort by it."""
+
+    seq: int
+    id: str
+    tenant: str
+    program: str
+    program_name: str | None
+    entry: str
+    status: str
+    exit_code: int | None
+    reason: str
+    priority: int
+    limits: dict[str, int]
+    usage: dict[str, int] | None
+    created_ms: int
+    ended_ms: int | None
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return self.status in LIVE
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the data of its `status` event."""
+        return {"status": self.status, "exit_code": self.exit_code, "reason": self.reason}
+
+    def view(self) -> dict[str, Any]:
+        """Return what a listing shows of it."""
+        return {
+            "id": self.id,
+            "program": self.program,
+            "program_name": self.program_name,
+            "entry": self.entry,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "error": self.reason or self.status if self._failed else None,
+            "priority": self.priority,
+            "limits": self.limits,
+            "usage": self.usage,
+            "created_ms": self.created_ms,
+            "ended_ms": self.ended_ms,
+        }
+
+    def result(self, messages: list[bytes]) -> dict[str, Any]:
+        """Return all that is told of it: the view with its messages and their text."""
+        shown = [encode_message(message) for message in messages]
+        output = "".join(message for message in shown if isinstance(message, str))
+        return {**self.view(), "output": output, "messages": shown}
+
+    @property
+    def _failed(self) -> bool:
+        return self.status in FINAL and self.status != "exited"
+
+
+def parse_request(body: Any) -> RunRequest:
+    """Return the run that a JSON body asks for.
+
+    Raises:
+        Problem: 400 for what HTTP.md does not describe or a limit above its maximum, 413 for an
+            input that is too large.
+    """
+    if not isinstance(body, dict):
+        raise bad_request("bad-request", "the body must be a JSON object")
+    unknown = sorted(set(body) - _REQUEST_KEYS)
+    if unknown:
+        raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
+    entry, stream = body.get("entry"), body.get("stream", False)
+    if entry is not None and not (isinstance(entry, str) and len(entry) <= NAME_BYTES_MAX):
+        raise bad_request("bad-request", "`entry` must be the name of an export")
+    if not isinstance(stream, bool):
+        raise bad_request("bad-request", "`stream` must be true or false")
+    return RunRequest(
+        input=_input(body.get("input", "")),
+        entry=entry,
+        limits=_limits(body.get("limits")),
+        priority=_integer(body.get("priority", PRIORITY_DEFAULT), 0, PRIORITY_MAX, "priority"),
+        stream=stream,
+    )
+
+
+def encode_message(message: bytes) -> str | dict[str, str]:
+    """Return a message as JSON shows it: a string if it is UTF-8, else its base64."""
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(message).decode()}
+
+
+def merge_usage(worker: dict[str, Any], kernel: dict[str, int]) -> dict[str, int]:
+    """Return a run's usage, every key present."""
+    known = {**worker, **kernel}
+    return {key: int(known.get(key, 0)) for key in USAGE_KEYS}
+
+
+def now_ms() -> int:
+    """Return the milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def _input(value: Any) -> bytes:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    try:
+        data = text.encode()
+    except UnicodeEncodeError:
+        raise bad_request("bad-request", "`input` holds a lone surrogate") from None
+    if len(data) > RUN_INPUT_BYTES_MAX:
+        raise too_large("an input", RUN_INPUT_BYTES_MAX)
+    return data
+
+
+def _limits(value: Any) -> dict[str, int]:
+    if value is None:
+        return dict(LIMITS_MAX)
+    if not isinstance(value, dict):
+        raise bad_request("bad-request", "`limits` must be an object")
+    unknown = sorted(set(value) - set(LIMITS_MAX))
+    if unknown:
+        raise bad_request("bad-limit", f"unknown limits: {', '.join(unknown)}", unknown=unknown)
+    lowered = {k: _integer(v, 1, LIMITS_MAX[k], f"limits.{k}") for k, v in value.items()}
+    return LIMITS_MAX | lowered
+
+
+def _integer(value: Any, low: int, high: int, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        detail = f"`{what}` must be an integer from {low} to {high}"
+        raise bad_request("bad-limit", detail, field=what, minimum=low, maximum=high)
+    return value
+
+
+# --- The database --------------------------------------------------------------------------------
+def insert_run(connection: sqlite3.Connection, record: Record) -> None:
+    """Store a run that has begun, so that a crash cannot make it disappear."""
+    values = (
+        record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
+        record.status, record.exit_code, record.reason, record.priority,
+        json.dumps(record.limits), None, record.created_ms, None,
+    )  # fmt: skip
+    connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+
+def finish_run(connection: sqlite3.Connection, record: Record, row: tuple[int, bytes]) -> None:
+    """Store a run's end and the rest of its events."""
+    connection.execute(
+        "UPDATE runs SET status = ?, exit_code = ?, reason = ?, usage = ?, ended_ms = ?"
+        " WHERE seq = ?",
+        (record.status, record.exit_code, record.reason, json.dumps(record.usage), record.ended_ms,
+         record.seq),
+    )  # fmt: skip
+    insert_events(connection, record.seq, row)
+
+
+def find_run(connection: sqlite3.Connection, tenant: str, run_id: str) -> Record | None:
+    """Return a tenant's run, or None."""
+    row = connection.execute(
+        "SELECT * FROM runs WHERE id = ? AND tenant = ?", (run_id, tenant)
+    ).fetchone()
+    return _record(row) if row else None
+
+
+def list_runs(connection: sqlite3.Connection, tenant: str, before: int, limit: int) -> list[Record]:
+    """Return a tenant's newest runs with a `seq` below `before`."""
+    rows = connection.execute(
+        "SELECT * FROM runs WHERE tenant = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
+        (tenant, before, limit),
+    )
+    return [_record(row) for row in rows]
+
+
+def fail_live_runs(connection: sqlite3.Connection, reason: str) -> int:
+    """End every run that an earlier gateway has left live; return how many there were."""
+    sql = "SELECT * FROM runs WHERE status IN ('queued', 'running')"
+    records = [_record(row) for row in connection.execute(sql)]
+    for record in records:
+        record.status, record.reason = "failed", reason
+        record.ended_ms = now_ms()
+        record.usage = merge_usage({"wall_ms": record.ended_ms - record.created_ms}, {})
+        last, total = last_event(connection, record.seq)
+        finals = [("usage", record.usage), ("status", record.outcome())]
+        finish_run(connection, record, pack_final(last + 1, total, finals))
+    return len(records)
+
+
+def next_boot(connection: sqlite3.Connection) -> int:
+    """Count this start of the gateway; return its number (1, 2, ...)."""
+    sql = "INSERT INTO meta VALUES ('boots', 1) ON CONFLICT DO UPDATE SET value = value + 1"
+    connection.execute(sql)
+    (boots,) = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
+    return int(boots)
+
+
+def _record(row: sqlite3.Row) -> Record:
+    values = dict(row)
+    values["limits"] = json.loads(values["limits"])
+    values["usage"] = json.loads(values["usage"]) if values["usage"] else None
+    return Record(**values)

@@ -1,0 +1,511 @@
+"""The life of runs, from the request to the stored result.
+
+    admit -> register with the kernel -> Module, Start to a worker -> Output, Logs ... -> Ended
+          -> End to the kernel -> usage -> stored -> told
+
+A run is live from its admission until its result is on disk. Nobody's reading or not reading ends
+it; a cancel, a limit, its own end or the death of a role does.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
+
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import (
+    RUN_LOG_BYTES_MAX,
+    RUN_MESSAGES_MAX,
+    RUN_OUTPUT_BYTES_MAX,
+)
+
+from symphony_runtime.gateway.asks import Asks
+from symphony_runtime.gateway.channels import Channels
+from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.gateway.journal import (
+    Journal,
+    LiveReader,
+    Reader,
+    StoredReader,
+    stored_messages,
+)
+from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
+from symphony_runtime.gateway.problems import Problem, not_found, unavailable
+from symphony_runtime.gateway.programs import Program, Programs
+from symphony_runtime.gateway.run import (
+    FINAL,
+    Record,
+    RunRequest,
+    find_run,
+    finish_run,
+    insert_run,
+    list_runs,
+    merge_usage,
+    now_ms,
+)
+from symphony_runtime.gateway.store import Store
+
+_log = logging.getLogger(__name__)
+_WALL_GRACE_SECONDS = 1.0  # the worker ends a run at its wall limit; this much later we do
+_KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the Kill is broken
+_BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
+
+
+class Run:
+    """A live run. `instances` are its own and its children's, all in `worker`."""
+
+    def __init__(self, record: Record, program: Program, worker: Worker, store: Store) -> None:
+        self.record = record
+        self.program = program
+        self.worker = worker
+        self.journal = Journal(store, record.seq, self._credit)
+        self.instances = {record.seq: program}
+        self.child_ends: set[asyncio.Task[None]] = set()
+        self.kernel_usage: Counter[str] = Counter()
+        self.started = False
+        self.ending = False
+        self.log_bytes = 0
+        self.messages = 0
+        self.kill_reason: str | None = None
+        self.verdict: str | None = None  # why the server failed it, whatever the worker says
+        self.timers: list[asyncio.TimerHandle] = []
+        self.stored: asyncio.Future[None]  # that it has begun; there once it is started
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _credit(self, taken: int) -> None:
+        self.worker.send(m.Credit(self.record.seq, taken))
+
+
+class Runs:
+    """All runs. Hears from the kernel and the workers (`KernelEvents`, `WorkerEvents`)."""
+
+    def __init__(
+        self,
+        store: Store,
+        programs: Programs,
+        channels: Channels,
+        config: GatewayConfig,
+        boot: int,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._programs = programs
+        self._asks = Asks(self, programs, channels)
+        self._next_instance = boot << _BOOT_BITS
+        self._live: dict[str, Run] = {}
+        self._tenants: Counter[str] = Counter()  # live runs of each
+        self._instances: dict[int, Run] = {}
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self._draining = False
+        self._links: tuple[KernelLink, WorkerLinks] | None = None
+
+    def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
+        """Name the links; once, before anything else."""
+        self._links = (kernel, workers)
+
+    @property
+    def kernel(self) -> KernelLink:
+        """The link to the kernel."""
+        assert self._links is not None
+        return self._links[0]
+
+    @property
+    def workers(self) -> WorkerLinks:
+        """The links to the workers."""
+        assert self._links is not None
+        return self._links[1]
+
+    @property
+    def draining(self) -> bool:
+        """Whether no new run is taken."""
+        return self._draining
+
+    # -- What requests do ----------------------------------------------------------------------
+    async def start(self, program: Program, request: RunRequest) -> Run:
+        """Start a run of a program.
+
+        Raises:
+            Problem: 400 no such entry; 429, 503 with Retry-After.
+        """
+        entry = program.entry(request.entry)
+        worker = self._admit(program.tenant)
+        run = Run(self._new_record(program, entry, request), program, worker, self._store)
+        self._enter(run)
+        try:
+            # Whoever asked may go away; half a start must not stay behind.
+            await asyncio.shield(self._spawn(self._launch(run, request.input)))
+        except (KernelAwayError, SyscallError) as error:
+            raise unavailable(f"the run could not be started: {error}") from error
+        return run
+
+    async def find(self, tenant: str, run_id: str) -> Run | Record:
+        """Return a live run, or the record of one that has ended.
+
+        Raises:
+            Problem: 404.
+        """
+        run = self._live.get(run_id)
+        if run is not None and run.record.tenant == tenant:
+            return run
+        record = await self._store.read(lambda c: find_run(c, tenant, run_id))
+        if record is None:
+            raise not_found("run")
+        return record
+
+    async def list(self, tenant: str, before: int, limit: int) -> list[Record]:
+        """Return a tenant's newest runs below a `seq`."""
+        records = await self._store.read(lambda c: list_runs(c, tenant, before, limit))
+        # What is live is ahead of the database, and may not be in it yet.
+        live = [r.record for r in self._live.values() if r.record.tenant == tenant]
+        merged = {record.seq: record for record in records}
+        merged |= {record.seq: record for record in live if record.seq < before}
+        return [merged[seq] for seq in sorted(merged, reverse=True)[:limit]]
+
+    async def result(self, run: Run | Record) -> dict[str, Any]:
+        """Return all that is told of a run, so far."""
+        if isinstance(run, Run):
+            return run.record.result(await run.journal.messages())
+        return run.result(await stored_messages(self._store, run.seq))
+
+    def open(self, run: Run | Record, after: int) -> Reader:
+        """Follow a run's events after an id."""
+        if isinstance(run, Run):
+            reader: LiveReader | StoredReader = run.journal.open(after)
+        else:
+            reader = StoredReader(self._store, run.seq, after)
+        return reader
+
+    def deliver(self, run: Run | Record, data: bytes | None) -> None:
+        """Hand the program a message, or the end of them (None).
+
+        Raises:
+            Problem: 409, the run has ended.
+        """
+        if not isinstance(run, Run) or run.ending:
+            raise Problem(409, "run-ended", "the run has ended")
+        instance = run.record.seq
+        run.worker.send(m.CloseInput(instance) if data is None else m.Deliver(instance, data))
+
+    def kill(self, run: Run, reason: str, *, verdict: str | None = None) -> None:
+        """End a live run; with a `verdict` it counts as failed, for that reason."""
+        if run.ending or run.kill_reason is not None:
+            return
+        run.kill_reason, run.verdict = reason, verdict
+        if run.started:
+            self._send_kill(run)
+
+    async def drain(self) -> None:
+        """Take no new runs; give the live ones their time, then end them."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(self._config.drain_seconds):
+                await self._wait_until_idle()
+        except TimeoutError:
+            reason = "the server was shut down"
+            for run in list(self._live.values()):
+                self.kill(run, reason, verdict=reason)
+            await self._wait_until_idle(seconds=_KILL_GRACE_SECONDS)
+        for run in list(self._live.values()):
+            self._fail(run, "the server was shut down")
+        await self._wait_until_idle(seconds=_KILL_GRACE_SECONDS)
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many runs and instances are live."""
+        return {"runs": len(self._live), "instances": len(self._instances)}
+
+    # -- Starting ------------------------------------------------------------------------------
+    def _admit(self, tenant: str) -> Worker:
+        if self._draining:
+            raise unavailable("the server is shutting down", retry_after=5)
+        if self._tenants[tenant] >= self._config.tenant_runs_live_max:
+            limit = self._config.tenant_runs_live_max
+            detail = f"the tenant has {limit} live runs, its limit"
+            raise Problem(429, "too-many-runs", detail, retry_after=1, limit=limit)
+        if len(self._live) >= self._config.runs_live_max:
+            raise unavailable(f"the server has {self._config.runs_live_max} live runs, its limit")
+        if not self.kernel.ready:
+            raise unavailable("the kernel is not ready")
+        worker = self.workers.least_loaded()
+        if worker is None:
+            raise unavailable("no worker is ready")
+        return worker
+
+    def _new_record(self, program: Program, entry: str, request: RunRequest) -> Record:
+        return Record(
+            seq=self.new_instance(),
+            id=f"run_{secrets.token_hex(12)}",
+            tenant=program.tenant,
+            program=program.id,
+            program_name=program.name,
+            entry=entry,
+            status="queued",
+            exit_code=None,
+            reason="",
+            priority=request.priority,
+            limits=request.limits,
+            usage=None,
+            created_ms=now_ms(),
+            ended_ms=None,
+        )
+
+    def new_instance(self) -> int:
+        """Return an instance id that was never used."""
+        self._next_instance += 1
+        return self._next_instance
+
+    async def _launch(self, run: Run, data: bytes) -> None:
+        record, worker = run.record, run.worker
+        try:
+            artefact = await self.module_for(worker, run.program)
+            await self.register(run, record.seq, parent=0, stage=0)
+            if worker.away or not self.kernel.ready:
+                raise KernelAwayError("the worker or the kernel went away")
+        except BaseException:
+            self._leave(run)
+            raise
+        self.send_module(worker, run.program, artefact)
+        limits = dict(record.limits)
+        worker.send(m.Start(record.seq, run.program.module, record.entry, data, limits))
+        run.started = True
+        record.status = "running"
+        run.journal.append("status", record.outcome())
+        run.stored = self._store.write(lambda connection: insert_run(connection, record))
+        self._must(run.stored)
+        wall = record.limits["wall_ms"] / 1000 + _WALL_GRACE_SECONDS
+        words = f"the run took longer than its limit of {record.limits['wall_ms']} ms"
+        self._later(run, wall, lambda: self.kill(run, words))
+        if run.kill_reason is not None:  # it was cancelled before it had begun
+            self._send_kill(run)
+
+    async def module_for(self, worker: Worker, program: Program) -> bytes | None:
+        """Return the artefact that a worker lacks, or None if it has it."""
+        if program.module in worker.modules:
+            return None
+        return await self._programs.artefact(program)
+
+    def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None:
+        """Give a worker an artefact, unless it has got it meanwhile."""
+        if artefact is not None and program.module not in worker.modules:
+            worker.modules.add(program.module)
+            worker.send(m.Module(program.module, artefact))
+
+    async def register(self, run: Run, instance: int, parent: int, stage: int) -> None:
+        """Let an instance of a run call the kernel.
+
+        Raises:
+            KernelAwayError, SyscallError: as the link does.
+        """
+        limits = run.record.limits
+        options = {"weight": 1.0, "kv_tokens": limits["kv_tokens"], "tokens": limits["tokens"]}
+        tenant, worker = run.record.tenant, run.worker.name
+        await self.kernel.register(instance, tenant, worker, parent, stage, options)
+
+    def _enter(self, run: Run) -> None:
+        self._live[run.record.id] = run
+        self._tenants[run.record.tenant] += 1
+        self._instances[run.record.seq] = run
+        run.worker.live += 1
+
+    def _leave(self, run: Run) -> None:
+        for timer in run.timers:
+            timer.cancel()
+        del self._live[run.record.id]
+        self._tenants[run.record.tenant] -= 1
+        if not self._tenants[run.record.tenant]:
+            del self._tenants[run.record.tenant]
+        for instance in run.instances:
+            self._instances.pop(instance, None)
+        run.worker.live -= 1
+        run.over.set_result(None)
+
+    # -- Children ------------------------------------------------------------------------------
+    def run_of(self, worker: Worker, instance: Any) -> Run | None:
+        """Return the run of a live instance, if it is this worker's."""
+        run = self._instances.get(instance) if isinstance(instance, int) else None
+        return run if run is not None and run.worker is worker and not run.ending else None
+
+    def add_child(self, run: Run, instance: int, program: Program) -> None:
+        """A child of a run has been registered."""
+        run.instances[instance] = program
+        self._instances[instance] = run
+
+    def forget_child(self, run: Run, instance: int) -> None:
+        """A child could not be registered."""
+        run.instances.pop(instance, None)
+        self._instances.pop(instance, None)
+
+    def _child_ended(self, run: Run, instance: int) -> None:
+        self.forget_child(run, instance)
+        end = self._spawn(self._end_in_kernel(run, instance))
+        run.child_ends.add(end)
+        end.add_done_callback(run.child_ends.discard)
+
+    # -- KernelEvents --------------------------------------------------------------------------
+    def exceeded(self, instance: int, reason: str) -> None:
+        """End the run that has used up a limit which the kernel counts."""
+        run = self._instances.get(instance)
+        if run is not None:
+            self.kill(run, reason)
+
+    def kernel_lost(self) -> None:
+        """The kernel died, and every instance in it."""
+        for run in [run for run in self._live.values() if run.started]:
+            self._tell_worker(run, "the kernel died")
+            self._fail(run, "the kernel died")
+
+    # -- WorkerEvents --------------------------------------------------------------------------
+    def worker_lost(self, worker: Worker) -> None:
+        """A worker died, and everything that it ran."""
+        self._asks.forget_worker(worker)
+        for run in [r for r in self._live.values() if r.worker is worker and r.started]:
+            self._fail(run, "the worker that ran it died")
+
+    def worker_message(self, worker: Worker, message: m.Message) -> None:
+        """Take what a worker says; it may speak of its own instances only."""
+        if isinstance(message, m.Output):
+            self._take_output(worker, message)
+        elif isinstance(message, m.Logs):
+            self._take_logs(worker, message)
+        elif isinstance(message, m.Ended):
+            self._take_end(worker, message)
+        elif isinstance(message, m.Ask):
+            self._asks.ask(worker, message)
+        elif isinstance(message, m.Unask):
+            self._asks.unask(worker, message.seq)
+        else:
+            raise m.MessageError(f"a worker does not send {type(message).__name__}")
+
+    def _take_output(self, worker: Worker, message: m.Output) -> None:
+        for item in message.messages:
+            if not (isinstance(item, list) and len(item) == 2 and isinstance(item[1], bytes)):
+                raise m.MessageError("an item of Output is [instance, bytes]")
+            run = self.run_of(worker, item[0])
+            if run is None or item[0] != run.record.seq:
+                continue  # it has ended meanwhile
+            run.messages += 1
+            # The worker enforces both; we do not rely on it.
+            if run.journal.sent + len(item[1]) > RUN_OUTPUT_BYTES_MAX:
+                self.kill(run, f"it sent more than its limit of {RUN_OUTPUT_BYTES_MAX} bytes")
+            elif run.messages > RUN_MESSAGES_MAX:
+                self.kill(run, f"it sent more than its limit of {RUN_MESSAGES_MAX} messages")
+            else:
+                run.journal.append("message", item[1])
+
+    def _take_logs(self, worker: Worker, message: m.Logs) -> None:
+        for item in message.lines:
+            if not (isinstance(item, list) and len(item) == 3 and isinstance(item[2], bytes)):
+                raise m.MessageError("an item of Logs is [instance, level, bytes]")
+            run = self.run_of(worker, item[0])
+            if run is None or run.log_bytes + len(item[2]) > RUN_LOG_BYTES_MAX:
+                continue
+            run.log_bytes += len(item[2])
+            text = item[2].decode("utf-8", "replace")
+            level = item[1] if item[1] in (0, 1, 2, 3) else 1
+            run.journal.append("log", {"level": level, "text": text})
+
+    def _take_end(self, worker: Worker, message: m.Ended) -> None:
+        run = self.run_of(worker, message.instance)
+        self._asks.forget_instance(worker, message.instance)
+        if run is None:
+            return  # ended here already: the kernel died, or the worker was told twice
+        if message.instance != run.record.seq:
+            self._child_ended(run, message.instance)
+            return
+        if message.status not in FINAL:
+            raise m.MessageError(f"no run ends as {message.status!r}")
+        self._finish_soon(run, message.status, message.exit_code, message.reason, message.usage)
+
+    # -- Ending --------------------------------------------------------------------------------
+    def _fail(self, run: Run, reason: str) -> None:
+        if not run.ending:
+            usage = {"wall_ms": now_ms() - run.record.created_ms}
+            self._finish_soon(run, "failed", None, reason, usage)
+
+    def _finish_soon(
+        self, run: Run, status: str, code: int | None, reason: str, usage: dict[str, Any]
+    ) -> None:
+        run.ending = True
+        outcome = ("failed", None, run.verdict) if run.verdict else (status, code, reason)
+        self._spawn(self._finish(run, run.record, outcome, usage))
+
+    async def _finish(
+        self,
+        run: Run,
+        record: Record,
+        outcome: tuple[str, int | None, str],
+        usage: dict[str, Any],
+    ) -> None:
+        # Children first: with their parent's end the kernel forgets them and what they used.
+        ends = (self._end_in_kernel(run, instance) for instance in reversed(run.instances))
+        await asyncio.gather(*run.child_ends, *ends)
+        status, exit_code, reason = outcome
+        # A copy: what readers see changes only when the result is on disk.
+        ended = dataclasses.replace(
+            record,
+            status=status,
+            exit_code=exit_code if status == "exited" else None,
+            reason=reason,
+            usage=merge_usage(usage, dict(run.kernel_usage)),
+            ended_ms=now_ms(),
+        )
+        finals = [("usage", ended.usage), ("status", ended.outcome())]
+        row = run.journal.seal(finals)
+        await self._store.write(lambda connection: finish_run(connection, ended, row))
+        run.record = ended
+        run.journal.finish(finals)
+        self._leave(run)
+
+    async def _end_in_kernel(self, run: Run, instance: int) -> None:
+        try:
+            usage = await self.kernel.end(instance)
+        except (KernelAwayError, SyscallError) as error:
+            # The kernel has ended it already, with a link or itself; its counts are lost with it.
+            _log.info("instance %d: %s", instance, error)
+            return
+        run.kernel_usage.update(usage)
+
+    def _send_kill(self, run: Run) -> None:
+        self._tell_worker(run, run.kill_reason or "")
+        self._later(run, _KILL_GRACE_SECONDS, lambda: self._distrust(run))
+
+    def _tell_worker(self, run: Run, reason: str) -> None:
+        run.worker.send(m.Kill(run.record.seq, reason))
+
+    def _distrust(self, run: Run) -> None:
+        if not run.ending:
+            _log.error("%s did not end a run in time; its link is cut", run.worker.name)
+            run.worker.drop()
+
+    # -- Helpers -------------------------------------------------------------------------------
+    def _later(self, run: Run, seconds: float, action: Any) -> None:
+        run.timers.append(asyncio.get_running_loop().call_later(seconds, action))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._must(task)
+        return task
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside everything else; its failure is logged."""
+        self._spawn(work)
+
+    def _must(self, future: "asyncio.Future[None]") -> None:
+        """Hold on to a future, and tell if it fails."""
+        self._tasks.add(future)
+        future.add_done_callback(self._done)
+
+    def _done(self, future: "asyncio.Future[Any]") -> None:
+        self._tasks.discard(future)
+        error = None if future.cancelled() else future.exception()
+        # The first three are answers to whoever asked; anything else is a mistake of ours.
+        if error is not None and not isinstance(error, (KernelAwayError, SyscallError, Problem)):
+            _log.error("a run's task failed", exc_info=error)
+
+    async def _wait_until_idle(self, seconds: float | None = None) -> None:
+        waiting = [run.over for run in self._live.values()]
+        if waiting:
+            await asyncio.wait(waiting, timeout=seconds)

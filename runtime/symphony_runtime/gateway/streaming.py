@@ -1,0 +1,106 @@
+"""Runs as they happen: server-sent events, and a WebSocket for both directions."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+from aiohttp import WSMsgType, web
+from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
+
+from symphony_runtime.gateway.auth import tenant_of
+from symphony_runtime.gateway.http import number, services, to_json
+from symphony_runtime.gateway.journal import Event, Reader
+from symphony_runtime.gateway.problems import Problem
+from symphony_runtime.gateway.run import Record, encode_message
+from symphony_runtime.gateway.runs import Run
+
+_HEARTBEAT_SECONDS = 15.0  # so that proxies and we ourselves notice who has gone
+_EVENTS_MAX = 1 << 40
+
+
+async def get_events(request: web.Request) -> web.StreamResponse:
+    """Follow a run from its beginning, or from where Last-Event-ID says."""
+    run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
+    return await stream_events(request, run, _resume_point(request))
+
+
+async def stream_events(request: web.Request, run: Run | Record, after: int) -> web.StreamResponse:
+    """Answer with a run's events after an id, to the last one."""
+    run_id = run.record.id if isinstance(run, Run) else run.id
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",
+            "Location": f"/v1/runs/{run_id}",
+            "X-Run-Id": run_id,
+        }
+    )
+    with _following(services(request).runs.open(run, after)) as reader:
+        await response.prepare(request)
+        while (batch := await reader.next(_HEARTBEAT_SECONDS)) is not None:
+            await response.write(b"".join(map(encode_event, batch)) or b": still there\n\n")
+        await response.write_eof()
+    return response
+
+
+def encode_event(event: Event) -> bytes:
+    """Return an event as text/event-stream has it."""
+    data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_json(data))
+
+
+async def websocket(request: web.Request) -> web.StreamResponse:
+    """Messages both ways: text frames where they are UTF-8, else binary ones.
+
+    Begins with the run's first message, or after the event that `after` names. The server closes
+    when the run has ended, with its status as the reason; a client that closes ends nothing.
+    """
+    runs = services(request).runs
+    run = await runs.find(tenant_of(request), request.match_info["run"])
+    socket = web.WebSocketResponse(heartbeat=_HEARTBEAT_SECONDS, max_msg_size=MESSAGE_BYTES_MAX + 1)
+    if not socket.can_prepare(request):
+        raise Problem(426, "upgrade-required", "this route speaks WebSocket only",
+                      headers={"Upgrade": "websocket"})  # fmt: skip
+    with _following(runs.open(run, _resume_point(request))) as reader:
+        await socket.prepare(request)
+        sending = asyncio.create_task(_send_messages(socket, reader))
+        try:
+            async for frame in socket:
+                if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    data = frame.data.encode() if frame.type is WSMsgType.TEXT else frame.data
+                    with contextlib.suppress(Problem):  # it has just ended; the socket closes next
+                        runs.deliver(run, data)
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])
+    return socket
+
+
+async def _send_messages(socket: web.WebSocketResponse, reader: Reader) -> None:
+    outcome = "ended"
+    with contextlib.suppress(ConnectionError):  # the client has gone
+        while (batch := await reader.next()) is not None:
+            for event in batch:
+                if event.kind == "message":
+                    shown = encode_message(event.data)
+                    if isinstance(shown, str):
+                        await socket.send_str(shown)
+                    else:
+                        await socket.send_bytes(event.data)
+                elif event.kind == "status":
+                    outcome = event.data["status"]
+        await socket.close(message=outcome.encode())
+
+
+@contextlib.contextmanager
+def _following(reader: Reader) -> Iterator[Reader]:
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _resume_point(request: web.Request) -> int:
+    text = request.headers.get("Last-Event-ID") or request.query.get("after") or "0"
+    return number(text, "Last-Event-ID", 0, _EVENTS_MAX)
