@@ -1,0 +1,12 @@
+import { Generation, KvFile, check, inputText, send, tokenize } from "symphony-lip";
+
+export function lip_main(): i32 {
+  const prompt = tokenize(inputText()).unwrap();
+  const generation = new Generation(KvFile.create(), prompt, 64);
+
+  for (let text = generation.read(); text !== null; text = generation.read()) {
+    check(send(text), "send");
+  }
+  check(generation.errno, "generation");
+  return 0;
+}
