@@ -2,7 +2,7 @@
 
 A project is a folder that compiles to one LIP: a Cargo package (Rust) or an AssemblyScript package.
 `new` makes one that builds without a network: outside this repository the SDK's sources travel
-with the project (`vendor/symphony`). `build` finds a compiler and leaves `build/<name>.wasm`.
+with the project (`vendor/`). `build` finds a compiler and leaves `build/<name>.wasm`.
 """
 
 import json
@@ -25,7 +25,11 @@ _SDKS = {
     "assemblyscript": _REPOSITORY / "guest_sdk" / "assemblyscript",
 }
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
-_VENDORED = Path("vendor") / "symphony"
+# Where a project outside the repository keeps the SDK; the folder is named as it is imported.
+_VENDORED = {
+    "rust": Path("vendor") / "symphony",
+    "assemblyscript": Path("vendor") / "symphony-lip",
+}
 _NOT_SOURCES = ("target", "node_modules", "build", "tests", "*.wasm")
 _OUTPUT_LINES_SHOWN = 60
 
@@ -34,7 +38,7 @@ _NO_RUST = f"""no Rust compiler with the {_WASM_TARGET} target was found. Either
   apt-get install rustc cargo libstd-rust-dev-wasm32 lld    (Debian, Ubuntu)"""
 _NO_ASC = """the AssemblyScript compiler was not found. In the project's folder:
   npm install
-(Node.js 18 or newer; on Debian and Ubuntu: apt-get install nodejs npm)"""
+(Node.js 20 or newer; on Debian and Ubuntu: apt-get install nodejs npm)"""
 
 
 class ProjectError(Exception):
@@ -70,7 +74,8 @@ def new(name: str, lang: str, directory: Path) -> Path:
         raise ProjectError(f"{project} exists already and is not an empty folder")
     sdk = _sdk_for(project, lang)
     for source in sorted(_template_files(lang)):
-        _write_template(source, project, _TEMPLATES / lang, {"name": name, "sdk": sdk})
+        values = {"name": name, "sdk": sdk, "packages": _packages(sdk)}
+        _write_template(source, project, _TEMPLATES / lang, values)
     return project
 
 
@@ -136,8 +141,14 @@ def _sdk_for(project: Path, lang: str) -> str:
     if project.is_relative_to(_REPOSITORY):
         return os.path.relpath(sdk, project).replace(os.sep, "/")
     ignored = shutil.ignore_patterns(*_NOT_SOURCES)
-    shutil.copytree(sdk, project / _VENDORED, ignore=ignored)
-    return _VENDORED.as_posix()
+    shutil.copytree(sdk, project / _VENDORED[lang], ignore=ignored)
+    return _VENDORED[lang].as_posix()
+
+
+def _packages(sdk: str) -> str:
+    """Return the folder in which asc finds the SDK by its package's name."""
+    vendored = _VENDORED["assemblyscript"]
+    return vendored.parent.as_posix() if sdk == vendored.as_posix() else f"{sdk}/node_modules"
 
 
 # --- build: Rust ---------------------------------------------------------------------------------
