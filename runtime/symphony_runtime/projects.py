@@ -72,9 +72,9 @@ def new(name: str, lang: str, directory: Path) -> Path:
     project = directory.resolve() / name
     if project.exists() and (not project.is_dir() or any(project.iterdir())):
         raise ProjectError(f"{project} exists already and is not an empty folder")
-    sdk = _sdk_for(project, lang)
-    for source in sorted(_template_files(lang)):
-        values = {"name": name, "sdk": sdk, "packages": _packages(sdk)}
+    files = _template_files(lang)
+    values = {"name": name} | _place_sdk(project, lang)
+    for source in files:
         _write_template(source, project, _TEMPLATES / lang, values)
     return project
 
@@ -112,7 +112,7 @@ def find_rust_toolchain() -> RustToolchain:
 
 
 def _template_files(lang: str) -> list[Path]:
-    files = [path for path in (_TEMPLATES / lang).rglob("*") if path.is_file()]
+    files = sorted(path for path in (_TEMPLATES / lang).rglob("*") if path.is_file())
     if not files:
         raise ProjectError(f"this installation has no template for {lang}")
     return files
@@ -129,8 +129,11 @@ def _write_template(source: Path, project: Path, root: Path, values: dict[str, s
     target.write_text(text, encoding="utf-8")
 
 
-def _sdk_for(project: Path, lang: str) -> str:
-    """Return the path from the project to the SDK; outside the repository, copy it in first."""
+def _place_sdk(project: Path, lang: str) -> dict[str, str]:
+    """Return the template's paths from the project: `sdk`, and `packages`, where asc looks for it.
+
+    Outside of the repository the SDK's sources are copied into the project first.
+    """
     sdk = _SDKS[lang]
     if not sdk.is_dir():
         raise ProjectError(
@@ -139,16 +142,11 @@ def _sdk_for(project: Path, lang: str) -> str:
         )
     project.mkdir(parents=True, exist_ok=True)
     if project.is_relative_to(_REPOSITORY):
-        return os.path.relpath(sdk, project).replace(os.sep, "/")
-    ignored = shutil.ignore_patterns(*_NOT_SOURCES)
-    shutil.copytree(sdk, project / _VENDORED[lang], ignore=ignored)
-    return _VENDORED[lang].as_posix()
-
-
-def _packages(sdk: str) -> str:
-    """Return the folder in which asc finds the SDK by its package's name."""
-    vendored = _VENDORED["assemblyscript"]
-    return vendored.parent.as_posix() if sdk == vendored.as_posix() else f"{sdk}/node_modules"
+        path = os.path.relpath(sdk, project).replace(os.sep, "/")
+        return {"sdk": path, "packages": f"{path}/node_modules"}
+    vendored = _VENDORED[lang]
+    shutil.copytree(sdk, project / vendored, ignore=shutil.ignore_patterns(*_NOT_SOURCES))
+    return {"sdk": vendored.as_posix(), "packages": vendored.parent.as_posix()}
 
 
 # --- build: Rust ---------------------------------------------------------------------------------
@@ -222,7 +220,7 @@ def _build_assemblyscript(directory: Path) -> Path:
     name = _npm_package(directory)
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
-    command = [*_find_asc(directory), "--config", "asconfig.json", "--target", "release"]
+    command = [*_find_asc(directory), "--config", "asconfig.json"]
     _run([*command, "--outFile", str(target)], directory, dict(os.environ))
     return target
 
