@@ -1,0 +1,173 @@
+"""Random checkpoints in Hugging Face layout, for benchmarks and tests.
+
+    python benchmarks/checkpoints.py DIR [--shape 135m|small] [--dtype bf16|fp32] [--seed 0]
+
+The weights are noise from a seed, so the model says nothing of sense, but its shapes, its speed and
+its tokenizer (byte-level, every id has a text) are a real model's.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_WEIGHT_STD = 0.02  # what transformers initialises with
+_DTYPES = {"bf16": ("bfloat16", torch.bfloat16), "fp32": ("float32", torch.float32)}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama's sizes, in elements; `context` in tokens."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    context: int = 8192
+    tied: bool = True
+
+
+SHAPES = {
+    "135m": Shape(576, 30, 9, 3, 1536, 49152),  # SmolLM2-135M's
+    "small": Shape(64, 2, 4, 2, 96, 512, 1024),
+}
+
+
+def make_checkpoint(
+    directory: Path, shape: Shape = SHAPES["135m"], dtype: str = "bf16", seed: int = 0
+) -> Path:
+    """Write a checkpoint with random weights into `directory`, which may exist, and return it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write = {
+        "config.json": _config(shape, dtype),
+        "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": SPECIAL[1],
+            "eos_token": SPECIAL[2],
+            "chat_template": CHAT_TEMPLATE,
+            "model_max_length": shape.context,
+        },
+    }
+    for name, content in write.items():
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    make_tokenizer(shape.vocab, seed).save(str(directory / "tokenizer.json"))
+    weights = make_weights(shape, _DTYPES[dtype][1], seed)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def _config(shape: Shape, dtype: str) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": _DTYPES[dtype][0],
+        "head_dim": shape.hidden // shape.heads,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "max_position_embeddings": shape.context,
+        "mlp_bias": False,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+        "tie_word_embeddings": shape.tied,
+        "vocab_size": shape.vocab,
+    }
+
+
+def make_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
+    """Return a byte-level BPE tokenizer of exactly `vocab_size` ids, merged at random."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*SPECIAL, *alphabet]
+    if vocab_size < len(pieces):
+        raise ValueError(f"a byte-level tokenizer has at least {len(pieces)} ids")
+    known = set(pieces)
+    letters = list("etaoinshrdlucmfwypvbgkqjxz")
+    growing = list(letters)
+    random = np.random.default_rng(seed)
+    merges: list[tuple[str, str]] = []
+    while len(pieces) < vocab_size:
+        left = growing[random.integers(len(growing))]
+        right = letters[random.integers(len(letters))]
+        if left + right not in known:
+            merges.append((left, right))
+            known.add(left + right)
+            growing.append(left + right)
+            pieces.append(left + right)
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    return tokenizer
+
+
+def make_weights(shape: Shape, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
+    """Return a Llama's tensors by their names in transformers."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*size: int) -> torch.Tensor:
+        return (torch.randn(size, generator=generator) * _WEIGHT_STD).to(dtype)
+
+    head_dim = shape.hidden // shape.heads
+    inner, kv_inner = shape.heads * head_dim, shape.kv_heads * head_dim
+    sizes = {
+        "self_attn.q_proj": (inner, shape.hidden),
+        "self_attn.k_proj": (kv_inner, shape.hidden),
+        "self_attn.v_proj": (kv_inner, shape.hidden),
+        "self_attn.o_proj": (shape.hidden, inner),
+        "mlp.gate_proj": (shape.intermediate, shape.hidden),
+        "mlp.up_proj": (shape.intermediate, shape.hidden),
+        "mlp.down_proj": (shape.hidden, shape.intermediate),
+    }
+    weights = {"model.embed_tokens.weight": draw(shape.vocab, shape.hidden)}
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        for name, size in sizes.items():
+            weights[f"{prefix}{name}.weight"] = draw(*size)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"{prefix}{norm}.weight"] = torch.ones(shape.hidden, dtype=dtype)
+    weights["model.norm.weight"] = torch.ones(shape.hidden, dtype=dtype)
+    if not shape.tied:
+        weights["lm_head.weight"] = draw(shape.vocab, shape.hidden)
+    return weights
+
+
+def main(arguments: list[str]) -> None:
+    """Write the checkpoint that the command line describes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--shape", choices=SHAPES, default="135m")
+    parser.add_argument("--dtype", choices=_DTYPES, default="bf16")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    made = make_checkpoint(given.directory, SHAPES[given.shape], given.dtype, given.seed)
+    size = sum(path.stat().st_size for path in made.iterdir())
+    print(f"{made}: {size / 1e6:.0f} MB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
