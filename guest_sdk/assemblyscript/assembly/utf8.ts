@@ -29,7 +29,7 @@ export function decodeUtf8Range(start: usize, length: i32): string {
       continue;
     }
     const good = goodBytes(start + at, length - at);
-    const whole = good == sequenceBytes(lead);
+    const whole = good > 0 && good == sequenceBytes(lead);
     to = put(to, whole ? character(start + at, good) : REPLACEMENT);
     at += max(good, 1);
   }

@@ -98,6 +98,7 @@ export function msgpack_again(from: usize, length: i32, kind: i32): i32 {
   else if (kind == 6) integers(decoder, encoder);
   else if (kind == 7) counts(decoder, encoder);
   else if (decoder.nil()) encoder.nil();
+  else return -1;
   return decoder.finished ? give(encoder.bytes()) : -1;
 }
 
