@@ -1,8 +1,8 @@
 """KVFS: KV caches as files. Pages below, files in them, names over them, handles to hold them.
 
 Lifetime: a file lives while it has references (see `filesystem`), a page while files hold it.
-Nothing here is thread-safe: all of it runs on the kernel's event loop. Nothing here checks a guest's
-arguments, and nothing here knows of instances or of the scheduler.
+Nothing here is thread-safe: all of it runs on the kernel's event loop. Nothing here checks a
+guest's arguments, and nothing here knows of instances or of the scheduler.
 """
 
 from symphony_kernel.kvfs.files import KVFile

@@ -2,8 +2,8 @@
 
 A slot is one entry of a page: slot `s` is entry `s % PAGE_TOKENS` of page `s // PAGE_TOKENS`. K and
 V of a slot live in the executor; its token and position live here, so that a fork shares them with
-the page and copies nothing. Slots of a free page hold whatever their last owner left: nobody reads a
-slot that its file has not committed or copied first.
+the page and copies nothing. Slots of a free page hold whatever their last owner left: nobody reads
+a slot that its file has not committed or copied first.
 """
 
 from collections.abc import Callable

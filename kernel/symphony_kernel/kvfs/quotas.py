@@ -1,7 +1,7 @@
 """Quotas: who pays for a page.
 
 Accounts form chains: an instance's under its run's, a run's under its tenant's. A page is charged
-to the account that took it from the pool, and counts in every account above, until it is free again;
+to the account that took it from the pool, and counts in all accounts above, until it is free again;
 sharing a page costs nothing, so a thousand forks of one prefix pay for it once. When an account is
 closed, what it still paid for (pages that a name keeps, or another instance's fork) moves to the
 nearest account above that is open. Limits and usage are in whole pages for that reason.

@@ -1,0 +1,249 @@
+"""Calls that take their turn: what a syscall becomes when it touches the content of a file.
+
+A call whose files have nothing queued is done at once and never becomes an object. Others wait in
+their files' queues (`kvfs.ordering`), and a pred stays there until the scheduler has computed it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from symphony_kernel.arguments import tree_depths
+from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.kvfs import KVFS, KVFile
+from symphony_kernel.kvfs.ordering import Operation, drop, finish, submit
+from symphony_kernel.process_table import Instance, ProcessTable, WorkQueue
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import INSTANCE_CALLS_PENDING_MAX, LIP_CALL_BYTES_MAX
+from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.scheduler.work import Work
+
+Result: TypeAlias = int | bytes
+Action: TypeAlias = Callable[[], Result]
+
+_SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
+
+
+class Call(NamedTuple):
+    """Who called, and the number under which the answer is expected (0: nowhere)."""
+
+    caller: Instance
+    seq: int
+
+
+@dataclass(slots=True)
+class Turns:
+    """What calls need when their turn comes. `reply` takes (instance, seq, result)."""
+
+    kvfs: KVFS
+    processes: ProcessTable
+    scheduler: WorkQueue
+    entries_max: int  # of any file
+    reply: Callable[[int, int, Result], None]
+    draw_seed: Callable[[], int]
+    failed: int = 0  # calls answered with an errno
+
+    def in_order(
+        self,
+        call: Call,
+        files: tuple[KVFile, ...],
+        action: Action,
+        sticky: KVFile | None = None,
+        size: int = 0,
+    ) -> Result | None:
+        """Do `action` when every call before it on `files` has finished; None: it has to wait.
+
+        `size` is in bytes, of arguments kept until then. A failure becomes the answer of `sticky`
+        until it is closed.
+
+        Raises:
+            SyscallError: what `action` raises when it is done now, or EAGAIN.
+        """
+        try:
+            for file in files:
+                if file.queue:
+                    self.check_room(call.caller, size)
+                    submit(_Turn(self, call, files, size, action, sticky))
+                    return None
+            return action()
+        except SyscallError as error:
+            if sticky is not None:
+                sticky.error = error.errno
+            raise
+
+    def check_room(self, caller: Instance, size: int) -> None:
+        """Check that one more call with arguments of `size` bytes may wait; SyscallError EAGAIN."""
+        if len(caller.operations) >= INSTANCE_CALLS_PENDING_MAX:
+            raise SyscallError(Errno.EAGAIN, f"{len(caller.operations)} calls wait")
+        if caller.lip.call_bytes + size > LIP_CALL_BYTES_MAX:
+            raise SyscallError(Errno.EAGAIN, f"{caller.lip.call_bytes} bytes of calls wait")
+
+    def answer(self, caller: Instance, seq: int, result: Result) -> None:
+        """Reply, if the call wants one and its caller is still there."""
+        if type(result) is int and result < 0:
+            self.failed += 1
+        if seq and not caller.ended:
+            self.reply(caller.id, seq, result)
+
+
+class _Pending(Operation):
+    """A call in its files' queues, counted among its caller's."""
+
+    __slots__ = ("caller", "seq", "size", "turns")
+
+    def __init__(self, turns: Turns, call: Call, files: tuple[KVFile, ...], size: int) -> None:
+        super().__init__(files)
+        self.turns = turns
+        caller, seq = call
+        self.caller = caller
+        self.seq = seq
+        self.size = size  # bytes of arguments that it keeps
+        caller.lip.call_bytes += size
+        caller.operations[self] = None
+        if seq:
+            caller.pending[seq] = self
+        for file in files:
+            file.references += 1
+
+    def finished(self) -> None:
+        """Leave the caller and let go of the files."""
+        caller = self.caller
+        caller.lip.call_bytes -= self.size
+        del caller.operations[self]
+        if self.seq:
+            del caller.pending[self.seq]
+        for file in self.files:
+            self.turns.kvfs.release(file)
+
+
+class _Turn(_Pending):
+    """A call that has finished as soon as its turn comes."""
+
+    __slots__ = ("action", "sticky")
+
+    def __init__(
+        self,
+        turns: Turns,
+        call: Call,
+        files: tuple[KVFile, ...],
+        size: int,
+        action: Action,
+        sticky: KVFile | None,
+    ) -> None:
+        super().__init__(turns, call, files, size)
+        self.action = action
+        self.sticky = sticky
+
+    def start(self) -> bool:
+        """Do it and answer."""
+        if self.caller.ended:
+            return True
+        result: Result
+        try:
+            result = self.action()
+        except SyscallError as error:
+            result = -error.errno
+            if self.sticky is not None:
+                self.sticky.error = error.errno
+        self.turns.answer(self.caller, self.seq, result)
+        return True
+
+    def finished(self) -> None:
+        """Leave; a file that it should have filled says that this did not happen."""
+        if self.sticky is not None and self.caller.ended:
+            self.sticky.error = Errno.ECANCELED
+        super().finished()
+
+
+class Pred(_Pending):
+    """A pred: first in its file's queue until the scheduler is done with it."""
+
+    __slots__ = ("options", "positions", "tokens", "work")
+
+    def __init__(
+        self,
+        turns: Turns,
+        call: Call,
+        file: KVFile,
+        tokens: UInt32,
+        positions: Int32 | None,
+        options: PredOptions,
+        size: int,
+    ) -> None:
+        super().__init__(turns, call, (file,), size)
+        self.tokens = tokens
+        self.positions = positions  # [n], or None: those after the file's end
+        self.options = options
+        self.work: Work | None = None
+
+    def begin(self) -> None:
+        """Take its place in the file's queue."""
+        submit(self)
+
+    def cancel(self) -> None:
+        """Drop it, wherever it is; it is answered with ECANCELED."""
+        if self.work is not None:
+            self.turns.scheduler.cancel(self.work)
+            return
+        caller, seq = self.caller, self.seq
+        drop(self)
+        self.turns.answer(caller, seq, -Errno.ECANCELED)
+
+    def start(self) -> bool:
+        """Hand it to the scheduler."""
+        if self.caller.ended:
+            return True
+        try:
+            self.work = self._work()
+        except SyscallError as error:
+            self.turns.answer(self.caller, self.seq, -error.errno)
+            return True
+        self.turns.scheduler.submit(self.work)
+        return False
+
+    def _work(self) -> Work:
+        file, caller = self.files[0], self.caller
+        n = len(self.tokens)
+        if file.error is not None:
+            raise SyscallError(file.error)
+        if file.length + n > self.turns.entries_max:
+            raise SyscallError(Errno.EFBIG, f"{file.length} entries, {n} more")
+        self.turns.processes.charge_tokens(caller, n)
+        return Work(
+            instance=caller.id,
+            root=caller.lip.root,
+            tenant=caller.tenant.name,
+            seq=self.seq,
+            file=file,
+            tokens=self.tokens,
+            positions=self._positions(file.length, n),
+            options=self.options,
+            done=self._done,
+            seed=self._seed(),
+            weight=caller.lip.weight,
+        )
+
+    def _positions(self, length: int, n: int) -> Int32:
+        if self.positions is not None:
+            return self.positions
+        if self.options.parents is not None:
+            return tree_depths(self.options.parents) + np.int32(length)
+        return np.arange(length, length + n, dtype=np.int32)
+
+    def _seed(self) -> int:
+        sampling = self.options.sampling
+        if sampling is None:
+            return 0
+        return self.turns.draw_seed() if sampling.seed is None else sampling.seed
+
+    def _done(self, result: bytes | int) -> None:
+        if isinstance(result, bytes):
+            usage, n = self.caller.usage, len(self.tokens)
+            if n > 1:
+                usage.prompt_tokens += n
+            if self.options.get in _SAMPLED:
+                usage.completion_tokens += self.options.places(n)
+        self.turns.answer(self.caller, self.seq, result)
+        finish(self)

@@ -1,0 +1,373 @@
+"""The process table: who may call the kernel, over which worker's link, and what they hold.
+
+An instance is one program in a worker. A LIP is a run's instance with its children: they share its
+limits and its place in the scheduler. Ending an instance gives back all that it held, whatever it
+was doing; parents may end before their children and the other way round.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from symphony_kernel.kvfs import KVFS, Account, HandleTable, KVFile, Tenant, page_count
+from symphony_kernel.kvfs.ordering import Operation, drop, finish
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import (
+    INSTANCE_HANDLES_MAX,
+    RUN_CHILD_DEPTH_MAX,
+    RUN_CHILDREN_MAX,
+    RUN_KV_TOKENS_MAX,
+    RUN_TOKENS_MAX,
+)
+from symphony_kernel.scheduler.work import Work
+
+INSTANCE_MAX = (1 << 63) - 1
+
+
+class WorkQueue(Protocol):
+    """The part of the scheduler that a syscall sees."""
+
+    def submit(self, work: Work) -> None:
+        """Queue a pred; `work.done` hears of its end."""
+
+    def cancel(self, work: Work) -> None:
+        """Drop a pred; its `done` hears ECANCELED."""
+
+    def forget(self, root: int, instance: int | None = None) -> None:
+        """Drop all work of an instance, or of a whole LIP; nobody is told."""
+
+
+class Grant(NamedTuple):
+    """A capability on its way to another instance, with a reference to its file."""
+
+    file: KVFile
+    rights: int
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an instance has used, as `End` answers it."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Lip:
+    """A run with its children: one set of limits, one queue in the scheduler."""
+
+    root: int
+    account: Account
+    weight: float
+    tokens_max: int
+    tokens: int = 0  # computed, or about to be
+    call_bytes: int = 0  # of calls that wait
+    exceeded: bool = False  # the gateway has been told
+    instances: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One program that may call."""
+
+    id: int
+    tenant: Tenant
+    worker: str
+    lip: Lip
+    account: Account
+    parent: int  # 0: none
+    depth: int
+    handles: HandleTable = field(default_factory=HandleTable)
+    granted: dict[str, Grant] = field(default_factory=dict)  # not taken up yet, by name
+    stages: dict[int, dict[str, Grant]] = field(default_factory=dict)  # for children to come
+    staged: int = 0  # grants in `stages`
+    operations: dict[Operation, None] = field(default_factory=dict)  # not finished, in order
+    pending: dict[int, Operation] = field(default_factory=dict)  # those that owe a reply, by seq
+    usage: Usage = field(default_factory=Usage)
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatistics:
+    """How many there are."""
+
+    instances: int
+    lips: int
+    handles: int
+
+
+class ProcessTable:
+    """All instances. `exceeded` hears (root, reason) when a LIP has used up a limit."""
+
+    def __init__(
+        self, kvfs: KVFS, scheduler: WorkQueue, exceeded: Callable[[int, str], None]
+    ) -> None:
+        self._kvfs = kvfs
+        self._scheduler = scheduler
+        self._exceeded = exceeded
+        self._instances: dict[int, Instance] = {}
+        self._lips: dict[int, Lip] = {}
+
+    # -- Who is there ---------------------------------------------------------------------------
+    def get(self, instance: int) -> Instance | None:
+        """Return a live instance."""
+        return self._instances.get(instance)
+
+    def related(self, caller: Instance, instance: object) -> Instance:
+        """Return the parent or a child of `caller`; SyscallError ENOENT for anybody else."""
+        other = self._instances.get(instance) if type(instance) is int else None
+        if other is None or (other.parent != caller.id and other.id != caller.parent):
+            raise SyscallError(Errno.ENOENT, "neither the parent nor a child")
+        return other
+
+    def register(
+        self,
+        instance: int,
+        tenant: str,
+        worker: str,
+        parent: int = 0,
+        stage: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> Instance:
+        """Let an instance call over the link of `worker`; a child takes what `stage` holds for it.
+
+        Raises:
+            SyscallError: EEXIST (it is there), EINVAL (options, ids, another tenant's parent),
+                ENOENT (no such parent or stage), EDQUOT (too deep, too many children).
+        """
+        above = self._parent(parent, tenant, worker)
+        grants = self._unstage(above, stage)
+        try:
+            if not 0 < instance <= INSTANCE_MAX or not tenant or not worker:
+                raise SyscallError(Errno.EINVAL, "ids are positive, names are not empty")
+            if instance in self._instances or (above is None and instance in self._lips):
+                raise SyscallError(Errno.EEXIST, f"instance {instance} is there already")
+            new = self._new(instance, self._kvfs.tenant(tenant), worker, above, options or {})
+        except SyscallError:
+            self.revoke(self._kvfs.tenant(tenant), grants.values())
+            raise
+        new.granted.update(grants)
+        return new
+
+    def _parent(self, parent: int, tenant: str, worker: str) -> Instance | None:
+        if not parent:
+            return None
+        above = self._instances.get(parent)
+        if above is None:
+            raise SyscallError(Errno.ENOENT, f"no instance {parent}")
+        if above.tenant.name != tenant or above.worker != worker:
+            raise SyscallError(Errno.EINVAL, "a child has its parent's tenant and worker")
+        return above
+
+    def _new(
+        self,
+        instance: int,
+        tenant: Tenant,
+        worker: str,
+        above: Instance | None,
+        options: dict[str, Any],
+    ) -> Instance:
+        weight, kv_tokens, tokens = _read_options(options)
+        if above is None:
+            account = self._account(f"run {instance}", tenant.account, kv_tokens)
+            lip = self._lips[instance] = Lip(instance, account, weight, tokens)
+        else:
+            lip = above.lip
+            if above.depth >= RUN_CHILD_DEPTH_MAX or lip.instances > RUN_CHILDREN_MAX:
+                raise SyscallError(Errno.EDQUOT, "too many children, or too deep")
+        new = Instance(
+            id=instance,
+            tenant=tenant,
+            worker=worker,
+            lip=lip,
+            account=self._account(f"instance {instance}", lip.account, kv_tokens),
+            parent=above.id if above else 0,
+            depth=above.depth + 1 if above else 0,
+        )
+        lip.instances += 1
+        self._instances[instance] = new
+        return new
+
+    def _account(self, name: str, above: Account, kv_tokens: int) -> Account:
+        return self._kvfs.ledger.open(name, above, page_count(kv_tokens), kv_tokens)
+
+    # -- Grants ---------------------------------------------------------------------------------
+    def hold(self, file: KVFile, rights: int) -> Grant:
+        """Return a grant with its own reference, charged to the tenant; SyscallError EDQUOT."""
+        self._kvfs.tenant(file.tenant).charge_handle()
+        file.references += 1
+        return Grant(file, rights)
+
+    def grant(self, receiver: Instance, name: str, file: KVFile, rights: int) -> None:
+        """Leave a capability for `receiver` to take up by name; SyscallError EEXIST, EDQUOT."""
+        if name in receiver.granted:
+            raise SyscallError(Errno.EEXIST, name)
+        if len(receiver.granted) >= INSTANCE_HANDLES_MAX:
+            raise SyscallError(Errno.EDQUOT, "too many grants that were not taken up")
+        receiver.granted[name] = self.hold(file, rights)
+
+    def stage(self, caller: Instance, stage: int, wanted: dict[str, Grant]) -> None:
+        """Keep capabilities (`wanted`, without references) for the child that names `stage`.
+
+        Stages that no child has come for give way to newer ones.
+
+        Raises:
+            SyscallError: EEXIST, EDQUOT.
+        """
+        if stage in caller.stages:
+            raise SyscallError(Errno.EEXIST, f"stage {stage}")
+        while caller.stages and (
+            len(caller.stages) >= RUN_CHILDREN_MAX
+            or caller.staged + len(wanted) > INSTANCE_HANDLES_MAX
+        ):
+            self.revoke(caller.tenant, self._unstage(caller, next(iter(caller.stages))).values())
+        held: dict[str, Grant] = {}
+        try:
+            for name, grant in wanted.items():
+                held[name] = self.hold(grant.file, grant.rights)
+        except SyscallError:
+            self.revoke(caller.tenant, held.values())
+            raise
+        caller.stages[stage] = held
+        caller.staged += len(held)
+
+    def _unstage(self, caller: Instance | None, stage: int) -> dict[str, Grant]:
+        if not stage:
+            return {}
+        grants = caller.stages.pop(stage, None) if caller else None
+        if grants is None or caller is None:
+            raise SyscallError(Errno.ENOENT, f"no stage {stage}")
+        caller.staged -= len(grants)
+        return grants
+
+    def revoke(self, tenant: Tenant, grants: Iterable[Grant]) -> None:
+        """Give back grants that nobody has taken up."""
+        for grant in grants:
+            tenant.handles -= 1
+            self._kvfs.release(grant.file)
+
+    # -- Limits ---------------------------------------------------------------------------------
+    def charge_tokens(self, caller: Instance, n: int) -> None:
+        """Count n tokens that are about to be computed.
+
+        Raises:
+            SyscallError: EDQUOT, and the gateway hears that the run has used up its tokens.
+        """
+        lip = caller.lip
+        if lip.tokens + n > lip.tokens_max:
+            if not lip.exceeded:
+                lip.exceeded = True
+                self._exceeded(lip.root, f"the run has used up its {lip.tokens_max} tokens")
+            raise SyscallError(Errno.EDQUOT, f"{lip.tokens_max} tokens")
+        lip.tokens += n
+
+    # -- Ends -----------------------------------------------------------------------------------
+    def end(self, instance: int) -> dict[str, int]:
+        """End an instance: everything it held comes back; return its usage.
+
+        Its preds in flight are dropped, what waited in files' queues never starts, and nothing more
+        is replied to it.
+
+        Raises:
+            SyscallError: ENOENT.
+        """
+        gone = self._instances.pop(instance, None)
+        if gone is None:
+            raise SyscallError(Errno.ENOENT, f"no instance {instance}")
+        gone.ended = True
+        self._drop_operations(gone)
+        for handle in gone.handles.clear():
+            gone.tenant.handles -= 1
+            self._kvfs.release(handle.file)
+        for grants in (gone.granted, *gone.stages.values()):
+            self.revoke(gone.tenant, grants.values())
+        entry_ms = self._kvfs.ledger.close(gone.account)
+        self._leave_lip(gone.lip)
+        usage = gone.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "kv_token_ms": round(entry_ms),
+        }
+
+    def end_worker(self, worker: str | None = None) -> list[int]:
+        """End all instances of a worker that has died, or all there are; return them."""
+        gone = [i.id for i in self._instances.values() if worker is None or i.worker == worker]
+        for instance in gone:
+            self.end(instance)
+        return gone
+
+    def _drop_operations(self, gone: Instance) -> None:
+        self._scheduler.forget(gone.lip.root, gone.id)
+        operations = list(gone.operations)
+        # First those that wait, so that none of them starts when the one before it leaves.
+        for operation in operations:
+            if not operation.started:
+                drop(operation)
+        for operation in operations:
+            if operation.started and operation in gone.operations:
+                finish(operation)
+        assert not gone.operations
+
+    def _leave_lip(self, lip: Lip) -> None:
+        lip.instances -= 1
+        if not lip.instances:
+            self._scheduler.forget(lip.root)
+            self._kvfs.ledger.close(lip.account)
+            del self._lips[lip.root]
+
+    # -- Audit ----------------------------------------------------------------------------------
+    def check_integrity(self) -> None:
+        """Compare what instances hold with what KVFS counts.
+
+        Raises:
+            KernelBug: in words.
+        """
+        held: Counter[KVFile] = Counter()
+        handles: Counter[str] = Counter()
+        for instance in self._instances.values():
+            grants = [*instance.granted.values()]
+            for stage in instance.stages.values():
+                grants += stage.values()
+            if sum(len(stage) for stage in instance.stages.values()) != instance.staged:
+                raise KernelBug(f"instance {instance.id} miscounts its staged grants")
+            files = [*(handle.file for handle in instance.handles), *(g.file for g in grants)]
+            held.update(files)
+            handles[instance.tenant.name] += len(files)
+            for operation in instance.operations:
+                held.update(operation.files)
+        for tenant in self._kvfs.tenants.values():
+            if tenant.handles != handles[tenant.name]:
+                raise KernelBug(
+                    f"{tenant.name} is charged {tenant.handles} handles and has "
+                    f"{handles[tenant.name]}"
+                )
+        self._kvfs.check_integrity(held)
+
+    def statistics(self) -> ProcessStatistics:
+        """Return how many there are."""
+        return ProcessStatistics(
+            instances=len(self._instances),
+            lips=len(self._lips),
+            handles=sum(tenant.handles for tenant in self._kvfs.tenants.values()),
+        )
+
+
+def _read_options(options: dict[str, Any]) -> tuple[float, int, int]:
+    """Return weight, kv_tokens and tokens; SyscallError EINVAL."""
+    unknown = set(options) - {"weight", "kv_tokens", "tokens"}
+    if unknown:
+        raise SyscallError(Errno.EINVAL, f"unknown options {sorted(map(str, unknown))}")
+    weight = options.get("weight", 1.0)
+    if type(weight) not in (int, float) or not 0 < weight < 1e6:
+        raise SyscallError(Errno.EINVAL, "weight must be a positive number")
+    limits: list[int] = []
+    for key, most in (("kv_tokens", RUN_KV_TOKENS_MAX), ("tokens", RUN_TOKENS_MAX)):
+        value = options.get(key, most)
+        if type(value) is not int or value < 0:
+            raise SyscallError(Errno.EINVAL, f"{key} must be an integer, at least 0")
+        limits.append(min(value, most))
+    return float(weight), limits[0], limits[1]

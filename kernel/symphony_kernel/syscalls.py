@@ -1,0 +1,396 @@
+"""The kernel's half of the syscall table: what each operation of `Calls` checks and does.
+
+    worker's frame -> execute -> its handler in the table -> a reply now, or once its turn has come
+
+A handler checks its arguments (`arguments`), then acts on KVFS. What touches a file's content takes
+its turn (`pending_calls`), so that calls on one file take effect in the order in which they were
+made. Nothing that a worker sends raises here: a call for an instance that is not that worker's is
+dropped and counted, everything else is answered with a result or a negative errno.
+"""
+
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import msgpack
+
+from symphony_kernel import arguments
+from symphony_kernel.arguments import Ranges, integer, text
+from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
+from symphony_kernel.kvfs.handles import ALL_RIGHTS, APPEND, GRANT, READ, SAVE, TRUNCATE
+from symphony_kernel.pending_calls import Call, Pred, Result, Turns
+from symphony_kernel.process_table import Grant, Instance, ProcessTable, WorkQueue
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    FILE_ENTRIES_MAX,
+    INSTANCE_HANDLES_MAX,
+    LIST_ITEMS_MAX,
+)
+from symphony_kernel.protocol.messages import Op
+
+Handler: TypeAlias = Callable[..., Result | None]
+
+SEQ_MAX: Final = (1 << 63) - 1
+SAVE_REPLACE: Final = 1
+SAVE_DURABLE: Final = 2
+SAVE_PUBLIC: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SyscallStatistics:
+    """Calls taken; `dropped` ones named no instance of their worker, or were no calls at all."""
+
+    calls: int
+    failed: int
+    dropped: int
+
+
+class Syscalls:
+    """Executes workers' calls. `reply` takes (instance, seq, result) of those that want one."""
+
+    def __init__(
+        self,
+        kvfs: KVFS,
+        processes: ProcessTable,
+        scheduler: WorkQueue,
+        model: ModelInfo,
+        reply: Callable[[int, int, Result], None],
+        draw_seed: Callable[[], int] | None = None,
+    ) -> None:
+        self._kvfs = kvfs
+        self._processes = processes
+        self._model = model
+        draw = draw_seed or partial(secrets.randbits, 64)
+        entries_max = min(FILE_ENTRIES_MAX, model.max_context)
+        self._turns = Turns(kvfs, processes, scheduler, entries_max, reply, draw)
+        self._table = self._entries()
+        self._calls = 0
+        self._dropped = 0
+
+    def _entries(self) -> dict[int, tuple[Handler, int]]:
+        """The table: operation -> its handler, and the number of arguments that follow `seq`."""
+        return {
+            Op.KV_CREATE: (self._kv_create, 1),  # handle
+            Op.KV_OPEN: (self._kv_open, 3),  # handle, path, rights -> rights granted
+            Op.KV_FORK: (self._kv_fork, 2),  # handle, source
+            Op.KV_EXTRACT: (self._kv_extract, 3),  # handle, source, ranges
+            Op.KV_APPEND: (self._kv_append, 4),  # handle, source, start, end
+            Op.KV_TRUNCATE: (self._kv_truncate, 2),  # handle, length
+            Op.KV_LEN: (self._kv_len, 1),  # handle -> entries
+            Op.KV_STAT: (self._kv_stat, 1),  # handle -> msgpack
+            Op.KV_TOKENS: (self._kv_tokens, 3),  # handle, start, n -> u32 tokens
+            Op.KV_SAVE: (self._kv_save, 3),  # handle, path, flags
+            Op.KV_REMOVE: (self._kv_remove, 1),  # path
+            Op.KV_LIST: (self._kv_list, 1),  # prefix -> msgpack
+            Op.KV_GRANT: (self._kv_grant, 4),  # handle, instance, rights, name
+            Op.KV_GRANTED: (self._kv_granted, 2),  # handle, name -> rights
+            Op.KV_CLOSE: (self._kv_close, 1),  # handle
+            Op.PRED: (self._pred, 4),  # handle, tokens, positions, options -> results
+            Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
+            Op.CANCEL: (self._cancel, 1),  # seq of a PRED
+        }
+
+    def execute(self, worker: str, calls: list[Any]) -> None:
+        """Execute one frame's calls, in order."""
+        for call in calls:
+            self._execute(worker, call)
+
+    def statistics(self) -> SyscallStatistics:
+        """Return the counters."""
+        return SyscallStatistics(self._calls, self._turns.failed, self._dropped)
+
+    def _execute(self, worker: str, call: Any) -> None:
+        self._calls += 1
+        if type(call) is not list or len(call) < 3:
+            self._dropped += 1
+            return
+        number, op, seq = call[:3]
+        caller = self._processes.get(number) if type(number) is int else None
+        if (
+            caller is None
+            or caller.worker != worker
+            or type(seq) is not int
+            or not 0 <= seq <= SEQ_MAX
+        ):
+            self._dropped += 1
+            return
+        result: Result | None
+        try:
+            result = self._handle(caller, op, seq, call[3:])
+        except SyscallError as error:
+            result = -error.errno
+        if result is not None:
+            self._turns.answer(caller, seq, result)
+
+    def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
+        entry = self._table.get(op) if type(op) is int else None
+        if entry is None:
+            raise SyscallError(Errno.ENOSYS, "no such operation")
+        handler, count = entry
+        if len(given) != count:
+            raise SyscallError(Errno.EINVAL, f"{count} arguments are wanted")
+        if seq in caller.pending:
+            raise SyscallError(Errno.EINVAL, f"call {seq} has not been answered yet")
+        return handler(Call(caller, seq), *given)
+
+    # -- Calls that make a file. A failure stays the new file's answer until it is closed. -------
+    def _kv_create(self, call: Call, number: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        try:
+            self._new_file(call.caller, new, ALL_RIGHTS)
+        except SyscallError as error:
+            self._new_failed(call.caller, new, error.errno)
+            raise
+        return 0
+
+    def _kv_fork(self, call: Call, number: Any, source: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        try:
+            origin = call.caller.handles.get(source, READ)
+            file = self._new_file(call.caller, new, origin.rights)
+        except SyscallError as error:
+            self._new_failed(call.caller, new, error.errno)
+            raise
+        source_file = origin.file
+
+        def fork() -> Result:
+            file.share(_content(source_file))
+            call.caller.usage.cached_tokens += file.length
+            return 0
+
+        return self._turns.in_order(call, (source_file, file), fork, sticky=file)
+
+    def _kv_extract(self, call: Call, number: Any, source: Any, given: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        try:
+            origin = call.caller.handles.get(source, READ)
+            ranges = arguments.ranges(given)
+            file = self._new_file(call.caller, new, origin.rights)
+        except SyscallError as error:
+            self._new_failed(call.caller, new, error.errno)
+            raise
+        source_file = origin.file
+        return self._turns.in_order(
+            call,
+            (source_file, file),
+            lambda: self._append(call.caller, file, source_file, ranges),
+            sticky=file,
+            size=3 * len(given),  # as checked ranges
+        )
+
+    def _kv_append(
+        self, call: Call, number: Any, source: Any, start: Any, end: Any
+    ) -> Result | None:
+        file = call.caller.handles.get(number, APPEND).file
+        try:
+            origin = call.caller.handles.get(source, READ).file
+            ranges = arguments.one_range(start, end)
+        except SyscallError as error:
+            # Calls before this one have not failed: the file learns of it when their turn is over.
+            return self._turns.in_order(call, (file,), partial(_fail, error), sticky=file)
+        files = (file,) if origin is file else (origin, file)
+        return self._turns.in_order(
+            call, files, lambda: self._append(call.caller, file, origin, ranges), sticky=file
+        )
+
+    def _append(self, caller: Instance, file: KVFile, source: KVFile, ranges: Ranges) -> Result:
+        entries = ranges.entries(_content(source).length)
+        length = _content(file).length
+        if length + ranges.total > self._turns.entries_max:
+            raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
+        file.append(source, entries)
+        caller.usage.cached_tokens += ranges.total
+        return 0
+
+    def _kv_open(self, call: Call, number: Any, path: Any, rights: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        granted = arguments.rights(rights)
+        name = parse_path(text(path))
+        call.caller.tenant.charge_handle()
+        try:
+            file = self._kvfs.open(call.caller.tenant.name, name, call.caller.account)
+        except SyscallError:
+            call.caller.tenant.handles -= 1
+            raise
+        call.caller.handles.insert(new, file, granted)
+        call.caller.usage.cached_tokens += file.length
+        return granted
+
+    def _new_file(self, caller: Instance, number: int, rights: int) -> KVFile:
+        caller.tenant.charge_handle()
+        try:
+            file = self._kvfs.create(caller.tenant.name, caller.account)
+        except SyscallError:
+            caller.tenant.handles -= 1
+            raise
+        caller.handles.insert(number, file, rights)
+        return file
+
+    def _new_failed(self, caller: Instance, number: int, errno: Errno) -> None:
+        # Past its quota too, but for no more handles than an instance can have.
+        caller.tenant.handles += 1
+        file = self._kvfs.create_failed(caller.tenant.name, caller.account, errno)
+        caller.handles.insert(number, file, ALL_RIGHTS)
+
+    # -- Calls on a file's content ----------------------------------------------------------------
+    def _pred(
+        self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
+    ) -> Result | None:
+        file = call.caller.handles.get(number, READ | APPEND).file
+        ids = arguments.token_ids(tokens, self._model)
+        given = arguments.positions(positions, len(ids), self._model)
+        parsed = arguments.pred_options(options, len(ids), self._model)
+        size = len(tokens) + len(options)
+        self._turns.check_room(call.caller, size)
+        Pred(self._turns, call, file, ids, given, parsed, size).begin()
+        return None
+
+    def _cancel(self, call: Call, target: Any) -> Result | None:
+        pred = call.caller.pending.get(integer(target))
+        if isinstance(pred, Pred):
+            pred.cancel()
+        return 0
+
+    def _kv_truncate(self, call: Call, number: Any, length: Any) -> Result | None:
+        file = call.caller.handles.get(number, TRUNCATE).file
+        kept = integer(length)
+
+        def truncate() -> Result:
+            if kept > _content(file).length:
+                raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
+            file.truncate(kept)
+            return 0
+
+        return self._turns.in_order(call, (file,), truncate)
+
+    def _kv_len(self, call: Call, number: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        return self._turns.in_order(call, (file,), lambda: _content(file).length)
+
+    def _kv_stat(self, call: Call, number: Any) -> Result | None:
+        handle = call.caller.handles.get(number, READ)
+        return self._turns.in_order(
+            call, (handle.file,), lambda: _pack(_status(_content(handle.file), handle))
+        )
+
+    def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        first, count = integer(start), integer(n)
+
+        def tokens() -> Result:
+            if first + count > _content(file).length:
+                raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
+            return file.read_tokens(first, count).tobytes()
+
+        return self._turns.in_order(call, (file,), tokens)
+
+    def _kv_save(self, call: Call, number: Any, path: Any, flags: Any) -> Result | None:
+        file = call.caller.handles.get(number, SAVE).file
+        chosen = integer(flags, 0, SAVE_REPLACE | SAVE_DURABLE | SAVE_PUBLIC)
+        name = parse_path(text(path))
+        if chosen & (SAVE_DURABLE | SAVE_PUBLIC):
+            raise SyscallError(Errno.ENOSYS, "no file is durable or public yet")
+
+        def save() -> Result:
+            self._kvfs.save(_content(file), name, bool(chosen & SAVE_REPLACE))
+            return 0
+
+        return self._turns.in_order(call, (file,), save)
+
+    # -- Names ------------------------------------------------------------------------------------
+    def _kv_remove(self, call: Call, path: Any) -> Result | None:
+        return self.kv_remove(call.caller.tenant.name, path)
+
+    def _kv_list(self, call: Call, prefix: Any) -> Result | None:
+        files = self._kvfs.listing(call.caller.tenant.name, parse_prefix(text(prefix)))
+        if len(files) > LIST_ITEMS_MAX:
+            raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
+        return _pack([asdict(file) for file in files])
+
+    def kv_list(self, tenant: str, prefix: Any = "", after: Any = "") -> list[dict[str, Any]]:
+        """Return at most LIST_ITEMS_MAX named files with `prefix` that come after path `after`.
+
+        Raises:
+            SyscallError: EINVAL, ENAMETOOLONG.
+        """
+        first = parse_prefix(text(prefix)), parse_prefix(text(after))
+        files = self._kvfs.listing(tenant, *first)
+        return [asdict(file) for file in files[:LIST_ITEMS_MAX]]
+
+    def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
+        """Return what a listing says of one named file; ENOENT, EINVAL, ENAMETOOLONG."""
+        return asdict(self._kvfs.stat(tenant, parse_path(text(path))))
+
+    def kv_remove(self, tenant: str, path: Any) -> int:
+        """Take a name away and return 0; ENOENT, EINVAL, ENAMETOOLONG."""
+        self._kvfs.remove(tenant, parse_path(text(path)))
+        return 0
+
+    # -- Capabilities -----------------------------------------------------------------------------
+    def _kv_close(self, call: Call, number: Any) -> Result | None:
+        handle = call.caller.handles.remove(number)
+        call.caller.tenant.handles -= 1
+        self._kvfs.release(handle.file)
+        return 0
+
+    def _kv_grant(self, call: Call, number: Any, to: Any, rights: Any, name: Any) -> Result | None:
+        handle = call.caller.handles.get(number, GRANT)
+        receiver = self._processes.related(call.caller, to)
+        given = arguments.rights(rights) & handle.rights
+        self._processes.grant(receiver, arguments.grant_name(name), handle.file, given)
+        return 0
+
+    def _kv_granted(self, call: Call, number: Any, name: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        grant = call.caller.granted.pop(arguments.grant_name(name), None)
+        if grant is None:
+            raise SyscallError(Errno.ENOENT, "nothing was granted under that name")
+        # The grant's reference and its place in the quota become the handle's.
+        call.caller.handles.insert(new, grant.file, grant.rights)
+        return grant.rights
+
+    def _stage(self, call: Call, stage: Any, given: Any) -> Result | None:
+        if type(given) is not list or len(given) > INSTANCE_HANDLES_MAX:
+            raise SyscallError(Errno.EINVAL, f"a list of at most {INSTANCE_HANDLES_MAX} grants")
+        wanted: dict[str, Grant] = {}
+        for item in given:
+            if type(item) is not list or len(item) != 3:
+                raise SyscallError(Errno.EINVAL, "a grant is [handle, rights, name]")
+            handle = call.caller.handles.get(item[0], GRANT)
+            name = arguments.grant_name(item[2])
+            if name in wanted:
+                raise SyscallError(Errno.EEXIST, name)
+            wanted[name] = Grant(handle.file, arguments.rights(item[1]) & handle.rights)
+        self._processes.stage(call.caller, integer(stage, low=1), wanted)
+        return 0
+
+
+def _content(file: KVFile) -> KVFile:
+    """Return the file; SyscallError when the call that made it has failed."""
+    if file.error is not None:
+        raise SyscallError(file.error)
+    return file
+
+
+def _fail(error: SyscallError) -> Result:
+    raise error
+
+
+def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
+    return {
+        "len": file.length,
+        "pages": len(file.pages),
+        "shared": file.shared_pages,
+        "tier": "device",
+        "rights": handle.rights,
+        "path": file.path,
+        "expires_ms": 0,
+    }
+
+
+def _pack(value: Any) -> bytes:
+    data: bytes = msgpack.packb(value, use_bin_type=True)
+    return data
