@@ -1,0 +1,407 @@
+"""The kernel: process table, KVFS, syscalls, scheduler and executor on one event loop.
+
+    link -> Port -> syscalls -> scheduler -> _launch -> executor -> complete -> replies -> link
+
+Frames are handled as they come and never wait; what they leave behind (works, replies) is picked up
+once a turn. `run` launches steps: while one computes, frames go on coming in, and a step that is
+full already goes to the executor behind it. The replies that a frame or a step gives rise to leave
+in one frame a worker.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from symphony_kernel.executor.base import Batch, Executor
+from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.kvfs import KVFS, TenantLimits
+from symphony_kernel.pending_calls import Result
+from symphony_kernel.process_table import ProcessTable
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import (
+    PAGE_TOKENS,
+    REPLIES_BYTES_MAX,
+    WORKER_BACKLOG_BYTES_MAX,
+)
+from symphony_kernel.protocol.links import Link, OnFrame
+from symphony_kernel.scheduler.batcher import Step, StepLimits
+from symphony_kernel.scheduler.clock import Clock, RealClock
+from symphony_kernel.scheduler.fair_queue import CostWeights
+from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.syscalls import Syscalls
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelOptions:
+    """What an operator or a test may set."""
+
+    weights: CostWeights = field(default_factory=CostWeights)
+    steps: StepLimits = field(default_factory=StepLimits)
+    tenants: TenantLimits | None = None  # by default one tenant may fill the pool
+
+
+class Port:
+    """One attached peer. It takes frames until its link ends or it breaks the protocol."""
+
+    def __init__(self, kernel: "Kernel", name: str, link: Link) -> None:
+        self._kernel = kernel
+        self.name = name
+        self.link = link
+        self.closed = False
+
+    def send(self, message: m.Message) -> None:
+        """Send one message."""
+        self.link.send(m.encode(message))
+
+    def on_frame(self, frame: list[Any]) -> None:
+        """Take a frame; a peer that breaks the protocol is cut off."""
+        if self.closed:
+            return
+        try:
+            self._kernel.take(self, m.decode(frame))
+        except m.MessageError as error:
+            self.cut_off(str(error))
+        except Exception as error:  # ours: whatever a peer may send is a MessageError or a reply
+            self._kernel.stop_with(error)
+
+    def cut_off(self, reason: str) -> None:
+        """End the link with a peer that cannot be talked to."""
+        _log.error("cutting off %s: %s", self.name, reason)
+        self.link.close()
+        self.on_closed()
+
+    def on_closed(self) -> None:
+        """The link has ended: so have the instances that lived behind it."""
+        if not self.closed:
+            self.closed = True
+            self._kernel.detach(self)
+
+
+class WorkerPort(Port):
+    """A worker's link, and the replies that will leave in its next frame."""
+
+    def __init__(self, kernel: "Kernel", name: str, link: Link) -> None:
+        super().__init__(kernel, name, link)
+        self.replies: list[tuple[int, int, Result]] = []
+
+    def flush(self) -> None:
+        """Send the replies that have gathered: one frame, or a few when they are large."""
+        replies, self.replies = self.replies, []
+        start, size = 0, 0
+        for index, (_, _, result) in enumerate(replies):
+            if type(result) is bytes:
+                size += len(result)
+                if size > REPLIES_BYTES_MAX and index > start:
+                    self.send(m.Replies(replies[start:index]))
+                    start, size = index, len(result)
+        self.send(m.Replies(replies[start:] if start else replies))
+        if self.link.backlog > WORKER_BACKLOG_BYTES_MAX:
+            self.cut_off(f"{self.link.backlog} bytes of answers lie unread")
+
+
+class GatewayPort(Port):
+    """The gateway's link; it is believed."""
+
+
+class Kernel:
+    """Everything behind the links. Made, run and used on one event loop."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        about: dict[str, Any],
+        clock: Clock | None = None,
+        options: KernelOptions | None = None,
+    ) -> None:
+        options = options or KernelOptions()
+        self._clock: Clock = clock or RealClock()
+        self._about = about
+        self._executor = executor
+        self._kvfs = KVFS(executor.pages, self._clock.now, options.tenants)
+        self._scheduler = Scheduler(
+            self._clock, executor.pages, executor.model.vocab_size, options.weights, options.steps
+        )
+        self._processes = ProcessTable(self._kvfs, self._scheduler, self._exceeded)
+        self._syscalls = Syscalls(
+            self._kvfs, self._processes, self._scheduler, executor.model, self._reply
+        )
+        self._workers: dict[str, WorkerPort] = {}
+        self._gateway: GatewayPort | None = None
+        self._dirty: set[WorkerPort] = set()  # with replies that wait
+        self._computing: set[asyncio.Task[None]] = set()
+        self._audits: list[Callable[[], None]] = []  # wait until nothing computes
+        self._wake = asyncio.Event()
+        self._closing = False
+        self._failure: BaseException | None = None
+
+    # -- Peers ---------------------------------------------------------------------------------
+    def attach_worker(self, name: str, link: Link) -> None:
+        """Serve a worker over a link that nobody receives from yet, a memory link for instance.
+
+        It is believed to be who it is; a `Hello` that comes first is ignored.
+        """
+        port = self.welcome_worker(name, link)
+        link.receive(_after_hello(port), port.on_closed)
+
+    def attach_gateway(self, link: Link) -> None:
+        """Serve the gateway over a link that nobody receives from yet, as `attach_worker`."""
+        port = self.welcome_gateway(link)
+        link.receive(_after_hello(port), port.on_closed)
+
+    def welcome_worker(self, name: str, link: Link) -> WorkerPort:
+        """Return the port that takes a worker's frames; one with its name ends first."""
+        old = self._workers.get(name)
+        if old is not None:
+            old.cut_off("it has connected again")
+        port = self._workers[name] = WorkerPort(self, name, link)
+        port.send(m.Welcome(os.getpid(), self._about))
+        return port
+
+    def welcome_gateway(self, link: Link) -> GatewayPort:
+        """Return the port that takes the gateway's frames; an older one and all instances end."""
+        if self._gateway is not None:
+            self._gateway.cut_off("it has connected again")
+        port = self._gateway = GatewayPort(self, "gateway", link)
+        port.send(m.Welcome(os.getpid(), self._about))
+        return port
+
+    def detach(self, port: Port) -> None:
+        """A peer is gone: a worker's instances end, the gateway's end with all others."""
+        if isinstance(port, WorkerPort):
+            gone = self._processes.end_worker(port.name)
+            del self._workers[port.name]
+            self._dirty.discard(port)
+        else:
+            gone = self._processes.end_worker()
+            self._gateway = None
+        _log.info("%s is gone, and with it %d instances", port.name, len(gone))
+        self._turn_over()
+
+    def take(self, port: Port, message: m.Message) -> None:
+        """Do what a peer says.
+
+        Raises:
+            MessageError: it may not say that.
+        """
+        if isinstance(port, WorkerPort):
+            if not isinstance(message, m.Calls):
+                raise m.MessageError(f"a worker may not send {type(message).__name__}")
+            self._syscalls.execute(port.name, message.calls)
+        elif isinstance(message, m.Register):
+            self._answer(message.seq, lambda: self._register(message))
+        elif isinstance(message, m.End):
+            self._answer(message.seq, lambda: self._processes.end(message.instance))
+        elif isinstance(message, m.Ask):
+            self._ask(message)
+        else:
+            raise m.MessageError(f"the gateway may not send {type(message).__name__}")
+        self._turn_over()
+
+    # -- The gateway's requests ------------------------------------------------------------------
+    def _register(self, message: m.Register) -> int:
+        if message.worker not in self._workers:
+            raise SyscallError(Errno.EPIPE, f"{message.worker} is not connected")
+        self._processes.register(
+            message.instance,
+            message.tenant,
+            message.worker,
+            message.parent,
+            message.stage,
+            message.options,
+        )
+        return 0
+
+    def _ask(self, message: m.Ask) -> None:
+        if message.what == "check_integrity":
+            self._audits.append(lambda: self._answer(message.seq, self._check_integrity))
+        else:
+            self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
+
+    def _look_up(self, what: str, args: dict[str, Any]) -> Any:
+        if what == "statistics" and not args:
+            return self.statistics()
+        answers: dict[str, Callable[..., Any]] = {
+            "kv_list": self._syscalls.kv_list,
+            "kv_stat": self._syscalls.kv_stat,
+            "kv_remove": self._syscalls.kv_remove,
+        }
+        asked = answers.get(what)
+        if asked is None:
+            raise SyscallError(Errno.ENOSYS, f"nobody answers {what!r}")
+        try:
+            inspect.signature(asked).bind(**args)
+        except TypeError as error:
+            raise SyscallError(Errno.EINVAL, f"{what}: {error}") from error
+        if not isinstance(args["tenant"], str):
+            raise SyscallError(Errno.EINVAL, f"{what}: tenant is a string")
+        return asked(**args)
+
+    def _answer(self, seq: int, work: Callable[[], Any]) -> None:
+        try:
+            answer = m.Answer(seq, 0, work())
+        except SyscallError as error:
+            answer = m.Answer(seq, -error.errno, error.detail)
+        if self._gateway is not None:
+            self._gateway.send(answer)
+
+    def _check_integrity(self) -> int:
+        self._processes.check_integrity()
+        return 0
+
+    def _exceeded(self, instance: int, reason: str) -> None:
+        if self._gateway is not None:
+            self._gateway.send(m.Exceeded(instance, reason))
+
+    def statistics(self) -> dict[str, Any]:
+        """Return all counters, as the gateway gets them."""
+        steps, files = self._scheduler.statistics(), self._kvfs.statistics()
+        return {
+            **asdict(self._processes.statistics()),
+            **asdict(self._syscalls.statistics()),
+            **{key: value for key, value in asdict(steps).items() if key != "queue"},
+            "mean_batch_rows": steps.rows / steps.steps if steps.steps else 0.0,
+            "mean_decode_rows": (
+                steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
+            ),
+            "waiting": steps.queue.works,
+            "waiting_tokens": steps.queue.tokens,
+            "pages": files.pool.pages,
+            "pages_free": files.pool.free,
+            "pages_shared": files.pool.shared,
+            "files": files.files,
+            "names": files.names,
+            "copies": files.copied_slots,
+        }
+
+    # -- Replies ---------------------------------------------------------------------------------
+    def _reply(self, instance: int, seq: int, result: Result) -> None:
+        caller = self._processes.get(instance)
+        assert caller is not None, "nothing is replied to an instance that has ended"
+        port = self._workers[caller.worker]
+        port.replies.append((instance, seq, result))
+        self._dirty.add(port)
+
+    def _turn_over(self) -> None:
+        """Send what has gathered, and let `run` look at what there is to compute."""
+        while self._dirty:
+            self._dirty.pop().flush()
+        self._wake.set()
+
+    # -- Steps -----------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Launch steps until `close`.
+
+        Raises:
+            KernelBug: (or whatever else went wrong in the kernel itself) nothing more will be done.
+        """
+        while not self._closing and self._failure is None:
+            self._wake.clear()
+            seconds = self._launch()
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+        if self._failure is not None:
+            raise self._failure
+
+    def stop_with(self, error: BaseException) -> None:
+        """The kernel itself has gone wrong: `run` raises this."""
+        if self._failure is None:
+            self._failure = error
+        self._wake.set()
+
+    async def close(self) -> None:
+        """End all links and instances, then wait for the steps that compute."""
+        self._closing = True
+        for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
+            port.link.close()
+            port.on_closed()
+        if self._computing:
+            await asyncio.wait(self._computing)
+        await self._executor.close()
+        self._wake.set()
+
+    def _launch(self) -> float | None:
+        """Launch what can be launched; return the seconds after which to look again."""
+        while True:
+            if self._audits:
+                if self._computing:
+                    return None  # when the last step ends
+                for audit in self._audits:
+                    audit()
+                self._audits.clear()
+            polled = self._scheduler.poll()
+            if isinstance(polled, Step):
+                polled.batch.copies = self._kvfs.take_copies()
+                self._start(self._compute(polled))
+            elif polled != 0.0:
+                if self._kvfs.copies_pending and not self._computing:
+                    self._start(self._copy())
+                return polled
+
+    def _start(self, step: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(step)
+        self._computing.add(task)
+        task.add_done_callback(self._stopped)
+
+    def _stopped(self, task: "asyncio.Task[None]") -> None:
+        self._computing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop_with(error)
+        self._wake.set()
+
+    async def _compute(self, step: Step) -> None:
+        try:
+            results = await self._executor.run(step.batch)
+        except KernelBug:
+            raise
+        except Exception:  # the device's: its rows hear EIO, and everything else goes on
+            _log.exception("a step of %d rows failed", len(step.parts))
+            self._scheduler.fail(step)
+        else:
+            self._scheduler.complete(step, results)
+        self._turn_over()
+
+    async def _copy(self) -> None:
+        """Let the executor catch up with copies that no pred has asked for yet."""
+        await self._executor.run(Batch([], self._kvfs.take_copies()))
+
+
+def _after_hello(port: Port) -> OnFrame:
+    """Return a receiver that lets a first `Hello` pass: it proves nothing in one process."""
+    first = True
+
+    def on_frame(frame: list[Any]) -> None:
+        nonlocal first
+        if not (first and frame[0] == m.Hello.KIND):
+            port.on_frame(frame)
+        first = False
+
+    return on_frame
+
+
+def describe(assets: Assets) -> dict[str, Any]:
+    """Return what a `Welcome` says of the model."""
+    model = assets.model
+    return {
+        "model": {
+            "name": model.name,
+            "vocab_size": model.vocab_size,
+            "eos": list(model.eos),
+            "bos": model.bos,
+            "max_context": model.max_context,
+            "page_size": PAGE_TOKENS,
+            "dtype": model.dtype,
+        },
+        "tokenizer": assets.tokenizer_json,
+        "chat_template": assets.chat_template,
+        "special": assets.special,
+    }
