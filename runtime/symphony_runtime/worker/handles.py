@@ -18,7 +18,7 @@ _GENERATION_MAX = (1 << 15) - 1
 
 
 class Handles:
-    """Number (index | generation << 16) -> rights. A closed number comes back only after 32,767 others."""
+    """Number (index | generation << 16) -> rights; a closed number is not issued again for long."""
 
     __slots__ = ("_free", "_generations", "rights")
 

@@ -1,0 +1,159 @@
+"""A worker's process: `python -m symphony_runtime.worker`.
+
+One JSON line of configuration on stdin: {"name", "secret", "kernel_socket", "gateway_socket"}. On
+stdout: {"event": "ready", "pid"} once both links are up. It ends with its stdin, or on SIGTERM.
+"""
+
+import asyncio
+import ctypes
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from symphony_kernel.protocol.links import Link, connect_unix
+
+from symphony_runtime.worker.worker import LinkLostError, Worker
+
+_log = logging.getLogger("symphony.worker")
+
+_PAUSE_S, _PAUSE_S_MAX = 0.05, 1.0  # between two attempts to connect
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_STDIN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """What the supervisor says; `secret` proves this worker to kernel and gateway."""
+
+    name: str
+    secret: bytes
+    kernel_socket: Path
+    gateway_socket: Path
+
+    @classmethod
+    def parse(cls, line: str) -> "WorkerConfig":
+        """Return the configuration in a JSON line; ValueError, KeyError when it is none."""
+        data = json.loads(line)
+        return cls(
+            name=data["name"],
+            secret=bytes.fromhex(data["secret"]),
+            kernel_socket=Path(data["kernel_socket"]),
+            gateway_socket=Path(data["gateway_socket"]),
+        )
+
+
+def lock_down() -> None:
+    """Give up what this process needs no more: core files, new privileges, being looked at."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
+            if libc.prctl(option, value, 0, 0, 0):
+                raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def tune() -> None:
+    """Spend less on other threads and on garbage that a worker does not make."""
+    # The epoch ticker needs the interpreter for a moment while guests run: let it not wait long.
+    sys.setswitchinterval(0.0005)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+
+
+async def keep_linked(
+    path: Path,
+    attach: Callable[[Link], Awaitable[asyncio.Event]],
+    linked: asyncio.Event,
+    after: asyncio.Event | None = None,
+) -> None:
+    """Connect to a role, again whenever the link ends; `linked` is set while it is up.
+
+    `after` is another link without which this one makes no sense yet.
+    """
+    pause = _PAUSE_S
+    while True:
+        if after is not None:
+            await after.wait()
+        try:
+            lost = await attach(await connect_unix(path))
+        except (OSError, LinkLostError) as error:
+            _log.debug("no link to %s: %s", path.name, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_S_MAX)
+            continue
+        linked.set()
+        pause = _PAUSE_S
+        await lost.wait()
+        linked.clear()
+        _log.warning("the link to %s ended", path.name)
+
+
+def say(event: str) -> None:
+    """Tell the supervisor."""
+    sys.stdout.write(json.dumps({"event": event, "pid": os.getpid()}) + "\n")
+    sys.stdout.flush()
+
+
+def watch_stdin(stop: asyncio.Event) -> None:
+    """Stop when whoever started us is gone."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(_STDIN, 4096):
+            loop.remove_reader(_STDIN)
+            stop.set()
+
+    loop.add_reader(_STDIN, read)
+
+
+async def serve(config: WorkerConfig) -> None:
+    """Run a worker until it is told to stop."""
+    stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    watch_stdin(stop)
+    worker = Worker(config.name, config.secret)
+    lock_down()
+    tune()
+
+    async def tell_ready() -> None:
+        await kernel.wait()
+        await gateway.wait()
+        say("ready")
+
+    tasks = [
+        asyncio.create_task(keep_linked(config.kernel_socket, worker.attach_kernel, kernel)),
+        asyncio.create_task(
+            keep_linked(config.gateway_socket, worker.attach_gateway, gateway, after=kernel)
+        ),
+        asyncio.create_task(tell_ready()),
+    ]
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([stopped, *tasks[:2]], return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        if task.done() and task is not tasks[2]:
+            task.result()  # a link's keeper ends by a fault of ours only: let it be seen
+        task.cancel()
+    worker.close()
+    await asyncio.sleep(0)  # the links write what is queued
+
+
+def main() -> None:
+    """Read the configuration and serve."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+    )
+    asyncio.run(serve(WorkerConfig.parse(sys.stdin.buffer.readline().decode())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,443 @@
+"""Instances: one LIP each, with everything it holds; and runs, the trees that they form.
+
+Syscall handlers (`worker/syscalls`) check a guest's arguments and work on an `Instance`; the worker
+drives its fiber and carries its messages.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import (
+    RUN_CPU_MS_MAX,
+    RUN_LOG_BYTES_MAX,
+    RUN_MEMORY_BYTES_MAX,
+    RUN_MESSAGES_MAX,
+    RUN_OUTPUT_BYTES_MAX,
+    RUN_TREE_MEMORY_BYTES_MAX,
+    RUN_WALL_MS_MAX,
+    SEND_WINDOW_BYTES,
+)
+from symphony_kernel.protocol.messages import Op
+
+from symphony_runtime.worker.fiber import Fiber
+from symphony_runtime.worker.handles import Handles
+from symphony_runtime.worker.text import Text
+from symphony_runtime.worker.tickets import Ticket, Tickets
+
+EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
+# The exit codes of programs that did not exit, as a shell shows them.
+TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
+
+_UNANSWERED_MAX = 512  # kernel calls without a reply that a guest may make in a row
+_LOG_LINE_BYTES = 16  # a line's own cost: bounds the number of empty ones
+_LOG_FULL = b"(the log is full: further lines are dropped)"
+
+OnReply = Callable[[Any], None]
+Finish = Callable[[Any], int]  # a kernel's reply -> the suspended call's result
+
+
+class Ending(Exception):  # noqa: N818 - an end is no error
+    """Raised by a handler to end the instance, or its whole run, instead of returning."""
+
+    def __init__(self, status: str, code: int, reason: str = "", whole_run: bool = False) -> None:
+        super().__init__(reason)
+        self.status, self.code, self.reason, self.whole_run = status, code, reason, whole_run
+
+
+def limit_broken(reason: str) -> Ending:
+    """Return the end of a run that broke one of its limits."""
+    return Ending(KILLED, KILLED_CODE, reason, whole_run=True)
+
+
+class Services(Protocol):
+    """What an instance needs of its worker."""
+
+    loop: asyncio.AbstractEventLoop
+    text: Text
+
+    def kernel_call(self, call: list[Any]) -> None:
+        """Put [instance, op, seq, argument, ...] into this turn's Calls."""
+
+    def ask(self, what: str, args: dict[str, Any], on_answer: Callable[[int, Any], None]) -> int:
+        """Ask the gateway; `on_answer` gets errno (0 or negative) and value. Returns the seq."""
+
+    def unask(self, seq: int) -> None:
+        """Say that the answer is no longer wanted."""
+
+    def output(self, instance: int, data: bytes) -> None:
+        """Put a message into this turn's Output."""
+
+    def log(self, instance: int, level: int, data: bytes) -> None:
+        """Put a line into this turn's Logs."""
+
+    def runnable(self, lip: "Instance") -> None:
+        """Let an instance run that was suspended."""
+
+    def start_child(self, parent: "Instance", pid: int, made: dict[str, Any], data: bytes) -> None:
+        """Start the child that the gateway registered."""
+
+    def end_unwanted(self, lip: "Instance") -> None:
+        """End a child whose parent cancelled its spawn."""
+
+    def fault(self, lip: "Instance", error: Exception) -> None:
+        """End an instance whose call met a fault of ours."""
+
+    def next_stage(self) -> int:
+        """Return a number for a STAGE that no other has."""
+
+    def unix_ms(self) -> int:
+        """Milliseconds since 1970."""
+
+    def random(self, count: int) -> bytes:
+        """Random bytes."""
+
+
+class Run:
+    """What a run and its children share: limits, and what counts towards them."""
+
+    __slots__ = (
+        "children", "cpu_limit_ns", "cpu_ns", "id", "log_bytes", "memory_bytes", "memory_limit",
+        "memory_peak", "messages", "output_bytes", "unread_bytes", "wall_limit_ms",
+    )  # fmt: skip
+
+    def __init__(self, root: int, limits: dict[str, int]) -> None:
+        self.id = root
+        self.wall_limit_ms = limits.get("wall_ms", RUN_WALL_MS_MAX)
+        self.cpu_limit_ns = limits.get("cpu_ms", RUN_CPU_MS_MAX) * 1_000_000
+        self.memory_limit = min(limits.get("memory_bytes") or (1 << 62), RUN_MEMORY_BYTES_MAX)
+        self.cpu_ns = 0
+        self.memory_bytes = self.memory_peak = 0
+        self.output_bytes = self.messages = self.log_bytes = 0
+        self.unread_bytes = 0  # sent, and not yet taken by the gateway
+        self.children = 0  # started, and not yet joined
+
+    def count_output(self, length: int) -> None:
+        """Charge one message; past a limit the run ends."""
+        self.output_bytes += length
+        self.messages += 1
+        if self.output_bytes > RUN_OUTPUT_BYTES_MAX:
+            raise limit_broken(f"output limit: it sent more than {RUN_OUTPUT_BYTES_MAX} bytes")
+        if self.messages > RUN_MESSAGES_MAX:
+            raise limit_broken(f"output limit: it sent more than {RUN_MESSAGES_MAX} messages")
+
+    def count_memory(self, change: int) -> None:
+        """Charge a change of an instance's memory; past the tree's limit the run ends."""
+        self.memory_bytes += change
+        self.memory_peak = max(self.memory_peak, self.memory_bytes)
+        if self.memory_bytes > RUN_TREE_MEMORY_BYTES_MAX:
+            raise limit_broken(
+                "memory limit: it and its children hold more than "
+                f"{RUN_TREE_MEMORY_BYTES_MAX} bytes"
+            )
+
+
+class Instance:
+    """One LIP. Only the worker's loop touches it, between two polls of its fiber."""
+
+    __slots__ = (
+        "asks",
+        "children",
+        "cpu_ns",
+        "depth",
+        "end_code",
+        "ended",
+        "fiber",
+        "granted",
+        "handles",
+        "id",
+        "inbox",
+        "input",
+        "input_closed",
+        "joiners",
+        "memory_bytes",
+        "memory_peak",
+        "module",
+        "next_pid",
+        "output",
+        "parent",
+        "pending",
+        "pid",
+        "queued",
+        "receivers",
+        "run",
+        "send_blocked", "send_result",
+        "services",
+        "started",
+        "syscalls",
+        "tickets",
+        "timers",
+        "unanswered",
+        "wait_timer",
+        "waited",
+        "wall_timer",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        services: Services,
+        run: Run,
+        instance: int,
+        data: bytes,
+        parent: "Instance | None" = None,
+        pid: int = 0,
+    ) -> None:
+        self.services, self.run, self.id, self.input = services, run, instance, data
+        self.parent, self.pid = parent, pid
+        self.depth: int = parent.depth + 1 if parent else 0
+        self.fiber: Fiber  # set by the worker before anything else
+        self.module = ""
+        self.started = services.loop.time()
+        self.ended = self.queued = False
+        self.end_code = 0
+        # What it holds.
+        self.tickets = Tickets()
+        self.handles = Handles()
+        self.pending: dict[int, Ticket | OnReply] = {}  # kernel calls without an answer, by seq
+        self.asks: set[int] = set()
+        self.timers: set[asyncio.TimerHandle] = set()
+        self.wall_timer: asyncio.TimerHandle | None = None
+        self.unanswered = 0  # kernel calls since the last one that was answered
+        # What it waits for, while it is suspended.
+        self.waited: dict[int, int] | None = None  # ticket number -> index
+        self.wait_timer: asyncio.TimerHandle | None = None
+        self.send_blocked, self.send_result = False, 0
+        # Messages from the user.
+        self.inbox: deque[bytes] = deque()
+        self.receivers: deque[Ticket] = deque()
+        self.input_closed = parent is not None
+        # Its children by pid, ended ones until they are joined, and who joins this one.
+        self.children: dict[int, Instance] = {}
+        self.next_pid = 1
+        self.joiners: list[Ticket] = []  # its parent's
+        self.granted: dict[str, int] = {}  # grants that it has taken up
+        self.output: list[bytes] = []  # a child's sends
+        # Accounting.
+        self.cpu_ns = self.syscalls = self.memory_bytes = self.memory_peak = 0
+
+    # -- Going on ------------------------------------------------------------------------------
+    def resume(self, result: int) -> None:
+        """Give the pending call's result and let the guest run."""
+        self.fiber.resume(result)
+        self.services.runnable(self)
+
+    def complete(self, ticket: Ticket, result: bytes | int) -> None:
+        """Make a ticket ready, and wake the guest when it waits for it."""
+        ticket.result = result
+        ticket.drop = None
+        held = 0 if isinstance(result, int) else len(result)
+        self.tickets.held += held - ticket.held
+        ticket.held = held
+        if self.waited is not None:
+            index = self.waited.get(ticket.number)
+            if index is not None:
+                self.wake(index)
+
+    def wake(self, result: int) -> None:
+        """End the guest's wait."""
+        self.waited = None
+        if self.wait_timer is not None:
+            self.wait_timer.cancel()
+            self.wait_timer = None
+        self.resume(result)
+
+    # -- The kernel ----------------------------------------------------------------------------
+    def call_kernel(self, op: Op, *arguments: Any) -> None:
+        """Make a kernel call that wants no reply."""
+        self.unanswered += 1
+        self.services.kernel_call([self.id, op, 0, *arguments])
+
+    def post(self, result: int, op: Op, *arguments: Any) -> int | None:
+        """Make a kernel call that wants no reply; the guest's call returns `result`.
+
+        Once in a while the guest waits for a sign of the kernel, so that it cannot make such calls
+        faster than they are executed.
+        """
+        self.call_kernel(op, *arguments)
+        if self.unanswered < _UNANSWERED_MAX:
+            return result
+        self.unanswered = 0
+        # No handle is 0: answered with EBADF as soon as it is read, whatever the others wait for.
+        self.ask_kernel(lambda _: self.resume(result), Op.KV_CLOSE, 0)
+        return None
+
+    def ask_kernel(self, on_reply: OnReply, op: Op, *arguments: Any) -> None:
+        """Make a kernel call; `on_reply` gets what comes back."""
+        seq = self.tickets.number()
+        self.pending[seq] = on_reply
+        self.services.kernel_call([self.id, op, seq, *arguments])
+
+    def suspend_on_kernel(self, finish: Finish, op: Op, *arguments: Any) -> None:
+        """Make a kernel call and suspend the guest; its result is `finish(reply)`, or the errno."""
+
+        def on_reply(reply: Any) -> None:
+            try:
+                failed = type(reply) is int and reply < 0
+                result = reply if failed else finish(reply)
+            except SyscallError as error:
+                result = -error.errno
+            self.resume(result)
+
+        self.ask_kernel(on_reply, op, *arguments)
+
+    def suspend_on_thread(
+        self, function: Callable[[bytes], bytes], data: bytes, finish: Callable[[bytes], int]
+    ) -> None:
+        """Suspend the guest while a thread computes function(data); then finish(result)."""
+
+        def done(future: "asyncio.Future[bytes]") -> None:
+            if self.ended or future.cancelled():
+                return
+            try:
+                result = finish(future.result())
+            except SyscallError as error:
+                result = -error.errno
+            except Exception as error:  # ours: what a guest can do wrong is a SyscallError
+                self.services.fault(self, error)
+                return
+            self.resume(result)
+
+        self.services.loop.run_in_executor(None, function, data).add_done_callback(done)
+
+    def on_reply(self, seq: int, result: Any) -> None:
+        """A kernel call's reply came; one that nobody waits for any more is dropped."""
+        pending = self.pending.pop(seq, None)
+        if pending is None:
+            return
+        if type(pending) is Ticket:
+            self.complete(pending, result)
+        else:
+            assert not isinstance(pending, Ticket)
+            pending(result)
+
+    # -- The gateway ---------------------------------------------------------------------------
+    def ask_gateway(
+        self, what: str, args: dict[str, Any], on_answer: Callable[[int, Any], None]
+    ) -> int:
+        """Ask the gateway; the answer is dropped when the instance has ended before."""
+
+        def answered(errno: int, value: Any) -> None:
+            self.asks.discard(seq)
+            if not self.ended:
+                on_answer(errno, value)
+
+        seq = self.services.ask(what, args, answered)
+        self.asks.add(seq)
+        return seq
+
+    def unask_gateway(self, seq: int) -> None:
+        """Drop a question."""
+        self.asks.discard(seq)
+        self.services.unask(seq)
+
+    def timer(self, milliseconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
+        """Do something later, unless the instance has ended; the handle may be cancelled."""
+
+        def fire() -> None:
+            self.timers.discard(handle)
+            action()
+
+        handle = self.services.loop.call_later(milliseconds / 1000, fire)
+        self.timers.add(handle)
+        return handle
+
+    def drop_timer(self, handle: asyncio.TimerHandle) -> None:
+        """Cancel a timer."""
+        handle.cancel()
+        self.timers.discard(handle)
+
+    # -- Messages ------------------------------------------------------------------------------
+    def send(self, data: bytes, result: int = 0) -> int | None:
+        """Send a message to the user (a child's: to its parent). None: suspended until read."""
+        self.run.count_output(len(data))
+        if self.parent is not None:
+            self.output.append(data)
+            return result
+        self.services.output(self.id, data)
+        self.run.unread_bytes += len(data)
+        if self.run.unread_bytes <= SEND_WINDOW_BYTES:
+            return result
+        self.send_blocked = True
+        self.send_result = result
+        return None
+
+    def credit(self, taken: int) -> None:
+        """The gateway has taken this many bytes."""
+        self.run.unread_bytes -= taken
+        if self.send_blocked and self.run.unread_bytes <= SEND_WINDOW_BYTES:
+            self.send_blocked = False
+            self.resume(self.send_result)
+
+    def deliver(self, data: bytes) -> None:
+        """A message from the user."""
+        if self.receivers:
+            self.complete(self.receivers.popleft(), data)
+        else:
+            self.inbox.append(data)
+
+    def close_input(self) -> None:
+        """No further message comes."""
+        self.input_closed = True
+        while self.receivers:
+            self.complete(self.receivers.popleft(), -Errno.EPIPE)
+
+    def write_log(self, level: int, data: bytes) -> None:
+        """Keep a line with the run, as far as the run's log has room."""
+        room = RUN_LOG_BYTES_MAX - len(_LOG_FULL) - self.run.log_bytes
+        if room <= 0:
+            return
+        self.run.log_bytes += len(data) + _LOG_LINE_BYTES
+        self.services.log(self.run.id, level, data[:room])
+        if len(data) + _LOG_LINE_BYTES >= room:
+            self.services.log(self.run.id, 2, _LOG_FULL)
+
+    # -- Accounting ----------------------------------------------------------------------------
+    def note_memory(self, size: int) -> None:
+        """The guest's memory has grown to `size` bytes."""
+        change, self.memory_bytes = size - self.memory_bytes, size
+        self.memory_peak = size
+        self.run.count_memory(change)
+
+    def usage(self) -> dict[str, int]:
+        """What it used, its children included."""
+        peak = self.run.memory_peak if self.parent is None else self.memory_peak
+        elapsed = self.services.loop.time() - self.started
+        return {
+            "cpu_ms": round(self.cpu_ns / 1e6),
+            "wall_ms": round(elapsed * 1000),
+            "syscalls": self.syscalls,
+            "peak_memory_bytes": peak,
+        }
+
+    # -- The end -------------------------------------------------------------------------------
+    def release(self) -> None:
+        """Give everything back that it holds in this process; the kernel hears from the gateway."""
+        assert not self.ended
+        self.ended = True
+        size = self.fiber.close()
+        self.memory_peak = max(self.memory_peak, size)
+        self.run.memory_peak = max(
+            self.run.memory_peak, self.run.memory_bytes - self.memory_bytes + size
+        )
+        self.run.memory_bytes -= self.memory_bytes
+        for handle in (*self.timers, self.wall_timer, self.wait_timer):
+            if handle is not None:
+                handle.cancel()
+        self.timers.clear()
+        for seq in self.asks:
+            self.services.unask(seq)
+        self.asks.clear()
+        self.pending.clear()
+        self.tickets.live.clear()
+        self.inbox.clear()
+        self.receivers.clear()
+        self.waited = None
+
+
+def check_released(lip: Instance) -> None:
+    """Raise KernelBug when an ended instance still holds something."""
+    held = [name for name in ("timers", "asks", "pending", "inbox") if getattr(lip, name)]
+    if held or lip.tickets.live or not lip.ended:
+        raise KernelBug(f"instance {lip.id} ended and still holds {held}")

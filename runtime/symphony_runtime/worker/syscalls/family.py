@@ -1,0 +1,210 @@
+"""Children: spawn, join, and handing files to a child or to the parent."""
+
+from typing import Any
+
+import msgpack
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    INSTANCE_HANDLES_MAX,
+    NAME_BYTES_MAX,
+    RUN_CHILD_DEPTH_MAX,
+    RUN_CHILDREN_MAX,
+    RUN_INPUT_BYTES_MAX,
+)
+from symphony_kernel.protocol.messages import Op
+
+from symphony_runtime.worker.handles import ALL_RIGHTS, GRANT
+from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.syscalls import arguments
+from symphony_runtime.worker.tickets import Ticket
+
+_SPAWN_KEYS = frozenset({"program", "entry", "input", "grants"})
+_GRANT_KEYS = frozenset({"handle", "rights", "name"})
+_SPAWN_BYTES_MAX = RUN_INPUT_BYTES_MAX + (1 << 20)  # the input, and room for the grants
+
+
+def spawn(lip: Instance, pointer: int, length: int) -> int:
+    """A ticket for the pid of a new child.
+
+    Grants go to the kernel first, in order with the parent's other calls; then the gateway resolves
+    the program and registers the child; then this worker starts it.
+    """
+    lip.fiber.check(pointer, length)
+    if length > _SPAWN_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{length} bytes")
+    options = arguments.mapping(lip.fiber.read(pointer, length), _SPAWN_KEYS)
+    program, entry = _optional_name(options, "program"), _optional_name(options, "entry")
+    data = _input(options)
+    grants = _grants(lip, options.get("grants", []))
+    if lip.depth >= RUN_CHILD_DEPTH_MAX or lip.run.children >= RUN_CHILDREN_MAX:
+        raise SyscallError(Errno.EDQUOT, "too many children, or too deep")
+    ticket = lip.tickets.issue(held=4)
+    lip.run.children += 1  # given back when it does not come to life, or when it is joined
+    birth = _Birth(lip, ticket, program, entry, data)
+    ticket.drop = birth.cancel
+    birth.begin(grants)
+    return ticket.number
+
+
+class _Birth:
+    """A child on its way: grants staged, then asked for, then started."""
+
+    def __init__(
+        self, parent: Instance, ticket: Ticket, program: str | None, entry: str, data: bytes
+    ) -> None:
+        self._parent, self._ticket = parent, ticket
+        self._program, self._entry, self._data = program, entry, data
+        self._stage = 0
+        self._cancelled = False
+
+    def begin(self, grants: list[list[Any]]) -> None:
+        """Stage the grants, if there are any, before the gateway is asked."""
+        if not grants:
+            self._ask()
+            return
+        self._stage = self._parent.services.next_stage()
+        self._parent.ask_kernel(self._staged, Op.STAGE, self._stage, grants)
+
+    def cancel(self) -> None:
+        """The parent no longer wants the child: it is ended as soon as it is registered."""
+        self._cancelled = True
+
+    def _staged(self, reply: Any) -> None:
+        if self._cancelled:
+            self._parent.run.children -= 1
+        elif reply < 0:
+            self._fail(reply)
+        else:
+            self._ask()
+
+    def _ask(self) -> None:
+        args = {
+            "parent": self._parent.id,
+            "program": self._program,
+            "entry": self._entry,
+            "input": self._data,
+            "stage": self._stage,
+        }
+        # Not `ask_gateway`: the answer is wanted even when the parent has ended, since a child
+        # that was registered must be ended again.
+        self._parent.services.ask("spawn", args, self._answered)
+
+    def _answered(self, errno: int, made: Any) -> None:
+        parent = self._parent
+        if errno < 0:
+            if not parent.ended:
+                self._fail(errno)
+            return
+        pid = parent.next_pid
+        parent.next_pid += 1
+        parent.services.start_child(parent, pid, {"entry": self._entry} | made, self._data)
+        if parent.ended:
+            return
+        if self._cancelled:
+            parent.services.end_unwanted(parent.children[pid])
+        else:
+            parent.complete(self._ticket, pid.to_bytes(4, "little"))
+
+    def _fail(self, errno: int) -> None:
+        self._parent.run.children -= 1
+        if not self._cancelled:
+            self._parent.complete(self._ticket, errno)
+
+
+def join(lip: Instance, pid: int) -> int:
+    """A ticket for a child's msgpack {code, output}; ENOENT when there is no such child."""
+    child = lip.children.get(pid)
+    if child is None:
+        raise SyscallError(Errno.ENOENT, f"no child {pid}")
+    ticket = lip.tickets.issue()
+    if child.ended:
+        lip.complete(ticket, reap(lip, child))
+    else:
+        child.joiners.append(ticket)
+        ticket.drop = lambda: child.joiners.remove(ticket)
+    return ticket.number
+
+
+def reap(parent: Instance, child: Instance) -> bytes:
+    """Forget an ended child and return what `join` gives."""
+    del parent.children[child.pid]
+    parent.run.children -= 1
+    ended = {"code": child.end_code, "output": b"".join(child.output)}
+    result: bytes = msgpack.packb(ended, use_bin_type=True)
+    return result
+
+
+def kv_grant(lip: Instance, handle: int, pid: int, rights: int, name: int, name_len: int) -> None:
+    """Give a child or the parent (pid 0) a handle with at most these rights; suspends."""
+    label = arguments.name(lip, name, name_len)
+    _check_rights(rights)
+    have = lip.handles.require(handle, GRANT)
+    other = lip.parent if pid == 0 else lip.children.get(pid)
+    if other is None or other.ended:
+        raise SyscallError(Errno.ENOENT, f"no relative {pid}")
+    lip.suspend_on_kernel(int, Op.KV_GRANT, handle, other.id, rights & have, label)
+
+
+def kv_granted(lip: Instance, name: int, name_len: int) -> None:
+    """The handle that was granted under that name, or ENOENT; suspends.
+
+    The kernel hands a grant out once; asked again, the answer is the same handle while it is open.
+    """
+    label = arguments.name(lip, name, name_len)
+    handle = lip.handles.allocate(0)
+
+    def on_reply(reply: int) -> None:
+        if reply >= 0:
+            lip.handles.rights[handle] = reply
+            lip.granted[label] = handle
+            lip.resume(handle)
+            return
+        lip.handles.close(handle)
+        taken = lip.granted.get(label, 0)
+        lip.resume(taken if taken in lip.handles.rights else reply)
+
+    lip.ask_kernel(on_reply, Op.KV_GRANTED, handle, label)
+
+
+def _optional_name(options: dict[str, Any], key: str) -> Any:
+    value = options.get(key)
+    if value is None:
+        return None if key == "program" else ""
+    if not isinstance(value, str) or not value:
+        raise SyscallError(Errno.EINVAL, f"{key} must be a name")
+    if len(value.encode()) > NAME_BYTES_MAX:
+        raise SyscallError(Errno.ENAMETOOLONG, key)
+    return value
+
+
+def _input(options: dict[str, Any]) -> bytes:
+    data = options.get("input", b"")
+    if isinstance(data, str):
+        data = data.encode()
+    if not isinstance(data, bytes):
+        raise SyscallError(Errno.EINVAL, "input must be bytes or text")
+    if len(data) > RUN_INPUT_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, "input")
+    return data
+
+
+def _grants(lip: Instance, grants: Any) -> list[list[Any]]:
+    if not isinstance(grants, list) or len(grants) > INSTANCE_HANDLES_MAX:
+        raise SyscallError(Errno.EINVAL, "grants must be a list")
+    checked, names = [], set()
+    for grant in grants:
+        if not isinstance(grant, dict) or set(grant) != _GRANT_KEYS:
+            raise SyscallError(Errno.EINVAL, "a grant is {handle, rights, name}")
+        handle, rights, label = grant["handle"], grant["rights"], grant["name"]
+        _check_rights(rights)
+        _optional_name({"name": label}, "name")
+        if type(handle) is not int or not label or label in names:
+            raise SyscallError(Errno.EINVAL, "a grant without a handle or a name of its own")
+        names.add(label)
+        checked.append([handle, rights & lip.handles.require(handle, GRANT), label])
+    return checked
+
+
+def _check_rights(rights: Any) -> None:
+    if type(rights) is not int or not 0 <= rights <= ALL_RIGHTS:
+        raise SyscallError(Errno.EINVAL, f"rights {rights}")

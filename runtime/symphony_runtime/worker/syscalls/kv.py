@@ -1,0 +1,126 @@
+"""KV files: handles are checked against the mirror, the files themselves are the kernel's."""
+
+from typing import Any
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, PATH_BYTES_MAX
+from symphony_kernel.protocol.messages import Op
+
+from symphony_runtime.worker.handles import ALL_RIGHTS, APPEND, READ, SAVE, TRUNCATE
+from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.syscalls import arguments
+
+_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
+_SAVE_REPLACE, _SAVE_FLAGS = 1, 7
+
+
+def kv_create(lip: Instance) -> int | None:
+    """An empty file with all rights."""
+    handle = lip.handles.allocate(ALL_RIGHTS)
+    return lip.post(handle, Op.KV_CREATE, handle)
+
+
+def kv_open(lip: Instance, path: int, path_len: int, rights: int) -> None:
+    """A private view of a named file; suspends."""
+    name = arguments.path(lip, path, path_len)
+    if rights > ALL_RIGHTS:
+        raise SyscallError(Errno.EINVAL, f"rights {rights}")
+    handle = lip.handles.allocate(0)
+
+    def on_reply(reply: int) -> None:
+        if reply >= 0:
+            lip.handles.rights[handle] = reply
+        else:
+            lip.handles.close(handle)
+        lip.resume(handle if reply >= 0 else reply)
+
+    lip.ask_kernel(on_reply, Op.KV_OPEN, handle, name, rights)
+
+
+def kv_fork(lip: Instance, kv: int) -> int | None:
+    """A copy that shares pages, with its source's rights."""
+    handle = lip.handles.allocate(lip.handles.require(kv, READ))
+    return lip.post(handle, Op.KV_FORK, handle, kv)
+
+
+def kv_extract(lip: Instance, kv: int, ranges: int, count: int) -> int | None:
+    """A new file of the entries in (start, end) u32 pairs."""
+    lip.fiber.check(ranges, 8 * count)
+    lip.handles.require(kv, READ)
+    if count > _RANGES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{count} ranges, limit {_RANGES_MAX}")
+    pairs = lip.fiber.read(ranges, 8 * count)
+    handle = lip.handles.allocate(ALL_RIGHTS)
+    return lip.post(handle, Op.KV_EXTRACT, handle, kv, pairs)
+
+
+def kv_append(lip: Instance, kv: int, source: int, start: int, end: int) -> int | None:
+    """Entries of another file at the end of this one."""
+    lip.handles.require(kv, APPEND)
+    lip.handles.require(source, READ)
+    if start > end:
+        raise SyscallError(Errno.EINVAL, f"from {start} to {end}")
+    return lip.post(0, Op.KV_APPEND, kv, source, start, end)
+
+
+def kv_truncate(lip: Instance, kv: int, length: int) -> None:
+    """Roll back to `length` entries; suspends, because only the kernel knows how many there are."""
+    lip.handles.require(kv, TRUNCATE)
+    lip.suspend_on_kernel(int, Op.KV_TRUNCATE, kv, length)
+
+
+def kv_len(lip: Instance, kv: int) -> None:
+    """The number of entries; suspends."""
+    lip.handles.require(kv, READ)
+    lip.suspend_on_kernel(int, Op.KV_LEN, kv)
+
+
+def kv_stat(lip: Instance, kv: int, pointer: int, capacity: int) -> None:
+    """msgpack of what is known of the file; suspends."""
+    lip.fiber.check(pointer, capacity)
+    lip.handles.require(kv, READ)
+    lip.suspend_on_kernel(_puts(lip, pointer, capacity), Op.KV_STAT, kv)
+
+
+def kv_tokens(lip: Instance, kv: int, start: int, count: int, out: int) -> None:
+    """Write tokens from entry `start`, return their number; suspends."""
+    lip.fiber.check(out, 4 * count)
+    lip.handles.require(kv, READ)
+    if count > FILE_ENTRIES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{count} tokens")
+    puts = _puts(lip, out, 4 * count)
+    lip.suspend_on_kernel(lambda reply: puts(reply) // 4, Op.KV_TOKENS, kv, start, count)
+
+
+def kv_save(lip: Instance, kv: int, path: int, path_len: int, flags: int) -> None:
+    """Name the file; suspends. Durable and public files answer ENOSYS for now."""
+    name = arguments.path(lip, path, path_len)
+    lip.handles.require(kv, SAVE)
+    if flags & ~_SAVE_FLAGS:
+        raise SyscallError(Errno.EINVAL, f"flags {flags}")
+    if flags & ~_SAVE_REPLACE:
+        raise SyscallError(Errno.ENOSYS, "durable and public files are not there yet")
+    lip.suspend_on_kernel(int, Op.KV_SAVE, kv, name, flags)
+
+
+def kv_remove(lip: Instance, path: int, path_len: int) -> None:
+    """Take a name away; suspends."""
+    lip.suspend_on_kernel(int, Op.KV_REMOVE, arguments.path(lip, path, path_len))
+
+
+def kv_list(lip: Instance, prefix: int, length: int, pointer: int, capacity: int) -> None:
+    """msgpack list of the tenant's named files; suspends. An empty prefix lists all."""
+    lip.fiber.check(pointer, capacity)
+    lip.fiber.check(prefix, length)
+    name = arguments.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
+    lip.suspend_on_kernel(_puts(lip, pointer, capacity), Op.KV_LIST, name)
+
+
+def kv_close(lip: Instance, kv: int) -> int | None:
+    """Close the handle."""
+    lip.handles.close(kv)
+    return lip.post(0, Op.KV_CLOSE, kv)
+
+
+def _puts(lip: Instance, pointer: int, capacity: int) -> Any:
+    return lambda reply: arguments.put(lip, pointer, capacity, reply)

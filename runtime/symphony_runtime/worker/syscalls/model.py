@@ -1,0 +1,105 @@
+"""Model calls: text, tokens and `pred`."""
+
+from collections.abc import Callable
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    PRED_OPTIONS_BYTES_MAX,
+    PRED_RESULT_BYTES_MAX,
+    PRED_TOKENS_MAX,
+    TOKENIZE_BYTES_MAX,
+)
+from symphony_kernel.protocol.messages import Op
+from symphony_kernel.protocol.options import parse_pred_options
+
+from symphony_runtime.worker.handles import APPEND, READ
+from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.syscalls import arguments
+
+_INLINE_BYTES_MAX = 4 << 10  # a larger input is worked on in a thread
+
+Finish = Callable[[bytes], int]
+
+
+def model_info(lip: Instance, pointer: int, capacity: int) -> int:
+    """msgpack of what programs may know of the model."""
+    lip.fiber.check(pointer, capacity)
+    return arguments.put(lip, pointer, capacity, lip.services.text.info)
+
+
+def tokenize(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
+    """Write u32 tokens; returns their number, and `capacity` counts tokens."""
+    lip.fiber.check(out, 4 * capacity)
+    data = _text(lip, pointer, length)
+    return _work(
+        lip, lip.services.text.tokenize, data, lambda r: arguments.put_tokens(lip, out, capacity, r)
+    )
+
+
+def detokenize(lip: Instance, tokens: int, count: int, out: int, capacity: int) -> int | None:
+    """Write the tokens' raw bytes."""
+    lip.fiber.check(out, capacity)
+    data = _text(lip, tokens, 4 * count)
+    return _work(
+        lip, lip.services.text.detokenize, data, lambda r: arguments.put(lip, out, capacity, r)
+    )
+
+
+def chat(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
+    """Write the u32 tokens of msgpack messages through the model's chat template."""
+    lip.fiber.check(out, 4 * capacity)
+    data = _text(lip, pointer, length)
+    return _work(
+        lip, lip.services.text.chat, data, lambda r: arguments.put_tokens(lip, out, capacity, r)
+    )
+
+
+def pred(
+    lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
+) -> int:
+    """A ticket for one forward pass."""
+    fiber = lip.fiber
+    data = fiber.read(tokens, 4 * count)
+    places = fiber.read(positions, 4 * count) if positions else None
+    options = fiber.read(opts, opts_len) if opts_len <= PRED_OPTIONS_BYTES_MAX else None
+    lip.handles.require(kv, READ | APPEND)
+    if options is None or count > PRED_TOKENS_MAX:
+        fiber.check(opts, opts_len)
+        raise SyscallError(Errno.EFBIG, f"{count} tokens, {opts_len} bytes of options")
+    if not count:
+        raise SyscallError(Errno.EINVAL, "no tokens")
+    promised = 8 if not options else _result_bytes(lip, options, count)
+    ticket = lip.tickets.issue(promised)
+    lip.pending[ticket.number] = ticket
+    lip.services.kernel_call([lip.id, Op.PRED, ticket.number, kv, data, places, options])
+    return ticket.number
+
+
+def _result_bytes(lip: Instance, data: bytes, count: int) -> int:
+    """Return how long a pred's result will be; what its options break is said at once."""
+    options = parse_pred_options(data)
+    if isinstance(options.at, tuple) and max(options.at, default=0) >= count:
+        raise SyscallError(Errno.EINVAL, "an index in at is no token of the call")
+    if options.parents is not None and len(options.parents) != count:
+        raise SyscallError(Errno.EINVAL, f"parents must be {count}")
+    size = options.places(count) * options.place_bytes(lip.services.text.vocab_size)
+    if size > PRED_RESULT_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"a result of {size} bytes")
+    return size
+
+
+def _text(lip: Instance, pointer: int, length: int) -> bytes:
+    lip.fiber.check(pointer, length)
+    if length > TOKENIZE_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {TOKENIZE_BYTES_MAX}")
+    return lip.fiber.read(pointer, length)
+
+
+def _work(
+    lip: Instance, function: Callable[[bytes], bytes], data: bytes, finish: Finish
+) -> int | None:
+    """Finish with function(data), at once for a small input; else it suspends."""
+    if len(data) <= _INLINE_BYTES_MAX:
+        return finish(function(data))
+    lip.suspend_on_thread(function, data, finish)
+    return None

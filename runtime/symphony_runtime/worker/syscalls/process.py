@@ -1,0 +1,179 @@
+"""Process and tickets: input, messages, clocks, waiting."""
+
+import struct
+from typing import Any
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    MESSAGE_BYTES_MAX,
+    RANDOM_BYTES_MAX,
+    RUN_LOG_BYTES_MAX,
+    WAIT_TICKETS_MAX,
+)
+from symphony_kernel.protocol.messages import Op
+
+from symphony_runtime.worker.instance import EXITED, Ending, Instance
+from symphony_runtime.worker.syscalls import arguments
+from symphony_runtime.worker.tickets import Ticket
+
+_LOG_LEVEL_MAX = 3
+_SLEEP_MS_MAX = 1 << 40  # beyond any run's wall time; a float of it is still exact
+_u32 = struct.Struct("<I").unpack
+
+
+def input_read(lip: Instance, pointer: int, capacity: int) -> int:
+    """The run's input bytes."""
+    lip.fiber.check(pointer, capacity)
+    return arguments.put(lip, pointer, capacity, lip.input)
+
+
+def send(lip: Instance, pointer: int, length: int) -> int | None:
+    """One message to the user; suspends while a connected reader is behind."""
+    return lip.send(arguments.message(lip, pointer, length))
+
+
+def recv(lip: Instance) -> int:
+    """A ticket for the user's next message."""
+    ticket = lip.tickets.issue()
+    if lip.inbox:
+        lip.complete(ticket, lip.inbox.popleft())
+    elif lip.input_closed:
+        lip.complete(ticket, -Errno.EPIPE)
+    else:
+        lip.receivers.append(ticket)
+        ticket.drop = lambda: lip.receivers.remove(ticket)
+    return ticket.number
+
+
+def log(lip: Instance, level: int, pointer: int, length: int) -> int:
+    """A line kept with the run, as far as its log has room."""
+    lip.fiber.check(pointer, length)
+    if level > _LOG_LEVEL_MAX:
+        raise SyscallError(Errno.EINVAL, f"level {level}")
+    lip.write_log(level, lip.fiber.read(pointer, min(length, RUN_LOG_BYTES_MAX + 1)))
+    return 0
+
+
+def exit_(lip: Instance, code: int) -> int:  # noqa: ARG001
+    """End the program with this code."""
+    raise Ending(EXITED, code - (1 << 32) if code >= 1 << 31 else code)
+
+
+def clock_ms(lip: Instance) -> int:
+    """Milliseconds since the program started."""
+    return int((lip.services.loop.time() - lip.started) * 1000)
+
+
+def unix_ms(lip: Instance) -> int:
+    """Milliseconds since 1970."""
+    return lip.services.unix_ms()
+
+
+def random(lip: Instance, pointer: int, length: int) -> int:
+    """Fill memory with random bytes."""
+    lip.fiber.check(pointer, length)
+    if length > RANDOM_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {RANDOM_BYTES_MAX}")
+    lip.fiber.write(pointer, lip.services.random(length))
+    return 0
+
+
+def sleep(lip: Instance, milliseconds: int) -> int:
+    """A ticket that is ready after this time."""
+    if milliseconds < 0:
+        raise SyscallError(Errno.EINVAL, "a negative time")
+    ticket = lip.tickets.issue()
+    timer = lip.timer(min(milliseconds, _SLEEP_MS_MAX), lambda: lip.complete(ticket, b""))
+    ticket.drop = lambda: lip.drop_timer(timer)
+    return ticket.number
+
+
+# --- Tickets -------------------------------------------------------------------------------------
+def wait(lip: Instance, pointer: int, count: int, timeout_ms: int) -> int | None:
+    """The index of the first ready ticket of the list, or ETIMEDOUT."""
+    if count > WAIT_TICKETS_MAX or timeout_ms < -1 or (not count and timeout_ms < 0):
+        lip.fiber.check(pointer, 4 * count)
+        raise SyscallError(Errno.EINVAL, f"{count} tickets, {timeout_ms} ms")
+    data = lip.fiber.read(pointer, 4 * count)
+    live = lip.tickets.live
+    if count == 1:
+        (number,) = _u32(data)
+        ticket = live.get(number)
+        if ticket is None:
+            raise SyscallError(Errno.EBADF)
+        if ticket.result is not None:
+            return 0
+        waited = {number: 0}
+    else:
+        numbers = struct.unpack(f"<{count}I", data)
+        if not all(map(live.__contains__, numbers)):
+            raise SyscallError(Errno.EBADF)
+        for index, number in enumerate(numbers):
+            if live[number].result is not None:
+                return index
+        waited = dict(zip(reversed(numbers), range(count - 1, -1, -1), strict=True))
+    if timeout_ms == 0:
+        return -Errno.ETIMEDOUT
+    lip.waited = waited
+    if timeout_ms > 0:
+        delay_s = min(timeout_ms, _SLEEP_MS_MAX) / 1000
+        lip.wait_timer = lip.services.loop.call_later(delay_s, lip.wake, -Errno.ETIMEDOUT)
+    return None
+
+
+def take(lip: Instance, number: int, pointer: int, capacity: int) -> int:
+    """The result of a ready ticket, or its work's error; frees it unless it did not fit."""
+    fiber, tickets = lip.fiber, lip.tickets
+    fiber.check(pointer, capacity)
+    ticket = tickets.live.get(number)
+    if ticket is None:
+        raise SyscallError(Errno.EBADF)
+    result = ticket.result
+    if result is None:
+        return -Errno.EAGAIN
+    if isinstance(result, int):
+        tickets.free(ticket)
+        return result
+    length = len(result)
+    if length <= capacity:
+        fiber.write(pointer, result)
+        tickets.free(ticket)
+    return length
+
+
+def cancel(lip: Instance, number: int) -> int:
+    """Drop a ticket's work, or its result."""
+    ticket = lip.tickets.get(number)
+    if lip.pending.pop(number, None) is not None:
+        lip.call_kernel(Op.CANCEL, number)
+    if ticket.drop is not None:
+        ticket.drop()
+    lip.tickets.free(ticket)
+    return 0
+
+
+# --- Channels ------------------------------------------------------------------------------------
+def channel_send(lip: Instance, name: int, name_len: int, pointer: int, length: int) -> None:
+    """Put an item into a tenant's queue; suspends."""
+    args = {
+        "instance": lip.id,
+        "name": arguments.name(lip, name, name_len),
+        "item": arguments.message(lip, pointer, length),
+    }
+    lip.ask_gateway("channel_send", args, lambda errno, _: lip.resume(errno))
+
+
+def channel_recv(lip: Instance, name: int, name_len: int) -> int:
+    """A ticket for the next item of a tenant's queue."""
+    args: dict[str, Any] = {"instance": lip.id, "name": arguments.name(lip, name, name_len)}
+    ticket = lip.tickets.issue(held=MESSAGE_BYTES_MAX)
+    seq = lip.ask_gateway("channel_recv", args, _completes(lip, ticket))
+    ticket.drop = lambda: lip.unask_gateway(seq)
+    return ticket.number
+
+
+def _completes(lip: Instance, ticket: Ticket) -> Any:
+    def on_answer(errno: int, value: Any) -> None:
+        lip.complete(ticket, errno if errno < 0 else value)
+
+    return on_answer

@@ -1,0 +1,233 @@
+"""Text and tokens: what the worker knows of the model, from the kernel's `Welcome`.
+
+Programs' text is untrusted: the spelling of a special token in it stays text, whichever way it
+comes in, so that nobody can forge the end of a message or the start of another speaker's.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import msgpack
+import numpy as np
+from jinja2 import Template, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from tokenizers import Tokenizer
+
+# Characters that stand for nothing (Unicode noncharacters): one that a conversation does not
+# contain splits the spellings of special tokens in it while the template is filled.
+_NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+_DEPTH_MAX = 16  # of maps and lists in one conversation
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_METASPACE = "\u2581"
+
+
+class Text:
+    """A tokenizer, a chat template and `model_info`. Its methods may run in a thread."""
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        """`about` is a kernel's Welcome; a model without tokenizer answers ENOSYS to text."""
+        self.model: dict[str, Any] = about["model"]
+        self.info: bytes = msgpack.packb(self.model, use_bin_type=True)
+        source: bytes = about.get("tokenizer") or b""
+        self._plain: Tokenizer | None = None
+        if source:
+            self._plain, self._marked = _load(source, plain=True), _load(source, plain=False)
+            self._bytes = token_bytes(json.loads(source), self._plain)
+            self._specials = _special_ids(self._plain)
+            spellings = sorted(self._specials, key=len, reverse=True)
+            self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        template = about.get("chat_template")
+        self._template = _environment().from_string(template) if template else None
+        self._names: dict[str, Any] = about.get("special") or {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return int(self.model["vocab_size"])
+
+    def tokenize(self, text: bytes) -> bytes:
+        """Return u32 tokens (little-endian) of UTF-8 text; EINVAL when it is none."""
+        return self._encode(self._tokenizer, _decode(text))
+
+    def detokenize(self, tokens: bytes) -> bytes:
+        """Return the raw bytes of u32 tokens; an id without text gives none."""
+        _ = self._tokenizer
+        table, size = self._bytes, len(self._bytes)
+        ids = np.frombuffer(tokens, dtype="<u4").tolist()
+        return b"".join([table[i] for i in ids if i < size])
+
+    def chat(self, data: bytes) -> bytes:
+        """Return u32 tokens of msgpack messages through the model's own template.
+
+        EINVAL: no list of messages, or the template refuses them; ENOSYS: the model has none.
+        """
+        tokenizer, template = self._tokenizer, self._template
+        if template is None:
+            raise SyscallError(Errno.ENOSYS, "the model has no chat template")
+        messages = _messages(data)
+        text = "\0".join(_strings(messages))
+        if not self._special.search(text):
+            return self._encode(self._marked, self._render(template, messages))
+        mark = next((c for c in _NONCHARACTERS if c not in text), None)
+        if mark is None:
+            raise SyscallError(Errno.EINVAL, "the messages hold every noncharacter there is")
+        split = _map_strings(messages, lambda s: self._special.sub(lambda m: _mark(m, mark), s))
+        return self._encode_segments(tokenizer, self._render(template, split), mark)
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self._plain is None:
+            raise SyscallError(Errno.ENOSYS, "the model has no tokenizer")
+        return self._plain
+
+    def _render(self, template: Template, messages: list[dict[str, Any]]) -> str:
+        prompt = messages[-1]["role"] != "assistant"
+        try:
+            return template.render(messages=messages, add_generation_prompt=prompt, **self._names)
+        except (TemplateError, TypeError, KeyError, ValueError) as error:
+            raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
+
+    def _encode(self, tokenizer: Tokenizer, text: str) -> bytes:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        return np.asarray(ids, dtype="<u4").tobytes()
+
+    def _encode_segments(self, tokenizer: Tokenizer, text: str, mark: str) -> bytes:
+        """Encode what the template wrote; special tokens are those without a mark in them."""
+        pieces, at = [], 0
+        for found in self._special.finditer(text):
+            pieces.append(self._encode(tokenizer, text[at : found.start()].replace(mark, "")))
+            pieces.append(np.asarray([self._specials[found[0]]], dtype="<u4").tobytes())
+            at = found.end()
+        pieces.append(self._encode(tokenizer, text[at:].replace(mark, "")))
+        return b"".join(pieces)
+
+
+# --- Tokenizers ----------------------------------------------------------------------------------
+def _load(source: bytes, plain: bool) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(source.decode("utf-8"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = plain
+    return tokenizer
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: number for number, token in added.items() if token.special}
+
+
+def token_bytes(source: dict[str, Any], tokenizer: Tokenizer) -> list[bytes]:
+    """Return each id's raw bytes, from a tokenizer.json and its tokenizer.
+
+    Byte-level vocabularies spell bytes as printable characters; others mark spaces with U+2581 and
+    spell lone bytes as <0xNN>. Special tokens are no text.
+    """
+    decode = _byte_level() if _mentions(source, "ByteLevel") else _sentence_piece
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for spelling, number in vocabulary.items():
+        table[number] = decode(spelling)
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        table[number] = b"" if token.special else token.content.encode("utf-8")
+    return table
+
+
+def _mentions(source: dict[str, Any], kind: str) -> bool:
+    parts = json.dumps([source.get("decoder"), source.get("pre_tokenizer")])
+    return f'"{kind}"' in parts
+
+
+def _byte_level() -> Callable[[str], bytes]:
+    """GPT-2's spelling of bytes: printable ones are themselves, the others start at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    spelled = {chr(b): b for b in printable}
+    others = (b for b in range(256) if b not in set(printable))
+    spelled |= {chr(0x100 + i): b for i, b in enumerate(others)}
+
+    def decode(spelling: str) -> bytes:
+        return b"".join(
+            bytes((spelled[c],)) if c in spelled else c.encode("utf-8") for c in spelling
+        )
+
+    return decode
+
+
+def _sentence_piece(spelling: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(spelling)
+    if byte:
+        return bytes((int(byte[1], 16),))
+    return spelling.replace(_METASPACE, " ").encode("utf-8")
+
+
+# --- Conversations -------------------------------------------------------------------------------
+def _environment() -> ImmutableSandboxedEnvironment:
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    def strftime_now(layout: str) -> str:
+        return datetime.now(UTC).strftime(layout)
+
+    def tojson(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
+    return environment
+
+
+def _messages(data: bytes) -> list[dict[str, Any]]:
+    try:
+        messages = msgpack.unpackb(data, raw=False)
+    except Exception as error:
+        raise SyscallError(Errno.EINVAL, f"messages are no msgpack: {error}") from error
+    if not isinstance(messages, list) or not messages:
+        raise SyscallError(Errno.EINVAL, "messages must be a list")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise SyscallError(Errno.EINVAL, "a message must be a map with a role")
+        if not _MESSAGE_KEYS.issuperset(message):
+            raise SyscallError(Errno.EINVAL, f"a message has other keys than {_MESSAGE_KEYS}")
+    return messages
+
+
+def _strings(value: Any, depth: int = 0) -> list[str]:
+    """Return every string in msgpack data; EINVAL for bytes and for data nested too deep."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, bytes | msgpack.ExtType) or depth > _DEPTH_MAX:
+        raise SyscallError(Errno.EINVAL, "messages hold text, in a few levels")
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [text for item in value for text in _strings(item, depth + 1)]
+    return []
+
+
+def _decode(text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SyscallError(Errno.EINVAL, "no UTF-8") from error
+
+
+def _mark(found: re.Match[str], mark: str) -> str:
+    spelling = found[0]
+    return spelling[:1] + mark + spelling[1:]
+
+
+def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_map_strings(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _map_strings(item, change) for key, item in value.items()}
+    return value

@@ -1,0 +1,477 @@
+"""The worker: one event loop that runs every instance's fiber and carries its calls.
+
+    frames of kernel and gateway -> instances become runnable -> a turn -> frames of the turn
+
+A turn takes runnable instances round-robin; each runs until it suspends, ends, or has had its slice
+of a millisecond. What they asked for leaves as one `Calls` and one `Output` frame. A turn is short,
+so that links are read (and a `Kill` is heard) however many instances compute.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import (
+    EPOCH_TICK_MS,
+    TURN_MS_MAX,
+    WORKER_FRAME_BYTES_MAX,
+    WORKER_INSTANCES_MAX,
+)
+from symphony_kernel.protocol.links import Link
+
+from symphony_runtime.worker.fiber import (
+    CALLED,
+    PREEMPTED,
+    EndKind,
+    Fiber,
+    FiberHost,
+    HostFault,
+    Program,
+)
+from symphony_runtime.worker.instance import (
+    EXITED,
+    FAILED,
+    FAILED_CODE,
+    KILLED,
+    KILLED_CODE,
+    TRAPPED,
+    TRAPPED_CODE,
+    Ending,
+    Instance,
+    Run,
+    check_released,
+)
+from symphony_runtime.worker.syscalls import family, handlers, imports
+from symphony_runtime.worker.text import Text
+
+_log = logging.getLogger(__name__)
+
+_SLICE_S = EPOCH_TICK_MS / 1000
+_TURN_S = TURN_MS_MAX / 1000
+_SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this was due to somebody else's tick
+_FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
+_NO_TEXT: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
+
+OnAnswer = Callable[[int, Any], None]
+
+
+class LinkLostError(Exception):
+    """A role did not welcome this worker."""
+
+
+class Worker:
+    """Runs instances. It hears of them from the gateway and makes their calls to the kernel.
+
+    `loop` time is every timer's and `clock_ms`'s clock; `unix_time` and `random` are what programs
+    see of the outside.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        secret: bytes,
+        unix_time: Callable[[], float] = time.time,
+        random: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.name, self._secret = name, secret
+        self._unix_time, self.random = unix_time, random
+        self.text = Text(_NO_TEXT)
+        self._fibers = FiberHost(imports())
+        self._handlers = handlers()
+        self.instances: dict[int, Instance] = {}
+        self._programs: dict[str, Program] = {}
+        self._kernel: Link | None = None
+        self._gateway: Link | None = None
+        # The run queue, and what the present turn sends.
+        self._queue: deque[Instance] = deque()
+        self._turn_planned = False
+        self._calls: list[list[Any]] = []
+        self._calls_bytes = 0
+        self._messages: list[list[Any]] = []
+        self._messages_bytes = 0
+        self._lines: list[list[Any]] = []
+        self._asks: dict[int, OnAnswer] = {}
+        self._seq = count(1)
+        self._stages = count(1)
+        self._cpu_at_ns = 0
+        self.faults: list[Exception] = []  # of ours; each is logged and ended one instance
+
+    # -- Links ---------------------------------------------------------------------------------
+    async def attach_kernel(self, link: Link) -> asyncio.Event:
+        """Introduce this worker to a kernel; the event is set when the link has ended.
+
+        Raises:
+            LinkLostError: it closed the link instead of welcoming us.
+        """
+        about, lost = await self._meet(link, self._on_kernel, self._lose_kernel)
+        self.text = Text(about)
+        self._kernel = link
+        return lost
+
+    async def attach_gateway(self, link: Link) -> asyncio.Event:
+        """Introduce this worker to a gateway; the event is set when the link has ended.
+
+        Raises:
+            LinkLostError: it closed the link instead of welcoming us.
+        """
+        self._gateway = link  # before the welcome, behind which a Start may follow at once
+        try:
+            _, lost = await self._meet(link, self._on_gateway, self._lose_gateway)
+        except LinkLostError:
+            self._gateway = None
+            raise
+        return lost
+
+    async def _meet(
+        self, link: Link, on_frame: Callable[[list[Any]], None], on_lost: Callable[[], None]
+    ) -> tuple[dict[str, Any], asyncio.Event]:
+        welcome: asyncio.Future[dict[str, Any]] = self.loop.create_future()
+        lost = asyncio.Event()
+
+        def first(frame: list[Any]) -> None:
+            if welcome.done():
+                on_frame(frame)
+                return
+            message = m.decode(frame)
+            assert isinstance(message, m.Welcome)
+            welcome.set_result(message.about)
+
+        def closed() -> None:
+            lost.set()
+            if welcome.done():
+                on_lost()
+            else:
+                welcome.set_exception(LinkLostError("the link was closed before a welcome"))
+
+        link.receive(first, closed)
+        hello = m.Hello(m.PROTOCOL_VERSION, "worker", self.name, self._secret, os.getpid())
+        link.send(m.encode(hello))
+        return await welcome, lost
+
+    def _lose_kernel(self) -> None:
+        self._kernel = None
+        self._calls.clear()
+        self.end_all("the kernel died")
+
+    def _lose_gateway(self) -> None:
+        """Nobody knows of the instances any more, nor which programs are here."""
+        self._gateway = None
+        self._asks.clear()
+        self.end_all("the gateway died")
+        for program in self._programs.values():
+            self._fibers.unload(program)
+        self._programs.clear()
+
+    def end_all(self, reason: str) -> None:
+        """End every run as failed."""
+        for lip in [lip for lip in self.instances.values() if lip.parent is None]:
+            self._end(lip, FAILED, FAILED_CODE, reason)
+        self._flush()
+
+    def close(self) -> None:
+        """End everything and stop."""
+        self.end_all("the worker was stopped")
+        for link in (self._kernel, self._gateway):
+            if link is not None:
+                link.close()
+        for program in self._programs.values():
+            self._fibers.unload(program)
+        self._programs.clear()
+        self._fibers.close()
+
+    # -- Frames from the kernel and the gateway ------------------------------------------------
+    def _on_kernel(self, frame: list[Any]) -> None:
+        assert frame[0] == m.Replies.KIND, frame[0]
+        instances = self.instances
+        for instance, seq, result in frame[1]:
+            lip = instances.get(instance)
+            if lip is not None:
+                try:
+                    lip.on_reply(seq, result)
+                except Exception as error:  # ours
+                    self.fault(lip, error)
+        # At once: a pass of the event loop in between would be a pass for nothing.
+        if self._queue:
+            self._turn()
+
+    def _on_gateway(self, frame: list[Any]) -> None:
+        message = m.decode(frame)
+        if isinstance(message, m.Start):
+            self._start(message)
+        elif isinstance(message, m.Module):
+            self._programs[message.module] = self._fibers.load(message.artefact)
+        elif isinstance(message, m.Answer):
+            on_answer = self._asks.pop(message.seq, None)
+            if on_answer is not None:
+                on_answer(message.errno, message.value)
+        else:
+            self._on_instance_message(message)
+
+    def _on_instance_message(self, message: m.Message) -> None:
+        assert isinstance(message, m.Deliver | m.CloseInput | m.Kill | m.Credit), message
+        lip = self.instances.get(message.instance)
+        if lip is None:
+            return  # it ended while the message was under way
+        if isinstance(message, m.Credit):
+            lip.credit(message.taken)
+        elif isinstance(message, m.Deliver):
+            lip.deliver(message.data)
+        elif isinstance(message, m.CloseInput):
+            lip.close_input()
+        else:
+            self._end(lip, KILLED, KILLED_CODE, message.reason)
+            self._flush()
+
+    # -- Services of instances -----------------------------------------------------------------
+    def kernel_call(self, call: list[Any]) -> None:
+        """Put [instance, op, seq, argument, ...] into this turn's Calls."""
+        self._calls.append(call)
+        # Only long arguments matter for the frame's size.
+        self._calls_bytes += 64
+        for argument in call[4:]:
+            if type(argument) is bytes:
+                self._calls_bytes += len(argument)
+        if self._calls_bytes > _FRAME_BYTES:
+            self._flush_calls()
+
+    def ask(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
+        """Ask the gateway; `on_answer` gets errno (0 or negative) and value. Returns the seq."""
+        seq = next(self._seq)
+        self._asks[seq] = on_answer
+        self._send(m.Ask(seq, what, args))
+        return seq
+
+    def unask(self, seq: int) -> None:
+        """Say that the answer is no longer wanted."""
+        if self._asks.pop(seq, None) is not None:
+            self._send(m.Unask(seq))
+
+    def output(self, instance: int, data: bytes) -> None:
+        """Put a message into this turn's Output."""
+        self._messages.append([instance, data])
+        self._messages_bytes += len(data) + 16
+        if self._messages_bytes > _FRAME_BYTES:
+            self._flush_output()
+
+    def log(self, instance: int, level: int, data: bytes) -> None:
+        """Put a line into this turn's Logs."""
+        self._lines.append([instance, level, data])
+
+    def runnable(self, lip: Instance) -> None:
+        """Let an instance run that was suspended."""
+        if not lip.queued and not lip.ended:
+            lip.queued = True
+            self._queue.append(lip)
+            self._plan_turn()
+
+    def next_stage(self) -> int:
+        """Return a number for a STAGE that no other has."""
+        return next(self._stages)
+
+    def unix_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return int(self._unix_time() * 1000)
+
+    def fault(self, lip: Instance, error: Exception) -> None:
+        """End an instance whose call met a fault of ours."""
+        _log.error("instance %d met a fault of the worker", lip.id, exc_info=error)
+        self.faults.append(error)
+        self._end(lip, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}")
+
+    # -- Beginnings ----------------------------------------------------------------------------
+    def _start(self, message: m.Start) -> None:
+        run = Run(message.instance, message.limits)
+        lip = Instance(self, run, message.instance, message.input)
+        if not self._begin(lip, message.module, message.entry):
+            return
+        wall_s = run.wall_limit_ms / 1000
+        lip.wall_timer = self.loop.call_later(wall_s, self._overstay, lip)
+
+    def start_child(self, parent: Instance, pid: int, made: dict[str, Any], data: bytes) -> None:
+        """Start the child that the gateway registered."""
+        lip = Instance(self, parent.run, made["instance"], data, parent, pid)
+        parent.children[pid] = lip
+        if parent.ended:
+            self._report(lip, KILLED, KILLED_CODE, "its parent has ended")
+        else:
+            self._begin(lip, made["module"], made["entry"])
+
+    def end_unwanted(self, lip: Instance) -> None:
+        """End a child whose parent cancelled its spawn."""
+        self._end(lip, KILLED, KILLED_CODE, "its parent cancelled it")
+        if lip.parent is not None:
+            family.reap(lip.parent, lip)
+
+    def _begin(self, lip: Instance, module: str, entry: str) -> bool:
+        problem = ""
+        program = self._programs.get(module)
+        if self._kernel is None:
+            problem = "the kernel is not there"
+        elif program is None:
+            problem = "the worker does not have the program"
+        elif len(self.instances) >= WORKER_INSTANCES_MAX:
+            problem = "the worker is full"
+        else:
+            entry = entry or program.default_entry
+            if entry not in program.entries:
+                problem = f"the program has no entry {entry}"
+            else:
+                lip.fiber = Fiber(self._fibers, program, entry, lip.run.memory_limit)
+        if problem:
+            lip.ended, lip.end_code = True, FAILED_CODE
+            self._report(lip, FAILED, FAILED_CODE, problem)
+            return False
+        self.instances[lip.id] = lip
+        self.runnable(lip)
+        return True
+
+    def _overstay(self, lip: Instance) -> None:
+        reason = f"wall time limit: it ran longer than {lip.run.wall_limit_ms} ms"
+        self._end(lip, KILLED, KILLED_CODE, reason)
+        self._flush()
+
+    # -- Turns ---------------------------------------------------------------------------------
+    def _plan_turn(self) -> None:
+        if not self._turn_planned:
+            self._turn_planned = True
+            self.loop.call_soon(self._planned_turn)
+
+    def _planned_turn(self) -> None:
+        self._turn_planned = False
+        self._turn()
+
+    def _turn(self) -> None:
+        queue, now = self._queue, time.perf_counter
+        until = now() + _TURN_S
+        self._cpu_at_ns = time.thread_time_ns()
+        while queue:
+            lip = queue.popleft()
+            lip.queued = False
+            if not lip.ended:
+                self._slice(lip)
+                self._charge(lip)
+            if now() > until:
+                break
+        self._flush()
+        if queue:
+            self._plan_turn()
+
+    def _slice(self, lip: Instance) -> None:
+        """Run one instance until it suspends, ends, or has had its time."""
+        try:
+            if self._run(lip):
+                self.runnable(lip)
+        except Ending as end:
+            who = self.instances[lip.run.id] if end.whole_run else lip
+            self._end(who, end.status, end.code, end.reason)
+        except Exception as error:  # ours: what a guest can do wrong is a SyscallError
+            self.fault(lip, error)
+
+    def _run(self, lip: Instance) -> bool:
+        """Poll a fiber and make its calls; whether it wants to go on later."""
+        fiber, table, now = lip.fiber, self._handlers, time.perf_counter
+        began = now()
+        until = began + _SLICE_S
+        poll, resume = fiber.poll, fiber.resume
+        while True:
+            state = poll()
+            if fiber.size != lip.memory_bytes:
+                lip.note_memory(fiber.size)
+            if state == CALLED:
+                lip.syscalls += 1
+                handler, wide = table[fiber.call]
+                try:
+                    result = handler(lip, *fiber.args)
+                except SyscallError as error:
+                    result = -error.errno
+                if result is None:
+                    return False
+                resume(result, wide)
+                if now() > until:
+                    return True
+            elif state == PREEMPTED:
+                if now() - began > _SPURIOUS_S:
+                    return True
+                began = -1.0  # once
+            else:
+                self._finish(lip)
+                return False
+
+    def _charge(self, lip: Instance) -> None:
+        """Charge the processor's time since the last charge, the handlers' included."""
+        at = time.thread_time_ns()
+        used, self._cpu_at_ns = at - self._cpu_at_ns, at
+        lip.cpu_ns += used
+        run = lip.run
+        run.cpu_ns += used
+        if run.cpu_ns > run.cpu_limit_ns and run.id in self.instances:
+            reason = f"cpu time limit: it computed for more than {run.cpu_limit_ns // 10**6} ms"
+            self._end(self.instances[run.id], KILLED, KILLED_CODE, reason)
+
+    # -- Ends ----------------------------------------------------------------------------------
+    def _finish(self, lip: Instance) -> None:
+        """A guest has ended by itself."""
+        end = lip.fiber.end
+        assert end is not None
+        if end.kind is EndKind.RETURNED:
+            self._end(lip, EXITED, end.code, "")
+        elif end.kind is EndKind.TRAPPED:
+            self._end(lip, TRAPPED, TRAPPED_CODE, end.words)
+        elif end.kind is EndKind.REFUSED:
+            self._end(lip, KILLED, KILLED_CODE, f"memory limit: {end.words}")
+        else:
+            self.fault(lip, HostFault(end.words))
+
+    def _end(self, lip: Instance, status: str, code: int, reason: str) -> None:
+        """End an instance, its children first, and give back all it held."""
+        for child in [c for c in lip.children.values() if not c.ended]:
+            self._end(child, KILLED, KILLED_CODE, "its parent has ended")
+        lip.end_code = code
+        lip.release()
+        check_released(lip)
+        del self.instances[lip.id]
+        parent = lip.parent
+        if parent is not None:
+            parent.cpu_ns += lip.cpu_ns
+            parent.syscalls += lip.syscalls
+            if lip.joiners and not parent.ended:
+                data = family.reap(parent, lip)
+                for ticket in lip.joiners:
+                    parent.complete(ticket, data)
+        self._report(lip, status, code, reason)
+
+    def _report(self, lip: Instance, status: str, code: int, reason: str) -> None:
+        """Tell the gateway, after everything that the instance had sent."""
+        self._flush()
+        self._send(m.Ended(lip.id, status, code, reason, lip.usage()))
+
+    # -- Frames out ----------------------------------------------------------------------------
+    def _send(self, message: m.Message) -> None:
+        if self._gateway is not None:
+            self._gateway.send(m.encode(message))
+
+    def _flush(self) -> None:
+        if self._calls:
+            self._flush_calls()
+        if self._messages:
+            self._flush_output()
+        if self._lines:
+            lines, self._lines = self._lines, []
+            self._send(m.Logs(lines))
+
+    def _flush_calls(self) -> None:
+        calls, self._calls, self._calls_bytes = self._calls, [], 0
+        if self._kernel is not None:
+            self._kernel.send([m.Calls.KIND, calls])
+
+    def _flush_output(self) -> None:
+        messages, self._messages, self._messages_bytes = self._messages, [], 0
+        self._send(m.Output(messages))
