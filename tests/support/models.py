@@ -9,6 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from symphony_kernel.executor.base import Batch, Int32, Int64, Row
+from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.options import Get, PredOptions
 from tokenizers import Tokenizer, models
 from transformers import (
     LlamaConfig,
@@ -21,12 +26,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
-
-from symphony_kernel.executor.base import Batch, Int32, Int64, Row
-from symphony_kernel.executor.torch_executor import TorchExecutor
-from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import Get, PredOptions
 
 VOCAB = 101
 POOL_PAGES = 64

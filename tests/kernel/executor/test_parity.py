@@ -1,14 +1,15 @@
 """The network against transformers, on small random checkpoints of every architecture."""
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-
 from symphony_kernel.protocol.options import PredOptions
+
 from tests.support.models import (
     Checkpoint,
     load,
@@ -81,8 +82,7 @@ def test_logits_equal_those_of_transformers(make: Make, name: str) -> None:
     table = rig.table(LENGTH)
     steps = [0, 5, 6, 7, 39, 40, LENGTH]
     parts = [
-        rig.logits([make_row(tokens[begin:end], table, begin)])[0]
-        for begin, end in zip(steps, steps[1:], strict=False)
+        rig.logits([make_row(tokens[begin:end], table, begin)])[0] for begin, end in pairwise(steps)
     ]
     assert relative_error(np.concatenate(parts), expected) < 1e-4
     rig.close()
