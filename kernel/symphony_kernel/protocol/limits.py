@@ -91,6 +91,7 @@ PAGE_ITEMS_MAX = 500
 FRAME_BYTES_MAX = 96 << 20  # an artefact of the largest program fits
 WORKER_FRAME_BYTES_MAX = 32 << 20  # what a worker may send in one frame
 REPLIES_BYTES_MAX = 16 << 20  # results that the kernel puts into one frame, but for a larger one
+HELLO_SECONDS_MAX = 10  # from connecting to saying who one is
 WORKER_BACKLOG_BYTES_MAX = 1 << 30  # of answers that a worker has not read, before it is cut off
 DRAIN_SECONDS_MAX = 10  # from SIGTERM to the kill of what is left
 
