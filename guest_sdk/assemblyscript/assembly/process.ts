@@ -1,6 +1,7 @@
 // The run itself: its input, its user, its clock, its children and its tenant's channels.
 
 import { Errno, Result, check, errnoOf, failure, success } from "./errno";
+import { KvFile } from "./kv";
 import { Decoder, Encoder } from "./msgpack";
 import * as raw from "./raw";
 import { Ticket } from "./tickets";
@@ -105,9 +106,9 @@ export class Child {
   private grants: Encoder = new Encoder();
   private granted: i32 = 0;
 
-  /** The child gets a handle of its own under `name`, with at most these rights. */
-  grant(handle: i32, rights: u32, name: string): Child {
-    this.grants.map(3).text("handle").integer(handle);
+  /** The child gets a handle of its own on `file` under `name`, with at most these rights. */
+  grant(file: KvFile, rights: u32, name: string): Child {
+    this.grants.map(3).text("handle").integer(file.handle);
     this.grants.text("rights").unsigned(rights).text("name").text(name);
     this.granted++;
     return this;

@@ -1,0 +1,100 @@
+"""What a newcomer types: new projects, the README's programs, and the examples' sizes."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from symphony_runtime.projects import ProjectError, build, new
+from wasmtime import Engine, FuncType, Module
+
+ROOT = Path(__file__).resolve().parents[2]
+SDK = ROOT / "guest_sdk" / "assemblyscript"
+TEMPLATE = ROOT / "runtime" / "symphony_runtime" / "templates" / "assemblyscript"
+EXAMPLES = {
+    "best_of_n": ROOT / "examples" / "best_of_n",
+    "parallel_suffixes_as": ROOT / "examples" / "parallel_suffixes" / "assemblyscript",
+}
+SIZE_MAX = 60_000
+CALLS = {
+    call["name"]
+    for call in tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())[
+        "call"
+    ]
+}
+SNIPPET = re.compile(r"```ts\n(.*?)```", re.DOTALL)
+
+
+def checked_module(wasm: Path) -> None:
+    """The module imports what the host has, and exports what the host looks for."""
+    module = Module(Engine(), wasm.read_bytes())
+    imports = {(i.module, i.name) for i in module.imports}
+    assert imports <= {("env", "abort")} | {("lip", name) for name in CALLS}
+    exports = {e.name: e.type for e in module.exports}
+    assert {"memory", "_initialize", "lip_main"} <= set(exports)
+    entry = exports["lip_main"]
+    assert isinstance(entry, FuncType)
+    assert [str(kind) for kind in entry.results] == ["i32"]
+    assert entry.params == []
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_small(name: str) -> None:
+    wasm = build(EXAMPLES[name])
+    assert wasm.name == f"{name}.wasm"
+    assert wasm.stat().st_size < SIZE_MAX
+    checked_module(wasm)
+
+
+def test_a_new_project_builds_outside_of_the_repository(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    assert "{{" not in "".join(p.read_text() for p in project.rglob("*") if p.is_file())
+    wasm = build(project)
+    assert wasm == project / "build" / "hello.wasm"
+    assert wasm.stat().st_size < SIZE_MAX
+    checked_module(wasm)
+
+
+def test_a_mistake_in_the_program_is_shown(tmp_path: Path) -> None:
+    project = new("hello", "assemblyscript", tmp_path)
+    (project / "assembly" / "index.ts").write_text("export function lip_main(): i32 { return x; }")
+    with pytest.raises(ProjectError, match="Cannot find name 'x'"):
+        build(project)
+
+
+def test_the_readme_shows_the_template() -> None:
+    program = SNIPPET.findall((SDK / "README.md").read_text())[0]
+    assert program == (TEMPLATE / "assembly" / "index.ts").read_text()
+
+
+EXPORTED = re.compile(r"^export (?:abstract )?(?:class|function|enum|namespace) (\w+)", re.M)
+# What the pages' bare statements take as given.
+GIVEN = {"prompt": "string", "suffixes": "string[]"}
+
+
+def compilable(snippets: list[str]) -> str:
+    """One program of all snippets: declarations as they are, statements inside functions."""
+    sources = [path for path in (SDK / "assembly").glob("*.ts") if path.stem != "raw"]
+    exported = {name for path in sources for name in EXPORTED.findall(path.read_text())}
+    used = exported & set(re.findall(r"\w+", " ".join(snippets)))
+    program = [f'import {{ {", ".join(sorted(used))} }} from "symphony-lip";']
+    for number, text in enumerate(snippets):
+        given = [f"{k}: {v}" for k, v in GIVEN.items() if f"const {k} " not in text]
+        if text.startswith(("class ", "function ")):
+            program.append(f"export {text}")
+        else:
+            program.append(f"export function f{number}({', '.join(given)}): void {{ {text} }}")
+    return "\n".join([*program, "export function lip_main(): i32 { return 0; }"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["guest_sdk/assemblyscript/README.md", "docs/guest-sdk.md"])
+def test_what_the_documentation_shows_compiles(page: str, tmp_path: Path) -> None:
+    shown = SNIPPET.findall((ROOT / page).read_text())
+    assert shown
+    programs = [text for text in shown if "import {" in text]
+    programs.append(compilable([text for text in shown if "import " not in text]))
+    project = new("shown", "assemblyscript", tmp_path)
+    for text in programs:
+        (project / "assembly" / "index.ts").write_text(text)
+        checked_module(build(project))

@@ -1,0 +1,46 @@
+"""The guide to writing programs says what is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+from symphony_kernel.protocol import limits
+from symphony_runtime.projects import build, new
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = (ROOT / "docs" / "guest-sdk.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_rust_programs_compile(tmp_path: Path) -> None:
+    whole, *parts = re.findall(r"```rust\n(.*?)```", GUIDE, re.DOTALL)
+    modules = [
+        f"pub mod part_{number} {{ {text.replace('async fn', 'pub async fn', 1)} }}"
+        for number, text in enumerate(parts)
+    ]
+    project = new("shown", "rust", tmp_path)
+    (project / "src" / "lib.rs").write_text("\n".join([whole, *modules]))
+    assert build(project).is_file()
+
+
+def test_its_limits_are_the_limits() -> None:
+    rows = {
+        "memory of an instance": f"{limits.RUN_MEMORY_BYTES_MAX >> 20} MiB",
+        "computing in the guest": f"{limits.RUN_CPU_MS_MAX // 1000} s; waiting does not count",
+        "a run from start to end": f"{limits.RUN_WALL_MS_MAX // 3_600_000} h",
+        "input; one message; all output": "; ".join(
+            f"{size >> 20} MiB"
+            for size in (
+                limits.RUN_INPUT_BYTES_MAX,
+                limits.MESSAGE_BYTES_MAX,
+                limits.RUN_OUTPUT_BYTES_MAX,
+            )
+        ),
+        "handles; tickets": f"{limits.INSTANCE_HANDLES_MAX:,}; {limits.RUN_TICKETS_MAX:,}",
+        "tokens of one `pred`; of a tree": (
+            f"{limits.PRED_TOKENS_MAX:,}; {limits.PRED_TREE_TOKENS_MAX}"
+        ),
+        "KV entries held at once": f"{limits.RUN_KV_TOKENS_MAX:,}",
+        "children alive; their depth": f"{limits.RUN_CHILDREN_MAX}; {limits.RUN_CHILD_DEPTH_MAX}",
+    }
+    assert [k for k, v in rows.items() if f"| {k} | {v} |" not in GUIDE] == []
