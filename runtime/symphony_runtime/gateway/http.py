@@ -101,13 +101,13 @@ def number(text: str, what: str, low: int, high: int) -> int:
     return int(text)
 
 
-def flag(request: web.Request, name: str) -> bool:
+def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
     """Return whether a query's flag is set (1 or true).
 
     Raises:
         Problem: 400 for anything but 0, 1, false, true.
     """
-    value = request.query.get(name, "0")
+    value = request.query.get(name, "1" if default else "0")
     if value not in ("0", "1", "false", "true"):
         raise bad_request("bad-request", f"`{name}` must be 0 or 1")
     return value in ("1", "true")

@@ -130,7 +130,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/runs/{run}/events", "getEvents", streaming.get_events,
         "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
-        {200: Answer("the events", "Events", _EVENTS)}, problems=(400, 404), parameters=_RESUME,
+        {200: Answer("the events", "Events", _EVENTS)}, problems=(400, 404),
+        parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", _FLAG)),
     ),
     Route(
         "POST", "/v1/runs/{run}/messages", "sendMessage", handlers.send_message,

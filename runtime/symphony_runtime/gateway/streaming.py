@@ -8,7 +8,7 @@ from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
 from symphony_runtime.gateway.auth import tenant_of
-from symphony_runtime.gateway.http import number, services, to_json
+from symphony_runtime.gateway.http import flag, number, services, to_json
 from symphony_runtime.gateway.journal import Event, Reader
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.run import Record, encode_message
@@ -21,11 +21,11 @@ _EVENTS_MAX = 1 << 40
 async def get_events(request: web.Request) -> web.StreamResponse:
     """Follow a run from its beginning, or from where Last-Event-ID says."""
     run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
-    return await stream_events(request, run, _resume_point(request))
+    return await stream_events(request, run, _resume_point(request), follow=_follow(request))
 
 
 async def stream_events(request: web.Request, run: Run | Record, after: int) -> web.StreamResponse:
-    """Answer with a run's events after an id, to the last one."""
+    """Answer with a run's events after an id: to the last one, or those that are there now."""
     run_id = run.record.id if isinstance(run, Run) else run.id
     response = web.StreamResponse(
         headers={
@@ -38,7 +38,8 @@ async def stream_events(request: web.Request, run: Run | Record, after: int) -> 
     )
     with _following(services(request).runs.open(run, after)) as reader:
         await response.prepare(request)
-        while (batch := await reader.next(_HEARTBEAT_SECONDS)) is not None:
+        patience = _HEARTBEAT_SECONDS if follow else 0
+        while (batch := await reader.next(patience)) is not None and (batch or follow):
             await response.write(b"".join(map(encode_event, batch)) or b": still there\n\n")
         await response.write_eof()
     return response
@@ -99,6 +100,10 @@ def _following(reader: Reader) -> Iterator[Reader]:
         yield reader
     finally:
         reader.close()
+
+
+def _follow(request: web.Request) -> bool:
+    return flag(request, "follow", default=True)
 
 
 def _resume_point(request: web.Request) -> int:

@@ -1,0 +1,480 @@
+"""The command line: `symphony serve`, `run`, `upload`, ... (see docs/http.md)."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from symphony_runtime.client import Client, ClientError, Event, ServerError
+from symphony_runtime.config import (
+    OptionsError,
+    default_data_dir,
+    read_options,
+    read_place,
+    user_server_file,
+)
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+# As a shell would say it of a process that was aborted or killed.
+_EXIT_CODES = {"trapped": 134, "killed": 137, "failed": EXIT_FAILED}
+_LEVELS = ("debug", "info", "warning", "error")
+_LISTED_DEFAULT = 50
+_Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
+
+
+class CommandError(Exception):
+    """The command cannot be done; the words are for the user."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+    except (CommandError, ClientError, OptionsError) as error:
+        return _complain(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has gone, as in `symphony runs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return code
+
+
+def _complain(error: Exception) -> int:
+    problems = error.problem.get("problems") if isinstance(error, ServerError) else None
+    for words in problems or [str(error)]:
+        print(f"symphony: {words}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+# --- Commands that need no server ----------------------------------------------------------------
+def _serve(options: argparse.Namespace) -> int:
+    from symphony_runtime.supervisor import serve
+
+    names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "executor",
+             "pool_bytes", "threads", "drain_seconds")  # fmt: skip
+    return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
+
+
+def _build(options: argparse.Namespace) -> int:
+    from symphony_runtime import projects
+
+    try:
+        print(projects.build(options.directory))
+    except projects.ProjectError as error:
+        raise CommandError(str(error)) from error
+    return 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    from symphony_runtime import projects
+
+    try:
+        made = projects.new(options.name, options.lang, options.directory)
+    except projects.ProjectError as error:
+        raise CommandError(str(error)) from error
+    print(f"{made}\nnext: symphony build {made}")
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from symphony_runtime.doctor import examine
+
+    url, _ = _place(options)
+    checks = examine(options.model, url)
+    if options.json:
+        fields = ("name", "good", "needed", "words")
+        _print_json([{name: getattr(check, name) for name in fields} for check in checks])
+    else:
+        for check in checks:
+            sign = "ok" if check.good else "MISSING" if check.needed else "no"
+            print(f"{sign:8}{check.name:16}{check.words}")
+    return 0 if all(check.good for check in checks if check.needed) else EXIT_FAILED
+
+
+# --- Programs ------------------------------------------------------------------------------------
+async def _upload(client: Client, options: argparse.Namespace) -> int:
+    program = await client.upload(_read(options.file), options.name or options.file.stem)
+    if options.json:
+        _print_json(program)
+    else:
+        print(f"{program['name']}  {program['id']}")
+    return 0
+
+
+async def _programs(client: Client, options: argparse.Namespace) -> int:
+    if options.action == "rm":
+        if options.program is None:
+            raise CommandError("which program? symphony programs rm NAME")
+        await client.delete_program(options.program)
+        return 0
+    programs = await _first(client.programs(), options.limit)
+    rows = (
+        (p["name"] or "-", p["id"][:19], p["size"], ",".join(p["entries"]), _time(p["created_ms"]))
+        for p in programs
+    )
+    _print_listing(options, programs, ("NAME", "ID", "BYTES", "ENTRIES", "UPLOADED"), rows)
+    return 0
+
+
+# --- Runs ----------------------------------------------------------------------------------------
+async def _run(client: Client, options: argparse.Namespace) -> int:
+    program = options.program
+    if (path := _program_file(program)) is not None:
+        program = (await client.upload(_read(path), path.stem))["id"]
+    wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
+    wanted |= {k: getattr(options, k) for k in ("entry", "priority") if getattr(options, k)}
+    run = await client.start(program, **wanted)
+    if options.detach:
+        print(json.dumps({"id": run}) if options.json else run)
+        return 0
+    return await _follow_run(client, run, options)
+
+
+async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> int:
+    """Show a run until it ends; Ctrl-C cancels it."""
+    loop = asyncio.get_running_loop()
+    following = asyncio.create_task(_show_events(client.events(run), options))
+    loop.add_signal_handler(signal.SIGINT, following.cancel)
+    talking = asyncio.create_task(_talk(client, run, options.interactive))
+    try:
+        return await following
+    except asyncio.CancelledError:
+        await client.cancel(run)
+        return EXIT_INTERRUPTED
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        talking.cancel()
+        await asyncio.wait([talking])
+        if not talking.cancelled() and (error := talking.exception()) is not None:
+            print(f"symphony: a message was not sent: {error}", file=sys.stderr)
+
+
+async def _talk(client: Client, run: str, interactive: bool) -> None:
+    """Send lines of stdin as messages, if asked to; then say that no message follows."""
+    try:
+        if interactive:
+            async for line in _stdin_lines():
+                await client.send(run, line.rstrip(b"\n"))
+        await client.send(run, b"", close=True)
+    except ServerError as error:
+        if error.status != 409:  # the run has ended: nobody is there to read
+            raise
+
+
+async def _stdin_lines() -> AsyncIterator[bytes]:
+    """Give stdin's lines, whatever it is: a terminal, a pipe or a file."""
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def read() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed: the run has ended
+            for line in sys.stdin.buffer:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
+            loop.call_soon_threadsafe(lines.put_nowait, b"")
+
+    # A daemon: nothing can interrupt it while it waits for a line that no run needs any longer.
+    threading.Thread(target=read, daemon=True).start()
+    while line := await lines.get():
+        yield line
+
+
+async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace) -> int:
+    """Write messages to stdout and the rest to stderr; return the exit code."""
+    code, at_line_start = EXIT_FAILED, True
+    async for event in events:
+        if options.json:
+            print(json.dumps({"id": event.id, "event": event.kind, **event.data}), flush=True)
+        elif event.kind == "message":
+            message = event.message()
+            sys.stdout.buffer.write(message)
+            sys.stdout.buffer.flush()
+            at_line_start = message.endswith(b"\n") if message else at_line_start
+        elif event.kind == "log" and options.verbose:
+            print(_log_line(event), file=sys.stderr)
+        if event.kind == "status":
+            code = _exit_code(event, quiet=options.json)
+    if not at_line_start and sys.stdout.isatty():
+        print()
+    return code
+
+
+def _exit_code(event: Event, *, quiet: bool) -> int:
+    status = event.data["status"]
+    if status == "exited":
+        return int(event.data["exit_code"] or 0) & 0xFF
+    if status in _EXIT_CODES and not quiet:
+        print(f"symphony: the run {_ended_words(event.data)}", file=sys.stderr)
+    return _EXIT_CODES.get(status, EXIT_FAILED)
+
+
+def _ended_words(run: dict[str, Any]) -> str:
+    verb = {"trapped": "trapped", "killed": "was killed", "failed": "failed"}[run["status"]]
+    return f"{verb}: {run['reason']}"
+
+
+async def _runs(client: Client, options: argparse.Namespace) -> int:
+    runs = await _first(client.runs(), options.limit)
+    rows = (
+        (
+            run["id"],
+            run["program_name"] or run["program"][:19],
+            run["status"] if run["exit_code"] is None else f"{run['status']} {run['exit_code']}",
+            (run["usage"] or {}).get("completion_tokens", ""),
+            _time(run["created_ms"]),
+            run["reason"],
+        )
+        for run in runs
+    )
+    headings = ("ID", "PROGRAM", "STATUS", "TOKENS", "BEGUN", "REASON")
+    _print_listing(options, runs, headings, rows)
+    return 0
+
+
+async def _logs(client: Client, options: argparse.Namespace) -> int:
+    async for event in client.events(options.run, follow=options.follow):
+        if event.kind == "log":
+            print(json.dumps(event.data) if options.json else _log_line(event), flush=True)
+    return 0
+
+
+async def _cancel(client: Client, options: argparse.Namespace) -> int:
+    run = await client.cancel(options.run)
+    if options.json:
+        _print_json(run)
+    else:
+        print(run["status"], run["reason"])
+    return 0
+
+
+def _log_line(event: Event) -> str:
+    return f"{_LEVELS[event.data['level']]}: {event.data['text']}"
+
+
+# --- KV files ------------------------------------------------------------------------------------
+async def _kv_list(client: Client, options: argparse.Namespace) -> int:
+    files = await _first(client.kv(options.prefix), options.limit)
+    rows = ((f["path"], f["len"], f["pages"], f.get("tier", "")) for f in files)
+    _print_listing(options, files, ("PATH", "TOKENS", "PAGES", "TIER"), rows)
+    return 0
+
+
+async def _kv_stat(client: Client, options: argparse.Namespace) -> int:
+    file = await client.kv_stat(options.path)
+    if options.json:
+        _print_json(file)
+    else:
+        for name, value in file.items():
+            print(f"{name:12}{value}")
+    return 0
+
+
+async def _kv_rm(client: Client, options: argparse.Namespace) -> int:
+    await client.kv_remove(options.path)
+    return 0
+
+
+# --- Helpers -------------------------------------------------------------------------------------
+def _with_server(command: _Command) -> Callable[[argparse.Namespace], int]:
+    """Return the command as `main` calls it: with a client of the server that the user means."""
+
+    async def call(options: argparse.Namespace) -> int:
+        url, key = _place(options)
+        if url is None:
+            raise CommandError(
+                "no server is known: start one with `symphony serve`, or name one with --server "
+                "or SYMPHONY_SERVER"
+            )
+        async with Client(url, key) as client:
+            return await command(client, options)
+
+    return lambda options: asyncio.run(call(options))
+
+
+def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
+    """Return the server's address and the key, from options, environment and the local files."""
+    local = read_place(user_server_file())
+    url = options.server or os.environ.get("SYMPHONY_SERVER") or (local.url if local else None)
+    key = options.key or os.environ.get("SYMPHONY_KEY")
+    # The local server's key is for the local server: no other one gets to see it.
+    if not key and local is not None and url is not None and url.rstrip("/") == local.url:
+        with contextlib.suppress(OSError):
+            key = local.key_file.read_text(encoding="utf-8").strip()
+    return url, key
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}") from error
+
+
+def _program_file(program: str) -> Path | None:
+    path = Path(program)
+    return path if path.suffix == ".wasm" or path.is_file() else None
+
+
+def _input(text: str) -> Any:
+    """Return the JSON that --input holds; what is no JSON is a string, @FILE is the file's text."""
+    if text.startswith("@"):
+        return _read(Path(text[1:])).decode(errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _limit(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not name or not value.isdigit():
+        raise argparse.ArgumentTypeError("a limit is NAME=NUMBER, for example wall_ms=1000")
+    return name, int(value)
+
+
+async def _first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    taken: list[dict[str, Any]] = []
+    async for item in items:
+        taken.append(item)
+        if len(taken) == limit:
+            break
+    return taken
+
+
+def _print_listing(
+    options: argparse.Namespace,
+    items: list[dict[str, Any]],
+    headings: tuple[str, ...],
+    rows: Iterable[tuple[object, ...]],
+) -> None:
+    if options.json:
+        _print_json(items)
+        return
+    table = [headings, *(tuple(map(str, row)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(cells).rstrip())
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _time(milliseconds: int) -> str:
+    moment = datetime.fromtimestamp(milliseconds / 1000, tz=UTC).astimezone()
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="symphony", description="An LLM serving system that serves programs."
+    )
+    server = argparse.ArgumentParser(add_help=False)
+    server.add_argument("--server", help="its address (else SYMPHONY_SERVER, else the local one)")
+    server.add_argument("--key", help="a tenant's key (else SYMPHONY_KEY, else the local one's)")
+    listing = argparse.ArgumentParser(add_help=False)
+    listing.add_argument("--json", action="store_true", help="print JSON")
+    limited = argparse.ArgumentParser(add_help=False)
+    limited.add_argument("--limit", type=int, default=_LISTED_DEFAULT, help="show at most so many")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, words: str, action: Callable[[argparse.Namespace], int], *parents: Any
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=words, description=words, parents=parents)
+        command.set_defaults(command=action)
+        return command
+
+    _add_serve(add("serve", "start the server", _serve))
+    _add_run(add("run", "run a program, show what it says", _with_server(_run), server, listing))
+    upload = add("upload", "upload a program", _with_server(_upload), server, listing)
+    upload.add_argument("file", type=Path, metavar="FILE.wasm")
+    upload.add_argument("--name", help="its name (else the file's)")
+    programs = add(
+        "programs",
+        "list programs, or remove one",
+        _with_server(_programs),
+        server,
+        listing,
+        limited,
+    )
+    programs.add_argument("action", nargs="?", choices=("list", "rm"), default="list")
+    programs.add_argument("program", nargs="?", help="name or id, for rm")
+    add("runs", "list runs, newest first", _with_server(_runs), server, listing, limited)
+    logs = add("logs", "show what a run has logged", _with_server(_logs), server, listing)
+    logs.add_argument("run")
+    logs.add_argument("-f", "--follow", action="store_true", help="until the run ends")
+    cancel = add("cancel", "end a run", _with_server(_cancel), server, listing)
+    cancel.add_argument("run")
+    _add_kv(commands, server, listing, limited)
+    build = add("build", "compile a program's project", _build)
+    build.add_argument("directory", type=Path, nargs="?", default=Path())
+    new = add("new", "make a project for a program", _new)
+    new.add_argument("name")
+    new.add_argument("--lang", choices=("rust", "assemblyscript"), default="rust")
+    new.add_argument("--directory", type=Path, default=Path(), help="where to make its folder")
+    doctor = add("doctor", "tell what this machine has and lacks", _doctor, server, listing)
+    doctor.add_argument("--model", default="tiny")
+    return parser
+
+
+def _add_serve(serve: argparse.ArgumentParser) -> None:
+    serve.add_argument("--model", help="tiny (the default), or a folder in Hugging Face layout")
+    serve.add_argument("--host", help="default 127.0.0.1")
+    serve.add_argument("--port", type=int, help="default 8700; 0 is any free one")
+    serve.add_argument("--workers", type=int, help="default 1")
+    serve.add_argument("--data-dir", type=Path, help=f"default {default_data_dir()}")
+    serve.add_argument("--device", choices=("auto", "cpu", "cuda"))
+    serve.add_argument("--dtype", choices=("auto", "fp32", "bf16"))
+    serve.add_argument("--config", type=Path, help="a TOML file with options")
+    serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
+    serve.add_argument("--threads", type=int, help="that the model computes with")
+    serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
+    # For tests and benchmarks of everything but the model.
+    serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("program", metavar="FILE.wasm|NAME")
+    run.add_argument("--input", default="", help="JSON, or any text, or @FILE")
+    run.add_argument("--entry", help="the export to run")
+    run.add_argument(
+        "--limit", type=_limit, action="append", default=[], metavar="NAME=NUMBER",
+        help="lower a limit: wall_ms, cpu_ms, memory_bytes, tokens, kv_tokens",
+    )  # fmt: skip
+    run.add_argument("--priority", type=int)
+    run.add_argument("--detach", action="store_true", help="only start it, print its id")
+    run.add_argument("-i", "--interactive", action="store_true", help="stdin's lines are messages")
+    run.add_argument("-v", "--verbose", action="store_true", help="show its log on stderr")
+
+
+def _add_kv(commands: Any, server: Any, listing: Any, limited: Any) -> None:
+    kv = commands.add_parser("kv", help="list, show or remove named KV files")
+    actions = kv.add_subparsers(title="actions", required=True, metavar="ACTION")
+    listed = actions.add_parser("list", help="list files", parents=[server, listing, limited])
+    listed.add_argument("prefix", nargs="?", default="")
+    listed.set_defaults(command=_with_server(_kv_list))
+    for name, words, action in (
+        ("stat", "show a file", _kv_stat),
+        ("rm", "remove a name", _kv_rm),
+    ):
+        command = actions.add_parser(name, help=words, parents=[server, listing])
+        command.add_argument("path")
+        command.set_defaults(command=_with_server(action))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""What an operator may set: `symphony serve`'s options and the file behind `--config`.
+
+The file is TOML with the options' names as keys; an option on the command line wins over it:
+
+    model = "tiny"          # or a folder in Hugging Face layout
+    host = "127.0.0.1"
+    port = 8700
+    workers = 1
+
+Where a server is, is told in two small JSON files ({url, key_file, pid}): `server.json` in its data
+directory, and one for the user, so that the other commands find it without being told.
+"""
+
+import json
+import os
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.protocol.limits import (
+    DRAIN_SECONDS_MAX,
+    RUNS_LIVE_MAX,
+    TENANT_RUNS_LIVE_MAX,
+)
+
+WORKERS_MAX = 64
+
+
+class OptionsError(Exception):
+    """An option or the configuration file is wrong; the words are for the operator."""
+
+
+def default_data_dir() -> Path:
+    """Return where a server keeps its data unless it is told."""
+    home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(home) / "symphony"
+
+
+def user_server_file() -> Path:
+    """Return the file that says where this user's server is."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "symphony" / "server.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The options of `symphony serve`."""
+
+    model: str = "tiny"
+    host: str = "127.0.0.1"
+    port: int = 8700  # 0: any free one
+    workers: int = 1
+    data_dir: Path = field(default_factory=default_data_dir)
+    device: str = "auto"
+    dtype: str = "auto"
+    executor: str = "torch"
+    pool_bytes: int | None = None
+    threads: int | None = None
+    drain_seconds: float = DRAIN_SECONDS_MAX
+    runs_live_max: int = RUNS_LIVE_MAX
+    tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
+    simulated: dict[str, Any] = field(default_factory=dict)  # cost model of the simulated executor
+
+    def checked(self) -> "ServeOptions":
+        """Return these options, or raise OptionsError."""
+        choices = {
+            "device": ("auto", "cpu", "cuda"),
+            "dtype": ("auto", "fp32", "bf16"),
+            "executor": ("torch", "simulated"),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise OptionsError(f"{name} must be one of {', '.join(allowed)}")
+        bounds = {
+            "port": (0, 65_535),
+            "workers": (1, WORKERS_MAX),
+            "runs_live_max": (1, RUNS_LIVE_MAX),
+            "tenant_runs_live_max": (1, RUNS_LIVE_MAX),
+        }
+        for name, (low, high) in bounds.items():
+            if not low <= getattr(self, name) <= high:
+                raise OptionsError(f"{name} must be from {low} to {high}")
+        return self
+
+
+def read_options(path: Path | None, given: dict[str, Any]) -> ServeOptions:
+    """Return the options of a configuration file, those in `given` that are not None on top.
+
+    Raises:
+        OptionsError: the file cannot be read, or an option is unknown or wrong.
+    """
+    values = _read_file(path) if path is not None else {}
+    values |= {name: value for name, value in given.items() if value is not None}
+    try:
+        return replace(ServeOptions(), **values).checked()
+    except TypeError as error:
+        raise OptionsError(str(error)) from error
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionsError(f"{path}: {error}") from error
+    types = {f.name: type(f.default) for f in fields(ServeOptions)}
+    types |= {"data_dir": str, "simulated": dict, "pool_bytes": int, "threads": int}
+    for name, value in values.items():
+        wanted = types.get(name)
+        if wanted is None:
+            raise OptionsError(f"{path}: no option is called {name!r}")
+        numeric = wanted is float and type(value) is int
+        if type(value) is not wanted and not numeric:
+            raise OptionsError(f"{path}: {name} must be a {wanted.__name__}")
+    if "data_dir" in values:
+        values["data_dir"] = path.parent / Path(values["data_dir"]).expanduser()
+    return values
+
+
+# --- Where a server is ---------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ServerPlace:
+    """A server's address, the file with the default tenant's key, and its supervisor's process."""
+
+    url: str
+    key_file: Path
+    pid: int
+
+
+def write_place(path: Path, place: ServerPlace) -> None:
+    """Tell where a server is; the file is replaced as a whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"url": place.url, "key_file": str(place.key_file), "pid": place.pid})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_place(path: Path) -> ServerPlace | None:
+    """Return what such a file says; None if there is none, or none that can be understood."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return ServerPlace(str(values["url"]), Path(values["key_file"]), int(values["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_place(path: Path, pid: int) -> None:
+    """Remove the file if it is about the server of this process."""
+    place = read_place(path)
+    if place is not None and place.pid == pid:
+        path.unlink(missing_ok=True)

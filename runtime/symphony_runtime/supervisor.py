@@ -1,0 +1,438 @@
+"""The supervisor: starts the roles, watches them, starts them again, stops them all.
+
+boot       lock the data directory -> run directory, secrets -> kernel, workers, gateway
+a role     gets one JSON line on stdin and says {"event": "ready"} on stdout when it is; its
+           stdin stays open and ends with us, however we end: then it exits
+a death    the role is started again, after a pause that grows; one that does not become ready
+           START_ATTEMPTS times ends everything, and so does one whose configuration is wrong
+SIGTERM    the gateway drains its runs and stops, then the workers, then the kernel
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from symphony_runtime.config import (
+    ServeOptions,
+    ServerPlace,
+    remove_place,
+    user_server_file,
+    write_place,
+)
+
+START_ATTEMPTS = 3
+CONFIGURATION_WRONG = 2  # a role's exit code: starting it again would not help
+_PAUSE_SECONDS = (0.05, 5.0)  # before a role is started again: first and longest
+_SETTLED_SECONDS = 10.0  # a role that lived so long begins with the first pause again
+_STOP_SECONDS = 5.0  # from a role's SIGTERM to its SIGKILL
+_GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
+_SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
+_WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
+# What a worker may see of our environment: where Python and its packages are, nothing else.
+_WORKER_ENVIRONMENT = (
+    "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL",
+    "TMPDIR", "SYMPHONY_LOG",
+)  # fmt: skip
+
+
+class SupervisorError(Exception):
+    """The server cannot go on; the words are for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """How a role is started."""
+
+    name: str
+    module: str
+    config: dict[str, Any]
+    environment: Mapping[str, str]
+    stop_seconds: float = _STOP_SECONDS
+
+
+class Role:
+    """One role's process, and the next one when it dies."""
+
+    def __init__(self, spec: RoleSpec, console: "Console") -> None:
+        self.spec = spec
+        self.about: dict[str, Any] = {}  # of the last ready event
+        self.ready = asyncio.Event()
+        self.starts = 0
+        self._console = console
+        self._process: asyncio.subprocess.Process | None = None
+        self._words: deque[str] = deque(maxlen=_WORDS_KEPT)
+        self._stopping = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Keep the role running until `stop`.
+
+        Raises:
+            SupervisorError: it does not become ready.
+        """
+        attempts, pause = 0, _PAUSE_SECONDS[0]
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            code = await self._run_once()
+            if self._stopping.is_set():
+                return
+            was_ready = self.ready.is_set()
+            self.ready.clear()
+            attempts = 0 if was_ready else attempts + 1
+            if attempts == START_ATTEMPTS or (not was_ready and code == CONFIGURATION_WRONG):
+                raise SupervisorError(self._last_words(code))
+            if time.monotonic() - began > _SETTLED_SECONDS:
+                pause = _PAUSE_SECONDS[0]
+            self._console.line(self.spec.name, f"ended ({_ending(code)}); starting it again")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS[1])
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL for what is left when its time is up."""
+        self._stopping.set()
+        process = self._process
+        if process is None:
+            return
+        _signal(process, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self.spec.stop_seconds):
+                await process.wait()
+        except TimeoutError:
+            self._console.line(self.spec.name, "did not stop in time; it is killed")
+        self.kill()
+        await process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL the role's whole process group."""
+        self._stopping.set()
+        if self._process is not None:
+            _kill_group(self._process)
+
+    async def _run_once(self) -> int:
+        self.starts += 1
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            self.spec.module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(self.spec.environment),
+            start_new_session=True,  # a Ctrl-C on the terminal is ours to handle
+        )
+        self._process = process
+        try:
+            if self._stopping.is_set():  # it was asked to stop while it was started
+                _signal(process, signal.SIGTERM)
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(self.spec.config).encode() + b"\n")
+            reading = asyncio.gather(self._read_events(process), self._read_words(process))
+            code = await process.wait()
+            _kill_group(process)  # a compiler that it started must not outlive it
+            await reading
+            return code
+        finally:
+            _kill_group(process)
+            self._process = None
+
+    async def _read_events(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                self._console.line(self.spec.name, line.decode("utf-8", "replace").rstrip())
+                continue
+            if event.get("event") == "ready":
+                self.about = event
+                self.ready.set()
+            elif event.get("event") == "progress":
+                self._console.progress(self.spec.name, str(event.get("what")), event.get("share"))
+
+    async def _read_words(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stderr is not None
+        while True:
+            try:
+                line = await process.stderr.readline()
+            except ValueError:  # a line longer than the buffer: what is left of it follows
+                continue
+            if not line:
+                return
+            words = line.decode("utf-8", "replace").rstrip()
+            self._words.append(words)
+            self._console.line(self.spec.name, words)
+
+    def _last_words(self, code: int) -> str:
+        said = "\n".join(f"    {line}" for line in self._words) or "    (it said nothing)"
+        return f"{self.spec.name} does not start ({_ending(code)}):\n{said}"
+
+
+class Console:
+    """Where the operator reads: progress on one line of a terminal, plain lines elsewhere."""
+
+    def __init__(self, write: Callable[[str], object], *, terminal: bool) -> None:
+        self._write = write
+        self._terminal = terminal
+        self._shown: tuple[str, str, int] | None = None
+        self._unfinished = False
+
+    def line(self, role: str, words: str) -> None:
+        """Show one line of a role."""
+        self._end_progress()
+        self._write(f"{role}: {words}\n")
+
+    def say(self, words: str) -> None:
+        """Show a line of our own."""
+        self._end_progress()
+        self._write(f"{words}\n")
+
+    def progress(self, role: str, what: str, share: object) -> None:
+        """Show how far a role is; elsewhere than on a terminal once for each quarter."""
+        percent = int(100 * share) if isinstance(share, (int, float)) else 0
+        shown = (role, what, percent if self._terminal else percent // 25)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        if self._terminal:
+            self._write(f"\r\x1b[K{role}: {what} {percent:3d} %")
+            self._unfinished = True
+        else:
+            self._write(f"{role}: {what} {percent} %\n")
+
+    def _end_progress(self) -> None:
+        if self._unfinished:
+            self._write("\r\x1b[K")
+            self._unfinished = False
+
+
+class Supervisor:
+    """One server: its roles, from boot to drain."""
+
+    def __init__(self, options: ServeOptions, console: Console, run_dir: Path) -> None:
+        self._options = options
+        self._console = console
+        specs = role_specs(options, run_dir)
+        self._roles = [Role(spec, console) for spec in specs]
+        self._gateway = self._roles[-1]
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until a signal, then drain.
+
+        Raises:
+            SupervisorError: a role does not start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        keepers = [asyncio.create_task(role.keep()) for role in self._roles]
+        serving = asyncio.create_task(self._serve())
+        try:
+            tasks: list[asyncio.Task[None]] = [*keepers, serving]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for keeper in keepers:
+                if keeper.done():
+                    keeper.result()
+            await self._drain()
+        finally:
+            serving.cancel()
+            for role in self._roles:
+                role.kill()
+            await asyncio.gather(*keepers, serving, return_exceptions=True)
+            remove_place(user_server_file(), os.getpid())
+            remove_place(self._options.data_dir / "server.json", os.getpid())
+
+    async def _serve(self) -> None:
+        """Announce the server when all roles are ready; return at the first signal."""
+        waiting = asyncio.create_task(self._wait_until_ready())
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not stopped.done():
+            self._announce()
+            await stopped
+        waiting.cancel()
+
+    async def _wait_until_ready(self) -> bool:
+        for role in self._roles:
+            await role.ready.wait()
+        return True
+
+    def _announce(self) -> None:
+        data_dir = self._options.data_dir.resolve()
+        host = self._options.host
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{self._gateway.about['port']}"
+        place = ServerPlace(url, data_dir / "default.key", os.getpid())
+        write_place(data_dir / "server.json", place)
+        write_place(user_server_file(), place)
+        key = self._gateway.about.get("default_key")
+        if key is not None:
+            self._console.say(
+                f"key of the tenant `default` (shown once, kept in {place.key_file}):"
+            )
+            self._console.say(f"    {key}")
+        self._console.say(f"serving {self._options.model} on {url}")
+
+    def _signalled(self) -> None:
+        (self._stop_now if self._stop.is_set() else self._stop).set()
+
+    async def _drain(self) -> None:
+        self._console.say("draining; once more to stop at once")
+        stopping = asyncio.create_task(self._stop_in_order())
+        at_once = asyncio.create_task(self._stop_now.wait())
+        tasks: set[asyncio.Task[Any]] = {stopping, at_once}
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+        if not stopping.done():
+            for role in self._roles:
+                role.kill()
+        await stopping
+
+    async def _stop_in_order(self) -> None:
+        *others, gateway = self._roles
+        await gateway.stop()  # runs need the others until they have ended
+        await asyncio.gather(*(role.stop() for role in others[1:]))
+        await others[0].stop()
+
+
+def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
+    """Return how to start the kernel, each worker and the gateway, in this order."""
+    workers = [f"worker-{number}" for number in range(options.workers)]
+    to_kernel = {name: secrets.token_hex(32) for name in ("gateway", *workers)}
+    environment = dict(os.environ)
+    # Threads of torch that spin would take the processor from gateway and workers.
+    kernel_environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment}
+    kernel_config = {
+        "socket": str(run_dir / "kernel.sock"),
+        "secrets": to_kernel,
+        "executor": options.executor,
+        "model": options.model,
+        "device": options.device,
+        "dtype": options.dtype,
+        "pool_bytes": options.pool_bytes,
+        "threads": options.threads,
+        "simulated": options.simulated,
+    }
+    sockets = {
+        "kernel_socket": str(run_dir / "kernel.sock"),
+        "gateway_socket": str(run_dir / "gateway.sock"),
+    }
+    gateway_config = {
+        "socket": sockets["gateway_socket"],
+        "secrets": {name: to_kernel[name] for name in workers},
+        "secret": to_kernel["gateway"],
+        "kernel_socket": sockets["kernel_socket"],
+        "data_dir": str(options.data_dir),
+        "host": options.host,
+        "port": options.port,
+        "runs_live_max": options.runs_live_max,
+        "tenant_runs_live_max": options.tenant_runs_live_max,
+        "drain_seconds": options.drain_seconds,
+    }
+    seen = {name: environment[name] for name in _WORKER_ENVIRONMENT if name in environment}
+    return [
+        RoleSpec("kernel", "symphony_kernel", kernel_config, kernel_environment),
+        *(
+            RoleSpec(
+                name,
+                "symphony_runtime.worker",
+                {"name": name, "secret": to_kernel[name], **sockets},
+                seen,
+            )
+            for name in workers
+        ),
+        RoleSpec(
+            "gateway",
+            "symphony_runtime.gateway",
+            gateway_config,
+            environment,
+            stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
+        ),
+    ]
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code."""
+    console = Console(sys.stderr.write, terminal=sys.stderr.isatty())
+    try:
+        _raise_descriptor_limit()
+        with _locked(options.data_dir), _run_directory() as run_dir:
+            asyncio.run(_supervise(options, console, run_dir))
+    except SupervisorError as error:
+        console.say(str(error))
+        return 1
+    return 0
+
+
+async def _supervise(options: ServeOptions, console: Console, run_dir: Path) -> None:
+    await Supervisor(options, console, run_dir).run()
+
+
+@contextlib.contextmanager
+def _locked(data_dir: Path) -> Iterator[None]:
+    """Hold the data directory: two servers in one would spoil it."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SupervisorError(f"cannot use {data_dir}: {error}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SupervisorError(f"another server uses {data_dir}") from None
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _run_directory() -> Iterator[Path]:
+    """Make a private directory for the sockets, with a path short enough for them."""
+    wanted = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]  # noqa: S108
+    for parent in filter(None, wanted):
+        room = _SOCKET_PATH_BYTES_MAX - len(os.fsencode(parent)) - len("/symphony-12345678/")
+        if Path(parent).is_dir() and os.access(parent, os.W_OK) and room >= len("gateway.sock"):
+            break
+    else:
+        raise SupervisorError("no directory for sockets: set TMPDIR to one with a short path")
+    path = Path(tempfile.mkdtemp(prefix="symphony-", dir=parent))  # mode 0700
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _raise_descriptor_limit() -> None:
+    """Thousands of runs are thousands of connections; the roles inherit the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
