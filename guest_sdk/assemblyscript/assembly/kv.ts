@@ -179,7 +179,9 @@ export class KvFile {
   tokens(start: u32, count: i32): Result<Array<u32>> {
     const tokens = new Array<u32>(count);
     const done = this.ok ? raw.kv_tokens(this.handle, start, count, tokens.dataStart) : this.handle;
-    return done < 0 ? failure<Array<u32>>(-done, "kv_tokens") : success(tokens);
+    if (done < 0) return failure<Array<u32>>(-done, "kv_tokens");
+    tokens.length = done;
+    return success(tokens);
   }
 
   /** Names the file for the tenant's other runs. */

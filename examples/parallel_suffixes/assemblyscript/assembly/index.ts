@@ -2,7 +2,8 @@
 // nothing, and all forks are decoded side by side.
 
 import {
-  Generation, Json, KvFile, SaveFlags, check, inputText, quote, runTasks, send, tokenize, unixMs,
+  Errno, Generation, Json, KvFile, SaveFlags, check, inputText, quote, randomU64, runTasks, send,
+  tokenize,
 } from "symphony-lip";
 
 export function lip_main(): i32 {
@@ -10,7 +11,7 @@ export function lip_main(): i32 {
   const suffixes = job.at("suffixes").strings();
   const maxTokens = job.integerOr("max_tokens", 16) as i32;
 
-  const path = "parallel_suffixes/" + unixMs().toString();
+  const path = "parallel_suffixes/" + randomU64().toString(16);
   const prefix = prefixAt(path, job.at("prefix").string());
   const branches: Generation[] = [];
   for (let i = 0; i < suffixes.length; i++) {
@@ -31,7 +32,7 @@ export function lip_main(): i32 {
 /** The file of that name, or a new one with the text in it. */
 function prefixAt(path: string, text: string): KvFile {
   const known = KvFile.open(path);
-  if (known.ok) return known.unwrap();
+  if (known.errno != Errno.ENOENT) return known.unwrap();
   const file = KvFile.create();
   check(file.prefill(tokenize(text).unwrap()).status(), "the prefix");
   check(file.save(path, SaveFlags.REPLACE), "save");
