@@ -74,14 +74,18 @@ class Port:
     def cut_off(self, reason: str) -> None:
         """End the link with a peer that cannot be talked to."""
         _log.error("cutting off %s: %s", self.name, reason)
-        self.link.close()
+        self.link.abort()
         self.on_closed()
 
     def on_closed(self) -> None:
         """The link has ended: so have the instances that lived behind it."""
-        if not self.closed:
-            self.closed = True
+        if self.closed:
+            return
+        self.closed = True
+        try:
             self._kernel.detach(self)
+        except Exception as error:  # ours
+            self._kernel.stop_with(error)
 
 
 class WorkerPort(Port):
@@ -270,6 +274,7 @@ class Kernel:
             "mean_decode_rows": (
                 steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
             ),
+            "workers": sorted(self._workers),
             "waiting": steps.queue.works,
             "waiting_tokens": steps.queue.tokens,
             "pages": files.pool.pages,

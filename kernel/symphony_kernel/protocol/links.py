@@ -1,9 +1,9 @@
 """Links: ordered, reliable streams of msgpack frames between two roles.
 
 A frame is one msgpack array, preceded on a socket by its length (u32, little-endian). `send` never
-blocks: it queues, and all that was queued in one turn of the event loop leaves in one write, so that
-a burst of small frames costs one system call. Whoever sends to a peer it does not trust to read
-watches `Link.backlog`.
+blocks: it queues, and all that was queued in one turn of the event loop leaves in one write, so
+that a burst of small frames costs one system call. Whoever sends to a peer it does not trust to
+read watches `Link.backlog`.
 
 Everything runs on one event loop; nothing here is thread-safe.
 """
@@ -49,6 +49,9 @@ class Link(Protocol):
     def close(self) -> None:
         """End the link after what is queued has been written."""
 
+    def abort(self) -> None:
+        """End the link now, as with a peer that does not read; what is queued is lost."""
+
 
 def encode(frame: Frame) -> bytes:
     """Return the msgpack bytes of a frame, without its length."""
@@ -86,6 +89,7 @@ class SocketLink(asyncio.Protocol):
         self._flush_planned = False
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
+        self._closing = False  # by us: nothing more is sent or received
         self._closed = False
         self.error: LinkError | None = None
 
@@ -103,7 +107,7 @@ class SocketLink(asyncio.Protocol):
 
     def send(self, frame: Frame) -> None:
         """Queue one frame for this turn's write."""
-        if self._closed:
+        if self._closed or self._closing:
             return
         body = encode(frame)
         self._outbound.append(_LENGTH.pack(len(body)))
@@ -121,9 +125,18 @@ class SocketLink(asyncio.Protocol):
 
     def close(self) -> None:
         """Write what is queued, then end."""
+        self._closing = True
         self._flush()
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        """End now."""
+        self._closing = True
+        self._outbound.clear()
+        self._outbound_bytes = 0
+        if self._transport is not None:
+            self._transport.abort()
 
     def _flush(self) -> None:
         self._flush_planned = False
@@ -158,7 +171,7 @@ class SocketLink(asyncio.Protocol):
         assert self._on_frame is not None
         buffer, start = self._inbound, 0
         try:
-            while len(buffer) - start >= _LENGTH.size and not self._closed:
+            while len(buffer) - start >= _LENGTH.size and not self._closing:
                 (length,) = _LENGTH.unpack_from(buffer, start)
                 if length > self._frame_bytes_max:
                     raise LinkError(f"a frame of {length} bytes, limit {self._frame_bytes_max}")
@@ -178,6 +191,8 @@ class SocketLink(asyncio.Protocol):
             del buffer[:start]
 
 
+# The two ends of a memory link are one thing and know each other's insides.
+# ruff: noqa: SLF001
 class MemoryLink:
     """One end of an in-process link; frames go through the codec, so tests see real ones."""
 
@@ -214,12 +229,20 @@ class MemoryLink:
 
     def close(self) -> None:
         """End both ends, the peer's after it has taken what is queued."""
+        if self._closed:
+            return
         self._closed = True
         peer, self._peer = self._peer, None
         if peer is not None and not peer._closed:
             peer._loop.call_soon(peer._end)
         if self._on_closed is not None:
             self._loop.call_soon(self._on_closed)
+
+    def abort(self) -> None:
+        """End both ends; the peer does not get what is queued."""
+        if self._peer is not None:
+            self._peer._queue.clear()
+        self.close()
 
     def _plan(self) -> None:
         if not self._planned and self._on_frame is not None:
@@ -266,8 +289,8 @@ async def serve_unix(
     path: Path, on_link: Callable[[SocketLink], None], frame_bytes_max: int = FRAME_BYTES_MAX
 ) -> asyncio.AbstractServer:
     """Listen at `path` (replacing a dead socket there); `on_link` gets each new link."""
-    path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(lambda: SocketLink(on_link, frame_bytes_max), str(path))
-    path.chmod(0o600)
+    path.chmod(0o600)  # noqa: ASYNC240
     return server

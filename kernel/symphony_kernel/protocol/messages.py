@@ -1,12 +1,14 @@
 """What the roles say to each other.
 
 Every frame is `[kind, field, ...]`. The messages below are the whole language; `encode` and
-`decode` turn them into frames and back, and `decode` checks each field's type, because a worker runs
-strangers' code and is not believed. The two hot ones, `Calls` and `Replies`, carry plain lists: their
-items are checked where they are executed.
+`decode` turn them into frames and back, and `decode` checks each field's type, because a worker
+runs strangers' code and is not believed. The two hot ones, `Calls` and `Replies`, carry plain lists:
+their items are checked where they are executed.
 
-    gateway -> kernel   Hello, Register, End, Ask          kernel -> gateway   Welcome, Answer, Exceeded
-    worker  -> kernel   Hello, Calls                       kernel -> worker    Welcome, Replies
+    gateway -> kernel   Hello, Register, End, Ask
+    kernel  -> gateway  Welcome, Answer, Exceeded
+    worker  -> kernel   Hello, Calls
+    kernel  -> worker   Welcome, Replies
     worker  -> gateway  Hello, Output, Logs, Ended, Ask, Unask
     gateway -> worker   Welcome, Module, Start, Deliver, CloseInput, Kill, Credit, Answer
 """
@@ -262,8 +264,25 @@ class Ended(Message):
 
 
 MESSAGES: tuple[type[Message], ...] = (
-    Hello, Welcome, Ask, Answer, Unask, Calls, Replies, Register, End, Exceeded, Module, Start,
-    Deliver, CloseInput, Kill, Credit, Output, Logs, Ended,
+    Hello,
+    Welcome,
+    Ask,
+    Answer,
+    Unask,
+    Calls,
+    Replies,
+    Register,
+    End,
+    Exceeded,
+    Module,
+    Start,
+    Deliver,
+    CloseInput,
+    Kill,
+    Credit,
+    Output,
+    Logs,
+    Ended,
 )
 _CHECK = dict[type[Message], list[tuple[str, tuple[type, ...]]]]
 

@@ -1,8 +1,8 @@
 """The options of `pred`, parsed and checked in one place.
 
-The worker checks them so that the guest hears of a mistake at once, and the kernel checks them again
-because it does not believe the worker. Programs repeat the same few options, so parsed ones are
-kept in a small cache keyed by their bytes.
+The worker checks them so that the guest hears of a mistake at once, and the kernel checks them
+again because it does not believe the worker. Programs repeat the same few options, so parsed ones
+are kept in a small cache keyed by their bytes.
 """
 
 import math

@@ -1,0 +1,131 @@
+"""The kernel's process: `python -m symphony_kernel`, started by the supervisor.
+
+One JSON line of configuration comes on stdin, which then stays open: its end means that the
+supervisor is gone. Events leave on stdout as JSON lines, logs on stderr.
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import selectors
+import signal
+import sys
+from typing import Any
+
+from symphony_kernel.configuration import (
+    Configuration,
+    ConfigurationError,
+    make_executor,
+    parse_configuration,
+)
+from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.scheduler.clock import RealClock
+from symphony_kernel.server import Server
+
+_log = logging.getLogger(__name__)
+_PROGRESS_SHARE_MIN = 0.05  # between two events
+
+
+async def boot(configuration: Configuration) -> int:
+    """Bring the kernel up, run it until it is told to stop, and return the exit code."""
+    stop = asyncio.Event()
+    # 1. The supervisor can stop us from here on: SIGTERM, or the end of stdin.
+    await _watch(stop)
+    # 2. Time.
+    clock = RealClock()
+    # 3. The executor: the device, the model's weights and the pool of pages.
+    loading = asyncio.create_task(
+        asyncio.to_thread(make_executor, configuration, clock, _Progress().report)
+    )
+    if not await _first(loading, stop):
+        sys.stdout.flush()
+        os._exit(0)  # a thread that loads a model cannot be told to stop
+    executor, assets = loading.result()
+    # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
+    kernel = Kernel(executor, describe(assets), clock)
+    # 5. What is there now stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    # 6. The step loop.
+    running = asyncio.create_task(kernel.run())
+    # 7. The door: from now on the gateway and the workers may come in.
+    server = Server(kernel, configuration.secrets)
+    await server.listen(configuration.socket)
+    emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.pages)
+    # 8. Until the supervisor stops us, or the kernel finds a fault in itself.
+    failed = await _first(running, stop)
+    await server.close()
+    await kernel.close()
+    await running
+    return 1 if failed else 0
+
+
+async def _watch(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    await loop.connect_read_pipe(lambda: _EndOfInput(stop), sys.stdin)
+
+
+async def _first(task: "asyncio.Task[Any]", stop: asyncio.Event) -> bool:
+    """Wait for the task or the stop; return whether the task has ended."""
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    return task.done()
+
+
+class _EndOfInput(asyncio.Protocol):
+    """Notices that the supervisor has gone."""
+
+    def __init__(self, stop: asyncio.Event) -> None:
+        self._stop = stop
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        """The other end of stdin is closed."""
+        self._stop.set()
+
+
+class _Progress:
+    """Turns a loader's many small reports into few events."""
+
+    def __init__(self) -> None:
+        self._told = -1.0
+
+    def report(self, share: float) -> None:
+        """Tell the supervisor which share of the model is loaded."""
+        if share - self._told >= _PROGRESS_SHARE_MIN or share >= 1.0 > self._told:
+            self._told = share
+            emit("progress", what="loading the model", share=round(share, 3))
+
+
+def emit(event: str, **what: Any) -> None:
+    """Write one event for the supervisor."""
+    sys.stdout.write(json.dumps({"event": event, **what}) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run a kernel; 0 when it was told to stop, 1 when it failed, 2 for a bad configuration."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="kernel: %(message)s")
+    try:
+        configuration = parse_configuration(sys.stdin.readline())
+    except ConfigurationError as error:
+        _log.error("%s", error)
+        return 2
+    try:
+        # select() keeps waits below a millisecond, which epoll rounds up to one.
+        with asyncio.Runner(
+            loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
+        ) as runner:
+            return runner.run(boot(configuration))
+    except CheckpointError as error:
+        _log.error("%s", error)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What the supervisor tells a kernel when it starts it, and the executor that follows from it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel import tiny_model
+from symphony_kernel.executor.base import Executor
+from symphony_kernel.executor.models.assets import Assets, load_assets
+from symphony_kernel.executor.simulated import (
+    PAGES_DEFAULT,
+    CostModel,
+    SimulatedExecutor,
+    simulated_model,
+)
+from symphony_kernel.scheduler.clock import Clock
+
+TINY = "tiny"
+
+
+class ConfigurationError(Exception):
+    """The configuration is not what `Configuration` describes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One kernel's settings; `simulated` has the fields of `CostModel`, `pages` and `hashed`."""
+
+    socket: Path
+    secrets: dict[str, bytes] = field(repr=False)  # of "gateway" and of each worker, by name
+    executor: str = "torch"  # or "simulated"
+    model: str = TINY  # or a directory in Hugging Face layout
+    device: str = "auto"
+    dtype: str = "auto"
+    pool_bytes: int | None = None
+    threads: int | None = None
+    simulated: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> Path:
+        """The model's directory."""
+        if self.model == TINY:
+            return Path(tiny_model.__file__).parent / "weights"
+        return Path(self.model)
+
+
+def parse_configuration(line: str) -> Configuration:
+    """Return the configuration in a JSON line.
+
+    Raises:
+        ConfigurationError: in words.
+    """
+    try:
+        values = json.loads(line)
+        values["socket"] = Path(values["socket"])
+        values["secrets"] = {k: bytes.fromhex(v) for k, v in values["secrets"].items()}
+        configuration = Configuration(**values)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"the configuration is not usable: {error!r}") from error
+    if configuration.executor not in ("torch", "simulated"):
+        raise ConfigurationError(f"no executor is called {configuration.executor!r}")
+    if "" in configuration.secrets or not all(configuration.secrets.values()):
+        raise ConfigurationError("a name or a secret is empty")
+    unknown = set(configuration.simulated) - {f.name for f in fields(CostModel)}
+    if unknown - {"pages", "hashed"}:
+        raise ConfigurationError(f"a simulated executor has no {sorted(unknown)}")
+    return configuration
+
+
+def make_executor(
+    configuration: Configuration, clock: Clock, progress: Callable[[float], None]
+) -> tuple[Executor, Assets]:
+    """Load what the configuration names; blocks, and tells `progress` the share that is done.
+
+    Raises:
+        CheckpointError: the model cannot be used.
+    """
+    if configuration.executor == "simulated":
+        return _simulated(configuration, clock)
+    # Torch takes a second to import, and a simulated kernel needs none of it.
+    from symphony_kernel.executor.torch_executor import TorchExecutor
+
+    directory = configuration.directory
+    name = TINY if configuration.model == TINY else None
+    assets = load_assets(directory, configuration.dtype, name)
+    executor = TorchExecutor.load(
+        directory,
+        dtype=configuration.dtype,
+        device=configuration.device,
+        pool_bytes=configuration.pool_bytes,
+        threads=configuration.threads,
+        name=name,
+        progress=progress,
+    )
+    return executor, assets
+
+
+def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, Assets]:
+    """Return a simulated device, with the words of a real model where there is one."""
+    directory = configuration.directory
+    if (directory / "tokenizer.json").exists():
+        assets = load_assets(directory, "fp32")
+        assets = replace(assets, model=replace(assets.model, name="simulated"))
+    else:
+        assets = Assets(simulated_model(), b"", None, {})
+    costs = dict(configuration.simulated)
+    pages, hashed = costs.pop("pages", PAGES_DEFAULT), costs.pop("hashed", True)
+    executor = SimulatedExecutor(clock, pages, assets.model, CostModel(**costs), hashed)
+    return executor, assets
