@@ -1,4 +1,4 @@
-"""One thread for torch: these tests share their machine, and small tensors gain nothing from two."""
+"""One thread for torch: the machine is shared, and small tensors gain nothing from two."""
 
 import torch
 
