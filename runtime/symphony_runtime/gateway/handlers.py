@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-from operator import itemgetter
 from typing import Any
 
-import msgpack
 from aiohttp import web
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -45,7 +43,8 @@ async def healthz(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
 async def readyz(request: web.Request) -> web.StreamResponse:
     """Tell which roles are there; 200 once a run can start."""
     runs = services(request).runs
-    workers = runs.workers.workers
+    linked = await _workers_in_kernel(request)
+    workers = {n: w for n, w in runs.workers.workers.items() if n in linked}
     roles: list[dict[str, Any]] = [
         {"role": "gateway", "pid": os.getpid(), "ready": not runs.draining},
         {"role": "kernel", "pid": runs.kernel.pid or None, "ready": runs.kernel.ready},
@@ -57,6 +56,16 @@ async def readyz(request: web.Request) -> web.StreamResponse:
         )
     ready = not runs.draining and runs.kernel.ready and bool(workers)
     return await answer({"roles": roles}, status=200 if ready else 503)
+
+
+async def _workers_in_kernel(request: web.Request) -> list[str]:
+    """Return the workers that the kernel takes calls from: a run needs one that is there, too."""
+    try:
+        statistics = await services(request).runs.kernel.ask("statistics")
+    except KernelAwayError:
+        return []
+    workers: list[str] = statistics["workers"]
+    return workers
 
 
 # --- Programs ------------------------------------------------------------------------------------
@@ -71,7 +80,7 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
 async def list_programs(request: web.Request) -> web.StreamResponse:
     """List programs."""
     after, limit = request.query.get("after", ""), page_limit(request)
-    programs, following = await services(request).programs.list(tenant_of(request), after, limit)
+    programs, following = await services(request).programs.page(tenant_of(request), after, limit)
     return await answer({"data": [p.view() for p in programs], "next": following})
 
 
@@ -114,7 +123,7 @@ async def list_runs(request: web.Request) -> web.StreamResponse:
     """List runs, newest first."""
     limit = page_limit(request)
     before = number(request.query.get("after", str(_SEQ_MAX)), "after", 0, _SEQ_MAX)
-    records = await services(request).runs.list(tenant_of(request), before, limit + 1)
+    records = await services(request).runs.page(tenant_of(request), before, limit + 1)
     shown = records[:limit]
     following = str(shown[-1].seq) if len(records) > limit else None
     return await answer({"data": [record.view() for record in shown], "next": following})
@@ -160,10 +169,9 @@ async def list_kv(request: web.Request) -> web.StreamResponse:
     """List named KV files, by their paths."""
     limit, after = page_limit(request), request.query.get("after", "")
     prefix = _path(request.query.get("prefix", ""))
-    files = await _ask_kernel(request, "kv_list", prefix=prefix)
-    later = [f for f in sorted(files, key=itemgetter("path")) if not after or f["path"] > after]
-    following = later[limit - 1]["path"] if len(later) > limit else None
-    return await answer({"data": later[:limit], "next": following})
+    files = await _ask_kernel(request, "kv_list", prefix=prefix, after=_path(after))
+    following = files[limit - 1]["path"] if len(files) > limit else None
+    return await answer({"data": files[:limit], "next": following})
 
 
 async def get_kv(request: web.Request) -> web.StreamResponse:
@@ -187,7 +195,7 @@ async def _ask_kernel(request: web.Request, what: str, **args: str) -> Any:
         if error.errno is Errno.ENOENT:
             raise not_found("KV file") from error
         raise bad_request("kv", str(error), errno=error.errno.name) from error
-    return msgpack.unpackb(value) if isinstance(value, bytes) else value
+    return value
 
 
 def _kv_path(request: web.Request) -> str:

@@ -225,9 +225,9 @@ class WorkerLinks:
             worker.drop()
         self._path.unlink(missing_ok=True)
 
-    def least_loaded(self) -> Worker | None:
-        """Return the worker with the fewest runs, or None when there is none."""
-        return min(self.workers.values(), key=lambda worker: worker.live, default=None)
+    def by_load(self) -> list[Worker]:
+        """Return the workers that are there, the one with the fewest runs first."""
+        return sorted(self.workers.values(), key=lambda worker: worker.live)
 
     @property
     def expected(self) -> list[str]:

@@ -145,7 +145,7 @@ class Programs:
 
         return await self._store.read(select)
 
-    async def list(self, tenant: str, after: str, limit: int) -> tuple[list[Program], str | None]:
+    async def page(self, tenant: str, after: str, limit: int) -> tuple[list[Program], str | None]:
         """Return a page of a tenant's programs, newest first, and where the next one begins."""
         before = _cursor(after)
 

@@ -132,15 +132,17 @@ class Runs:
             Problem: 400 no such entry; 429, 503 with Retry-After.
         """
         entry = program.entry(request.entry)
-        worker = self._admit(program.tenant)
-        run = Run(self._new_record(program, entry, request), program, worker, self._store)
-        self._enter(run)
-        try:
-            # Whoever asked may go away; half a start must not stay behind.
-            await asyncio.shield(self._spawn(self._launch(run, request.input)))
-        except (KernelAwayError, SyscallError) as error:
-            raise unavailable(f"the run could not be started: {error}") from error
-        return run
+        problem: Exception | None = None
+        for worker in self._admit(program.tenant):
+            run = Run(self._new_record(program, entry, request), program, worker, self._store)
+            self._enter(run)
+            try:
+                # Whoever asked may go away; half a start must not stay behind.
+                await asyncio.shield(self._spawn(self._launch(run, request.input)))
+                return run
+            except (KernelAwayError, SyscallError) as error:
+                problem = error  # a worker that the kernel does not know (yet): perhaps another
+        raise unavailable(f"the run could not be started: {problem}") from problem
 
     async def find(self, tenant: str, run_id: str) -> Run | Record:
         """Return a live run, or the record of one that has ended.
@@ -156,7 +158,7 @@ class Runs:
             raise not_found("run")
         return record
 
-    async def list(self, tenant: str, before: int, limit: int) -> list[Record]:
+    async def page(self, tenant: str, before: int, limit: int) -> list[Record]:
         """Return a tenant's newest runs below a `seq`."""
         records = await self._store.read(lambda c: list_runs(c, tenant, before, limit))
         # What is live is ahead of the database, and may not be in it yet.
@@ -218,7 +220,8 @@ class Runs:
         return {"runs": len(self._live), "instances": len(self._instances)}
 
     # -- Starting ------------------------------------------------------------------------------
-    def _admit(self, tenant: str) -> Worker:
+    def _admit(self, tenant: str) -> list[Worker]:
+        """Return the workers that may take a run, best first; raise Problem if none may."""
         if self._draining:
             raise unavailable("the server is shutting down", retry_after=5)
         if self._tenants[tenant] >= self._config.tenant_runs_live_max:
@@ -229,10 +232,10 @@ class Runs:
             raise unavailable(f"the server has {self._config.runs_live_max} live runs, its limit")
         if not self.kernel.ready:
             raise unavailable("the kernel is not ready")
-        worker = self.workers.least_loaded()
-        if worker is None:
+        workers = self.workers.by_load()
+        if not workers:
             raise unavailable("no worker is ready")
-        return worker
+        return workers
 
     def _new_record(self, program: Program, entry: str, request: RunRequest) -> Record:
         return Record(

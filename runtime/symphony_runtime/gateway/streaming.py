@@ -24,7 +24,9 @@ async def get_events(request: web.Request) -> web.StreamResponse:
     return await stream_events(request, run, _resume_point(request), follow=_follow(request))
 
 
-async def stream_events(request: web.Request, run: Run | Record, after: int) -> web.StreamResponse:
+async def stream_events(
+    request: web.Request, run: Run | Record, after: int, *, follow: bool = True
+) -> web.StreamResponse:
     """Answer with a run's events after an id: to the last one, or those that are there now."""
     run_id = run.record.id if isinstance(run, Run) else run.id
     response = web.StreamResponse(
