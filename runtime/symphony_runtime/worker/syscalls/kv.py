@@ -46,11 +46,11 @@ def kv_fork(lip: Instance, kv: int) -> int | None:
 def kv_extract(lip: Instance, kv: int, ranges: int, count: int) -> int | None:
     """A new file of the entries in (start, end) u32 pairs."""
     lip.fiber.check(ranges, 8 * count)
-    lip.handles.require(kv, READ)
+    rights = lip.handles.require(kv, READ)
     if count > _RANGES_MAX:
         raise SyscallError(Errno.EFBIG, f"{count} ranges, limit {_RANGES_MAX}")
     pairs = lip.fiber.read(ranges, 8 * count)
-    handle = lip.handles.allocate(ALL_RIGHTS)
+    handle = lip.handles.allocate(rights)
     return lip.post(handle, Op.KV_EXTRACT, handle, kv, pairs)
 
 
