@@ -111,6 +111,7 @@ def emit(event: str, **what: Any) -> None:
 def main() -> int:
     """Run a kernel; 0 when it was told to stop, 1 when it failed, 2 for a bad configuration."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="kernel: %(message)s")
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
         configuration = parse_configuration(sys.stdin.readline())
     except ConfigurationError as error:

@@ -2,8 +2,8 @@
 
 Every frame is `[kind, field, ...]`. The messages below are the whole language; `encode` and
 `decode` turn them into frames and back, and `decode` checks each field's type, because a worker
-runs strangers' code and is not believed. The two hot ones, `Calls` and `Replies`, carry plain lists:
-their items are checked where they are executed.
+runs strangers' code and is not believed. The two hot ones, `Calls` and `Replies`, carry plain
+lists: their items are checked where they are executed.
 
     gateway -> kernel   Hello, Register, End, Ask
     kernel  -> gateway  Welcome, Answer, Exceeded
