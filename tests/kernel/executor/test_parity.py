@@ -1,6 +1,6 @@
 """The network against transformers, on small random checkpoints of every architecture."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
+def make(tmp_path: Path) -> Make:
     """Make a checkpoint in this test's directory."""
 
     def build(kind: str = "llama", **settings: Any) -> Checkpoint:
@@ -134,7 +134,7 @@ def test_explicit_positions_feed_the_rotation_and_nothing_else(make: Make) -> No
 @pytest.mark.parametrize("kind", ["llama", "mistral"])
 def test_a_tree_equals_dense_attention_with_its_mask(make: Make, kind: str) -> None:
     # Under the window of 20 the tree's tokens reach back unequally far.
-    settings = {"sliding_window": 20} if kind == "mistral" else {}
+    settings: dict[str, Any] = {"sliding_window": 20} if kind == "mistral" else {}
     checkpoint = make(kind, **settings)
     past, tree = 18, [-1, -1, 0, 0, 1, 2, 5, 5, -1, 8]
     tokens = random_tokens(past + len(tree))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,10 +55,11 @@ def _company(rig: Rig, count: int, seed: int) -> list[Row]:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
 def test_a_row_computes_the_same_bits_in_any_batch(tmp_path: Path, kind: str, dtype: str) -> None:
-    settings = {"sliding_window": 24} if kind == "mistral" else {}
+    settings: dict[str, Any] = {"sliding_window": 24} if kind == "mistral" else {}
     rig = load(make_checkpoint(tmp_path, kind, **settings), dtype)
     tokens = random_tokens(45)
-    alone, batched = [], []
+    alone: list[bytes | SyscallError] = []
+    batched: list[bytes | SyscallError] = []
     for results, company in ((alone, 0), (batched, 7)):
         table = rig.table(45)
         for begin, end in ((0, 20), (20, 38), *((i, i + 1) for i in range(38, 45))):
