@@ -102,6 +102,13 @@ class Client:
         """Return the server's OpenAPI document."""
         return await self._json("GET", "/openapi.json")
 
+    async def statistics(self, *, check: bool = False) -> JsonObject:
+        """Return the counters of kernel and gateway (admin key); `check` audits the kernel first.
+
+        A kernel whose audit fails stops: that is a ServerError or a ConnectionFailed.
+        """
+        return await self._json("GET", "/v1/admin/statistics", {"check": str(int(check))})
+
     # -- Programs ------------------------------------------------------------------------------
     async def upload(self, wasm: bytes, name: str | None = None) -> JsonObject:
         """Upload a program; return its view."""

@@ -25,7 +25,7 @@ from symphony_runtime.gateway.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.problems import Handler, problems_middleware
 from symphony_runtime.gateway.programs import Programs
-from symphony_runtime.gateway.routes import ROUTES
+from symphony_runtime.gateway.routes import ROUTES, Access
 from symphony_runtime.gateway.run import fail_live_runs, next_boot
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store, StoreError
@@ -62,7 +62,8 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
             _log.warning("%d runs were live when the last gateway died", failed)
         boot = await store.write(next_boot)
         programs = Programs(store, config.data_dir, Compiler())
-        runs = Runs(store, programs, Channels(), config, boot)
+        channels = Channels()
+        runs = Runs(store, programs, channels, config, boot)
         kernel = KernelLink(config.kernel_socket, config.secret, runs)
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)
@@ -71,7 +72,7 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
         linking = asyncio.create_task(kernel.run())
         stack.callback(linking.cancel)
         runner = web.AppRunner(
-            build_app(Services(keys, programs, runs)),
+            build_app(Services(keys, programs, runs, store, channels)),
             access_log=None,
             shutdown_timeout=_SHUTDOWN_SECONDS,
         )
@@ -92,16 +93,19 @@ def build_app(services: Services) -> web.Application:
     return app
 
 
-_OPEN = frozenset(route.name for route in ROUTES if route.open)
+_ACCESS = {route.name: route.access for route in ROUTES}
 
 
 @web.middleware
 async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-    name = request.match_info.route.name
     # A request that matches no route is answered 404 or 405 and touches nothing.
-    if request.match_info.http_exception is None and name not in _OPEN:
-        keys = request.app[SERVICES].keys
-        request["tenant"] = keys.tenant_of(request.headers.get("Authorization"))
+    if request.match_info.http_exception is None:
+        access = _ACCESS[request.match_info.route.name or ""]
+        keys, presented = request.app[SERVICES].keys, request.headers.get("Authorization")
+        if access is Access.TENANT:
+            request["tenant"] = keys.tenant_of(presented)
+        elif access is Access.ADMIN:
+            keys.check_admin(presented)
     return await handler(request)
 
 

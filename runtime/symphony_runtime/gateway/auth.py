@@ -43,20 +43,39 @@ class Keys:
         """Return the tenant whose key an `Authorization` header carries.
 
         Raises:
-            Problem: 401, the same for a missing, malformed, unknown or wrong key.
+            Problem: 401, the same for a missing, malformed, unknown, wrong or admin key.
         """
+        tenant = self._key_of(authorization, "a tenant's key").tenant
+        if tenant is None:
+            raise _unauthorized("a tenant's key")
+        return tenant
+
+    def check_admin(self, authorization: str | None) -> None:
+        """Check that an `Authorization` header carries the admin key.
+
+        Raises:
+            Problem: 401.
+        """
+        if self._key_of(authorization, "the admin key").tenant is not None:
+            raise _unauthorized("the admin key")
+
+    def _key_of(self, authorization: str | None, wanted: str) -> Key:
         scheme, _, presented = (authorization or "").partition(" ")
         key = self._keys.get(_id_of(presented))
         known = key.hash if key else _NOBODY
         matches = hmac.compare_digest(known, _hash(presented.strip()))
-        if scheme.lower() != "bearer" or not matches or key is None or key.tenant is None:
-            raise Problem(
-                401,
-                "unauthorized",
-                "this route needs the header `Authorization: Bearer <key>` with a key of a tenant",
-                headers={"WWW-Authenticate": 'Bearer realm="symphony"'},
-            )
-        return key.tenant
+        if scheme.lower() != "bearer" or not matches or key is None:
+            raise _unauthorized(wanted)
+        return key
+
+
+def _unauthorized(wanted: str) -> Problem:
+    return Problem(
+        401,
+        "unauthorized",
+        f"this route needs the header `Authorization: Bearer <key>` with {wanted}",
+        headers={"WWW-Authenticate": 'Bearer realm="symphony"'},
+    )
 
 
 async def open_keys(store: Store, config: GatewayConfig) -> tuple[Keys, str | None]:

@@ -164,6 +164,21 @@ async def _result(request: web.Request, run: Any) -> web.Response:
     return await answer(result, size=len(result["output"]) + 64 * len(result["messages"]))
 
 
+# --- For operators ------------------------------------------------------------------------------
+async def statistics(request: web.Request) -> web.StreamResponse:
+    """Tell the counters of kernel and gateway; `check` audits the kernel first."""
+    with_ = services(request)
+    try:
+        if flag(request, "check"):
+            await with_.runs.kernel.ask("check_integrity")
+        kernel = await with_.runs.kernel.ask("statistics")
+    except KernelAwayError as error:
+        raise unavailable(str(error)) from error
+    counted = (with_.runs, with_.store, with_.channels)
+    gateway = {key: value for part in counted for key, value in part.statistics().items()}
+    return await answer({"kernel": kernel, "gateway": gateway})
+
+
 # --- KV files ------------------------------------------------------------------------------------
 async def list_kv(request: web.Request) -> web.StreamResponse:
     """List named KV files, by their paths."""
@@ -188,14 +203,13 @@ async def delete_kv(request: web.Request) -> web.StreamResponse:
 async def _ask_kernel(request: web.Request, what: str, **args: str) -> Any:
     kernel = services(request).runs.kernel
     try:
-        value = await kernel.ask(what, tenant=tenant_of(request), **args)
+        return await kernel.ask(what, tenant=tenant_of(request), **args)
     except KernelAwayError as error:
         raise unavailable(str(error)) from error
     except SyscallError as error:
         if error.errno is Errno.ENOENT:
             raise not_found("KV file") from error
         raise bad_request("kv", str(error), errno=error.errno.name) from error
-    return value
 
 
 def _kv_path(request: web.Request) -> str:

@@ -9,9 +9,11 @@ from aiohttp import web
 from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
 from symphony_runtime.gateway.auth import Keys
+from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.problems import bad_request, too_large
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.runs import Runs
+from symphony_runtime.gateway.store import Store
 
 _IN_THREAD_BYTES = 256 << 10  # larger JSON would hold up everybody else's requests
 
@@ -23,6 +25,8 @@ class Services:
     keys: Keys
     programs: Programs
     runs: Runs
+    store: Store
+    channels: Channels
 
 
 SERVICES = web.AppKey("services", Services)

@@ -28,6 +28,13 @@ _PROBLEMS = {
 }
 
 
+_SECURITY: dict[str, list[dict[str, list[str]]]] = {
+    "open": [],
+    "tenant": [{"key": []}],
+    "admin": [{"adminKey": []}],
+}
+
+
 async def get_openapi(request: web.Request) -> web.StreamResponse:
     """Answer with the document."""
     return web.Response(body=request.app[DOCUMENT], content_type="application/json")
@@ -49,7 +56,10 @@ def build_document(routes: "tuple[Route, ...]") -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": SCHEMAS,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "a tenant's key"},
+                "adminKey": {"type": "http", "scheme": "bearer", "description": "the admin key"},
+            },
         },
     }
 
@@ -74,8 +84,7 @@ def _operation(route: "Route") -> dict[str, Any]:
         "parameters": in_path + [_parameter(parameter) for parameter in route.parameters],
         "responses": _responses(route),
     }
-    if route.open:
-        operation["security"] = []
+    operation["security"] = _SECURITY[route.access.value]
     if route.body is not None:
         content, schema = route.body
         operation["requestBody"] = {"content": {content: {"schema": _reference(schema)}}}
@@ -97,7 +106,7 @@ def _parameter(parameter: "Parameter") -> dict[str, Any]:
 
 def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
-    always = () if route.open else (401, 500)
+    always = (500,) if route.access.value == "open" else (401, 500)
     for status in sorted({*route.problems, *always}):
         responses.setdefault(
             str(status),
@@ -210,4 +219,5 @@ SCHEMAS: dict[str, Any] = {
     },
     "KvFile": _object({"len": _INTEGER, "pages": _INTEGER}, {"path": _STRING, "tier": _STRING}),
     "KvPage": _page("KvFile"),
+    "Statistics": _object({"kernel": {"type": "object"}, "gateway": {"type": "object"}}),
 }

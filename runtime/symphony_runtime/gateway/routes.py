@@ -1,10 +1,11 @@
 """The route table: every route of the HTTP interface, what it takes and what it answers.
 
 The application is built from it, and so is the OpenAPI document: a route cannot be in one and not
-in the other. A route needs a tenant's key unless it says `open`.
+in the other. A route needs a tenant's key unless its `access` says otherwise.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
@@ -14,6 +15,14 @@ from symphony_runtime.gateway.openapi import get_openapi
 from symphony_runtime.gateway.problems import Handler
 
 Schema = dict[str, Any]
+
+
+class Access(Enum):
+    """Who may ask."""
+
+    OPEN = "open"
+    TENANT = "tenant"
+    ADMIN = "admin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Route:
     problems: tuple[int, ...] = ()  # beside those that every route may answer
     parameters: tuple[Parameter, ...] = ()
     body: tuple[str, str] | None = None  # content type and schema component
-    open: bool = False
+    access: Access = Access.TENANT
 
 
 _FLAG: Schema = {"type": "string", "enum": ["0", "1", "false", "true"]}
@@ -72,12 +81,12 @@ _EVENTS = "text/event-stream"
 ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/healthz", "healthz", handlers.healthz, "The gateway answers",
-        {200: Answer("it does", "Health")}, open=True,
+        {200: Answer("it does", "Health")}, access=Access.OPEN,
     ),
     Route(
         "GET", "/readyz", "readyz", handlers.readyz, "Which roles are there",
         {200: Answer("a run can start", "Readiness"), 503: Answer("it cannot", "Readiness")},
-        open=True,
+        access=Access.OPEN,
     ),
     Route(
         "GET", "/openapi.json", "openapi", get_openapi, "This document",
@@ -165,5 +174,12 @@ ROUTES: tuple[Route, ...] = (
         "DELETE", "/v1/kv/{path}", "deleteKv", handlers.delete_kv,
         "Remove a name; views that programs have open stay valid",
         {204: Answer("removed")}, problems=(404, 503),
+    ),
+    Route(
+        "GET", "/v1/admin/statistics", "statistics", handlers.statistics,
+        "The counters of kernel and gateway",
+        {200: Answer("the counters", "Statistics")}, problems=(400, 503),
+        parameters=(Parameter("check", "audit the kernel's pages and tables first", _FLAG),),
+        access=Access.ADMIN,
     ),
 )  # fmt: skip
