@@ -24,6 +24,7 @@ from symphony_kernel.process_table import ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
+    KV_POOL_PAGES_MAX,
     PAGE_TOKENS,
     REPLIES_BYTES_MAX,
     WORKER_BACKLOG_BYTES_MAX,
@@ -36,6 +37,10 @@ from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.syscalls import Syscalls
 
 _log = logging.getLogger(__name__)
+
+# Who may fill the whole pool waits when it is full, as for anybody else's pages, instead of hearing
+# EDQUOT.
+_NO_QUOTA = TenantLimits(pages=KV_POOL_PAGES_MAX + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ class Kernel:
         self._clock: Clock = clock or RealClock()
         self._about = about
         self._executor = executor
-        self._kvfs = KVFS(executor.pages, self._clock.now, options.tenants)
+        self._kvfs = KVFS(executor.pages, self._clock.now, options.tenants or _NO_QUOTA)
         self._scheduler = Scheduler(
             self._clock, executor.pages, executor.model.vocab_size, options.weights, options.steps
         )
@@ -295,9 +300,12 @@ class Kernel:
 
     def _turn_over(self) -> None:
         """Send what has gathered, and let `run` look at what there is to compute."""
+        self._flush()
+        self._wake.set()
+
+    def _flush(self) -> None:
         while self._dirty:
             self._dirty.pop().flush()
-        self._wake.set()
 
     # -- Steps -----------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -309,6 +317,7 @@ class Kernel:
         while not self._closing and self._failure is None:
             self._wake.clear()
             seconds = self._launch()
+            self._flush()  # what could not be placed has been answered
             try:
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()

@@ -48,6 +48,7 @@ class _Lip:
     tenant: "_Tenant"
     weight: float
     counter: float = 0.0
+    served: float = 0.0  # cost over weight, never lifted
     works: deque[Work] = field(default_factory=deque)
     active: bool = False  # in its tenant's heap
 
@@ -152,11 +153,7 @@ class FairQueue:
         tenant = self._heap[0][2]
         lip = tenant.lips[0][2]
         work = lip.works[0]
-        cost = self._weights.cost(work, tokens)
-        lip.counter += cost / lip.weight
-        tenant.counter += cost / tenant.weight
-        self.tokens -= tokens
-        work.in_flight += tokens
+        self._charge(tenant, lip, work, tokens)
         if work.remaining:
             lip.works.rotate(-1)
         else:
@@ -185,14 +182,10 @@ class FairQueue:
         """
         lip = self._lips[work.root]
         tenant = lip.tenant
-        cost = self._weights.cost(work, tokens)
         self._deactivate(lip)
         if tenant.active:
             self._remove(tenant)
-        lip.counter += cost / lip.weight
-        tenant.counter += cost / tenant.weight
-        self.tokens -= tokens
-        work.in_flight += tokens
+        self._charge(tenant, lip, work, tokens)
         if not work.remaining:
             lip.works.remove(work)
             self.works -= 1
@@ -211,9 +204,13 @@ class FairQueue:
                 self._activate(lip)
 
     def service(self, root: int) -> tuple[float, float]:
-        """Return the counters of a LIP's tenant and of the LIP, by which LIPs are compared."""
+        """Return the counters of a LIP's tenant and of the LIP, which order the queue."""
         lip = self._lips[root]
         return lip.tenant.counter, lip.counter
+
+    def served(self, root: int) -> float:
+        """Return all the service that a LIP has had, over its weight."""
+        return self._lips[root].served
 
     def statistics(self) -> FairQueueStatistics:
         """Return what waits now."""
@@ -238,6 +235,15 @@ class FairQueue:
         lip = _Lip(work.root, self._made, self._tenant(work.tenant), work.weight)
         self._lips[work.root] = lip
         return lip
+
+    def _charge(self, tenant: _Tenant, lip: _Lip, work: Work, tokens: int) -> None:
+        cost = self._weights.cost(work, tokens)
+        service = cost / lip.weight
+        lip.counter += service
+        lip.served += service
+        tenant.counter += cost / tenant.weight
+        self.tokens -= tokens
+        work.in_flight += tokens
 
     def _forgot(self, work: Work) -> None:
         self.works -= 1

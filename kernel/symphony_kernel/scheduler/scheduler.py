@@ -214,7 +214,7 @@ class Scheduler:
         left = self._changed + PAGES_WAIT_MS_MAX / 1000 - now
         if left > _SOON_SECONDS:
             return left
-        victim = max(self._waiting, key=lambda work: self._queue.service(work.root))
+        victim = max(self._waiting, key=lambda work: self._queue.served(work.root))
         self._queue.remove(victim)
         self._waiting.remove(victim)
         self._fail(victim, Errno.ENOMEM)

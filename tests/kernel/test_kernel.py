@@ -1,0 +1,589 @@
+"""The kernel over in-memory links, in virtual time, on the simulated executor.
+
+Its outputs are hashes of everything a place can see (see `executor.simulated`), so equal outputs
+mean equal contents of the pages, however they got there.
+"""
+
+import asyncio
+from typing import Any
+
+import pytest
+from symphony_kernel.executor.base import Batch, Executor
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs import TenantLimits
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_TOKENS_MAX
+from symphony_kernel.protocol.messages import Op
+from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_kernel.scheduler.clock import Clock
+
+from tests.support.kernels import ANY_MS, Rig, Worker, options, pairs, tokens, with_kernel
+
+A, B, C = 1 << 16, 1 << 16 | 1, 1 << 16 | 2
+PROMPT = tokens(*range(1, 60))
+
+
+def ids(result: int | bytes) -> list[int]:
+    return [token for token, _ in pairs(result)]
+
+
+async def start(rig: Rig, instance: int = 1, **given: Any) -> Worker:
+    answer = await rig.gateway.register(instance, **given)
+    assert answer.errno == 0, answer
+    rig.worker.tell(instance, Op.KV_CREATE, A)
+    return rig.worker
+
+
+async def decode(worker: Worker, instance: int, handle: int, first: int, count: int) -> list[int]:
+    token, out = first, []
+    for _ in range(count):
+        (token,) = ids(await worker.pred(instance, handle, tokens(token)))
+        out.append(token)
+    return out
+
+
+# -- What is computed --------------------------------------------------------------------------
+def test_a_prompt_and_its_continuation() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        (first,) = ids(await worker.pred(1, A, PROMPT))
+        out = await decode(worker, 1, A, first, 3)
+        assert await worker.call(1, Op.KV_LEN, A) == 59 + 3
+        assert await worker.call(1, Op.KV_TOKENS, A, 58, 4) == tokens(59, first, *out[:2])
+        usage = await rig.gateway.end(1)
+        assert usage.value["prompt_tokens"] == 59
+        assert usage.value["completion_tokens"] == 4
+        assert usage.value["cached_tokens"] == 0
+        assert usage.value["kv_token_ms"] > 0
+        await rig.gateway.check_integrity()
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize(
+    "opts",
+    [
+        {},
+        {"at": "all"},
+        {"at": [1299, 3, 700, 3], "get": {"top": 4}},
+        {"at": [512, 511], "get": {"of": [5, 9]}},
+        {"get": {"sample": {"seed": 7}}},
+        {"get": "logits"},
+    ],
+)
+def test_chunked_equals_unchunked(opts: dict[str, Any]) -> None:
+    prompt = tokens(*(i * 7 % 4096 for i in range(1300)))
+
+    async def test(rig: Rig) -> tuple[int | bytes, int | bytes, int]:
+        worker = await start(rig)
+        whole = await worker.pred(1, A, prompt, options(**opts))
+        return whole, await worker.pred(1, A, tokens(1)), rig.kernel.statistics()["steps"]
+
+    chunked = with_kernel(test)
+    unchunked = with_kernel(
+        test, kernel_options=KernelOptions(steps=StepLimits(tokens=4096, quantum=4096))
+    )
+    assert chunked[:2] == unchunked[:2]
+    assert isinstance(chunked[0], bytes)
+    assert (chunked[2], unchunked[2]) == (-(-1300 // STEP_TOKENS_MAX) + 1, 2)
+
+
+def test_the_same_tokens_alone_and_among_many() -> None:
+    async def alone(rig: Rig) -> list[int]:
+        worker = await start(rig)
+        return await decode(worker, 1, A, ids(await worker.pred(1, A, PROMPT))[0], 12)
+
+    async def among(rig: Rig) -> list[int]:
+        async def other(instance: int) -> None:
+            worker = await start(rig, instance, tenant=f"t{instance % 3}")
+            given = tokens(*range(instance, 3 * instance))
+            await decode(worker, instance, A, ids(await worker.pred(instance, A, given))[0], 10)
+
+        others = [asyncio.create_task(other(instance)) for instance in range(2, 40)]
+        result = await alone(rig)
+        await asyncio.gather(*others)
+        assert (await rig.gateway.statistics())["mean_decode_rows"] > 12
+        return result
+
+    assert with_kernel(alone) == with_kernel(among, pages=2048)
+
+
+def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_varies() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        for handle in (B, C):
+            worker.tell(1, Op.KV_CREATE, handle)
+        seeded = options(get={"sample": {"seed": 5}})
+        calls = [(1, Op.PRED, handle, PROMPT, None, seeded) for handle in (A, B, C)]
+        results = await asyncio.gather(*worker.calls(*calls))
+        assert len(set(results)) == 1
+        free = options(get={"sample": {}}, keep=False)
+        drawn = [await worker.pred(1, A, tokens(1), free) for _ in range(8)]
+        assert len(set(drawn)) > 1
+
+    with_kernel(test)
+
+
+# -- Files -------------------------------------------------------------------------------------
+def test_forks_share_their_prefix_and_go_their_own_ways() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        (first,) = ids(await worker.pred(1, A, PROMPT))
+        before = await rig.gateway.statistics()
+        forks = [(1 << 16) + 1 + i for i in range(16)]
+        for fork in forks:
+            worker.tell(1, Op.KV_FORK, fork, A)
+        calls = [(1, Op.PRED, fork, tokens(100 + i), None, b"") for i, fork in enumerate(forks)]
+        branches = [ids(r)[0] for r in await asyncio.gather(*worker.calls(*calls))]
+        after = await rig.gateway.statistics()
+        assert after["prefill_tokens"] == before["prefill_tokens"], "the prefix was computed once"
+        assert after["decode_steps"] - before["decode_steps"] == 1, "all branches in one step"
+        # Only the partial last page is copied: one page a fork, 59 % 16 = 11 slots each.
+        assert before["pages_free"] - after["pages_free"] == 16
+        assert after["copies"] == 16 * 11
+        assert len(set(branches)) > 8
+        # The same as without forking: the copies hold what the source did.
+        worker.tell(1, Op.KV_CREATE, C + 100)
+        again = await worker.pred(1, C + 100, PROMPT + tokens(103))
+        assert ids(again) == [branches[3]]
+        assert (
+            ids(await worker.pred(1, A, tokens(first)))
+            == ids(await worker.pred(1, C + 100, tokens(first), options(keep=False), None))
+            or branches[3] != first
+        )
+        await rig.gateway.check_integrity()
+
+    with_kernel(test)
+
+
+def test_extract_and_append_carry_contents_and_not_only_tokens() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        everything = tokens(0, 59)
+        worker.tell(1, Op.KV_EXTRACT, B, A, everything)
+        worker.tell(1, Op.KV_CREATE, C)
+        worker.tell(1, Op.KV_APPEND, C, A, 0, 20)
+        worker.tell(1, Op.KV_APPEND, C, A, 20, 59)
+        calls = [(1, Op.PRED, handle, tokens(7), None, b"") for handle in (A, B, C)]
+        assert len(set(await asyncio.gather(*worker.calls(*calls)))) == 1
+        # Without the first entries the rest keeps what it saw, but a new token sees less.
+        worker.tell(1, Op.KV_EXTRACT, B + 10, A, tokens(16, 59))
+        assert await worker.call(1, Op.KV_LEN, B + 10) == 43
+        less = await worker.pred(1, B + 10, tokens(7), b"", tokens(60))
+        assert less != await worker.pred(1, B, tokens(7))
+        await rig.gateway.check_integrity()
+
+    with_kernel(test)
+
+
+def test_copies_run_even_when_no_pred_follows() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
+        assert await worker.call(1, Op.KV_LEN, B) == 37
+        worker.tell(1, Op.KV_CLOSE, A)  # its pages are free before anything reads the copies
+        worker.tell(1, Op.KV_CREATE, C)
+        await worker.pred(1, C, PROMPT)
+        assert (await rig.gateway.statistics())["copies"] == 37
+        assert isinstance(await worker.pred(1, B, tokens(1)), bytes)
+
+    with_kernel(test)
+
+
+def test_calls_on_one_file_take_effect_in_order() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        worker.tell(1, Op.KV_CREATE, B)
+        worker.tell(1, Op.KV_FORK, C, A)  # empty: made before the preds
+        replies = worker.calls(
+            (1, Op.PRED, A, PROMPT, None, b""),
+            (1, Op.PRED, A, tokens(1, 2), None, b""),
+            (1, Op.KV_LEN, A),
+            (1, Op.KV_TRUNCATE, A, 10),
+            (1, Op.KV_LEN, A),
+            (1, Op.PRED, A, tokens(5), None, b""),
+            (1, Op.KV_TOKENS, A, 9, 2),
+            (1, Op.KV_LEN, B),
+            (1, Op.KV_LEN, C),
+        )
+        results = await asyncio.gather(*replies)
+        assert results[2:5] == [61, 0, 10]
+        assert results[6] == tokens(10, 5)
+        assert results[7:] == [0, 0]
+        seqs = [seq for _, seq in worker.order]
+        assert seqs == [8, 9, 1, 2, 3, 4, 5, 6, 7], "other files' calls did not wait"
+        worker.tell(1, Op.KV_CREATE, C + 1)
+        again = await worker.pred(1, C + 1, tokens(*range(1, 11), 5))
+        assert again == results[5], "rolled back entries leave nothing behind"
+
+    with_kernel(test)
+
+
+def test_a_tree_sees_its_ancestors_only() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        tree = options(at="all", parents=[-1, 0, 0, 1], keep=False)
+        scored = pairs(await worker.pred(1, A, tokens(7, 8, 9, 10), tree))
+        for path, place in (([7], 0), ([7, 8], 1), ([7, 9], 2), ([7, 8, 10], 3)):
+            plain = await worker.pred(1, A, tokens(*path), options(keep=False))
+            assert pairs(plain) == [scored[place]]
+
+    with_kernel(test)
+
+
+# -- Batches and replies -----------------------------------------------------------------------
+def test_replies_of_a_step_come_in_one_frame_a_worker() -> None:
+    async def test(rig: Rig) -> None:
+        second = rig.attach_worker("w2")
+        for instance in range(1, 9):
+            await rig.gateway.register(instance, worker="w" if instance % 2 else "w2")
+        for worker, odd in ((rig.worker, 1), (second, 0)):
+            mine = [i for i in range(1, 9) if i % 2 == odd]
+            for instance in mine:
+                worker.tell(instance, Op.KV_CREATE, A)
+            worker.calls(*((i, Op.PRED, A, PROMPT, None, b"") for i in mine))
+        await asyncio.sleep(1)
+        assert (rig.worker.frames, second.frames) == (1, 1)
+        assert not rig.worker.replies
+        assert not second.replies
+
+    with_kernel(test)
+
+
+def test_lips_that_answer_quickly_stay_in_one_batch() -> None:
+    async def test(rig: Rig) -> float:
+        async def lip(instance: int) -> None:
+            worker = await start(rig, instance)
+            await asyncio.sleep(instance * 0.0037)  # they begin at different moments
+            await decode(worker, instance, A, 5, 40)
+
+        await asyncio.gather(*(lip(instance) for instance in range(1, 17)))
+        mean: float = (await rig.gateway.statistics())["mean_decode_rows"]
+        return mean
+
+    assert with_kernel(test, pages=1024) > 12
+
+
+def test_one_slow_lip_does_not_hold_up_the_others() -> None:
+    async def test(rig: Rig) -> None:
+        async def lip(instance: int, pause: float, times: int) -> float:
+            worker = await start(rig, instance)
+            began = asyncio.get_running_loop().time()
+            token = 5
+            for _ in range(times):
+                (token,) = ids(await worker.pred(instance, A, tokens(token)))
+                await asyncio.sleep(pause)
+            return asyncio.get_running_loop().time() - began
+
+        slow = asyncio.create_task(lip(1, 0.5, 20))
+        spent = await asyncio.gather(*(lip(instance, 0.0, 100) for instance in range(2, 6)))
+        assert max(spent) < 100 * 0.0102 * 1.15
+        await slow
+
+    with_kernel(test)
+
+
+# -- Cancels, ends, failures -------------------------------------------------------------------
+@pytest.mark.parametrize("target", [1, 2, 3])
+def test_a_cancelled_pred_is_answered_and_leaves_nothing(target: int) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        calls = [(1, Op.PRED, A, tokens(*range(1, 700)), None, b"")] * 3
+        replies = worker.calls(*calls)
+        await asyncio.sleep(0.012)  # the first is being computed, in chunks
+        worker.tell(1, Op.CANCEL, target)
+        results = await asyncio.gather(*replies)
+        assert results[target - 1] == -Errno.ECANCELED
+        assert sum(isinstance(result, bytes) for result in results) == 2
+        assert await worker.call(1, Op.KV_LEN, A) == 2 * 699
+        await rig.gateway.check_integrity()
+
+    with_kernel(test)
+
+
+def test_an_instance_that_ends_with_work_in_flight_gives_everything_back() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await start(rig, 2, tenant="u")
+        free = (await rig.gateway.statistics())["pages_free"]
+        lost = worker.calls(*[(1, Op.PRED, A, tokens(*range(1, 900)), None, b"")] * 4)
+        kept = worker.pred(2, A, PROMPT)
+        await asyncio.sleep(0.015)
+        assert (await rig.gateway.end(1)).errno == 0
+        assert isinstance(await kept, bytes)
+        await asyncio.sleep(0.2)
+        assert not any(reply.done() for reply in lost), "nobody replies to an instance that is gone"
+        assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
+        await rig.gateway.end(2)
+        assert (await rig.gateway.statistics())["pages_free"] == free
+        await rig.gateway.check_integrity()
+
+    with_kernel(test)
+
+
+class Failing(SimulatedExecutor):
+    """Fails the steps whose number is named."""
+
+    def __init__(self, clock: Clock, failing: set[int], error: Exception) -> None:
+        super().__init__(clock, 256, costs=ANY_MS)
+        self.failing, self.error, self.step = failing, error, 0
+
+    async def run(self, batch: Batch) -> list[bytes | SyscallError]:
+        self.step += 1
+        number = self.step
+        results = await super().run(batch)
+        if number in self.failing:
+            raise self.error
+        return results
+
+
+def test_a_step_that_fails_answers_eio_and_the_kernel_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def executor(clock: Clock) -> Executor:
+        return Failing(clock, {2}, RuntimeError("out of memory"))
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        assert await worker.pred(1, A, tokens(1)) == -Errno.EIO
+        assert await worker.call(1, Op.KV_LEN, A) == 59
+        assert isinstance(await worker.pred(1, A, tokens(1)), bytes)
+        await rig.gateway.check_integrity()
+
+    with_kernel(test, executor=executor)
+    assert "out of memory" in caplog.text
+
+
+def test_a_bug_of_ours_stops_the_kernel_instead_of_becoming_an_errno() -> None:
+    def executor(clock: Clock) -> Executor:
+        return Failing(clock, {1}, KernelBug("an invariant does not hold"))
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        worker.pred(1, A, PROMPT)
+        await worker.closed.wait()
+
+    with pytest.raises(KernelBug, match="does not hold"):
+        with_kernel(test, executor=executor)
+
+
+# -- Pages -------------------------------------------------------------------------------------
+def test_a_pred_waits_for_pages_until_another_lip_gives_some_back() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await start(rig, 2)
+        await worker.pred(1, A, tokens(*range(1, 13 * PAGE_TOKENS)))
+        waiting = worker.pred(2, A, tokens(*range(1, 5 * PAGE_TOKENS)))
+        await asyncio.sleep(0.02)
+        assert (await rig.gateway.statistics())["waiting_for_pages"] == 1
+        assert not waiting.done()
+        await rig.gateway.end(1)
+        assert isinstance(await waiting, bytes)
+
+    with_kernel(test, pages=16)
+
+
+def test_when_nobody_gives_pages_back_the_most_served_lip_hears_enomem() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await start(rig, 2)
+        for instance, length in ((1, 100), (2, 60)):
+            await worker.pred(instance, A, tokens(*range(1, length)))
+        more = tokens(*range(1, 8 * PAGE_TOKENS))
+        smaller, larger = (worker.pred(instance, A, more) for instance in (2, 1))
+        assert await larger == -Errno.ENOMEM
+        assert not smaller.done(), "only one gives way at a time"
+        await rig.gateway.end(1)
+        assert isinstance(await smaller, bytes)
+        await rig.gateway.check_integrity()
+
+    with_kernel(test, pages=18)
+
+
+def test_a_tenants_quota_is_an_errno_at_once() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        assert await worker.pred(1, A, tokens(*range(1, 200))) == -Errno.EDQUOT
+        assert isinstance(await worker.pred(1, A, tokens(*range(1, 60))), bytes)
+
+    with_kernel(test, kernel_options=KernelOptions(tenants=TenantLimits(pages=5)))
+
+
+def test_a_run_past_its_tokens_is_reported_to_the_gateway() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, tokens=100)
+        await worker.pred(1, A, PROMPT)
+        assert await worker.pred(1, A, PROMPT) == -Errno.EDQUOT
+        await asyncio.sleep(0)
+        (exceeded,) = rig.gateway.exceeded
+        assert exceeded.instance == 1
+        assert "100 tokens" in exceeded.reason
+
+    with_kernel(test)
+
+
+# -- Peers -------------------------------------------------------------------------------------
+def test_a_worker_cannot_call_for_anothers_instance() -> None:
+    async def test(rig: Rig) -> None:
+        intruder = rig.attach_worker("w2")
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        for forged in (1, 2, 0, -1, 2**63, "1", None, [1]):
+            intruder.link.send(
+                m.encode(m.Calls([[forged, Op.KV_TRUNCATE, 0, A, 0], [forged, Op.KV_CLOSE, 0, A]]))
+            )
+        await asyncio.sleep(0)
+        assert await worker.call(1, Op.KV_LEN, A) == 59
+        assert (await rig.gateway.statistics())["dropped"] == 16
+        assert not intruder.closed.is_set()
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        [m.Register.KIND, 1, 5, "t", "w", 0, 0, {}],
+        [m.End.KIND, 1, 1],
+        [m.Ask.KIND, 1, "statistics", {}],
+        [m.Calls.KIND, "calls"],
+        [m.Calls.KIND],
+        [99],
+        ["x"],
+        [None, None],
+    ],
+)
+def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
+    frame: list[Any],
+) -> None:
+    async def test(rig: Rig) -> None:
+        second = rig.attach_worker("w2")
+        await start(rig, 1)
+        assert (await rig.gateway.register(2, worker="w2")).errno == 0
+        second.tell(2, Op.KV_CREATE, A)
+        kept = second.pred(2, A, PROMPT)
+        rig.worker.pred(1, A, PROMPT)
+        rig.worker.link.send(frame)
+        rig.worker.tell(1, Op.KV_CREATE, B)
+        await rig.worker.closed.wait()
+        assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
+        assert isinstance(await kept, bytes), "the other worker's go on"
+        await rig.gateway.check_integrity()
+
+    with_kernel(test)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        None, 5, "x", [], [1], [1, Op.KV_LEN], [1, Op.KV_LEN, 7, A, A, A], [1, 99, 7],
+        [1, Op.PRED, 7, A, "tokens", None, b""], [1, Op.PRED, 7, A, b"\0" * 3, None, b""],
+        [1, Op.KV_CREATE, 0, -5], [1, Op.CANCEL, 0, "x"], [1, Op.STAGE, 7, 1, [[A]]],
+        [1, Op.KV_OPEN, 7, B, b"\xff", 31], [1, "x", 7], [1, Op.KV_LEN, -1, A], [{}, [], {}],
+    ],
+)  # fmt: skip
+def test_a_call_that_is_none_harms_nobody(call: Any) -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        worker.replies[1, 7] = asyncio.get_running_loop().create_future()
+        worker.link.send([m.Calls.KIND, [call]])
+        (length,) = worker.calls((1, Op.KV_LEN, A))
+        assert await length == 59
+        if (1, 7) in [(i, s) for i, s in worker.order]:
+            return
+        assert (await rig.gateway.statistics())["dropped"] + 1 > 0
+
+    with_kernel(test)
+
+
+def test_a_worker_that_connects_again_replaces_the_old_one() -> None:
+    async def test(rig: Rig) -> None:
+        old = await start(rig)
+        old.pred(1, A, PROMPT)
+        new = rig.attach_worker("w")
+        await old.closed.wait()
+        assert (await rig.gateway.register(1)).errno == 0, "its instances have ended"
+        new.tell(1, Op.KV_CREATE, A)
+        assert isinstance(await new.pred(1, A, PROMPT), bytes)
+
+    with_kernel(test)
+
+
+def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all() -> None:
+    async def test(rig: Rig) -> None:
+        second = rig.attach_worker("w2")
+        await start(rig, 1)
+        await rig.gateway.register(2, worker="w2")
+        rig.worker.link.close()
+        await asyncio.sleep(0.001)
+        assert (await rig.gateway.statistics())["instances"] == 1
+        assert (await rig.gateway.register(3, worker="w")).errno == -Errno.EPIPE
+        rig.gateway.link.close()
+        await asyncio.sleep(0.001)
+        assert rig.kernel.statistics()["instances"] == 0
+        gateway = rig.attach_gateway()
+        assert (await gateway.register(2, worker="w2")).errno == 0
+        second.tell(2, Op.KV_CREATE, A)
+        assert isinstance(await second.pred(2, A, PROMPT), bytes)
+
+    with_kernel(test)
+
+
+def test_what_the_gateway_asks() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        assert await worker.call(1, Op.KV_SAVE, A, "prompts/one", 0) == 0
+        (listed,) = (await rig.gateway.ask("kv_list", tenant="t", prefix="prompts/")).value
+        assert (listed["path"], listed["len"]) == ("prompts/one", 59)
+        assert (await rig.gateway.ask("kv_list", tenant="other", prefix="")).value == []
+        stat = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
+        assert stat.value == listed
+        assert (await rig.gateway.ask("kv_remove", tenant="t", path="prompts/one")).errno == 0
+        again = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
+        assert again.errno == -Errno.ENOENT
+        for what, args in (("kv_stat", {"tenant": "t"}), ("kv_list", {"tenant": 5, "prefix": ""})):
+            assert (await rig.gateway.ask(what, **args)).errno == -Errno.EINVAL
+        assert (await rig.gateway.ask("no such thing")).errno == -Errno.ENOSYS
+
+    with_kernel(test)
+
+
+def test_integrity_is_checked_between_steps_even_when_they_never_pause() -> None:
+    async def test(rig: Rig) -> None:
+        async def busy(instance: int) -> None:
+            worker = await start(rig, instance)
+            await decode(worker, instance, A, 3, 60)
+
+        lips = [asyncio.create_task(busy(instance)) for instance in range(1, 6)]
+        for _ in range(10):
+            await asyncio.sleep(0.03)
+            await rig.gateway.check_integrity()
+        await asyncio.gather(*lips)
+
+    with_kernel(test)
+
+
+def test_large_results_are_split_over_frames() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        for instance in range(2, 8):
+            await start(rig, instance)
+        logits = options(at="all", get="logits")
+        calls = [(i, Op.PRED, A, tokens(*range(1, 257)), None, logits) for i in range(1, 8)]
+        results = await asyncio.gather(*worker.calls(*calls))
+        assert {len(result) for result in results if isinstance(result, bytes)} == {4 << 20}
+        assert worker.frames >= 2
+
+    with_kernel(
+        test,
+        executor=lambda clock: SimulatedExecutor(clock, 256, costs=CostModel(), hashed=False),
+        kernel_options=KernelOptions(steps=StepLimits(tokens=4096)),
+    )
