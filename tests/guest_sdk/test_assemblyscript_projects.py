@@ -8,8 +8,8 @@ import pytest
 from symphony_runtime.projects import ProjectError, build, new
 from wasmtime import Engine, FuncType, Module
 
-ROOT = Path(__file__).resolve().parents[2]
-SDK = ROOT / "guest_sdk" / "assemblyscript"
+from tests.support.assemblyscript import ROOT, SDK
+
 TEMPLATE = ROOT / "runtime" / "symphony_runtime" / "templates" / "assemblyscript"
 EXAMPLES = {
     "best_of_n": ROOT / "examples" / "best_of_n",

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from symphony_kernel.protocol.errno import Errno
 from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store, Trap, ValType
 
-ROOT = Path(__file__).resolve().parents[2]
-SDK = ROOT / "guest_sdk" / "assemblyscript"
+from tests.support.assemblyscript import ROOT, SDK, compiled
+
 TABLE = tomllib.loads((ROOT / "runtime/symphony_runtime/abi/table.toml").read_text())
 
 DECLARATION = re.compile(
@@ -127,11 +127,7 @@ class Helpers:
 @pytest.fixture(scope="module")
 def wasm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("helpers") / "helpers.wasm"
-    compiler = SDK / "node_modules" / "assemblyscript" / "bin" / "asc.js"
-    assert compiler.is_file(), "the AssemblyScript compiler is missing: make install"
-    command = ["node", str(compiler), "tests/helpers.ts", "--outFile", str(target)]
-    done = subprocess.run(command, cwd=SDK, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    compiled("tests/helpers.ts", target)
     return target
 
 

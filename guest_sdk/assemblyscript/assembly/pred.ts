@@ -126,7 +126,8 @@ export class PredOptions {
     for (let i = 0; i < tokens.length; i++) {
       if (tokens[i] >= (vocabSize as u32)) throw new Error("allow: a token past the vocabulary");
       const at = start + (tokens[i] >> 3);
-      store<u8>(at, load<u8>(at) | ((1 << (tokens[i] & 7)) as u8));
+      const bit: u32 = 1 << (tokens[i] & 7);
+      store<u8>(at, load<u8>(at) | (bit as u8));
     }
     return this.allowMask(mask);
   }

@@ -1,0 +1,133 @@
+"""Every typed class of the AssemblyScript SDK, in a guest under a real worker and kernel."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.assemblyscript import compiled
+from tests.support.byte_model import byte_assets
+from tests.support.rig import Rig, RunResult
+
+# What tests/tour.ts says of each part.
+TOUR = {
+    "tickets": [
+        "poll false",
+        "timeout -1",
+        "any 1 true OK",
+        "cancelled ECANCELED, the work was dropped",
+        "all 20",
+        "never EINVAL, an argument is wrong",
+    ],
+    "tasks": ["3210 0 543210"],
+    "model": ["258 32768 16 [] true", "def é😀(x):", 'empty 0 ""', "chat true"],
+    "files": [
+        "lengths 40 4 10",
+        "tokens 1,2,3,31,32,33,34,35,11,12",
+        "again EEXIST, the name is taken",
+        "named tour/a 40",
+        "named tour/b 4",
+        "stat 40 3 3 true",
+        "rights EACCES, the handle lacks the right",
+        "gone kv_open tour/a: ENOENT, there is no such thing",
+        "still 40",
+        "closed EBADF, no such handle or ticket",
+    ],
+    "preds": [
+        "all true true",
+        "top 3 true",
+        "argmax true",
+        "of 2 true true",
+        "logits true",
+        "bias 5",
+        "allow true",
+        "dropped true",
+        "tree 2",
+        "placed true",
+        "misplaced pred: as many positions as tokens: EINVAL, an argument is wrong",
+        "nothing pred: no token was asked for: EINVAL, an argument is wrong",
+    ],
+    "sampling": ["same true 8", "same true 8"],
+    "generation": [
+        "whole 12 true true",
+        "kept true",
+        "pieces true true",
+        "token true true",
+        "text true true true",
+        "empty EINVAL, an argument is wrong generation: EINVAL, an argument is wrong",
+    ],
+    "children": [
+        "child true 5 hällo 3 EACCES, the handle lacks the right",
+        "file 4",
+        "granted kv_granted notes: ENOENT, there is no such thing",
+        "again join: ENOENT, there is no such thing",
+    ],
+    "channels": ["one zwölf"],
+    "errors": [
+        "false kv_open no/such: ENOENT, there is no such thing",
+        "or true",
+        "missing EDQUOT, the tenant's quota is used up"
+        " | kv_len: EDQUOT, the tenant's quota is used up",
+        "pred pred: EDQUOT, the tenant's quota is used up",
+        "foreign kv_len: EBADF, no such handle or ticket",
+        "name EINVAL, an argument is wrong",
+        "past pred: EINVAL, an argument is wrong",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return compiled("tests/tour.ts", tmp_path_factory.mktemp("tour") / "tour.wasm")
+
+
+def run(program: bytes, part: str, *said: bytes) -> RunResult:
+    """Run a part to its end; the user says something first and closes."""
+
+    async def main() -> RunResult:
+        async with Rig(assets=byte_assets(ends=False)) as rig:
+            live = await rig.start(program, part.encode())
+            for message in said:
+                live.deliver(message)
+            live.close_input()
+            return await asyncio.wait_for(live.ended, 20)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("part", TOUR)
+def test_the_typed_classes(tour: bytes, part: str) -> None:
+    result = run(tour, part)
+    assert [message.decode() for message in result.messages] == TOUR[part]
+    assert (result.status, result.exit_code, result.logs) == ("exited", 0, [])
+
+
+def test_the_process(tour: bytes) -> None:
+    result = run(tour, "process", "héllo".encode(), b"\xff!")
+    assert [message.decode() for message in result.messages] == [
+        "random 16 true",
+        "clocks true true",
+        "got héllo",
+        "got \ufffd!",
+        "end EPIPE, the other end has closed",
+    ]
+    assert result.logs == [(0, b"a debug line"), (1, "é😀".encode())]
+
+
+def test_unwrap_ends_the_run_with_words(tour: bytes) -> None:
+    result = run(tour, "unwrap")
+    assert result.status == "trapped"
+    assert "kv_open no/such: ENOENT, there is no such thing" in result.reason
+
+
+def test_exit_and_fail_end_the_run_with_a_code(tour: bytes) -> None:
+    assert run(tour, "exit").exit_code == 7
+    failed = run(tour, "nonsense")
+    assert (failed.status, failed.exit_code) == ("exited", 3)
+    assert failed.logs == [(3, b"there is no part nonsense")]
+
+
+def test_every_part_of_the_sdk_compiles(tmp_path: Path) -> None:
+    # Only what a program uses is compiled, so the whole SDK is compiled as if it were one.
+    assert compiled("assembly/index.ts", tmp_path / "sdk.wasm")
+    assert compiled("assembly/raw.ts", tmp_path / "raw.wasm")
