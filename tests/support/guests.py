@@ -1,6 +1,9 @@
 """Small guests in WAT: imports from the ABI's table, so that a test states only what it does."""
 
-from symphony_runtime.abi import ABORT, WASI, WASI_CALLS, Signature, table
+import struct
+from dataclasses import dataclass
+
+from symphony_runtime.abi import ABORT, LIP, WASI, WASI_CALLS, Signature, allowed_imports, table
 
 PAGE_BYTES = 65_536
 
@@ -57,6 +60,74 @@ HELPERS = """
   (call $take (local.get $ticket) (local.get $at) (local.get $room)))
 """
 
+
+# --- Scripts: a list of calls, and what each returned --------------------------------------------
+_RESULTS_AT = 60_000  # results of a script's calls, an i64 each
+_PSEUDO = {
+    "await": Signature(("i32",), ()),
+    "claim": Signature(("i32", "i32", "i32"), ("i32",)),
+    "show": Signature(("i32", "i32"), ()),  # the bytes of memory are the result
+    "store": Signature(("i32", "i32"), ()),
+}
+Argument = int | str
+Step = tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A program that makes calls one after the other and sends what each returned."""
+
+    source: str
+    names: list[str]
+
+    def results(self, messages: list[bytes]) -> list[int | bytes]:
+        """Return each step's result: a number, or bytes for a "show"."""
+        assert len(messages) == len(self.names), f"{len(messages)} of {len(self.names)} steps"
+        pairs = zip(self.names, messages, strict=True)
+        return [m if name == "show" else struct.unpack("<q", m)[0] for name, m in pairs]
+
+
+def result(step: int) -> str:
+    """The i32 that step number `step` of the same script returned."""
+    return f"(i32.load (i32.const {_RESULTS_AT + 8 * step}))"
+
+
+def script(*steps: Step, parts: tuple[str, ...] = ()) -> Script:
+    """Steps are (call's name, argument, ...); arguments are numbers or WAT expressions."""
+    body, names = [], []
+    for index, (name, *arguments) in enumerate(steps):
+        assert isinstance(name, str)
+        names.append(name)
+        body.append(_step(index, name, arguments))
+    imports = LIP_IMPORTS + WASI_IMPORTS
+    function = f'(func (export "lip_main") (result i32) {" ".join(body)} (i32.const 0))'
+    return Script(module(function, *parts, imports=imports), names)
+
+
+def _step(index: int, name: str, arguments: list[Argument]) -> str:
+    kind = _PSEUDO.get(name) or allowed_imports().get((LIP, name)) or WASI_CALLS[name]
+    assert len(arguments) == len(kind.params), name
+    given = " ".join(
+        a if isinstance(a, str) else f"({kind}.const {a})"
+        for a, kind in zip(arguments, kind.params, strict=True)
+    )
+    if name == "show":
+        return f"(drop (call $send {given}))"
+    slot = _RESULTS_AT + 8 * index
+    if name == "store":
+        call = f"(i32.store {given}) (i64.const 0)"
+    elif not kind.results:
+        call = f"(call ${name} {given}) (i64.const 0)"
+    elif kind.results == ("i64",):
+        call = f"(call ${name} {given})"
+    else:
+        call = f"(i64.extend_i32_s (call ${name} {given}))"
+    return (
+        f"(i32.const {slot}) {call} i64.store (drop (call $send (i32.const {slot}) (i32.const 8)))"
+    )
+
+
+# --- Ready-made guests ---------------------------------------------------------------------------
 HELLO = main("(drop (call $send (i32.const 100) (i32.const 5))) (i32.const 0)", data(100, "hello"))
 SPIN = main("(loop $l (br $l)) (i32.const 0)")
 # Creates a file, decodes n greedy tokens one by one (n is the input's first byte), sends each.

@@ -13,7 +13,7 @@ Links are in memory, frames are real. Leaving the rig checks that everything cam
 import asyncio
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -40,6 +40,8 @@ from symphony_kernel.scheduler.clock import Clock, RealClock
 from symphony_runtime.validation import Outcome, check_and_compile
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
+
+from tests.support.guests import Step, script
 
 TENANT = "tenant"
 WORKER = "worker-0"
@@ -152,7 +154,7 @@ class Gateway:
 
     async def wait_idle(self) -> None:
         """Return when the kernel has heard of every end."""
-        while self.live or self._tasks:
+        while self.live or self._tasks:  # noqa: ASYNC110 - a test waits on many things
             await asyncio.sleep(0.001)
 
     def close(self) -> None:
@@ -210,7 +212,10 @@ class Gateway:
             self._spawn(self._end(message))
         elif isinstance(message, m.Ask):
             self.asked.append(message)
-            self._spawn(self._answer(message))
+            if message.what == "spawn":
+                self._spawn(self._spawn_child(message))
+            else:
+                self._channel(message)
         else:
             assert isinstance(message, m.Unask), message
             for waiting in self._receivers.values():
@@ -256,17 +261,26 @@ class Gateway:
                 )
             )
 
-    async def _answer(self, ask: m.Ask) -> None:
+    async def _spawn_child(self, ask: m.Ask) -> None:
         try:
-            if ask.what == "spawn":
-                self.to_worker(m.Answer(ask.seq, 0, await self._child(ask.args)))
-            elif ask.what == "channel_send":
-                self._channel_send(ask)
-            else:
-                assert ask.what == "channel_recv", ask
-                self._channel_recv(ask)
+            self.to_worker(m.Answer(ask.seq, 0, await self._child(ask.args)))
         except SyscallError as error:
             self.to_worker(m.Answer(ask.seq, -error.errno, error.detail))
+
+    def _channel(self, ask: m.Ask) -> None:
+        if ask.what == "channel_recv":
+            self._channel_recv(ask)
+            return
+        assert ask.what == "channel_send", ask
+        name, item = ask.args["name"], ask.args["item"]
+        if self._receivers[name]:
+            self.to_worker(m.Answer(self._receivers[name].popleft(), 0, item))
+        elif len(self._queues[name]) >= CHANNEL_ITEMS:
+            self.to_worker(m.Answer(ask.seq, -Errno.EAGAIN, "full"))
+            return
+        else:
+            self._queues[name].append(item)
+        self.to_worker(m.Answer(ask.seq, 0, 0))
 
     async def _child(self, args: dict[str, Any]) -> dict[str, Any]:
         module = args["program"] or self.module_of[args["parent"]]
@@ -278,16 +292,6 @@ class Gateway:
         self.module_of[instance] = module
         self._send_module(module)
         return {"instance": instance, "module": module, "entries": outcome.entries}
-
-    def _channel_send(self, ask: m.Ask) -> None:
-        name, item = ask.args["name"], ask.args["item"]
-        if self._receivers[name]:
-            self.to_worker(m.Answer(self._receivers[name].popleft(), 0, item))
-        elif len(self._queues[name]) >= CHANNEL_ITEMS:
-            raise SyscallError(Errno.EAGAIN, "full")
-        else:
-            self._queues[name].append(item)
-        self.to_worker(m.Answer(ask.seq, 0, 0))
 
     def _channel_recv(self, ask: m.Ask) -> None:
         name = ask.args["name"]
@@ -381,6 +385,15 @@ class Rig:
         run = await self.start(program, data, entry=entry, limits=limits)
         return await asyncio.wait_for(run.ended, seconds)
 
+    async def play(
+        self, *steps: Step, parts: tuple[str, ...] = (), data: bytes = b""
+    ) -> list[int | bytes]:
+        """Run a script (`guests.script`) and return each step's result."""
+        made = script(*steps, parts=parts)
+        ended = await self.run(made.source, data)
+        assert (ended.status, ended.exit_code) == ("exited", 0), ended
+        return made.results(ended.messages)
+
     async def statistics(self) -> dict[str, Any]:
         """Return the kernel's counters."""
         found: dict[str, Any] = await self.gateway.ask("statistics")
@@ -399,3 +412,13 @@ class Rig:
         assert found["files"] == 0
         assert found["handles"] == 0
         assert found["pages_free"] == found["pages"]
+
+
+def rigged(test: Callable[[Rig], Awaitable[None]], seconds: float = 30) -> None:
+    """Run a test with a rig in real time."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(seconds), Rig() as rig:
+            await test(rig)
+
+    asyncio.run(whole())

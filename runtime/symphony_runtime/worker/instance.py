@@ -400,13 +400,16 @@ class Instance:
         self.memory_peak = size
         self.run.count_memory(change)
 
+    def elapsed_ms(self) -> int:
+        """Whole milliseconds since it started; a microsecond's grace for what floats lose."""
+        return int((self.services.loop.time() - self.started) * 1000 + 0.001)
+
     def usage(self) -> dict[str, int]:
         """What it used, its children included."""
         peak = self.run.memory_peak if self.parent is None else self.memory_peak
-        elapsed = self.services.loop.time() - self.started
         return {
             "cpu_ms": round(self.cpu_ns / 1e6),
-            "wall_ms": round(elapsed * 1000),
+            "wall_ms": self.elapsed_ms(),
             "syscalls": self.syscalls,
             "peak_memory_bytes": peak,
         }

@@ -61,7 +61,7 @@ def exit_(lip: Instance, code: int) -> int:  # noqa: ARG001
 
 def clock_ms(lip: Instance) -> int:
     """Milliseconds since the program started."""
-    return int((lip.services.loop.time() - lip.started) * 1000)
+    return lip.elapsed_ms()
 
 
 def unix_ms(lip: Instance) -> int:

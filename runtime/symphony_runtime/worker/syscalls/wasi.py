@@ -82,11 +82,7 @@ def clock_time_get(lip: Instance, clock: int, precision: int, out: int) -> int: 
     lip.fiber.check(out, 8)
     if clock not in (_REALTIME, _MONOTONIC):
         return INVAL
-    services = lip.services
-    if clock == _REALTIME:
-        milliseconds = services.unix_ms()
-    else:
-        milliseconds = int((services.loop.time() - lip.started) * 1000)
+    milliseconds = lip.services.unix_ms() if clock == _REALTIME else lip.elapsed_ms()
     lip.fiber.write(out, struct.pack("<Q", milliseconds * _NANOSECONDS_A_MS))
     return SUCCESS
 
