@@ -79,12 +79,12 @@ def make_executor(
     """
     if configuration.executor == "simulated":
         return _simulated(configuration, clock)
-    # Torch takes a second to import, and a simulated kernel needs none of it.
-    from symphony_kernel.executor.torch_executor import TorchExecutor
-
     directory = configuration.directory
     name = TINY if configuration.model == TINY else None
     assets = load_assets(directory, configuration.dtype, name)
+    # Torch takes seconds to import: a simulated kernel, or one without a model, does without.
+    from symphony_kernel.executor.torch_executor import TorchExecutor
+
     executor = TorchExecutor.load(
         directory,
         dtype=configuration.dtype,

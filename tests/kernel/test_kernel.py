@@ -130,7 +130,7 @@ def test_a_seeded_sample_does_not_depend_on_its_batch_and_an_unseeded_one_varies
 def test_forks_share_their_prefix_and_go_their_own_ways() -> None:
     async def test(rig: Rig) -> None:
         worker = await start(rig)
-        (first,) = ids(await worker.pred(1, A, PROMPT))
+        await worker.pred(1, A, PROMPT)
         before = await rig.gateway.statistics()
         forks = [(1 << 16) + 1 + i for i in range(16)]
         for fork in forks:
@@ -148,11 +148,6 @@ def test_forks_share_their_prefix_and_go_their_own_ways() -> None:
         worker.tell(1, Op.KV_CREATE, C + 100)
         again = await worker.pred(1, C + 100, PROMPT + tokens(103))
         assert ids(again) == [branches[3]]
-        assert (
-            ids(await worker.pred(1, A, tokens(first)))
-            == ids(await worker.pred(1, C + 100, tokens(first), options(keep=False), None))
-            or branches[3] != first
-        )
         await rig.gateway.check_integrity()
 
     with_kernel(test)
@@ -492,13 +487,17 @@ def test_a_call_that_is_none_harms_nobody(call: Any) -> None:
     async def test(rig: Rig) -> None:
         worker = await start(rig)
         await worker.pred(1, A, PROMPT)
-        worker.replies[1, 7] = asyncio.get_running_loop().create_future()
+        answer = worker.replies[1, 7] = asyncio.get_running_loop().create_future()
         worker.link.send([m.Calls.KIND, [call]])
         (length,) = worker.calls((1, Op.KV_LEN, A))
         assert await length == 59
-        if (1, 7) in [(i, s) for i, s in worker.order]:
-            return
-        assert (await rig.gateway.statistics())["dropped"] + 1 > 0
+        counted = await rig.gateway.statistics()
+        if answer.done():
+            result = answer.result()
+            assert isinstance(result, int)
+            assert result < 0
+        else:
+            assert counted["dropped"] + counted["failed"] == 1, "no reply was wanted, or by nobody"
 
     with_kernel(test)
 
