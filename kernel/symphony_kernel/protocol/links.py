@@ -178,10 +178,12 @@ class SocketLink(asyncio.Protocol):
                 end = start + _LENGTH.size + length
                 if len(buffer) < end:
                     break
+                # A copy: the error of a frame that is none would keep a view of the buffer alive,
+                # and a buffer that is viewed cannot shrink.
                 with memoryview(buffer) as view:
-                    frame = decode(view[start + _LENGTH.size : end])
+                    body = bytes(view[start + _LENGTH.size : end])
                 start = end
-                self._on_frame(frame)
+                self._on_frame(decode(body))
         except LinkError as error:
             # The peer broke the contract: nothing it sends after this can be understood.
             self.error = error

@@ -1,0 +1,346 @@
+"""Links: frames whole, in order and bounded, whatever the other side or the socket does."""
+
+import asyncio
+import itertools
+import struct
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from symphony_kernel.protocol.links import (
+    Link,
+    LinkError,
+    MemoryLink,
+    SocketLink,
+    connect_unix,
+    decode,
+    encode,
+    memory_pair,
+    serve_unix,
+)
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=12,
+)
+FRAMES = st.lists(VALUES, min_size=1, max_size=5)
+
+
+class End:
+    """What one end of a link hears."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.frames: list[list[Any]] = []
+        self.closed = asyncio.Event()
+        self.ends = 0
+        self._more = asyncio.Event()
+        link.receive(self._on_frame, self._on_closed)
+
+    def _on_frame(self, frame: list[Any]) -> None:
+        self.frames.append(frame)
+        self._more.set()
+
+    def _on_closed(self) -> None:
+        self.ends += 1
+        self.closed.set()
+
+    async def wait_frames(self, count: int) -> list[list[Any]]:
+        while len(self.frames) < count:
+            self._more.clear()
+            await asyncio.wait_for(self._more.wait(), 10)
+        return self.frames
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait_for(self.closed.wait(), 10)
+
+
+Pair = tuple[End, End]
+
+
+async def memory_ends(folder: Path) -> tuple[Pair, Callable[[], Awaitable[None]]]:
+    left, right = memory_pair()
+
+    async def stop() -> None:
+        left.close()
+
+    return (End(left), End(right)), stop
+
+
+async def socket_ends(folder: Path) -> tuple[Pair, Callable[[], Awaitable[None]]]:
+    arrived: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+    server = await serve_unix(folder / "s", lambda link: arrived.set_result(End(link)), 1 << 20)
+    ours = End(await connect_unix(folder / "s"))
+    theirs = await arrived
+
+    async def stop() -> None:
+        ours.link.close()
+        theirs.link.close()
+        server.close()
+        await theirs.wait_closed()
+
+    return (ours, theirs), stop
+
+
+@pytest.fixture(params=[memory_ends, socket_ends], ids=["memory", "socket"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    def runner(test: Callable[[End, End], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            (ours, theirs), stop = await request.param(tmp_path)
+            await asyncio.wait_for(test(ours, theirs), 30)
+            await stop()
+
+        asyncio.run(main())
+
+    return runner
+
+
+# -- Both kinds --------------------------------------------------------------------------------
+def test_frames_arrive_whole_and_in_order_both_ways(run: Callable[..., None]) -> None:
+    async def test(ours: End, theirs: End) -> None:
+        sent = [[i, "x" * (i * 977), b"\0" * i, None, {"k": [1, 2.5]}] for i in range(200)]
+        for frame in sent:
+            ours.link.send(frame)
+            theirs.link.send(frame)
+        assert await theirs.wait_frames(200) == sent
+        assert await ours.wait_frames(200) == sent
+        assert ours.link.backlog == 0
+
+    run(test)
+
+
+def test_what_was_sent_before_a_close_arrives_and_both_ends_hear_of_it_once(
+    run: Callable[..., None],
+) -> None:
+    async def test(ours: End, theirs: End) -> None:
+        ours.link.send([1])
+        ours.link.send([2])
+        ours.link.close()
+        ours.link.close()
+        ours.link.send([3])
+        await theirs.wait_closed()
+        await ours.wait_closed()
+        theirs.link.send([4])
+        await asyncio.sleep(0.01)
+        assert theirs.frames == [[1], [2]]
+        assert ours.frames == []
+        assert (ours.ends, theirs.ends) == (1, 1)
+        assert ours.link.closed
+        assert theirs.link.closed
+
+    run(test)
+
+
+def test_an_aborted_link_ends_on_both_sides_at_once(run: Callable[..., None]) -> None:
+    async def test(ours: End, theirs: End) -> None:
+        ours.link.send([1])
+        ours.link.abort()
+        await theirs.wait_closed()
+        await ours.wait_closed()
+        assert theirs.frames == []
+        assert (ours.ends, theirs.ends) == (1, 1)
+
+    run(test)
+
+
+def test_nothing_is_received_after_our_own_close(run: Callable[..., None]) -> None:
+    async def test(ours: End, theirs: End) -> None:
+        received: list[Any] = []
+
+        def close_on_first(frame: list[Any]) -> None:
+            received.append(frame)
+            theirs.link.close()
+
+        theirs.link.receive(close_on_first, theirs.closed.set)
+        for i in range(10):
+            ours.link.send([i])
+        await ours.wait_closed()
+        await theirs.wait_closed()
+        assert received == [[0]]
+
+    run(test)
+
+
+def test_backlog_counts_what_the_peer_has_not_taken(run: Callable[..., None]) -> None:
+    async def test(ours: End, theirs: End) -> None:
+        for _ in range(64):
+            ours.link.send(["x" * 65536])
+        assert ours.link.backlog >= 64 * 65536
+        await theirs.wait_frames(64)
+        assert ours.link.backlog == 0
+
+    run(test)
+
+
+# -- The codec ---------------------------------------------------------------------------------
+@given(FRAMES)
+def test_any_frame_survives_the_codec(frame: list[Any]) -> None:
+    assert decode(encode(frame)) == frame
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_link_error_or_a_frame_and_nothing_else(data: bytes) -> None:
+    try:
+        frame = decode(data)
+    except LinkError:
+        return
+    assert isinstance(frame, list)
+    assert frame
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xc1", b"\x90", b"\x05", b"\x81\x01\x02", b"\x91", b"\x91\x01\x02", b"\x91" * 5000],
+)
+def test_what_is_no_frame_is_refused(data: bytes) -> None:
+    with pytest.raises(LinkError):
+        decode(data)
+
+
+def test_a_frame_that_claims_to_be_huge_costs_nothing() -> None:
+    with pytest.raises(LinkError):
+        decode(b"\xdd\xff\xff\xff\xff")  # an array of four thousand million
+
+
+# -- Sockets -----------------------------------------------------------------------------------
+class Transport(asyncio.Transport):
+    """Records what a link does with its socket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def close(self) -> None:
+        self.aborted = True
+
+
+def feed(pieces: list[bytes], frame_bytes_max: int = 1 << 20) -> tuple[list[Any], SocketLink, bool]:
+    """Hand a link these pieces as a socket would; return its frames and whether it gave up."""
+
+    async def main() -> tuple[list[Any], SocketLink, bool]:
+        frames: list[Any] = []
+        link = SocketLink(lambda link: link.receive(frames.append, lambda: None), frame_bytes_max)
+        transport = Transport()
+        link.connection_made(transport)
+        for piece in pieces:
+            if not transport.aborted:
+                link.data_received(piece)
+        return frames, link, transport.aborted
+
+    return asyncio.run(main())
+
+
+def framed(frame: list[Any]) -> bytes:
+    body = encode(frame)
+    return struct.pack("<I", len(body)) + body
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(FRAMES, max_size=6), st.data())
+def test_frames_do_not_depend_on_how_the_socket_cuts_them(
+    frames: list[list[Any]], data: st.DataObject
+) -> None:
+    stream = b"".join(map(framed, frames))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    edges = [0, *cuts, len(stream)]
+    pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
+    received, _, aborted = feed(pieces)
+    assert received == frames
+    assert not aborted
+
+
+def test_a_frame_over_the_limit_ends_the_link_before_it_is_there() -> None:
+    frames, link, aborted = feed([framed([1]), struct.pack("<I", 101)], frame_bytes_max=100)
+    assert frames == [[1]]
+    assert aborted
+    assert "101 bytes" in str(link.error)
+
+
+@pytest.mark.parametrize("garbage", [b"\xc1", b"\x05", b"\x90", b""])
+def test_garbage_after_good_frames_ends_the_link_after_them(garbage: bytes) -> None:
+    bad = struct.pack("<I", len(garbage)) + garbage
+    frames, link, aborted = feed([framed([1]) + framed([2]) + bad + framed([3])])
+    assert frames == [[1], [2]]
+    assert aborted
+    assert isinstance(link.error, LinkError)
+
+
+def test_a_receivers_error_is_not_mistaken_for_the_peers() -> None:
+    async def main() -> None:
+        def broken(_: list[Any]) -> None:
+            raise ZeroDivisionError
+
+        link = SocketLink(lambda link: link.receive(broken, lambda: None))
+        link.connection_made(Transport())
+        with pytest.raises(ZeroDivisionError):
+            link.data_received(framed([1]))
+        assert link.error is None
+
+    asyncio.run(main())
+
+
+def test_a_burst_of_frames_is_one_write(tmp_path: Path) -> None:
+    async def main() -> None:
+        writes: list[int] = []
+
+        class Counting(Transport):
+            def write(self, data: bytes | bytearray | memoryview) -> None:
+                writes.append(len(data))
+
+        link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
+        link.connection_made(Counting())
+        for i in range(100):
+            link.send([i])
+        assert writes == []
+        await asyncio.sleep(0)
+        assert len(writes) == 1
+
+    asyncio.run(main())
+
+
+def test_a_dead_socket_is_replaced_and_only_its_owner_may_connect(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "s"
+        for _ in range(2):
+            server = await serve_unix(path, lambda link: link.receive(print, lambda: None))
+            assert path.stat().st_mode & 0o777 == 0o600
+            link = await connect_unix(path)
+            link.receive(print, lambda: None)
+            link.close()
+            await asyncio.sleep(0.01)
+            server.close()
+        with pytest.raises(OSError, match=r"No such file|refused"):
+            await connect_unix(tmp_path / "nobody")
+
+    asyncio.run(main())
+
+
+def test_integer_keys_are_for_the_bias_map() -> None:
+    assert decode(msgpack.packb([{5: 1.5}])) == [{5: 1.5}]
+
+
+def test_frames_sent_before_a_memory_links_receiver_is_named_wait_for_it() -> None:
+    async def main() -> None:
+        left, right = memory_pair()
+        assert isinstance(left, MemoryLink)
+        left.send([1])
+        await asyncio.sleep(0)
+        assert await End(right).wait_frames(1) == [[1]]
+
+    asyncio.run(main())
