@@ -18,6 +18,7 @@ from pathlib import Path
 LANGUAGES = ("rust", "assemblyscript")
 
 _WASM_TARGET = "wasm32-unknown-unknown"
+_SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # where Debian puts its packages'
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _SDKS = {
@@ -156,7 +157,7 @@ def _rust_candidates() -> Iterator[RustToolchain]:
     for cargo, rustc in (
         (os.environ.get("CARGO"), os.environ.get("RUSTC")),
         (shutil.which("cargo"), shutil.which("rustc")),
-        ("/usr/bin/cargo", "/usr/bin/rustc"),
+        _SYSTEM_RUST,
     ):
         if cargo and rustc and shutil.which(cargo) and shutil.which(rustc):
             yield RustToolchain(cargo, rustc)

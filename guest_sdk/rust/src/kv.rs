@@ -301,13 +301,14 @@ impl Drop for KvFile {
 fn read_stat(bytes: &[u8]) -> Option<Stat> {
     let value = msgpack::decode(bytes).ok()?;
     let number = |key| value.get(key).and_then(Value::as_u32);
+    let named = value.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
     Some(Stat {
         len: number("len")?,
         pages: number("pages")?,
         shared: number("shared")?,
         tier: String::from(value.get("tier")?.as_str()?),
         rights: Rights(number("rights")?),
-        path: value.get("path").and_then(Value::as_str).map(String::from),
+        path: named.map(String::from),
     })
 }
 
