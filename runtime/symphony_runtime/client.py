@@ -11,6 +11,7 @@ problem document; no server, or one that goes away, is a `ConnectionFailed`.
 """
 
 import base64
+import io
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ import aiohttp
 from yarl import URL
 
 JsonObject = dict[str, Any]
+_PIECE_BYTES = 256 << 10
 _LINE_BYTES_MAX = 8 << 20  # an event's data is one line; a message of 1 MiB may be escaped in it
 
 
@@ -230,7 +232,7 @@ class Client:
         url = URL(f"{self.url}{path}", encoded=True)
         with _translated():
             async with self._session.request(
-                method, url.update_query(query or {}), data=body, headers=headers
+                method, url.update_query(query or {}), data=_payload(body), headers=headers
             ) as response:
                 await _check(response)
                 document: JsonObject = json.loads(await response.read() or b"{}")
@@ -239,6 +241,11 @@ class Client:
 
 def _encoded(body: JsonObject) -> bytes:
     return json.dumps(body, ensure_ascii=False).encode()
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    # A large body is sent piece by piece, so that the loop can do something else between them.
+    return io.BytesIO(body) if body is not None and len(body) > _PIECE_BYTES else body
 
 
 def _quoted(name: str) -> str:

@@ -192,7 +192,7 @@ class Console:
     def line(self, role: str, words: str) -> None:
         """Show one line of a role."""
         self._end_progress()
-        self._write(f"{role}: {words}\n")
+        self._write(f"{role}: {words.removeprefix(f'{role}: ')}\n")
 
     def say(self, words: str) -> None:
         """Show a line of our own."""
@@ -275,7 +275,9 @@ class Supervisor:
         data_dir = self._options.data_dir.resolve()
         host = self._options.host
         shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{self._gateway.about['port']}"
+        port = self._gateway.about["port"]
+        self._gateway.spec.config["port"] = port  # the next one must be found where this one was
+        url = f"http://{shown}:{port}"
         place = ServerPlace(url, data_dir / "default.key", os.getpid())
         write_place(data_dir / "server.json", place)
         write_place(user_server_file(), place)

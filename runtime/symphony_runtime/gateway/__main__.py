@@ -44,9 +44,14 @@ def _emit(event: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
+def _log_level() -> str:
+    wanted = os.environ.get("SYMPHONY_LOG", "warning").upper()
+    return wanted if wanted in ("DEBUG", "INFO", "WARNING", "ERROR") else "WARNING"
+
+
 def main() -> int:
     """Run the gateway until SIGTERM; return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=_log_level(), format="%(levelname)s %(name)s: %(message)s")
     try:
         config = GatewayConfig.parse(json.loads(sys.stdin.readline()))
         asyncio.run(_run(config))

@@ -75,8 +75,10 @@ class KernelLink:
             try:
                 await self._lost.wait()
             finally:
-                self._forget(link)
-            pause = _CONNECT_SECONDS[0] if self.about else min(pause * 2, longest)
+                link.close()
+            # Not welcomed: it will not be next time either, soon.
+            pause = _CONNECT_SECONDS[0] if self.ready else min(pause * 2, longest)
+            self._forget()
             await asyncio.sleep(pause)
 
     async def register(
@@ -149,9 +151,8 @@ class KernelLink:
         else:
             answer.set_result(message.value)
 
-    def _forget(self, link: SocketLink) -> None:
+    def _forget(self) -> None:
         was_ready, self.pid, self._link = self.ready, 0, None
-        link.close()
         waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
             if not answer.done():
@@ -218,10 +219,11 @@ class WorkerLinks:
         self._server = await serve_unix(self._path, self._meet, WORKER_FRAME_BYTES_MAX)
 
     async def close(self) -> None:
-        """Stop listening and end all links."""
+        """Stop listening and end all links; nothing more is told of them."""
         if self._server is not None:
             self._server.close()
-        for worker in list(self.workers.values()):
+        workers, self.workers = self.workers, {}
+        for worker in workers.values():
             worker.drop()
         self._path.unlink(missing_ok=True)
 

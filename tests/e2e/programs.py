@@ -1,0 +1,136 @@
+"""Guests of the end-to-end tests, well-behaved and hostile."""
+
+from wasmtime import wat2wasm
+
+from tests.support.guests import DECODE, HELLO, SPIN, data, main, module
+
+
+def wasm(wat: str) -> bytes:
+    """Compile a guest."""
+    return bytes(wat2wasm(wat))
+
+
+HELLO_WASM = wasm(HELLO)
+SPIN_WASM = wasm(SPIN)
+DECODE_WASM = wasm(DECODE)
+
+# Sends its input back and exits with 7.
+ECHO_WASM = wasm(
+    main(
+        """(drop (call $send (i32.const 100) (call $input_read (i32.const 100) (i32.const 60000))))
+           (i32.const 7)"""
+    )
+)
+
+# Sends every message that it receives, with the input closed logs "bye" and exits with 0.
+PARROT_WASM = wasm(
+    main(
+        """(block $closed (loop $next
+             (local.set $n (call $claim (call $recv) (i32.const 100) (i32.const 60000)))
+             (br_if $closed (i32.lt_s (local.get $n) (i32.const 0)))
+             (drop (call $send (i32.const 100) (local.get $n)))
+             (br $next)))
+           (drop (call $log (i32.const 2) (i32.const 0) (i32.const 3)))
+           (i32.const 0)""",
+        data(0, "bye"),
+        locals_="(local $n i32)",
+    )
+)
+
+# Sleeps a while (300 ms), then decodes four tokens.
+SLEEP_AND_DECODE_WASM = wasm(
+    main(
+        """(call $await (call $sleep (i64.const 300)))
+           (local.set $kv (call $kv_create))
+           (i32.store (i32.const 0) (i32.const 7))
+           (loop $more
+             (local.set $got (call $claim
+               (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
+                           (i32.const 0) (i32.const 0))
+               (i32.const 0) (i32.const 8)))
+             (if (i32.ne (local.get $got) (i32.const 8)) (then (return (i32.const 1))))
+             (local.set $n (i32.add (local.get $n) (i32.const 1)))
+             (br_if $more (i32.lt_s (local.get $n) (i32.const 4))))
+           (drop (call $send (i32.const 0) (i32.const 4)))
+           (i32.const 0)""",
+        locals_="(local $kv i32) (local $n i32) (local $got i32)",
+    )
+)
+
+# Saves a file of three tokens as notes/first and a second one as notes/second.
+SAVE_WASM = wasm(
+    main(
+        """(local.set $kv (call $kv_create))
+           (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 3) (i32.const 0)
+                                          (i32.const 0) (i32.const 0))
+                              (i32.const 200) (i32.const 8)))
+           (if (call $kv_save (local.get $kv) (i32.const 100) (i32.const 11) (i32.const 1))
+             (then (return (i32.const 1))))
+           (call $kv_save (call $kv_fork (local.get $kv)) (i32.const 120) (i32.const 12)
+                          (i32.const 1))""",
+        data(0, b"\x07\0\0\0\x08\0\0\0\x09\0\0\0"),
+        data(100, "notes/first"),
+        data(120, "notes/second"),
+        locals_="(local $kv i32)",
+    )
+)
+
+# Two hundred messages of 16 KiB, then the end.
+CHATTY_WASM = wasm(
+    main(
+        """(loop $more
+             (i32.store8 (i32.const 1000) (i32.add (i32.const 97)
+                                                   (i32.rem_u (local.get $n) (i32.const 26))))
+             (drop (call $send (i32.const 1000) (i32.const 16384)))
+             (local.set $n (i32.add (local.get $n) (i32.const 1)))
+             (br_if $more (i32.lt_s (local.get $n) (i32.const 200))))
+           (i32.const 0)""",
+        data(1000, b"x" * 16384),
+        locals_="(local $n i32)",
+    )
+)
+
+# --- Hostile ones --------------------------------------------------------------------------------
+ENDLESS_SEND_WASM = wasm(
+    main("(loop $l (drop (call $send (i32.const 0) (i32.const 60000))) (br $l)) (i32.const 0)")
+)
+# Grows until it is refused, then gives up.
+GROWER_WASM = wasm(
+    main(
+        """(loop $l (br_if $l (i32.ne (memory.grow (i32.const 16)) (i32.const -1))))
+           (unreachable)"""
+    )
+)
+STACK_SMASHER_WASM = wasm(
+    main("(call $deeper)", "(func $deeper (result i32) (i32.add (call $deeper) (i32.const 1)))")
+)
+TRAP_WASM = wasm(main("(unreachable)"))
+OUT_OF_BOUNDS_WASM = wasm(main("(i32.load (i32.const 0x7fffffff))"))
+# Holds pages and files, then loops: what it held must come back when it is cancelled.
+HOARDER_WASM = wasm(
+    main(
+        """(loop $more
+             (local.set $kv (call $kv_create))
+             (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 64)
+                                            (i32.const 0) (i32.const 0) (i32.const 0))
+                                (i32.const 2000) (i32.const 8)))
+             (local.set $n (i32.add (local.get $n) (i32.const 1)))
+             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
+           (drop (call $send (i32.const 3000) (i32.const 4)))
+           (loop $l (br $l)) (i32.const 0)""",
+        data(3000, "held"),
+        locals_="(local $kv i32) (local $n i32)",
+    )
+)
+REFUSED_WASM = wasm(
+    module(
+        '(func (export "lip_main") (result i32) (i32.const 0))',
+        imports=[
+            '(import "wasi_snapshot_preview1" "path_open" (func (param i32)))',
+            '(import "env" "system" (func (param i32) (result i32)))',
+            '(import "lip" "send" (func $send (param i32 i32) (result i32)))',
+            '(import "lip" "wait" (func $wait (param i32 i32 i64) (result i32)))',
+            '(import "lip" "take" (func $take (param i32 i32 i32) (result i32)))',
+        ],
+    )
+)

@@ -1,0 +1,206 @@
+"""Processes that die and servers that stop: what was acknowledged is there, the rest is told."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from symphony_runtime.client import Client, ConnectionFailed, ServerError
+
+from tests.e2e import programs as guests
+from tests.support.server import (
+    RunningServer,
+    alive,
+    descendants,
+    running_server,
+    start_server,
+)
+
+
+async def wait_until_ended(client: Client, run: str, seconds: float = 20) -> dict[str, object]:
+    async with asyncio.timeout(seconds):
+        while True:
+            result = await client.result(run)
+            if result["status"] not in ("queued", "running"):
+                return result
+            await asyncio.sleep(0.02)
+
+
+async def wait_for_message(client: Client, run: str) -> None:
+    async for event in client.events(run):
+        if event.kind == "message":
+            return
+
+
+async def run_works(server: RunningServer) -> None:
+    """The server runs a program that decodes, once it is ready again."""
+    async with server.client() as client:
+        await server.wait_until_ready()
+        result = await client.run("decode", input="\x02")
+        assert (result["status"], len(result["messages"])) == ("exited", 2)
+
+
+@pytest.mark.parametrize(
+    ("role", "reason"),
+    [("worker-0", "the worker that ran it died"), ("kernel", "the kernel died")],
+)
+def test_kill_9_of_worker_or_kernel(tmp_path: Path, role: str, reason: str) -> None:
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client:
+            await client.upload(guests.HOARDER_WASM, name="hoarder")
+            await client.upload(guests.DECODE_WASM, name="decode")
+            before = await server.counters()
+            run = await client.start("hoarder")
+            waiting = asyncio.create_task(client.run("hoarder"))
+            await wait_for_message(client, run)
+            pids = await server.pids()
+            os.kill(pids[role], signal.SIGKILL)
+            for result in (await wait_until_ended(client, run), await waiting):
+                assert (result["status"], result["reason"]) == ("failed", reason)
+            await run_works(server)
+            assert (await server.pids())[role] != pids[role]
+            after = await server.wait_until_idle()
+            assert after["pages_free"] == before["pages_free"]
+            # What a reader saw before the crash is kept.
+            assert (await client.result(run))["messages"] == ["held"]
+
+    with running_server(tmp_path) as server:
+        asyncio.run(scenario(server))
+
+
+def test_kill_9_of_the_gateway(tmp_path: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client:
+            await client.upload(guests.HOARDER_WASM, name="hoarder")
+            await client.upload(guests.DECODE_WASM, name="decode")
+            finished = await client.run("decode", input="\x03")
+            run = await client.start("hoarder")
+            await wait_for_message(client, run)
+            os.kill((await server.pids())["gateway"], signal.SIGKILL)
+        await server.wait_until_ready()
+        async with server.client() as client:
+            result = await client.result(run)
+            assert result["status"] == "failed"
+            assert result["reason"] == "the gateway died while it ran"
+            events = [event async for event in client.events(run)]
+            assert events[-1].data["status"] == "failed"
+            assert await client.result(finished["id"]) == finished
+            await run_works(server)
+            assert (await server.wait_until_idle())["files"] == 0
+
+    with running_server(tmp_path) as server:
+        port = server.url
+        asyncio.run(scenario(server))
+        assert server.url == port
+
+
+def test_a_second_start_keeps_programs_keys_and_results(tmp_path: Path) -> None:
+    async def fill(server: RunningServer) -> tuple[str, dict[str, object]]:
+        async with server.client() as client:
+            await client.upload(guests.DECODE_WASM, name="decode")
+            return server.key, await client.run("decode", input="\x03")
+
+    async def look(server: RunningServer, key: str, result: dict[str, object]) -> None:
+        assert server.key == key
+        async with server.client() as client:
+            assert await client.result(str(result["id"])) == result
+            again = await client.run("decode", input="\x03")
+            assert again["messages"] == result["messages"]
+
+    with running_server(tmp_path) as server:
+        key, result = asyncio.run(fill(server))
+        assert key in server.log.read_text()
+    # What the cache holds is not believed: this artefact is not what the server has made.
+    (artefact,) = (tmp_path / "programs" / "default").glob("*.cwasm")
+    artefact.write_bytes(b"\x7fELF, but not ours")
+    with running_server(tmp_path) as server:
+        asyncio.run(look(server, key, result))
+        assert server.log.read_text().count(key) == 1
+
+
+def test_sigterm_drains(tmp_path: Path) -> None:
+    """Live runs get their time; new ones hear 503; nothing is left behind."""
+
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client:
+            sleeper = await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
+            await client.upload(guests.SPIN_WASM, name="spin")
+            live = asyncio.create_task(client.run("sleeper"))
+            spin = await client.start("spin")
+            spinning = asyncio.create_task(_last(client, spin))
+            await asyncio.sleep(0.1)
+            server.process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+            with pytest.raises(ServerError) as refused:
+                await client.run(sleeper["id"])
+            assert refused.value.status == 503
+            assert refused.value.retry_after is not None
+            ready, roles = await client.ready()
+            assert not ready
+            assert len(roles) == 3
+            assert (await live)["status"] == "exited"
+            last = await spinning
+            assert last == {
+                "status": "failed", "exit_code": None, "reason": "the server was shut down",
+            }  # fmt: skip
+
+    server = start_server(tmp_path, "--drain-seconds", "1.5")
+    below = descendants(server.process.pid)
+    assert len(below) >= 3
+    began = time.monotonic()
+    asyncio.run(scenario(server))
+    assert server.process.wait(20) == 0, server.log.read_text()
+    assert time.monotonic() - began < 15
+    assert not [pid for pid in below if alive(pid)]
+    assert not (tmp_path / "server.json").exists()
+
+
+async def _last(client: Client, run: str) -> dict[str, object]:
+    return [event async for event in client.events(run)][-1].data
+
+
+def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
+    server = start_server(tmp_path)
+    below = descendants(server.process.pid)
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.process.wait()
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(alive(pid) for pid in below):
+        time.sleep(0.05)
+    assert not [pid for pid in below if alive(pid)]
+    # And the next one starts in the same place.
+    with running_server(tmp_path):
+        pass
+
+
+def test_a_tenant_at_its_limit_hears_429(tmp_path: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client:
+            await client.upload(guests.SPIN_WASM, name="spin")
+            runs = [await client.start("spin") for _ in range(3)]
+            with pytest.raises(ServerError) as refused:
+                await client.start("spin")
+            assert refused.value.status == 429
+            assert refused.value.retry_after is not None
+            await client.cancel(runs[0])
+            runs[0] = await client.start("spin")
+            for run in runs:
+                await client.cancel(run)
+
+    config = tmp_path / "symphony.toml"
+    config.write_text("tenant_runs_live_max = 3\nworkers = 2\n")
+    with running_server(tmp_path / "data", "--config", str(config)) as server:
+        asyncio.run(scenario(server))
+        roles = asyncio.run(server.pids())
+        assert {"worker-0", "worker-1"} < set(roles)
+
+
+def test_a_dead_server_is_told_apart_from_a_refusal(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Client("http://127.0.0.1:9", "key") as client:
+            with pytest.raises(ConnectionFailed):
+                await client.result("run_1")
+
+    asyncio.run(scenario())
