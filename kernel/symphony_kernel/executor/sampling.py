@@ -166,7 +166,7 @@ def best_tokens(logits: Tensor, count: int) -> Tensor:
     """Return the [w, count] most likely tokens, best first, the lower id first among equals."""
     if count == logits.shape[1]:
         return torch.sort(logits, dim=-1, descending=True, stable=True).indices
-    return torch.cat([_best_tokens(part, count) for part in logits.split(_ROWS_AT_ONCE)])
+    return torch.cat([_best_tokens(part, count) for part in torch.split(logits, _ROWS_AT_ONCE)])
 
 
 def _best_tokens(logits: Tensor, count: int) -> Tensor:
