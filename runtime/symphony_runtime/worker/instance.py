@@ -32,6 +32,7 @@ EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
 
 _UNANSWERED_MAX = 512  # kernel calls without a reply that a guest may make in a row
+_PACE_MS = 5
 _LOG_LINE_BYTES = 16  # a line's own cost: bounds the number of empty ones
 _LOG_FULL = b"(the log is full: further lines are dropped)"
 
@@ -67,11 +68,17 @@ class Services(Protocol):
     def unask(self, seq: int) -> None:
         """Say that the answer is no longer wanted."""
 
+    def gateway_is_behind(self) -> bool:
+        """Whether the gateway has left much of what we said unread."""
+
     def output(self, instance: int, data: bytes) -> None:
         """Put a message into this turn's Output."""
 
     def log(self, instance: int, level: int, data: bytes) -> None:
         """Put a line into this turn's Logs."""
+
+    def received(self, instance: int, size: int) -> None:
+        """Tell the gateway that the program has received a message of `size` bytes."""
 
     def runnable(self, lip: "Instance") -> None:
         """Let an instance run that was suspended."""
@@ -332,6 +339,20 @@ class Instance:
         self.asks.discard(seq)
         self.services.unask(seq)
 
+    def pace(self, result: int) -> int | None:
+        """Return a call's result, later when the gateway is behind with reading what we ask."""
+        if not self.services.gateway_is_behind():
+            return result
+
+        def again() -> None:
+            if self.services.gateway_is_behind():
+                self.timer(_PACE_MS, again)
+            else:
+                self.resume(result)
+
+        self.timer(_PACE_MS, again)
+        return None
+
     def timer(self, milliseconds: float, action: Callable[[], None]) -> asyncio.TimerHandle:
         """Do something later, unless the instance has ended; the handle may be cancelled."""
 
@@ -374,6 +395,7 @@ class Instance:
         """A message from the user."""
         if self.receivers:
             self.complete(self.receivers.popleft(), data)
+            self.services.received(self.id, len(data))
         else:
             self.inbox.append(data)
 

@@ -57,6 +57,7 @@ _SLICE_S = EPOCH_TICK_MS / 1000
 _TURN_S = TURN_MS_MAX / 1000
 _SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this was due to somebody else's tick
 _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
+_BACKLOG_BYTES = 1 << 20  # unread by the gateway, past which who floods it has to wait
 _NO_TEXT: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
 
 OnAnswer = Callable[[int, Any], None]
@@ -254,6 +255,10 @@ class Worker:
         if self._asks.pop(seq, None) is not None:
             self._send(m.Unask(seq))
 
+    def gateway_is_behind(self) -> bool:
+        """Whether the gateway has left much of what we said unread."""
+        return self._gateway is not None and self._gateway.backlog > _BACKLOG_BYTES
+
     def output(self, instance: int, data: bytes) -> None:
         """Put a message into this turn's Output."""
         self._messages.append([instance, data])
@@ -264,6 +269,10 @@ class Worker:
     def log(self, instance: int, level: int, data: bytes) -> None:
         """Put a line into this turn's Logs."""
         self._lines.append([instance, level, data])
+
+    def received(self, instance: int, size: int) -> None:
+        """Tell the gateway that the program has received a message of `size` bytes."""
+        self._send(m.Received(instance, 1, size))
 
     def runnable(self, lip: Instance) -> None:
         """Let an instance run that was suspended."""

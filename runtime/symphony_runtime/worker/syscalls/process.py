@@ -36,7 +36,9 @@ def recv(lip: Instance) -> int:
     """A ticket for the user's next message."""
     ticket = lip.tickets.issue()
     if lip.inbox:
-        lip.complete(ticket, lip.inbox.popleft())
+        data = lip.inbox.popleft()
+        lip.complete(ticket, data)
+        lip.services.received(lip.id, len(data))
     elif lip.input_closed:
         lip.complete(ticket, -Errno.EPIPE)
     else:
@@ -141,14 +143,17 @@ def take(lip: Instance, number: int, pointer: int, capacity: int) -> int:
     return length
 
 
-def cancel(lip: Instance, number: int) -> int:
+def cancel(lip: Instance, number: int) -> int | None:
     """Drop a ticket's work, or its result."""
     ticket = lip.tickets.get(number)
-    if lip.pending.pop(number, None) is not None:
-        lip.call_kernel(Op.CANCEL, number)
-    if ticket.drop is not None:
-        ticket.drop()
     lip.tickets.free(ticket)
+    if ticket.drop is not None:
+        questions = len(lip.asks)
+        ticket.drop()
+        if len(lip.asks) < questions:
+            return lip.pace(0)
+    if lip.pending.pop(number, None) is not None:
+        return lip.post(0, Op.CANCEL, number)
     return 0
 
 

@@ -1,0 +1,238 @@
+"""Guests that loop, trap, grow, flood or lie cost themselves; a neighbour goes on."""
+
+import asyncio
+import time
+
+import msgpack
+import pytest
+from symphony_kernel.protocol.limits import CANCEL_MS_MAX, RUN_CHILDREN_MAX
+
+from tests.support.guests import DECODE, SPIN, data, main, module
+from tests.support.rig import LIMITS, Rig, RunResult, rigged
+
+LOOP_START = module('(func (export "_start"))', "(func $begin (loop $l (br $l)))", "(start $begin)")
+ENDLESS_SEND = main(
+    "(loop $l (drop (call $send (i32.const 0) (i32.const 4096))) (br $l)) (i32.const 0)"
+)
+TINY_SENDS = main("(loop $l (drop (call $send (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)")
+ENDLESS_LOG = main(
+    "(loop $l (drop (call $log (i32.const 1) (i32.const 0) (i32.const 64))) (br $l)) (i32.const 0)"
+)
+GROWER = main(
+    """(loop $l (br_if $l (i32.ge_s (memory.grow (i32.const 1)) (i32.const 0))))
+    (i32.store (i32.sub (i32.mul (memory.size) (i32.const 65536)) (i32.const 4)) (i32.const 1))
+    (call $say (memory.size)) (i32.const 0)"""
+)
+SMASHER = main(
+    "(call $down (i32.const 1))",
+    "(func $down (param i32) (result i32)"
+    " (i32.add (local.get 0) (call $down (i32.add (local.get 0) (i32.const 1)))))",
+)
+TICKETS = main("(loop $l (drop (call $sleep (i64.const 100000))) (br $l)) (i32.const 0)")
+CREATES = main("(loop $l (drop (call $kv_close (call $kv_create))) (br $l)) (i32.const 0)")
+CALLS = main("(loop $l (drop (call $clock_ms)) (br $l)) (i32.const 0)")
+WAITS = main(
+    """(i32.store (i32.const 0) (call $sleep (i64.const 100000)))
+    (loop $l (drop (call $wait (i32.const 0) (i32.const 1) (i64.const 0))) (br $l)) (i32.const 0)"""
+)
+CANCELS = main(
+    """(local.set $kv (call $kv_create))
+    (loop $l (drop (call $cancel (call $pred (local.get $kv) (i32.const 0) (i32.const 1)
+      (i32.const 0) (i32.const 0) (i32.const 0)))) (br $l)) (i32.const 0)""",
+    locals_="(local $kv i32)",
+)
+PREDS = main(
+    """(local.set $kv (call $kv_create))
+    (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 1)
+      (i32.const 0) (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
+    locals_="(local $kv i32)",
+)
+SPAWN = msgpack.packb({"input": b"", "grants": []})
+SPAWN_BOMB = main(
+    f"(loop $l (drop (call $spawn (i32.const 100) (i32.const {len(SPAWN)}))) (br $l)) (i32.const 0)",
+    data(100, SPAWN),
+)
+RECEIVES = main("(loop $l (drop (call $recv)) (br $l)) (i32.const 0)")
+CHANNELS = main(
+    "(loop $l (drop (call $channel_recv (i32.const 0) (i32.const 1))) (br $l)) (i32.const 0)"
+)
+ASKS = main(
+    """(loop $l (drop (call $cancel (call $channel_recv (i32.const 0) (i32.const 1))))
+    (br $l)) (i32.const 0)"""
+)
+
+
+async def beside(rig: Rig, program: str, milliseconds: int = 300) -> RunResult:
+    """Run a hostile guest for a while beside a neighbour that decodes; return its end."""
+    hostile = await rig.start(program)
+    until = time.monotonic() + milliseconds / 1000
+    neighbours = 0
+    while time.monotonic() < until and not hostile.ended.done():
+        ended = await rig.run(DECODE, bytes([3]))
+        assert (ended.status, len(ended.messages)) == ("exited", 3)
+        neighbours += 1
+    assert neighbours > 0
+    began = time.monotonic()
+    hostile.kill("enough")
+    result = await hostile.ended
+    assert (time.monotonic() - began) * 1000 < CANCEL_MS_MAX
+    return result
+
+
+@pytest.mark.parametrize(
+    "program",
+    [SPIN, LOOP_START, ENDLESS_LOG, TICKETS, CREATES, CALLS, WAITS, CANCELS, PREDS, SPAWN_BOMB,
+     RECEIVES, CHANNELS, ASKS],
+    ids=["loop", "start function", "log", "tickets", "creates", "calls", "waits", "cancels",
+         "preds", "spawns", "receives", "channels", "asks"],
+)  # fmt: skip
+def test_a_neighbour_goes_on_and_a_kill_ends_it(program: str) -> None:
+    async def test(rig: Rig) -> None:
+        ended = await beside(rig, program)
+        assert (ended.status, ended.reason) == ("killed", "enough")
+
+    rigged(test)
+
+
+@pytest.mark.parametrize("program", [ENDLESS_SEND, TINY_SENDS], ids=["bytes", "messages"])
+def test_past_its_output_limit_a_run_is_killed(program: str) -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run(program)
+        assert ended.status == "killed"
+        assert ended.reason.startswith("output limit")
+
+    rigged(test)
+
+
+def test_memory_grows_to_its_limit_and_the_guest_sees_it() -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run(GROWER)
+        assert ended.exit_code == 0
+        assert int.from_bytes(ended.output, "little") == LIMITS["memory_bytes"] >> 16
+        assert ended.usage["peak_memory_bytes"] == LIMITS["memory_bytes"]
+        ended = await rig.run(GROWER, limits={"memory_bytes": 1 << 20})
+        assert int.from_bytes(ended.output, "little") == 16
+        ended = await rig.run(GROWER, limits={"memory_bytes": 1 << 16})
+        assert ended.status == "killed"
+        assert ended.reason.startswith("memory limit")
+
+    rigged(test)
+
+
+def test_traps_end_with_words() -> None:
+    async def test(rig: Rig) -> None:
+        for program, words in {
+            SMASHER: "stack overflow",
+            main("unreachable"): "unreachable instruction",
+            main("(i32.load (i32.const -1))"): "out-of-bounds memory access",
+            main("(i32.rem_u (i32.const 1) (i32.const 0))"): "integer division by zero",
+            module(
+                '(func (export "_start"))', "(start $f)", "(func $f unreachable)"
+            ): "unreachable",
+        }.items():
+            ended = await beside(rig, program, 20)
+            assert (ended.status, words in ended.reason) == ("trapped", True), ended
+
+    rigged(test)
+
+
+def test_cpu_time_is_limited_and_waiting_costs_none() -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run(SPIN, limits={"cpu_ms": 50})
+        assert ended.status == "killed"
+        assert ended.reason == "cpu time limit: it computed for more than 50 ms"
+        assert 50 <= ended.usage["cpu_ms"] < 80
+        sleeper = main("(call $await (call $sleep (i64.const 120))) (i32.const 0)")
+        ended = await rig.run(sleeper, limits={"cpu_ms": 50})
+        assert ended.status == "exited"
+        assert ended.usage["wall_ms"] >= 120
+        assert ended.usage["cpu_ms"] < 50
+
+    rigged(test)
+
+
+def test_wall_time_is_limited_for_who_computes_and_who_waits() -> None:
+    async def test(rig: Rig) -> None:
+        waits = main("(call $await (call $recv)) (i32.const 0)")
+        for program in (SPIN, waits):
+            ended = await rig.run(program, limits={"wall_ms": 100})
+            assert ended.reason == "wall time limit: it ran longer than 100 ms"
+            assert 100 <= ended.usage["wall_ms"] < 250
+
+    rigged(test)
+
+
+def test_tokens_are_limited_by_the_kernel() -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run(DECODE, bytes([200]), limits={"tokens": 10})
+        assert ended.status == "killed"
+        assert "10 tokens" in ended.reason
+
+    rigged(test)
+
+
+def test_a_kill_is_quick_among_many_hogs() -> None:
+    async def test(rig: Rig) -> None:
+        runs = [await rig.start(SPIN) for _ in range(40)]
+        await asyncio.sleep(0.1)
+        for run in runs[::7]:
+            began = time.monotonic()
+            run.kill()
+            await run.ended
+            assert (time.monotonic() - began) * 1000 < CANCEL_MS_MAX
+        for run in runs:
+            run.kill()
+
+    rigged(test)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "(call $await (call $sleep (i64.const 100000)))",
+        "(call $await (call $recv))",
+        "(drop (call $channel_recv (i32.const 0) (i32.const 1))) (call $await (call $recv))",
+        "(drop (call $sleep (i64.const 5))) (loop $l (br $l))",
+        "(loop $l (drop (call $kv_len (call $kv_create))) (br $l))",
+    ],
+)
+def test_a_suspended_or_running_guest_is_killed_alike(body: str) -> None:
+    async def test(rig: Rig) -> None:
+        for pause in (0, 0.02):
+            run = await rig.start(main(f"{body} (i32.const 0)"))
+            await asyncio.sleep(pause)
+            run.kill("because")
+            ended = await run.ended
+            assert (ended.status, ended.reason) == ("killed", "because")
+
+    rigged(test)
+
+
+def test_a_spawn_bomb_stops_at_the_limit_and_ends_with_its_parent() -> None:
+    async def test(rig: Rig) -> None:
+        body = f"""
+        (loop $more
+          (call $await (local.tee $t (call $spawn (i32.const 100) (i32.const {len(SPAWN)}))))
+          (local.set $n (i32.add (local.get $n) (i32.const 1)))
+          (br_if $more (i32.gt_s (local.get $t) (i32.const 0))))
+        (call $say (local.get $n)) (local.get $t)"""
+        # The children wait for ever: they receive, and nobody speaks to them, so they spawn too.
+        program = main(body, data(100, SPAWN), locals_="(local $n i32) (local $t i32)")
+        run = await rig.start(program)
+        await asyncio.wait_for(run.ended, 20)
+        assert len(rig.gateway.ended) <= RUN_CHILDREN_MAX + 1
+
+    rigged(test)
+
+
+def test_frames_for_instances_that_ended_are_nothing() -> None:
+    async def test(rig: Rig) -> None:
+        run = await rig.start(SPIN)
+        for _ in range(3):
+            run.kill()
+            run.deliver(b"late")
+            run.close_input()
+            run.credit(5)
+        assert (await run.ended).status == "killed"
+
+    rigged(test)
