@@ -29,6 +29,7 @@ SAMPLES: list[m.Message] = [
     m.Credit(1, 100),
     m.Output([[1, b"x"]]),
     m.Logs([[1, 3, b"x"]]),
+    m.Received(1, 2, 30),
     m.Ended(1, "exited", -1, "", {"cpu_ms": 1}),
 ]
 
