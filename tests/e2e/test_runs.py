@@ -10,6 +10,7 @@ import pytest
 from symphony_runtime.client import Client, Event, ServerError
 
 from tests.e2e import programs as guests
+from tests.support.guests import data, main
 from tests.support.server import RunningServer
 
 CANCEL_SECONDS_MAX = 0.1
@@ -42,9 +43,9 @@ def test_a_message_that_is_no_text_is_base64(server: RunningServer) -> None:
         async with server.client() as client:
             program = await client.upload(
                 guests.wasm(
-                    guests.main(
+                    main(
                         "(drop (call $send (i32.const 0) (i32.const 2))) (i32.const 0)",
-                        guests.data(0, b"\xff\x00"),
+                        data(0, b"\xff\x00"),
                     )
                 )
             )

@@ -81,6 +81,7 @@ class LiveRun:
     read: bool = True
     messages: list[bytes] = field(default_factory=list)
     logs: list[tuple[int, bytes]] = field(default_factory=list)
+    received: int = 0  # messages that the program has received
     ended: "asyncio.Future[RunResult]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -207,6 +208,8 @@ class Gateway:
         elif isinstance(message, m.Logs):
             for instance, level, line in message.lines:
                 self.runs[instance].logs.append((level, line))
+        elif isinstance(message, m.Received):
+            self.runs[message.instance].received += message.messages
         elif isinstance(message, m.Ended):
             self.ended.append(message)
             self._spawn(self._end(message))

@@ -9,7 +9,7 @@ lists: their items are checked where they are executed.
     kernel  -> gateway  Welcome, Answer, Exceeded
     worker  -> kernel   Hello, Calls
     kernel  -> worker   Welcome, Replies
-    worker  -> gateway  Hello, Output, Logs, Ended, Ask, Unask
+    worker  -> gateway  Hello, Output, Logs, Received, Ended, Ask, Unask
     gateway -> worker   Welcome, Module, Start, Deliver, CloseInput, Kill, Credit, Answer
 """
 
@@ -263,6 +263,16 @@ class Ended(Message):
     usage: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Received(Message):
+    """The program has received so many of the delivered messages, with so many bytes together."""
+
+    KIND: ClassVar[int] = 43
+    instance: int
+    messages: int
+    taken: int
+
+
 MESSAGES: tuple[type[Message], ...] = (
     Hello,
     Welcome,
@@ -283,6 +293,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Output,
     Logs,
     Ended,
+    Received,
 )
 _CHECK = dict[type[Message], list[tuple[str, tuple[type, ...]]]]
 

@@ -198,7 +198,7 @@ class WorkerEvents(Protocol):
     """Who hears from workers. Instances in messages are claims: check whose they are."""
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
-        """`message` is Output, Logs, Ended, Ask or Unask."""
+        """`message` is Output, Logs, Received, Ended, Ask or Unask."""
 
     def worker_lost(self, worker: Worker) -> None:
         """Its link has ended, and with it everything that it ran."""

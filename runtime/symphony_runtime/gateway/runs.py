@@ -18,6 +18,7 @@ from typing import Any
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
+    RUN_INBOX_BYTES_MAX,
     RUN_LOG_BYTES_MAX,
     RUN_MESSAGES_MAX,
     RUN_OUTPUT_BYTES_MAX,
@@ -69,6 +70,8 @@ class Run:
         self.started = False
         self.ending = False
         self.log_bytes = 0
+        self.inbox_bytes = 0  # delivered and not received yet
+        self.inbox_messages = 0
         self.messages = 0
         self.kill_reason: str | None = None
         self.verdict: str | None = None  # why the server failed it, whatever the worker says
@@ -185,12 +188,20 @@ class Runs:
         """Hand the program a message, or the end of them (None).
 
         Raises:
-            Problem: 409, the run has ended.
+            Problem: 409, the run has ended; 429, it has not received what came before.
         """
         if not isinstance(run, Run) or run.ending:
             raise Problem(409, "run-ended", "the run has ended")
-        instance = run.record.seq
-        run.worker.send(m.CloseInput(instance) if data is None else m.Deliver(instance, data))
+        if data is None:
+            run.worker.send(m.CloseInput(run.record.seq))
+            return
+        waiting = run.inbox_bytes + len(data)
+        if waiting > RUN_INBOX_BYTES_MAX or run.inbox_messages >= RUN_MESSAGES_MAX:
+            detail = "the program has not received the messages that wait for it"
+            raise Problem(429, "inbox-full", detail, retry_after=1)
+        run.inbox_bytes = waiting
+        run.inbox_messages += 1
+        run.worker.send(m.Deliver(run.record.seq, data))
 
     def kill(self, run: Run, reason: str, *, verdict: str | None = None) -> None:
         """End a live run; with a `verdict` it counts as failed, for that reason."""
@@ -373,6 +384,8 @@ class Runs:
             self._take_output(worker, message)
         elif isinstance(message, m.Logs):
             self._take_logs(worker, message)
+        elif isinstance(message, m.Received):
+            self._take_received(worker, message)
         elif isinstance(message, m.Ended):
             self._take_end(worker, message)
         elif isinstance(message, m.Ask):
@@ -409,6 +422,12 @@ class Runs:
             text = item[2].decode("utf-8", "replace")
             level = item[1] if item[1] in (0, 1, 2, 3) else 1
             run.journal.append("log", {"level": level, "text": text})
+
+    def _take_received(self, worker: Worker, message: m.Received) -> None:
+        run = self.run_of(worker, message.instance)
+        if run is not None and message.instance == run.record.seq:
+            run.inbox_bytes = max(0, run.inbox_bytes - max(0, message.taken))
+            run.inbox_messages = max(0, run.inbox_messages - max(0, message.messages))
 
     def _take_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)

@@ -12,9 +12,10 @@ from symphony_runtime.gateway.http import flag, number, services, to_json
 from symphony_runtime.gateway.journal import Event, Reader
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.run import Record, encode_message
-from symphony_runtime.gateway.runs import Run
+from symphony_runtime.gateway.runs import Run, Runs
 
 _HEARTBEAT_SECONDS = 15.0  # so that proxies and we ourselves notice who has gone
+_INBOX_SECONDS = 0.05  # before a program with a full inbox is tried again
 _EVENTS_MAX = 1 << 40
 
 
@@ -72,12 +73,24 @@ async def websocket(request: web.Request) -> web.StreamResponse:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     data = frame.data.encode() if frame.type is WSMsgType.TEXT else frame.data
-                    with contextlib.suppress(Problem):  # it has just ended; the socket closes next
-                        runs.deliver(run, data)
+                    await _deliver(runs, run, data)
         finally:
             sending.cancel()
             await asyncio.wait([sending])
     return socket
+
+
+async def _deliver(runs: Runs, run: Run | Record, data: bytes) -> None:
+    """Hand over a message; while the program's inbox is full the socket is not read."""
+    while True:
+        try:
+            runs.deliver(run, data)
+        except Problem as problem:
+            if problem.status == 429:
+                await asyncio.sleep(_INBOX_SECONDS)
+                continue
+            # It has just ended; the socket closes next.
+        return
 
 
 async def _send_messages(socket: web.WebSocketResponse, reader: Reader) -> None:
