@@ -1,6 +1,6 @@
 //! Decoding: what nearly every program wants between forward passes and text.
 
-use crate::error::Result;
+use crate::error::{Errno, Error, Result};
 use crate::executor::Ticket;
 use crate::kv::KvFile;
 use crate::model;
@@ -131,13 +131,12 @@ pub struct Generation<'a> {
 }
 
 impl<'a> Generation<'a> {
-    /// Goes on after the file's entries and `prompt`, which must not be empty: greedy, 128 tokens,
-    /// until the model ends the text.
-    ///
-    /// # Panics
-    /// When the prompt is empty: a pass needs a token to look at.
+    /// Goes on after the file's entries and `prompt`: greedy, at most 128 tokens, until the model
+    /// ends the text. An empty prompt is `EINVAL`: a pass needs a token to look at.
     pub fn new(kv: &'a KvFile, prompt: &[u32]) -> Result<Generation<'a>> {
-        assert!(!prompt.is_empty(), "a generation needs a token to go on from");
+        if prompt.is_empty() {
+            return Err(Error::new("pred", Errno::EINVAL));
+        }
         Ok(Generation {
             kv,
             next: prompt.to_vec(),
@@ -326,6 +325,14 @@ mod tests {
         assert_eq!(finish, Finish::Text("\n\n".into()));
         let (pieces, _) = generate("ab\n", |g| g.stop("\n\n").stop("bc"));
         assert_eq!(pieces.concat(), "ab\n");
+    }
+
+    #[test]
+    fn an_empty_prompt_is_refused() {
+        Host::new().run(|| {
+            let kv = KvFile::create().unwrap();
+            assert_eq!(Generation::new(&kv, &[]).unwrap_err().errno, Errno::EINVAL);
+        });
     }
 
     #[test]

@@ -1,0 +1,189 @@
+"""`symphony new` and `symphony build`, for Rust and in what both languages share."""
+
+import asyncio
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from symphony_runtime import projects
+from symphony_runtime.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
+
+from tests.support.byte_model import byte_assets
+from tests.support.rig import Rig, RunResult
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE_MAX = 100_000
+
+
+def run(program: bytes, data: bytes) -> RunResult:
+    async def main() -> RunResult:
+        async with Rig(assets=byte_assets()) as rig:
+            return await rig.run(program, data)
+
+    return asyncio.run(main())
+
+
+# --- new -----------------------------------------------------------------------------------------
+
+
+def test_a_new_rust_project_builds_and_runs_outside_of_the_repository(tmp_path: Path) -> None:
+    project = new("hello-lip", "rust", tmp_path)
+    assert project == tmp_path / "hello-lip"
+    assert not list(project.rglob("target"))
+    written = [path for path in project.rglob("*") if path.is_file()]
+    assert str(ROOT) not in "".join(path.read_text() for path in written)
+    wasm = build(project)
+    assert wasm == project / "build" / "hello-lip.wasm"
+    assert wasm.stat().st_size < SIZE_MAX
+    result = run(wasm.read_bytes(), b"def main(")
+    assert (result.status, result.exit_code) == ("exited", 0)
+    assert result.output
+
+
+def test_a_project_in_the_repository_uses_the_sdk_where_it_is() -> None:
+    project = new("made_by_a_test", "rust", ROOT / "build")
+    try:
+        assert not (project / "vendor").exists()
+        assert 'path = "../../guest_sdk/rust"' in (project / "Cargo.toml").read_text()
+    finally:
+        for path in sorted(project.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        project.rmdir()
+
+
+@pytest.mark.parametrize("name", ["", "Hello", "1st", "a b", "../up", "a/b", "x" * 65, "a\n"])
+def test_a_name_must_be_a_package_s(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match="is no project name"):
+        new(name, "rust", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_languages_are_known(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match="there are rust and assemblyscript"):
+        new("hello", "cobol", tmp_path)
+    for lang in LANGUAGES:
+        assert (ROOT / "runtime" / "symphony_runtime" / "templates" / lang).is_dir()
+
+
+def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "hello").mkdir()
+    (tmp_path / "hello" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("")
+    for name in ("hello", "file"):
+        with pytest.raises(ProjectError, match="exists already"):
+            new(name, "rust", tmp_path)
+    assert [p.name for p in (tmp_path / "hello").iterdir()] == ["mine.txt"]
+
+
+def test_an_installation_without_the_sdk_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(projects._SDKS, "rust", tmp_path / "nowhere")
+    with pytest.raises(ProjectError, match="pip install -e"):
+        new("hello", "rust", tmp_path)
+    assert not (tmp_path / "hello").exists()
+
+
+def test_the_readme_shows_the_template() -> None:
+    template = ROOT / "runtime" / "symphony_runtime" / "templates" / "rust" / "src" / "lib.rs"
+    shown = re.findall(
+        r"```rust\n(.*?)```", (ROOT / "guest_sdk/rust/README.md").read_text(), re.DOTALL
+    )
+    program = template.read_text().partition("\n\n")[2].partition("\n#[cfg(test)]")[0]
+    assert program == shown[0]
+
+
+# --- build ---------------------------------------------------------------------------------------
+
+
+def crate(folder: Path, source: str, lib: str = 'crate-type = ["cdylib"]') -> Path:
+    """Make a package that needs no SDK."""
+    (folder / "src").mkdir()
+    (folder / "src" / "lib.rs").write_text(source)
+    (folder / "Cargo.toml").write_text(
+        f'[package]\nname = "bare"\nversion = "0.1.0"\nedition = "2021"\n'
+        f"[lib]\n{lib}\n[workspace]\n"
+    )
+    return folder
+
+
+def test_the_compiler_s_words_are_shown(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match=r"(?s)cargo failed in .*mismatched types"):
+        build(crate(tmp_path, "pub fn f() -> i32 { true }"))
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_package_that_is_no_module_is_told_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match=re.escape('crate-type = ["cdylib"]')):
+        build(crate(tmp_path, "", lib='crate-type = ["rlib"]'))
+
+
+def test_a_module_of_an_older_build_is_replaced(tmp_path: Path) -> None:
+    entry = '#[no_mangle] pub extern "C" fn lip_main() -> i32 {{ {} }}'
+    first = build(crate(tmp_path, entry.format(1))).read_bytes()
+    (tmp_path / "src" / "lib.rs").write_text(entry.format(2))
+    assert build(tmp_path).read_bytes() != first
+    assert build(tmp_path) == tmp_path / "build" / "bare.wasm", "a build with nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("manifest", "words"), [("[package", "Cargo.toml"), ("[lib]\n", "names no package")]
+)
+def test_a_broken_manifest_is_told(manifest: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "Cargo.toml").write_text(manifest)
+    with pytest.raises(ProjectError, match=words):
+        build(tmp_path)
+
+
+def test_a_folder_that_is_no_project_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match=r"no Cargo\.toml, asconfig\.json or package\.json"):
+        build(tmp_path)
+
+
+# --- Toolchains ----------------------------------------------------------------------------------
+
+
+def test_the_toolchain_that_is_found_compiles_to_wasm() -> None:
+    found = find_rust_toolchain()
+    assert found.environment["RUSTC"] == found.rustc
+    asked = subprocess.run([found.rustc, "--version"], capture_output=True, text=True, check=True)
+    assert asked.stdout.startswith("rustc ")
+
+
+def test_without_a_rust_for_wasm_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # This one knows the target and does not have its library, like a fresh rustup.
+    for name in ("cargo", "rustc"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {tmp_path}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CARGO", raising=False)
+    monkeypatch.delenv("RUSTC", raising=False)
+    monkeypatch.setattr(projects, "_SYSTEM_RUST", ("/nowhere/cargo", "/nowhere/rustc"))
+    with pytest.raises(ProjectError, match="rustup target add wasm32-unknown-unknown"):
+        build(crate(tmp_path, ""))
+
+
+def test_the_environment_s_compiler_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / "libcore-0.rlib").write_text("")
+    compiler = tmp_path / "my-rustc"
+    compiler.write_text(f"#!/bin/sh\necho {library}\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CARGO", str(compiler))
+    monkeypatch.setenv("RUSTC", str(compiler))
+    assert find_rust_toolchain().rustc == str(compiler)
+
+
+def test_without_asc_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asconfig.json").write_text("{}")
+    monkeypatch.setitem(projects._SDKS, "assemblyscript", tmp_path)
+    with pytest.raises(ProjectError, match="npm install"):
+        build(tmp_path)
