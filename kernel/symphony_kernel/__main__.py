@@ -27,6 +27,7 @@ from symphony_kernel.server import Server
 
 _log = logging.getLogger(__name__)
 _PROGRESS_SHARE_MIN = 0.05  # between two events
+_COLLECTOR_THRESHOLDS = (50_000, 20, 50)  # objects, then young and middle collections
 
 
 async def boot(configuration: Configuration) -> int:
@@ -46,9 +47,11 @@ async def boot(configuration: Configuration) -> int:
     executor, assets = loading.result()
     # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
     kernel = Kernel(executor, describe(assets), clock)
-    # 5. What is there now stays: the collector need not look at it again and again.
+    # 5. What is there now stays: the collector need not look at it again and again, nor at every
+    #    batch's few thousand short-lived objects.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
     # 6. The step loop.
     running = asyncio.create_task(kernel.run())
     # 7. The door: from now on the gateway and the workers may come in.

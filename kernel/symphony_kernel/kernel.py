@@ -318,6 +318,9 @@ class Kernel:
             self._wake.clear()
             seconds = self._launch()
             self._flush()  # what could not be placed has been answered
+            if seconds is None:
+                await self._wake.wait()
+                continue
             try:
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()

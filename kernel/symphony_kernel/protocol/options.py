@@ -69,8 +69,17 @@ class PredOptions:
 
     def place_bytes(self, vocab_size: int) -> int:
         """Return the size of one place's result."""
-        sizes = {Get.NONE: 0, Get.ARGMAX: 8, Get.SAMPLE: 8, Get.LOGITS: 4 * vocab_size}
-        return sizes.get(self.get, 8 * self.top if self.get is Get.TOP else 4 * len(self.of))
+        match self.get:
+            case Get.ARGMAX | Get.SAMPLE:
+                return 8
+            case Get.TOP:
+                return 8 * self.top
+            case Get.OF:
+                return 4 * len(self.of)
+            case Get.LOGITS:
+                return 4 * vocab_size
+            case Get.NONE:
+                return 0
 
 
 DEFAULT = PredOptions()

@@ -20,7 +20,7 @@ from symphony_kernel.protocol.limits import (
     STEP_ROWS_MAX,
     STEP_TOKENS_MAX,
 )
-from symphony_kernel.protocol.options import Get
+from symphony_kernel.protocol.options import DEFAULT, Get
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.work import Work
 
@@ -103,7 +103,7 @@ class Batcher:
     def reserve_ahead(self, work: Work) -> None:
         """Do what can be done for a work while a step computes: give it its pages."""
         try:
-            work.file.reserve(len(work.tokens))
+            work.file.reserve(work.count)
             work.reserved = True
         except SyscallError:
             return  # `form` tries again and knows what to do about it
@@ -118,7 +118,7 @@ class Batcher:
             part = parts.get(work)
             if part is None and len(parts) == self._limits.rows:
                 break
-            count = self._chunk(work, tokens_left)
+            count = 1 if work.count == 1 else self._chunk(work, tokens_left)
             if count == 0:
                 queue.set_aside()
                 continue
@@ -127,7 +127,7 @@ class Batcher:
                 if errno is not None:
                     held |= self._refuse(queue, work, errno, formed) and hold_pages
                     continue
-                part = parts[work] = Part(work, work.computed + work.in_flight, 0)
+                part = parts[work] = Part(work, work.placed, 0)
             queue.serve(count)
             part.count += count
             tokens_left -= count
@@ -146,7 +146,7 @@ class Batcher:
 
     def _reserve(self, work: Work, held: bool) -> Errno | None:
         """Reserve a work's room; return why it has none, EAGAIN when it should wait for pages."""
-        needed = len(work.tokens)
+        needed = work.count
         try:
             if held and work.file.pages_needed(needed):
                 return Errno.EAGAIN
@@ -182,8 +182,11 @@ class Batcher:
 # -- Rows --------------------------------------------------------------------------------------
 def _row(part: Part) -> Row:
     work, start, count = part.work, part.start, part.count
+    if work.count == 1 and work.options is DEFAULT:  # most rows there are
+        length = work.file.length
+        return Row(work.tokens, work.positions, length, work.file.block_table(length + 1), _ONLY)
     before = work.file.length + start
-    whole = count == len(work.tokens)
+    whole = count == work.count
     parents = work.options.parents
     return Row(
         tokens=work.tokens if whole else work.tokens[start : start + count],
@@ -203,7 +206,7 @@ def _places(work: Work, start: int, count: int) -> Int32:
     if options.get is Get.NONE:
         return _NOWHERE
     if options.at == "last":
-        if start + count < len(work.tokens):
+        if start + count < work.count:
             return _NOWHERE
         return _ONLY if count == 1 else np.array([count - 1], dtype=np.int32)
     if options.at == "all":
@@ -212,13 +215,14 @@ def _places(work: Work, start: int, count: int) -> Int32:
     return asked[(asked >= 0) & (asked < count)]
 
 
-def add_result(part: Part, result: bytes, place_bytes: int) -> bytes | bytearray:
+def add_result(part: Part, result: bytes, vocab_size: int) -> bytes | bytearray:
     """Add one step's result to its work's and return all that is there, in the order asked for."""
     work = part.work
-    if part.count == len(work.tokens):
+    if part.count == work.count:
         return result
+    place_bytes = work.options.place_bytes(vocab_size)
     if work.result is None:
-        work.result = bytearray(work.options.places(len(work.tokens)) * place_bytes)
+        work.result = bytearray(work.options.places(work.count) * place_bytes)
     whole, at = work.result, work.options.at
     if at == "last":
         if result:

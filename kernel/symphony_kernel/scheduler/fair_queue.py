@@ -25,8 +25,8 @@ class CostWeights:
 
     def cost(self, work: Work, tokens: int) -> float:
         """Return the cost of the next `tokens` tokens of `work`."""
-        token = self.decode_token if len(work.tokens) == 1 else self.prefill_token
-        before = work.file.length + work.computed + work.in_flight
+        token = self.decode_token if work.count == 1 else self.prefill_token
+        before = work.file.length + work.placed
         return tokens * (token + self.context_entry * (before + (tokens + 1) / 2))
 
 
@@ -96,7 +96,7 @@ class FairQueue:
         lip.weight = work.weight
         lip.works.append(work)
         self.works += 1
-        self.tokens += work.remaining
+        self.tokens += work.count - work.placed
         if not lip.active:
             self._lift(lip)
             self._activate(lip)
@@ -154,7 +154,7 @@ class FairQueue:
         lip = tenant.lips[0][2]
         work = lip.works[0]
         self._charge(tenant, lip, work, tokens)
-        if work.remaining:
+        if work.placed < work.count:
             lip.works.rotate(-1)
         else:
             lip.works.popleft()
@@ -243,7 +243,7 @@ class FairQueue:
         lip.served += service
         tenant.counter += cost / tenant.weight
         self.tokens -= tokens
-        work.in_flight += tokens
+        work.placed += tokens
 
     def _forgot(self, work: Work) -> None:
         self.works -= 1

@@ -49,7 +49,7 @@ class _Counts:
     step_seconds: float = 0.0
 
     def add(self, step: Step, seconds: float) -> None:
-        decodes = sum(1 for part in step.parts if len(part.work.tokens) == 1)
+        decodes = sum(1 for part in step.parts if part.work.count == 1)
         self.steps += 1
         self.rows += len(step.parts)
         self.decode_rows += decodes
@@ -143,7 +143,6 @@ class Scheduler:
         roots: set[int] = set()
         for part, result in zip(step.parts, results, strict=True):
             work = part.work
-            work.in_flight -= part.count
             work.computed += part.count
             if work.finished:
                 continue
@@ -151,8 +150,8 @@ class Scheduler:
                 self._fail_running(work, result.errno)
                 roots.add(work.root)
                 continue
-            whole = add_result(part, result, work.options.place_bytes(vocab_size))
-            if work.computed == len(work.tokens):
+            whole = add_result(part, result, vocab_size)
+            if work.computed == work.count:
                 self._finish(work, whole)
                 roots.add(work.root)
         self._answered(step, roots)
@@ -161,7 +160,6 @@ class Scheduler:
         """The executor could not compute the oldest step: each of its works ends with EIO."""
         self._ended(step)
         for part in step.parts:
-            part.work.in_flight -= part.count
             if not part.work.finished:
                 self._fail_running(part.work, Errno.EIO)
         self._answered(step, {part.work.root for part in step.parts})
@@ -227,7 +225,7 @@ class Scheduler:
         else:
             work.file.unreserve()
         self._counts.preds += 1
-        work.done(bytes(result))
+        work.done(result if type(result) is bytes else bytes(result))
 
     def _fail_running(self, work: Work, errno: Errno) -> None:
         """Fail a work of which a chunk may still be queued."""

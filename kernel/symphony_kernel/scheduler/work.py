@@ -63,13 +63,17 @@ class Work:
 
     # --- Only the scheduler touches what follows ---
     reserved: bool = False  # the file has room for all n tokens
-    computed: int = 0  # tokens that steps have computed
-    in_flight: int = 0  # tokens in steps that run now, or wait for the one that does
+    count: int = field(init=False)  # of tokens
+    placed: int = 0  # tokens that steps have got, whether computed already or not
+    computed: int = 0  # tokens of steps that have ended
     passed: int = 0  # steps that were formed while it waited for pages
     finished: bool = False  # done, cancelled or forgotten: a step's result is dropped
     result: bytearray | None = field(default=None, repr=False)  # of a chunked pred
 
+    def __post_init__(self) -> None:
+        self.count = len(self.tokens)
+
     @property
     def remaining(self) -> int:
-        """Tokens that no step has computed or is computing."""
-        return len(self.tokens) - self.computed - self.in_flight
+        """Tokens that no step has got yet."""
+        return self.count - self.placed

@@ -20,8 +20,6 @@ def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tupl
     count = min(work.remaining, quantum)
     cost = FLAT.cost(work, count)
     queue.serve(count)
-    work.in_flight -= count
-    work.computed += count
     return work, cost
 
 
@@ -154,9 +152,9 @@ def test_cost_grows_with_context() -> None:
     assert weights.cost(far, 1) - weights.cost(near, 1) == pytest.approx(10.0)
     prompt = make_work(1, 100, LengthFile(pool, 1000))
     whole = weights.cost(prompt, 100)
-    prompt.in_flight = 40
+    prompt.placed = 40
     rest = weights.cost(prompt, 60)
-    prompt.in_flight = 0
+    prompt.placed = 0
     assert weights.cost(prompt, 40) + rest == pytest.approx(whole), (
         "chunks cost what the whole does"
     )
