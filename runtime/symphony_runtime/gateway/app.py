@@ -40,7 +40,7 @@ DIED = "the gateway died while it ran"
 class Gateway:
     """A gateway that serves. `port` is the real one; `default_key` if it was made just now."""
 
-    runs: Runs
+    services: Services
     port: int
     default_key: str | None
 
@@ -71,16 +71,14 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
         stack.push_async_callback(workers.close)
         linking = asyncio.create_task(kernel.run())
         stack.callback(linking.cancel)
-        runner = web.AppRunner(
-            build_app(Services(keys, programs, runs, store, channels)),
-            access_log=None,
-            shutdown_timeout=_SHUTDOWN_SECONDS,
-        )
+        services = Services(keys, programs, runs, store, channels)
+        app = build_app(services)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         port = await _listen(runner, config)
         stack.push_async_callback(runs.drain)
-        yield Gateway(runs, port, default_key)
+        yield Gateway(services, port, default_key)
 
 
 def build_app(services: Services) -> web.Application:
@@ -103,7 +101,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         access = _ACCESS[request.match_info.route.name or ""]
         keys, presented = request.app[SERVICES].keys, request.headers.get("Authorization")
         if access is Access.TENANT:
-            request["tenant"] = keys.tenant_of(presented)
+            keys.tenant_of(presented)
         elif access is Access.ADMIN:
             keys.check_admin(presented)
     return await handler(request)

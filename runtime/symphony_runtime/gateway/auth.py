@@ -14,8 +14,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiohttp import web
-
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig, is_loopback
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.store import Store
@@ -138,9 +136,3 @@ def _id_of(key: str) -> str:
 
 def _hash(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
-
-
-def tenant_of(request: web.Request) -> str:
-    """Return who asks; every route but the open ones has passed the check."""
-    tenant: str = request["tenant"]
-    return tenant

@@ -13,7 +13,6 @@ from symphony_kernel.protocol.limits import (
     RUN_INPUT_BYTES_MAX,
 )
 
-from symphony_runtime.gateway.auth import tenant_of
 from symphony_runtime.gateway.http import (
     answer,
     flag,
@@ -22,6 +21,7 @@ from symphony_runtime.gateway.http import (
     read_body,
     read_json,
     services,
+    tenant_of,
 )
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.problems import bad_request, not_found, unavailable

@@ -37,6 +37,15 @@ def services(request: web.Request) -> Services:
     return request.app[SERVICES]
 
 
+def tenant_of(request: web.Request) -> str:
+    """Return who asks.
+
+    Raises:
+        Problem: 401 (never in a handler of a tenant's route: such a request has been checked).
+    """
+    return services(request).keys.tenant_of(request.headers.get("Authorization"))
+
+
 async def read_body(request: web.Request, what: str, limit: int) -> bytes:
     """Return the body.
 

@@ -78,6 +78,11 @@ class Journal:
         """Message bytes so far."""
         return self._sent
 
+    @property
+    def memory(self) -> int:
+        """About the bytes of the events in memory."""
+        return self._memory
+
     def append(self, kind: str, data: Any) -> None:
         """Add an event and wake the readers."""
         assert not self.finished

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
-from symphony_runtime.gateway.auth import tenant_of
-from symphony_runtime.gateway.http import flag, number, services, to_json
+from symphony_runtime.gateway.http import flag, number, services, tenant_of, to_json
 from symphony_runtime.gateway.journal import Event, Reader
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.run import Record, encode_message

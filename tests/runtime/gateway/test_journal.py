@@ -1,0 +1,135 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from symphony_runtime.gateway.journal import (
+    MEMORY_BYTES_MAX,
+    Event,
+    Journal,
+    Reader,
+    StoredReader,
+    insert_events,
+    stored_messages,
+)
+from symphony_runtime.gateway.store import Store
+
+RUN = 7
+FINALS = [("usage", {"cpu_ms": 1}), ("status", {"status": "exited"})]
+
+
+def run_with_store(
+    tmp_path: Path, scenario: Callable[[Store, Journal, list[int]], Awaitable[None]]
+) -> None:
+    async def main() -> None:
+        store = Store(tmp_path / "db")
+        credited: list[int] = []
+        await scenario(store, Journal(store, RUN, credited.append), credited)
+        await store.close()
+
+    asyncio.run(main())
+
+
+async def finish(store: Store, journal: Journal) -> None:
+    row = journal.seal(FINALS)
+    await store.write(lambda connection: insert_events(connection, RUN, row))
+    journal.finish(FINALS)
+
+
+async def read_all(reader: Reader) -> list[Event]:
+    events: list[Event] = []
+    while (batch := await reader.next(5)) is not None:
+        assert batch, "nothing came"
+        events += batch
+    reader.close()
+    return events
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> None:
+    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+        messages = [bytes([n % 256]) * 1000 for n in range(1000)]  # a megabyte: most is spilled
+        live = asyncio.create_task(read_all(journal.open(0)))
+        for number, message in enumerate(messages):
+            journal.append("message", message)
+            if number % 50 == 0:
+                await asyncio.sleep(0.002)
+        journal.append("log", {"level": 1, "text": "é"})
+        await finish(store, journal)
+        events = await live
+        assert [event.id for event in events] == list(range(1, 1004))
+        assert [e.data for e in events if e.kind == "message"] == messages
+        assert [event.total for event in events[:2]] == [1000, 2000]
+        assert events[-1].data == {"status": "exited"}
+        for after in (0, 1, 499, 500, 1002, 1003, 5000):
+            assert await read_all(journal.open(after)) == events[after:]
+            assert await read_all(StoredReader(store, RUN, after)) == events[after:]
+        assert await journal.messages() == messages
+        assert await stored_messages(store, RUN) == messages
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) -> None:
+    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+        sent = 0
+        for _ in range(200):
+            # A worker sends as far as its credit goes.
+            while sent - sum(credited) < 256 << 10:
+                journal.append("message", bytes(32 << 10))
+                sent += 32 << 10
+            assert journal.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
+            await asyncio.sleep(0.001)
+        await finish(store, journal)
+        assert sum(map(len, await journal.messages())) == sent
+        assert sent > 4 << 20
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -> None:
+    async def scenario(_: Store, journal: Journal, credited: list[int]) -> None:
+        journal.append("message", b"12345")
+        await settle()
+        assert sum(credited) == 5  # nobody reads: nobody is waited for
+        quick, slow = journal.open(0), journal.open(1)
+        journal.append("message", b"1234567")
+        assert [event.data for event in await quick.next() or []] == [b"12345", b"1234567"]
+        await settle()
+        assert sum(credited) == 5
+        assert [event.data for event in await slow.next() or []] == [b"1234567"]
+        assert await quick.next(0) == []
+        await settle()
+        assert sum(credited) == 5  # the slow one was given it, and has not come back
+        slow.close()
+        await settle()
+        assert sum(credited) == 12
+        quick.close()
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Path) -> None:
+    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+        for _ in range(20):
+            journal.append("message", bytes(30_000))
+            await asyncio.sleep(0.01)
+        late = journal.open(15)
+        while await late.next(0):
+            pass
+        await settle()
+        assert sum(credited) == journal.sent == 600_000
+        journal.append("message", b"x")
+        await settle()
+        assert sum(credited) == 600_000
+        await late.next(0)
+        await late.next(0)
+        await settle()
+        assert sum(credited) == 600_001
+        late.close()
+        await finish(store, journal)
+
+    run_with_store(tmp_path, scenario)

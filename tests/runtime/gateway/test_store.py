@@ -1,0 +1,87 @@
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from symphony_runtime.gateway.store import SCHEMA_VERSION, Store, StoreError
+
+
+def insert(key: str, value: int) -> object:
+    return lambda connection: connection.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
+
+
+def keys(connection: sqlite3.Connection) -> list[str]:
+    return [row["key"] for row in connection.execute("SELECT key FROM meta ORDER BY key")]
+
+
+def test_writes_that_come_together_share_a_commit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "db")
+        hold = threading.Event()
+        blocked = store.write(lambda _: hold.wait(5))
+        writes = [store.write(insert(f"{n:04}", n)) for n in range(1000)]  # type: ignore[arg-type]
+        hold.set()
+        await asyncio.gather(blocked, *writes)
+        assert store.statistics()["writes"] == 1001
+        assert store.statistics()["commits"] <= 3
+        assert len(await store.read(keys)) == 1000
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "db")
+        hold = threading.Event()
+        blocked = store.write(lambda _: hold.wait(5))
+        good = store.write(insert("a", 1))  # type: ignore[arg-type]
+        wrong = store.write(insert("a", 2))  # type: ignore[arg-type]
+        later = store.write(insert("b", 3))  # type: ignore[arg-type]
+        hold.set()
+        await asyncio.gather(blocked, good, later)
+        with pytest.raises(sqlite3.IntegrityError):
+            await wrong
+        assert await store.read(keys) == ["a", "b"]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_was_acknowledged_is_there_without_a_close(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "db")
+        await store.write(insert("a", 1))  # type: ignore[arg-type]
+        # Another process, as after a kill -9: nothing was closed.
+        copy = sqlite3.connect(tmp_path / "db")
+        assert copy.execute("SELECT value FROM meta").fetchall() == [(1,)]
+        assert copy.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        copy.close()
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_reader_cannot_write(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "db")
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            await store.read(insert("a", 1))  # type: ignore[arg-type]
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def test_another_version_or_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, but long enough to look at" * 100)
+    later = sqlite3.connect(tmp_path / "later")
+    later.execute("PRAGMA user_version = 99")
+    later.close()
+
+    async def scenario() -> None:
+        for name, words in (("text", "no database"), ("later", "version 99")):
+            with pytest.raises(StoreError, match=words):
+                Store(tmp_path / name)
+
+    asyncio.run(scenario())

@@ -1,0 +1,123 @@
+"""A real gateway, kernel (simulated executor) and worker in one process, on real sockets.
+
+async def scenario() -> None:
+    async with House(tmp_path) as house, house.client() as client:
+        ...
+"""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.simulated import (
+    PAGES_DEFAULT,
+    CostModel,
+    SimulatedExecutor,
+    simulated_model,
+)
+from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.protocol.links import connect_unix
+from symphony_kernel.scheduler.clock import RealClock
+from symphony_kernel.server import Server
+from symphony_runtime.client import Client, ClientError
+from symphony_runtime.gateway.app import Gateway, serve
+from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.worker.worker import Worker
+
+WORKER_SECRET = b"w" * 32
+GATEWAY_SECRET = b"g" * 32
+
+
+class House:
+    """Enter it to have all roles up and linked; leaving it checks the kernel's books."""
+
+    def __init__(self, data_dir: Path, *, worker: bool = True, **config: Any) -> None:
+        self._with_worker = worker
+        self._sockets = Path(tempfile.mkdtemp(prefix="sy-"))  # short: sockets have a limit
+        self.data_dir = data_dir
+        self.config = GatewayConfig(
+            socket=self._sockets / "gateway.sock",
+            secrets={"worker-0": WORKER_SECRET},
+            secret=GATEWAY_SECRET,
+            kernel_socket=self._sockets / "kernel.sock",
+            data_dir=data_dir,
+            host="127.0.0.1",
+            port=0,
+            **{"drain_seconds": 0.2, **config},
+        )
+        self.gateway: Gateway
+        self.kernel: Kernel
+        self.worker: Worker
+
+    async def __aenter__(self) -> "House":
+        self._stack = contextlib.AsyncExitStack()
+        self._stack.callback(shutil.rmtree, self._sockets)
+        await self.start_kernel()
+        self.gateway = await self._stack.enter_async_context(serve(self.config))
+        if self._with_worker:
+            self.worker = Worker("worker-0", WORKER_SECRET)
+            await self.link_worker()
+            await self.wait_until_ready()
+        else:
+            await self.wait_until_linked()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.aclose()
+        if self._with_worker:
+            self.worker.close()
+            assert not self.worker.faults
+        await asyncio.sleep(0.01)  # the kernel hears of the ends
+        await self.stop_kernel()
+
+    async def start_kernel(self) -> None:
+        assets = Assets(simulated_model(), b"", None, {})
+        executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, CostModel(), True)
+        self.kernel = Kernel(executor, describe(assets), RealClock())
+        self._running = asyncio.create_task(self.kernel.run())
+        secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}
+        self._server = Server(self.kernel, secrets)
+        await self._server.listen(self.config.kernel_socket)
+
+    async def stop_kernel(self) -> None:
+        await self._server.close()
+        await self.kernel.close()
+        await self._running
+
+    async def link_worker(self) -> None:
+        await self.worker.attach_kernel(await connect_unix(self.config.kernel_socket))
+        await self.worker.attach_gateway(await connect_unix(self.config.socket))
+
+    async def wait_until_linked(self) -> None:
+        async with asyncio.timeout(5):
+            while True:
+                if self.gateway.services.runs.kernel.ready:
+                    return
+                await asyncio.sleep(0.005)
+
+    async def wait_until_ready(self) -> None:
+        async with asyncio.timeout(5), Client(self.url) as client:
+            while True:
+                with contextlib.suppress(ClientError):
+                    if (await client.ready())[0]:
+                        return
+                await asyncio.sleep(0.005)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    @property
+    def key(self) -> str:
+        return (self.data_dir / "default.key").read_text().strip()
+
+    @property
+    def admin_key(self) -> str:
+        return (self.data_dir / "admin.key").read_text().strip()
+
+    def client(self) -> Client:
+        return Client(self.url, self.key)
