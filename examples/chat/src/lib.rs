@@ -8,10 +8,12 @@ use symphony::{json, log, process, KvFile, Value};
 symphony::main!(async run);
 
 async fn run() -> Result<(), Box<dyn Error>> {
-    let mut chat = Chat::new(&read_input()?)?;
+    let input = read_input()?;
+    let end_of_answer = input.get("end").and_then(Value::as_str).unwrap_or("");
+    let mut chat = Chat::new(&input)?;
     while let Some(message) = process::recv_open().await? {
         chat.answer(String::from_utf8_lossy(&message).into_owned()).await?;
-        process::send("")?; // the end of an answer
+        process::send(end_of_answer)?;
     }
     Ok(())
 }

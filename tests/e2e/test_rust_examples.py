@@ -1,0 +1,206 @@
+"""The Rust examples over HTTP, in the real processes, on the tiny model."""
+
+import asyncio
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from symphony_kernel import tiny_model
+from symphony_runtime.projects import build, new
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tests.support.server import RunningServer
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+WEIGHTS = Path(tiny_model.__file__).parent / "weights"
+COUNTERS = ("tokens_computed", "prefill_tokens", "decode_tokens", "decode_rows", "decode_steps")
+
+
+@dataclass
+class Peer:
+    """transformers on the checkpoint that the server serves."""
+
+    model: PreTrainedModel
+    tokenizer: Tokenizer
+
+    def prompt(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """Return the [vocab] log-probabilities after these tokens, in float64."""
+        with torch.inference_mode():
+            logits = self.model(torch.tensor([tokens])).logits[0, -1]
+        return torch.log_softmax(logits.double(), -1)
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """Return up to `count` tokens, without the one that ends the text."""
+        tokens = list(prompt)
+        for _ in range(count):
+            best = int(self.logprobs(tokens).argmax())
+            if best in self.ends:
+                break
+            tokens.append(best)
+        return tokens[len(prompt) :]
+
+    def beams(self, prompt: list[int], beams: int, count: int) -> list[tuple[float, list[int]]]:
+        """Return (score, tokens) of a beam search that computes every text from its start."""
+        live: list[tuple[float, list[int]]] = [(0.0, [])]
+        done: list[tuple[float, list[int]]] = []
+        for _ in range(count):
+            grown = []
+            for logprob, tokens in live:
+                top = self.logprobs(prompt + tokens).topk(2 * beams)
+                more = zip(top.values.tolist(), top.indices.tolist(), strict=True)
+                grown += [(logprob + value, [*tokens, token]) for value, token in more]
+            grown = sorted(grown, key=lambda found: -found[0])[: 2 * beams]
+            done += [found for found in grown[:beams] if found[1][-1] in self.ends]
+            live = [found for found in grown if found[1][-1] not in self.ends][:beams]
+        scored = [(logprob / len(tokens), tokens) for logprob, tokens in done + live]
+        return sorted(scored, key=lambda found: -found[0])[:beams]
+
+    @property
+    def ends(self) -> set[int]:
+        """The tokens that end a text."""
+        end: int | list[int] = self.model.config.eos_token_id
+        return set(end) if isinstance(end, list) else {end}
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    # Two processes that compute with spinning threads on two cores slow each other down tenfold.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32).eval()
+    yield Peer(model, Tokenizer.from_file(str(WEIGHTS / "tokenizer.json")))
+    torch.set_num_threads(threads)
+
+
+def scenario(folder: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((EXAMPLES / folder / "scenario.json").read_text())
+    return loaded
+
+
+def play(
+    server: RunningServer, folder: Path, given: object, *messages: str
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Build a program, run it over HTTP; its result, and by how much the counters grew."""
+
+    async def main() -> tuple[dict[str, Any], dict[str, int]]:
+        wasm = build(folder)
+        before = await server.wait_until_idle()
+        async with server.client() as client:
+            uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
+            run = await client.start(uploaded["id"], input=given)
+            for message in messages:
+                await client.send(run, message.encode())
+            if messages:  # a program that wants none may have ended by now
+                await client.send(run, b"", close=True)
+            async for _ in client.events(run):
+                pass
+            result = await client.result(run)
+        after = await server.wait_until_idle()
+        assert after["pages_free"] == before["pages_free"]
+        return result, {name: after[name] - before[name] for name in COUNTERS}
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["completion", "beam_search", "chat"])
+def test_each_scenario_comes_out_as_it_says(server: RunningServer, name: str) -> None:
+    told = scenario(name)
+    result, _ = play(server, EXAMPLES / name, told["input"], *told.get("messages", []))
+    wanted = told["expect"]
+    assert (result["status"], result["exit_code"]) == (wanted["status"], wanted["exit_code"])
+    assert len(result["messages"]) == wanted.get("messages", len(result["messages"])) > 0
+
+
+def test_completion_is_what_transformers_completes(server: RunningServer, peer: Peer) -> None:
+    given = {"prompt": "class Stack:\n    def __init__(self", "max_tokens": 24}
+    result, _ = play(server, EXAMPLES / "completion", given)
+    expected = peer.greedy(peer.prompt(str(given["prompt"])), 24)
+    assert result["output"] == peer.tokenizer.decode(expected)
+
+
+def test_parallel_suffixes_are_one_prefix_and_full_batches(server: RunningServer) -> None:
+    told = scenario("parallel_suffixes")
+    result, grown = play(server, EXAMPLES / "parallel_suffixes" / "rust", told["input"])
+    assert (result["status"], result["exit_code"]) == ("exited", 0)
+    said = [json.loads(message) for message in result["messages"]]
+    assert [answer["suffix"] for answer in said] == list(range(16))
+
+    # What was computed is the prefix and the suffixes once, and a token for each step of a branch.
+    usage = result["usage"]
+    assert grown["tokens_computed"] == usage["prompt_tokens"] + grown["decode_tokens"]
+    assert usage["cached_tokens"] % 16 == 0
+    assert grown["decode_rows"] / grown["decode_steps"] >= 12
+
+
+def test_beam_search_finds_what_the_plain_search_finds(server: RunningServer, peer: Peer) -> None:
+    prompt = "import os\n\ndef read_lines(path):\n"
+    given = {"prompt": prompt, "beams": 4, "max_tokens": 8}
+    result, grown = play(server, EXAMPLES / "beam_search", given)
+    found = json.loads(result["output"])["beams"]
+    expected = peer.beams(peer.prompt(prompt), 4, 8)
+    assert [beam["tokens"] for beam in found] == [tokens for _, tokens in expected]
+    for beam, (score, _) in zip(found, expected, strict=True):
+        assert beam["score"] == pytest.approx(score, abs=1e-3)
+    assert grown["decode_steps"] <= 8, "every step is one batch"
+
+
+def test_chat_computes_only_what_is_new(server: RunningServer) -> None:
+    messages = ("def add(a, b):", "class Stack:")
+    result, grown = play(server, EXAMPLES / "chat", {"max_tokens": 8}, *messages)
+    assert result["messages"].count("") == 2
+
+    async def log() -> list[str]:
+        async with server.client() as client:
+            events = client.events(result["id"])
+            return [event.data["text"] async for event in events if event.kind == "log"]
+
+    amounts = [[int(n) for n in re.findall(r"\d+", line)] for line in asyncio.run(log())]
+    assert amounts[0][0] == 0
+    assert amounts[1][0] >= amounts[0][1]
+    new_tokens = sum(size - known for known, size in amounts)
+    assert new_tokens <= grown["tokens_computed"] <= new_tokens + 2 * 8
+
+
+def test_a_new_project_runs(server: RunningServer, tmp_path: Path) -> None:
+    project = new("hello", "rust", tmp_path)
+    result, _ = play(server, project, "def main(")
+    assert (result["status"], result["exit_code"]) == ("exited", 0)
+    assert len(result["messages"]) > 1
+    result, _ = play(server, project, "")
+    assert result["output"] == "Give me a text to continue."
+
+
+PAGES = [
+    "guest_sdk/rust/README.md",
+    "examples/completion/README.md",
+    "examples/beam_search/README.md",
+    "examples/chat/README.md",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_the_pages_work(server: RunningServer, tmp_path: Path, page: str) -> None:
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    symphony = f"{shlex.quote(sys.executable)} -m symphony_runtime.cli "
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block.replace("symphony ", symphony)],
+            cwd=tmp_path, env=server.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()[-1]) > 1
