@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from symphony_runtime.projects import build, new
 
-from tests.support.assemblyscript import ROOT
+from tests.support.assemblyscript import ROOT, built
 from tests.support.server import RunningServer
 
 EXAMPLES = ROOT / "examples"
@@ -21,16 +25,15 @@ def scenario(folder: str) -> dict[str, Any]:
     return loaded
 
 
-def play(
-    server: RunningServer, folder: Path, given: object
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """Build a program, run it over HTTP; its result, and by how much the counters grew."""
+def play(server: RunningServer, wasm: Path, given: object) -> tuple[dict[str, Any], dict[str, int]]:
+    """Upload a program and run it over HTTP; its result, and by how much the counters grew."""
+
+    module = wasm.read_bytes()
 
     async def main() -> tuple[dict[str, Any], dict[str, int]]:
-        wasm = build(folder)
         before = await server.wait_until_idle()
         async with server.client() as client:
-            uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
+            uploaded = await client.upload(module, name=wasm.stem)
             result = await client.run(uploaded["id"], input=given)
         after = await server.wait_until_idle()
         assert after["pages_free"] == before["pages_free"]
@@ -52,7 +55,7 @@ def expected(result: dict[str, Any], told: dict[str, Any]) -> list[Any]:
 
 def test_parallel_suffixes_are_one_prefix_and_full_batches(server: RunningServer) -> None:
     told = scenario("parallel_suffixes")
-    result, grown = play(server, PARALLEL / "assemblyscript", told["input"])
+    result, grown = play(server, built(PARALLEL / "assemblyscript"), told["input"])
     said = expected(result, told)
     assert [answer["suffix"] for answer in said] == list(range(16))
     assert any(answer["text"].strip() for answer in said)
@@ -68,19 +71,41 @@ def test_parallel_suffixes_are_one_prefix_and_full_batches(server: RunningServer
 
 def test_both_languages_say_the_same(server: RunningServer) -> None:
     told = scenario("parallel_suffixes")
-    ours, _ = play(server, PARALLEL / "assemblyscript", told["input"])
-    theirs, _ = play(server, PARALLEL / "rust", told["input"])
+    ours, _ = play(server, built(PARALLEL / "assemblyscript"), told["input"])
+    theirs, _ = play(server, built(PARALLEL / "rust"), told["input"])
     assert expected(ours, told) == expected(theirs, told)
 
 
 def test_best_of_n_sends_the_likeliest(server: RunningServer) -> None:
     told = scenario("best_of_n")
-    result, _ = play(server, EXAMPLES / "best_of_n", told["input"])
+    result, _ = play(server, built(EXAMPLES / "best_of_n"), told["input"])
     (answer,) = expected(result, told)
     assert len(answer["scores"]) == told["input"]["n"]
     assert answer["scores"][answer["best"]] == max(s for s in answer["scores"] if s is not None)
-    again, _ = play(server, EXAMPLES / "best_of_n", told["input"])
+    again, _ = play(server, built(EXAMPLES / "best_of_n"), told["input"])
     assert again["messages"] == result["messages"]
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "guest_sdk/assemblyscript/README.md",
+        "examples/best_of_n/README.md",
+        "examples/parallel_suffixes/README.md",
+    ],
+)
+def test_the_commands_of_the_pages_work(server: RunningServer, tmp_path: Path, page: str) -> None:
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    symphony = f"{shlex.quote(sys.executable)} -m symphony_runtime.cli "
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        done = subprocess.run(
+            ["bash", "-euc", block.replace("symphony ", symphony)],
+            cwd=tmp_path, env=server.environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.strip()) > len("build/hello.wasm")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +114,6 @@ def test_best_of_n_sends_the_likeliest(server: RunningServer) -> None:
 def test_a_new_project_runs(
     server: RunningServer, tmp_path: Path, given: str, said: str | None
 ) -> None:
-    result, _ = play(server, new("hello", "assemblyscript", tmp_path), given)
+    result, _ = play(server, build(new("hello", "assemblyscript", tmp_path)), given)
     assert (result["status"], result["exit_code"]) == ("exited", 0)
     assert result["output"] == said if said else len(result["messages"]) > 1

@@ -5,9 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from symphony_runtime.projects import build
 
-from tests.support.assemblyscript import ROOT
+from tests.support.assemblyscript import ROOT, built
 from tests.support.byte_model import byte_assets
 from tests.support.rig import Rig, RunResult
 
@@ -34,12 +33,12 @@ def run(program: bytes, given: object, times: int = 1) -> tuple[list[RunResult],
 
 @pytest.fixture(scope="module")
 def parallel_suffixes() -> bytes:
-    return build(PARALLEL / "assemblyscript").read_bytes()
+    return built(PARALLEL / "assemblyscript").read_bytes()
 
 
 @pytest.fixture(scope="module")
 def best_of_n() -> bytes:
-    return build(BEST).read_bytes()
+    return built(BEST).read_bytes()
 
 
 def test_the_prefix_is_computed_once_and_the_suffixes_in_batches(parallel_suffixes: bytes) -> None:

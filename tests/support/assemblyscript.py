@@ -1,17 +1,26 @@
 """Compiling AssemblyScript for tests."""
 
 import subprocess
+from functools import cache
 from pathlib import Path
+
+from symphony_runtime.projects import build
 
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "guest_sdk" / "assemblyscript"
 
 
-def compiled(source: str, target: Path) -> bytes:
+@cache
+def built(folder: Path) -> Path:
+    """Build an example once in a session, however many tests run it."""
+    return build(folder)
+
+
+def compiled(source: str, target: Path, *options: str) -> bytes:
     """Compile a source below the SDK's folder into `target` and return the module."""
     compiler = SDK / "node_modules" / "assemblyscript" / "bin" / "asc.js"
     assert compiler.is_file(), "the AssemblyScript compiler is missing: make install"
-    command = ["node", str(compiler), source, "--outFile", str(target)]
+    command = ["node", str(compiler), source, "--outFile", str(target), *options]
     done = subprocess.run(command, cwd=SDK, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return target.read_bytes()

@@ -2,7 +2,7 @@
 // tickets, and that is how it runs branches in parallel: issue the calls of a round, then wait, and
 // the kernel computes them in one batch.
 
-import { Errno, Result, errnoOf, failure, success } from "./errno";
+import { Errno, Result, check, errnoOf, failure, success } from "./errno";
 import * as raw from "./raw";
 
 const SCRATCH_BYTES: i32 = 4096;
@@ -101,7 +101,7 @@ export function waitAny<T extends Ticket>(tickets: Array<T>, timeoutMs: i64 = -1
   if (!tickets.length) return -1;
   const index = raw.wait(changetype<usize>(numbers), tickets.length, timeoutMs);
   if (index == -Errno.ETIMEDOUT) return -1;
-  if (index < 0) throw new Error("wait: a ticket is not this program's");
+  check(errnoOf(index), "wait");
   tickets[index].poll();
   return index;
 }

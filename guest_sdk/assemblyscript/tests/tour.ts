@@ -20,6 +20,7 @@ export function lip_main(): i32 {
   if (part == "children") return childrenPart();
   if (part == "channels") return channelsPart();
   if (part == "errors") return errorsPart();
+  if (part == "long") return longPart();
   if (part == "unwrap") KvFile.open("no/such").unwrap();
   if (part == "exit") exit(7);
   fail("there is no part " + part, 3);
@@ -250,5 +251,16 @@ function errorsPart(): i32 {
   tell("foreign " + new KvFile(0x7fff0001).length().reason);
   tell("name " + describe(KvFile.create().save("")));
   tell("past " + KvFile.create().pred([1], new PredOptions().at([3])).choice().reason);
+  return 0;
+}
+
+/** Thousands of tickets, results and strings: the collector must keep up. */
+function longPart(): i32 {
+  const generation = new Generation(KvFile.create(), tokenize("x").unwrap(), 3000);
+  let bytes = 0;
+  for (let piece = generation.read(); piece !== null; piece = generation.read()) {
+    bytes += piece.length;
+  }
+  tell(`long ${generation.tokens.length} ${bytes == generation.text().unwrap().length}`);
   return 0;
 }
