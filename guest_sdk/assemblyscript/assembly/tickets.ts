@@ -7,6 +7,7 @@ import * as raw from "./raw";
 
 const SCRATCH_BYTES: i32 = 4096;
 const SCRATCH: usize = memory.data(SCRATCH_BYTES);
+const ONE_TICKET: usize = memory.data(4);
 const NOTHING = new ArrayBuffer(0);
 
 /**
@@ -53,7 +54,12 @@ export class Ticket {
 
   /** Suspends until the work is done, or for `timeoutMs` (-1: as long as it takes); says whether. */
   wait(timeoutMs: i64 = -1): bool {
-    return waitAny<Ticket>([this], timeoutMs) == 0;
+    if (this.id == 0) return true;
+    store<i32>(ONE_TICKET, this.id);
+    const index = raw.wait(ONE_TICKET, 1, timeoutMs);
+    if (index == -Errno.ETIMEDOUT) return false;
+    check(errnoOf(index), "wait");
+    return this.poll();
   }
 
   /** Suspends until the work is done; its bytes, or why there are none. */
