@@ -142,7 +142,8 @@ class Gateway:
         return answer.value
 
     async def check_integrity(self) -> None:
-        assert await self.ask("check_integrity") == m.Answer(self._seq, 0, 0)
+        answer = await self.ask("check_integrity")
+        assert (answer.errno, answer.value) == (0, 0)
 
 
 class Rig:

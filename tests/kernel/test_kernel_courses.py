@@ -1,0 +1,175 @@
+"""Any course of events gives each LIP what it would get alone, and gives every page back."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.messages import Op
+from symphony_kernel.scheduler.batcher import StepLimits
+
+from tests.support.kernels import Rig, options, pairs, tokens, with_kernel
+
+FIRST = 1 << 16
+
+
+@dataclass(frozen=True)
+class Script:
+    """What one LIP does, one operation after the other, on a growing set of files."""
+
+    tenant: int
+    begins_ms: int
+    operations: tuple[tuple[str, int, int], ...]  # what, which file, how much
+
+
+OPERATIONS = st.tuples(
+    st.sampled_from(
+        ["prompt", "decode", "fork", "truncate", "extract", "append", "peek", "tree", "pause"]
+    ),
+    st.integers(0, 5),
+    st.integers(1, 90),
+)
+SCRIPTS = st.builds(
+    Script,
+    tenant=st.integers(0, 2),
+    begins_ms=st.integers(0, 60),
+    operations=st.lists(OPERATIONS, min_size=1, max_size=12).map(tuple),
+)
+
+
+class Lip:
+    """Runs a script and notes all that the kernel answers."""
+
+    def __init__(self, rig: Rig, instance: int, script: Script) -> None:
+        self.rig, self.instance, self.script = rig, instance, script
+        self.files = [FIRST]
+        self.answers: list[Any] = []
+
+    async def run(self) -> list[Any]:
+        await asyncio.sleep(self.script.begins_ms / 1000)
+        await self.rig.gateway.register(self.instance, tenant=f"t{self.script.tenant}")
+        self._tell(Op.KV_CREATE, FIRST)
+        for what, which, much in self.script.operations:
+            await getattr(self, "_" + what)(self.files[which % len(self.files)], much)
+        for file in self.files:
+            length = await self._call(Op.KV_LEN, file)
+            self.answers.append((length, await self._call(Op.KV_TOKENS, file, 0, length)))
+        usage = await self.rig.gateway.end(self.instance)
+        self.answers.append({k: v for k, v in usage.value.items() if k != "kv_token_ms"})
+        return self.answers
+
+    def _tell(self, op: int, *args: Any) -> None:
+        self.rig.worker.tell(self.instance, op, *args)
+
+    async def _call(self, op: int, *args: Any) -> Any:
+        return await self.rig.worker.call(self.instance, op, *args)
+
+    async def _pred(self, file: int, ids: list[int], **given: Any) -> None:
+        packed = options(**given) if given else b""
+        self.answers.append(await self.rig.worker.pred(self.instance, file, tokens(*ids), packed))
+
+    def _new(self) -> int:
+        self.files.append(FIRST + len(self.files))
+        return self.files[-1]
+
+    async def _prompt(self, file: int, much: int) -> None:
+        await self._pred(file, list(range(much, 3 * much)), at="all", get={"top": 2})
+
+    async def _decode(self, file: int, much: int) -> None:
+        token = much
+        for _ in range(much % 7 + 1):
+            await self._pred(file, [token])
+            ((token, _),) = pairs(self.answers[-1])
+
+    async def _fork(self, file: int, much: int) -> None:
+        self._tell(Op.KV_FORK, self._new(), file)
+
+    async def _truncate(self, file: int, much: int) -> None:
+        length = await self._call(Op.KV_LEN, file)
+        self.answers.append(await self._call(Op.KV_TRUNCATE, file, min(much, length)))
+
+    async def _extract(self, file: int, much: int) -> None:
+        length = await self._call(Op.KV_LEN, file)
+        end = min(much, length)
+        self._tell(Op.KV_EXTRACT, self._new(), file, tokens(end // 3, end))
+
+    async def _append(self, file: int, much: int) -> None:
+        source = self.files[much % len(self.files)]
+        length = await self._call(Op.KV_LEN, source)
+        self._tell(Op.KV_APPEND, file, source, 0, min(much, length))
+
+    async def _peek(self, file: int, much: int) -> None:
+        await self._pred(file, [much] * 20, keep=False, get={"sample": {"seed": much}})
+
+    async def _tree(self, file: int, much: int) -> None:
+        parents = [i // 2 - 1 if i < 2 else (i - 1) // 2 for i in range(much % 9 + 1)]
+        await self._pred(file, [much + i for i in range(len(parents))], parents=parents, at="all")
+
+    async def _pause(self, file: int, much: int) -> None:
+        await asyncio.sleep(much / 2000)
+
+
+def outcomes(scripts: list[Script], pages: int, steps: StepLimits) -> list[list[Any]]:
+    async def test(rig: Rig) -> list[list[Any]]:
+        lips = [Lip(rig, i, script) for i, script in enumerate(scripts, start=1)]
+        running = [asyncio.create_task(lip.run()) for lip in lips]
+        while not all(task.done() for task in running):
+            await rig.gateway.check_integrity()
+            await asyncio.sleep(0.05)
+        await rig.gateway.check_integrity()
+        return [task.result() for task in running]
+
+    return with_kernel(test, pages=pages, kernel_options=KernelOptions(steps=steps))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(SCRIPTS, min_size=2, max_size=6),
+    st.integers(16, 300),
+    st.integers(1, 8),
+    st.sampled_from([1, 16, 64]),
+)
+def test_together_each_gets_what_it_gets_alone(
+    scripts: list[Script], tokens_max: int, rows: int, quantum: int
+) -> None:
+    limits = StepLimits(tokens=tokens_max, rows=rows, quantum=quantum)
+    together = outcomes(scripts, 4096, limits)
+    for script, result in zip(scripts, together, strict=True):
+        assert outcomes([script], 4096, StepLimits()) == [result]
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 400), st.integers(0, 60), st.sampled_from(["end", "cancel", ""])),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_in_a_pool_that_is_too_small_everybody_ends_and_every_page_comes_back(
+    preds: list[tuple[int, int, str]],
+) -> None:
+    async def test(rig: Rig) -> None:
+        async def lip(instance: int, length: int, at_ms: int, fate: str) -> None:
+            await rig.gateway.register(instance, tenant=f"t{instance % 2}")
+            rig.worker.tell(instance, Op.KV_CREATE, FIRST)
+            await asyncio.sleep(at_ms / 1000)
+            reply = rig.worker.pred(instance, FIRST, tokens(*range(1, length + 1)))
+            seq = max(s for i, s in rig.worker.replies if i == instance)
+            if fate == "cancel":
+                await asyncio.sleep(0.005)
+                rig.worker.tell(instance, Op.CANCEL, seq)
+            if fate != "end":
+                result = await reply
+                assert isinstance(result, bytes) or result in (-Errno.ENOMEM, -Errno.ECANCELED)
+                assert not (fate == "" and result == -Errno.ECANCELED)
+            await asyncio.sleep(0.02)
+            await rig.gateway.end(instance)
+
+        await asyncio.gather(*(lip(i, *pred) for i, pred in enumerate(preds, start=1)))
+        await rig.gateway.check_integrity()
+
+    with_kernel(test, pages=24)
