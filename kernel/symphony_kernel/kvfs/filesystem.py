@@ -19,10 +19,13 @@ from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
     LIST_ITEMS_MAX,
+    PAGE_TOKENS,
     TENANT_FILES_MAX,
     TENANT_HANDLES_MAX,
     TENANT_PAGES_SHARE_MAX,
 )
+
+_UNLIMITED = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,10 @@ class KVFS:
         """Return the tenant, made when it is new."""
         tenant = self.tenants.get(name)
         if tenant is None:
-            account = self.ledger.open(name, None, self.limits.pages, FILE_ENTRIES_MAX)
+            # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
+            whole = self.limits.pages >= self.pool.pages
+            pages_max = _UNLIMITED if whole else self.limits.pages
+            account = self.ledger.open(name, None, pages_max, FILE_ENTRIES_MAX)
             tenant = self.tenants[name] = Tenant(name, account, self.limits)
         return tenant
 
@@ -150,9 +156,12 @@ class KVFS:
         """Return a private copy-on-write view of what `path` names now.
 
         Raises:
-            SyscallError: ENOENT, EDQUOT.
+            SyscallError: ENOENT, EDQUOT, EIO.
         """
-        file = self.fork(self.named(tenant, path), owner)
+        named = self.named(tenant, path)
+        if named.error is not None:
+            raise SyscallError(named.error, path)
+        file = self.fork(named, owner)
         file.path = path
         return file
 
@@ -221,6 +230,18 @@ class KVFS:
         self._copied_slots += self._storage.copied_slots
         self._storage.copied_slots = 0
         return group_copies(copies)
+
+    def lose_copies(self, groups: list[Int64]) -> None:
+        """The step that was to make these copies has failed: files that hold one answer EIO.
+
+        What lies in those slots may be another tenant's.
+        """
+        if not groups:
+            return
+        lost = np.unique(np.concatenate([group[1] for group in groups]) // PAGE_TOKENS)
+        for file in self._files:
+            if file.error is None and np.isin(file.pages, lost).any():
+                file.error = Errno.EIO
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self, held: Mapping[KVFile, int]) -> None:

@@ -1,0 +1,68 @@
+"""The pool: counts, the free list, and that an audit finds what is wrong."""
+
+import numpy as np
+import pytest
+from symphony_kernel.kvfs import PagePool, page_count
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+
+
+@pytest.mark.parametrize(("entries", "pages"), [(0, 0), (1, 1), (16, 1), (17, 2), (4096, 256)])
+def test_entries_fill_pages(entries: int, pages: int) -> None:
+    assert page_count(entries) == pages
+
+
+def test_pages_are_distinct_and_come_back() -> None:
+    pool = PagePool(8)
+    first, second = pool.allocate(3), pool.allocate(5)
+    assert sorted([*first.tolist(), *second.tolist()]) == list(range(8))
+    assert pool.free == 0
+    with pytest.raises(SyscallError) as caught:
+        pool.allocate(1)
+    assert caught.value.errno is Errno.ENOMEM
+    pool.release(first)
+    assert pool.free == 3
+    assert sorted(pool.allocate(3).tolist()) == sorted(first.tolist())
+
+
+def test_a_page_is_free_when_its_last_holder_lets_go() -> None:
+    freed: list[int] = []
+    pool = PagePool(4, on_freed=lambda pages: freed.extend(pages.tolist()))
+    pages = pool.allocate(2)
+    pool.retain(pages)
+    assert pool.release(pages).tolist() == []
+    assert freed == []
+    assert sorted(pool.release(pages).tolist()) == sorted(freed) == sorted(pages.tolist())
+
+
+def test_a_page_held_twice_by_one_file_is_freed_once() -> None:
+    pool = PagePool(4)
+    page = pool.allocate(1)
+    twice = np.repeat(page, 3)
+    pool.retain(twice[:2])
+    assert pool.statistics().shared == 1
+    assert pool.release(twice).tolist() == page.tolist()
+    pool.check_integrity(np.zeros(4, np.int64))
+    assert pool.free == 4
+
+
+def test_an_audit_finds_a_wrong_count_and_a_wrong_free_list() -> None:
+    pool = PagePool(4)
+    page = int(pool.allocate(1)[0])
+    expected = np.zeros(4, np.int64)
+    with pytest.raises(KernelBug, match="wrong count"):
+        pool.check_integrity(expected)
+    expected[page] = 1
+    pool.check_integrity(expected)
+    pool._free[0] = page
+    with pytest.raises(KernelBug, match="free list"):
+        pool.check_integrity(expected)
+
+
+def test_nothing_is_released_or_shared_that_nobody_holds() -> None:
+    pool = PagePool(4)
+    page = pool.allocate(1)
+    pool.release(page)
+    with pytest.raises(AssertionError):
+        pool.retain(page)
+    with pytest.raises(AssertionError):
+        pool.release(page)
