@@ -273,5 +273,8 @@ def _run(command: list[str], directory: Path, environment: dict[str, str]) -> st
 def _install(module: Path, directory: Path, name: str) -> Path:
     target = directory / "build" / f"{name}.wasm"
     target.parent.mkdir(exist_ok=True)
-    shutil.copyfile(module, target)
+    # Whoever reads the module meanwhile gets the old one or the new one, never half of it.
+    part = target.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(module, part)
+    part.replace(target)
     return target

@@ -98,10 +98,10 @@ def test_the_crate_depends_on_nothing() -> None:
 
 
 def cargo(*arguments: str, cwd: Path = SDK, toolchain: RustToolchain | None = None) -> str:
-    """Run cargo offline, with warnings as errors, in a target folder of its own."""
+    """Run cargo offline, with warnings as errors, in one target folder apart from builds."""
     toolchain = toolchain or host_toolchain()
     flags = {"RUSTFLAGS": "-D warnings", "RUSTDOCFLAGS": "-D warnings"}
-    strict = {"CARGO_TARGET_DIR": str(cwd / "target" / "strict"), "CARGO_NET_OFFLINE": "true"}
+    strict = {"CARGO_TARGET_DIR": str(SDK / "target" / "strict"), "CARGO_NET_OFFLINE": "true"}
     rustdoc = Path(toolchain.rustc).with_name("rustdoc")
     done = subprocess.run(
         [toolchain.cargo, *arguments],

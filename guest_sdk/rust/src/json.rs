@@ -242,7 +242,7 @@ impl<'a> Reader<'a> {
         Ok(c)
     }
 
-    /// `uXXXX`, or two of them that are a pair; half a pair becomes U+FFFD.
+    /// `u` and four digits, or two of them that are a pair; half a pair becomes U+FFFD.
     fn unicode(&mut self) -> Result<char, DecodeError> {
         let high = self.hex()?;
         if (0xd800..0xdc00).contains(&high) && self.text[self.at..].starts_with("\\u") {

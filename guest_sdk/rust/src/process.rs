@@ -36,7 +36,7 @@ pub fn send(message: impl AsRef<[u8]>) -> Result<()> {
 }
 
 /// The next message from the user. `EPIPE` when the user has closed; [`recv_open`] says that
-/// with `None`.
+/// with `None`. Dropping the ticket drops a message that has come for it.
 pub fn recv() -> Ticket<Vec<u8>> {
     Ticket::new("recv", unsafe { raw::recv() }, bytes, 0)
 }
