@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from symphony_kernel.executor.attention import attend, reference_attention
+from symphony_kernel.executor.attention import Group, attend, reference_attention
 from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.step import Geometry, ancestors, plan_step, rounded_entries
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -76,8 +76,8 @@ def test_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
     plan = plan_step(rows, geometry)
     count = sum(len(row.tokens) for row in rows)
     queries = torch.randn(count, HEADS, HEAD_DIM)
-    for pair in (False, True):
-        out = attend(queries, pool, plan.inputs.groups[window], pair)
+    for exact in (False, True):
+        out = attend(queries, pool, plan.inputs.groups[window], exact)
         places = iter(plan.inputs.wanted.tolist())
         for row, index in zip(plan.rows, plan.indices, strict=True):
             mine = [next(places) for _ in row.places]
@@ -86,6 +86,31 @@ def test_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
             expected = reference_attention(queries[mine], keys, values, visible)
             found = out[mine].view(expected.shape).double()
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("q", [1, 2, 3, 5, 9, 35])
+@pytest.mark.parametrize("shared", [1, 2, 3, 5])
+def test_a_rows_bits_do_not_depend_on_its_company_or_thread(shared: int, q: int) -> None:
+    torch.manual_seed(0)
+    rows, entries, kv_heads = 5, 48, 3
+    pool = torch.randn(rows * entries, 2, kv_heads, HEAD_DIM)
+    queries = torch.randn(rows * q, kv_heads * shared, HEAD_DIM)
+    mask = torch.zeros(rows, 1, q, entries)
+    mask[:, :, :, 40:] = float("-inf")
+
+    def compute(members: list[int]) -> torch.Tensor:
+        slots = torch.cat([torch.arange(i * entries, (i + 1) * entries) for i in members])
+        group = Group(0, len(members), q, entries, slots, mask[members], causal=False)
+        mine = torch.cat([queries[i * q : (i + 1) * q] for i in members])
+        return attend(mine, pool, [group], exact=True).view(len(members), q, -1)
+
+    torch.set_num_threads(2)
+    try:
+        together = compute([0, 1, 2, 3, 4])
+        for members in ([0], [4], [3, 1], [1, 4, 2]):
+            assert torch.equal(compute(members), together[members])
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_long_rows_attend_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from symphony_kernel import tiny_model
 from symphony_kernel.protocol.options import PredOptions
+from transformers import AutoModelForCausalLM
 
 from tests.support.models import (
     Checkpoint,
@@ -184,6 +186,21 @@ def test_greedy_generation_gives_the_tokens_of_transformers(make: Make) -> None:
         tokens = np.frombuffer(result[:4], np.uint32)
         found.append(int(tokens[0]))
     assert found == expected
+    rig.close()
+
+
+def test_the_tiny_model_is_the_same_model_to_transformers() -> None:
+    directory = tiny_model.path()
+    peer = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    ids = np.random.default_rng(1).integers(0, peer.config.vocab_size, 40)
+    with torch.inference_mode():
+        expected = peer(torch.tensor(ids)[None]).logits[0].numpy()
+    rig = load(directory, "auto")
+    assert rig.executor.model.dtype == "float32"
+    [result] = rig.run([make_row(ids, rig.table(40))])
+    assert isinstance(result, bytes)
+    found = np.frombuffer(result, np.float32).reshape(expected.shape)
+    assert relative_error(found, expected) < 1e-4
     rig.close()
 
 

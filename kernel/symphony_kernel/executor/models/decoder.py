@@ -57,8 +57,7 @@ class Decoder:
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, hidden)
         self.device = self._embedding.device
         self._packed = packs(dtype, self.device)
-        # A single row beside a copy of itself, where that makes results independent of company.
-        self._pair = self.device.type == "cpu" and dtype == torch.float32
+        self._exact = self.device.type == "cpu" and dtype == torch.float32
         self._layers = [self._load_layer(weights, index) for index in range(config.layers)]
         self._norm = weights.take("model.norm.weight", hidden)
         if config.tied:
@@ -150,5 +149,5 @@ class Decoder:
         qkv[:, : heads + kv_heads] = self._rotary.rotate(turned, tables)
         both = qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
         pool.index_copy_(0, inputs.slots, both)
-        out = attend(qkv[:, :heads], pool, inputs.groups[layer.window], self._pair)
+        out = attend(qkv[:, :heads], pool, inputs.groups[layer.window], self._exact)
         return layer.output.plus(out, residual)
