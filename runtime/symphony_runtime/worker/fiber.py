@@ -47,6 +47,7 @@ from symphony_runtime.worker.sandbox import ENGINE_SETTINGS
 PREEMPTED, CALLED, ENDED = 0, 1, 2  # what `Fiber.poll` returns
 
 _NO_CALL = -1
+_CALM_TICKS = 20  # looks that found nobody to preempt before the ticker looks less often
 _IDLE_TICKS = 20  # looks without a running guest before the ticker sleeps until it is woken
 
 # The buffer that a fiber's futures point into: [name, bytes], at fixed offsets.
@@ -64,7 +65,9 @@ assert ctypes.sizeof(ffi.wasmtime_async_continuation_t) == _BUFFER_BYTES - _CONT
 
 _pack_value = struct.Struct("<Qq").pack  # kind (i32 0, i64 1), value sign-extended
 _read_i32 = ctypes.c_int32.from_address
-_string_at, _memmove = ctypes.string_at, ctypes.memmove
+# ctypes' own are wrapped in Python and release the interpreter, which costs more than they do.
+_string_at = PYFUNCTYPE(ctypes.py_object, c_void_p, c_size_t)(ctypes._string_at_addr)  # type: ignore[attr-defined]
+_memmove = PYFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)(ctypes._memmove_addr)  # type: ignore[attr-defined]
 
 
 def _bind(name: str, result: Any, *arguments: Any, release_gil: bool = False) -> Callable[..., Any]:
@@ -194,11 +197,11 @@ class FiberHost:
         self._unpack: list[Callable[[bytes], tuple[int, ...]]] = []
         for index, item in enumerate(imports):
             self._define(index, item)
-        self._polled: Fiber | None = None
-        self._polled_since = 0.0  # perf_counter; 0 while no guest runs
+        self.polled: Fiber | None = None
+        self.polled_since = 0.0  # perf_counter; 0 while no guest runs
         self.engine_at = _address(self._engine.ptr())
-        self._dozing, self._closed = False, False
-        self._wake = threading.Event()
+        self.dozing, self._closed = False, False
+        self.wake = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="epoch ticker", daemon=True)
         self._ticker.start()
 
@@ -230,7 +233,7 @@ class FiberHost:
     def close(self) -> None:
         """Stop the ticker; every fiber must have been closed."""
         self._closed = True
-        self._wake.set()
+        self.wake.set()
         self._ticker.join()
 
     # -- Imports -------------------------------------------------------------------------------
@@ -263,7 +266,7 @@ class FiberHost:
         _trap: int, continuation: int,
     ) -> None:  # fmt: skip
         """Run on the guest's stack: copy the arguments and suspend. It must not raise."""
-        fiber = self._polled
+        fiber = self.polled
         assert fiber is not None
         buffer_at = fiber.buffer_at
         if not fiber.base:
@@ -276,43 +279,44 @@ class FiberHost:
         _memmove(continuation, buffer_at + _CONTINUATION, 24)
 
     # -- Epochs --------------------------------------------------------------------------------
-    def begin_slice(self, fiber: "Fiber") -> None:
-        """Note that `fiber` is about to run, for the callback and the ticker."""
-        self._polled = fiber
-        self._polled_since = time.perf_counter()
-        if self._dozing:
-            self._wake.set()
-
-    def end_slice(self) -> None:
-        """Note that no guest runs now."""
-        self._polled_since = 0.0
-
     def _tick(self) -> None:
         """Advance the epoch when one guest has run for a whole tick.
 
-        A tick at any other time would only make suspended guests yield once for nothing.
+        A tick at any other time would only make suspended guests yield once for nothing. This
+        thread takes the interpreter from the one that works, so it looks less often while nobody
+        computes for long: the first slice of a guest that begins to may last three ticks.
         """
-        tick_s, idle = EPOCH_TICK_MS / 1000, 0
+        tick_s, idle, calm = EPOCH_TICK_MS / 1000, 0, 0
         while not self._closed:
-            since = self._polled_since
+            since = self.polled_since
             if since == 0.0:
                 idle += 1
-                if idle < _IDLE_TICKS:
-                    time.sleep(tick_s)
+                if idle > _IDLE_TICKS:
+                    self._doze()
+                    idle = 0
+            else:
+                idle = 0
+                left = since + tick_s - time.perf_counter()
+                if left > 0 and calm < _CALM_TICKS:
+                    time.sleep(left)
+                    left = 0.0
+                if left <= 0 and self.polled_since == since:
+                    _increment_epoch(self.engine_at)
+                    calm = 0
+                    time.sleep(tick_s / 4)
                     continue
-                self._dozing, idle = True, 0
-                if self._polled_since == 0.0 and not self._closed:
-                    self._wake.wait()
-                self._wake.clear()
-                self._dozing = False
-                continue
-            idle = 0
-            left = since + tick_s - time.perf_counter()
-            if left > 0:
-                time.sleep(left)
-            if self._polled_since == since:
-                _increment_epoch(self.engine_at)
-                time.sleep(tick_s / 4)
+                calm += 1
+                if calm < _CALM_TICKS:
+                    continue
+            time.sleep(2 * tick_s)
+
+    def _doze(self) -> None:
+        """Sleep until a guest runs."""
+        self.dozing = True
+        if self.polled_since == 0.0 and not self._closed:
+            self.wake.wait()
+        self.wake.clear()
+        self.dozing = False
 
 
 class Fiber:
@@ -360,12 +364,16 @@ class Fiber:
         CALLED leaves `call` and `args`, and wants a `resume` before the next poll; ENDED leaves
         `end`.
         """
-        host = self._host
+        host, now = self._host, time.perf_counter
         self.call = _NO_CALL
         while True:
-            host.begin_slice(self)
+            # The callback and the ticker must know who runs, and since when.
+            host.polled = self
+            host.polled_since = now()
+            if host.dozing:
+                host.wake.set()
             done = _future_poll(self._future)
-            host.end_slice()
+            host.polled_since = 0.0
             if not done:
                 return PREEMPTED if self.call < 0 else CALLED
             _future_delete(self._future)
@@ -409,7 +417,8 @@ class Fiber:
         """Return a copy of guest memory, or EFAULT."""
         if pointer + length > self.size:
             raise SyscallError(Errno.EFAULT)
-        return _string_at(self.base + pointer, length)
+        data: bytes = _string_at(self.base + pointer, length)
+        return data
 
     def write(self, pointer: int, data: bytes) -> None:
         """Copy `data` into guest memory, or EFAULT."""

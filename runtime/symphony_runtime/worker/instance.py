@@ -59,8 +59,8 @@ class Services(Protocol):
     loop: asyncio.AbstractEventLoop
     text: Text
 
-    def kernel_call(self, call: list[Any]) -> None:
-        """Put [instance, op, seq, argument, ...] into this turn's Calls."""
+    def kernel_call(self, call: list[Any], size: int = 0) -> None:
+        """Put [instance, op, seq, argument, ...] into this turn's Calls; `size`: of long ones."""
 
     def ask(self, what: str, args: dict[str, Any], on_answer: Callable[[int, Any], None]) -> int:
         """Ask the gateway; `on_answer` gets errno (0 or negative) and value. Returns the seq."""
@@ -254,7 +254,7 @@ class Instance:
     def call_kernel(self, op: Op, *arguments: Any) -> None:
         """Make a kernel call that wants no reply."""
         self.unanswered += 1
-        self.services.kernel_call([self.id, op, 0, *arguments])
+        self.services.kernel_call([self.id, op, 0, *arguments], _size(arguments))
 
     def post(self, result: int, op: Op, *arguments: Any) -> int | None:
         """Make a kernel call that wants no reply; the guest's call returns `result`.
@@ -274,7 +274,7 @@ class Instance:
         """Make a kernel call; `on_reply` gets what comes back."""
         seq = self.tickets.number()
         self.pending[seq] = on_reply
-        self.services.kernel_call([self.id, op, seq, *arguments])
+        self.services.kernel_call([self.id, op, seq, *arguments], _size(arguments))
 
     def suspend_on_kernel(self, finish: Finish, op: Op, *arguments: Any) -> None:
         """Make a kernel call and suspend the guest; its result is `finish(reply)`, or the errno."""
@@ -459,6 +459,10 @@ class Instance:
         self.inbox.clear()
         self.receivers.clear()
         self.waited = None
+
+
+def _size(arguments: tuple[Any, ...]) -> int:
+    return sum(len(argument) for argument in arguments if isinstance(argument, bytes))
 
 
 def check_released(lip: Instance) -> None:

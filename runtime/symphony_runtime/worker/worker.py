@@ -57,6 +57,7 @@ _SLICE_S = EPOCH_TICK_MS / 1000
 _TURN_S = TURN_MS_MAX / 1000
 _SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this was due to somebody else's tick
 _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
+_CALL_BYTES = 64  # of a call without its long arguments, about
 _BACKLOG_BYTES = 1 << 20  # unread by the gateway, past which who floods it has to wait
 _NO_TEXT: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
 
@@ -102,7 +103,7 @@ class Worker:
         self._asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
         self._stages = count(1)
-        self._cpu_at_ns = 0
+        self._cpu_share = 1.0  # of the last turn's time that was this thread's
         self.faults: list[Exception] = []  # of ours; each is logged and ended one instance
 
     # -- Links ---------------------------------------------------------------------------------
@@ -232,14 +233,10 @@ class Worker:
             self._flush()
 
     # -- Services of instances -----------------------------------------------------------------
-    def kernel_call(self, call: list[Any]) -> None:
-        """Put [instance, op, seq, argument, ...] into this turn's Calls."""
+    def kernel_call(self, call: list[Any], size: int = 0) -> None:
+        """Put [instance, op, seq, argument, ...] into this turn's Calls; `size`: of long ones."""
         self._calls.append(call)
-        # Only long arguments matter for the frame's size.
-        self._calls_bytes += 64
-        for argument in call[4:]:
-            if type(argument) is bytes:
-                self._calls_bytes += len(argument)
+        self._calls_bytes += _CALL_BYTES + size
         if self._calls_bytes > _FRAME_BYTES:
             self._flush_calls()
 
@@ -359,16 +356,19 @@ class Worker:
 
     def _turn(self) -> None:
         queue, now = self._queue, time.perf_counter
-        until = now() + _TURN_S
-        self._cpu_at_ns = time.thread_time_ns()
-        while queue:
+        cpu_began, began = time.thread_time(), now()
+        until, at = began + _TURN_S, began
+        while queue and at < until:
             lip = queue.popleft()
             lip.queued = False
-            if not lip.ended:
-                self._slice(lip)
-                self._charge(lip)
-            if now() > until:
-                break
+            if lip.ended:
+                continue
+            self._slice(lip)
+            ended = now()
+            self._charge(lip, ended - at)
+            at = ended
+        if at - began > _SPURIOUS_S:
+            self._cpu_share = min((time.thread_time() - cpu_began) / (at - began), 1.0)
         self._flush()
         if queue:
             self._plan_turn()
@@ -414,10 +414,13 @@ class Worker:
                 self._finish(lip)
                 return False
 
-    def _charge(self, lip: Instance) -> None:
-        """Charge the processor's time since the last charge, the handlers' included."""
-        at = time.thread_time_ns()
-        used, self._cpu_at_ns = at - self._cpu_at_ns, at
+    def _charge(self, lip: Instance, elapsed_s: float) -> None:
+        """Charge the processor's time, the handlers' included.
+
+        The clock is read for each slice, the processor's time (a system call) for each turn: a
+        slice is charged the share that this thread had of the processor lately.
+        """
+        used = int(elapsed_s * self._cpu_share * 1e9)
         lip.cpu_ns += used
         run = lip.run
         run.cpu_ns += used

@@ -1,0 +1,332 @@
+"""What the host costs a pred: a real kernel and a real worker, and a device that takes no time.
+
+    python benchmarks/host_overhead.py [--lips 1,16,256,4096] [--json] [--profile DIR]
+
+The kernel's executor is the simulated one with every cost zero, so all that is measured is the way
+of a pred: guest, worker, socket, kernel, scheduler, and back. This script plays the gateway. Each
+LIP waits for a message, then makes one-token preds, one after the other (pred, wait, take; its file
+is truncated now and then). It also says what it costs to start an instance, from the registration
+to its first message, and to end one.
+
+With --profile each role runs under cProfile and leaves DIR/<role>.prof.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.links import Link, connect_unix, serve_unix
+from symphony_runtime.compiler import compile_program
+from wasmtime import wat2wasm
+
+WORKER = "worker-0"
+MODULE = "guest"
+SECONDS_MAX = 80  # for everything
+LIPS_DEFAULT = (1, 16, 256, 4096)
+PREDS = {1: 4_000, 16: 20_000, 256: 60_000, 4096: 60_000}  # in all, at so many LIPs
+START_COUNT = 1_000
+PAGES = 1 << 18
+LIMITS = {
+    "wall_ms": 600_000,
+    "cpu_ms": 600_000,
+    "memory_bytes": 1 << 20,
+    "tokens": 1 << 24,
+    "kv_tokens": 1 << 20,
+}
+
+GUEST = """(module
+  (import "lip" "input_read" (func $input_read (param i32 i32) (result i32)))
+  (import "lip" "send" (func $send (param i32 i32) (result i32)))
+  (import "lip" "recv" (func $recv (result i32)))
+  (import "lip" "wait" (func $wait (param i32 i32 i64) (result i32)))
+  (import "lip" "take" (func $take (param i32 i32 i32) (result i32)))
+  (import "lip" "kv_create" (func $kv_create (result i32)))
+  (import "lip" "kv_truncate" (func $kv_truncate (param i32 i32) (result i32)))
+  (import "lip" "pred" (func $pred (param i32 i32 i32 i32 i32 i32) (result i32)))
+  (memory (export "memory") 1)
+  (func $claim (param $ticket i32) (param $at i32) (param $room i32) (result i32)
+    (i32.store (i32.const 32) (local.get $ticket))
+    (drop (call $wait (i32.const 32) (i32.const 1) (i64.const -1)))
+    (call $take (local.get $ticket) (local.get $at) (local.get $room)))
+  (func (export "lip_main") (result i32) (local $n i32) (local $kv i32) (local $length i32)
+    (drop (call $input_read (i32.const 0) (i32.const 4)))
+    (local.set $n (i32.load (i32.const 0)))
+    (local.set $kv (call $kv_create))
+    (i32.store (i32.const 8) (i32.const 7))
+    (drop (call $send (i32.const 0) (i32.const 1)))
+    (drop (call $claim (call $recv) (i32.const 16) (i32.const 8)))
+    (if (i32.eqz (local.get $n)) (then (return (i32.const 0))))
+    (loop $next
+      (if (i32.ne (i32.const 8) (call $claim
+            (call $pred (local.get $kv) (i32.const 8) (i32.const 1)
+                        (i32.const 0) (i32.const 0) (i32.const 0))
+            (i32.const 8) (i32.const 8)))
+        (then (return (i32.const 1))))
+      (if (i32.eq (i32.const 256) (local.tee $length (i32.add (local.get $length) (i32.const 1))))
+        (then (drop (call $kv_truncate (local.get $kv) (i32.const 0)))
+              (local.set $length (i32.const 0))))
+      (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+    (i32.const 0)))"""
+
+
+class Bench:
+    """The gateway's part: starts LIPs, hears their first message and their end."""
+
+    def __init__(self, kernel: Link, worker: Link) -> None:
+        self._kernel, self._worker = kernel, worker
+        self._seq, self._instances = count(1), count(1)
+        self._answers: dict[int, asyncio.Future[m.Answer]] = {}
+        self.ready = self.ended = self.failed = 0
+        self.changed = asyncio.Event()
+        kernel.receive(self._on_kernel, lambda: None)
+
+    def tell(self, message: m.Message) -> None:
+        """Send to the worker."""
+        self._worker.send(m.encode(message))
+
+    async def ask_kernel(self, make: Callable[[int], m.Message]) -> Any:
+        """Send to the kernel and return its answer."""
+        seq = next(self._seq)
+        answer: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
+        self._answers[seq] = answer
+        self._kernel.send(m.encode(make(seq)))
+        message = await answer
+        assert not message.errno, message
+        return message.value
+
+    def on_worker(self, frame: list[Any]) -> None:
+        """Take a frame of the worker."""
+        message = m.decode(frame)
+        if isinstance(message, m.Output):
+            self.ready += len(message.messages)
+        elif isinstance(message, m.Ended):
+            self.ended += 1
+            self.failed += message.exit_code != 0
+        elif isinstance(message, m.Hello):
+            self.tell(m.Welcome(os.getpid(), {}))
+        else:
+            assert isinstance(message, m.Received), message
+        self.changed.set()
+
+    async def wait_until(self, reached: Callable[[], bool]) -> None:
+        """Return when `reached()` is true."""
+        while not reached():
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def start(self, lips: int, preds: int) -> list[int]:
+        """Start LIPs that will make `preds` preds each; return when all have sent a message."""
+        self.ready = self.ended = 0
+        instances = [next(self._instances) for _ in range(lips)]
+        registered = [self.ask_kernel(_register(instance)) for instance in instances]
+        await asyncio.gather(*registered)
+        for instance in instances:
+            self.tell(m.Start(instance, MODULE, "", preds.to_bytes(4, "little"), LIMITS))
+        await self.wait_until(lambda: self.ready >= lips)
+        return instances
+
+    async def finish(self, instances: list[int]) -> float:
+        """Let waiting LIPs go on, and return the seconds until the last has ended."""
+        began = time.perf_counter()
+        for instance in instances:
+            self.tell(m.Deliver(instance, b"go"))
+        await self.wait_until(lambda: self.ended >= len(instances))
+        return time.perf_counter() - began
+
+    async def forget(self, instances: list[int]) -> None:
+        """Tell the kernel of the ends."""
+        assert self.failed == 0, f"{self.failed} LIPs failed"
+        ends = (self.ask_kernel(_end(instance)) for instance in instances)
+        await asyncio.gather(*ends)
+
+    def _on_kernel(self, frame: list[Any]) -> None:
+        message = m.decode(frame)
+        if isinstance(message, m.Answer):
+            self._answers.pop(message.seq).set_result(message)
+
+
+def _register(instance: int) -> Callable[[int], m.Message]:
+    return lambda seq: m.Register(seq, instance, "tenant", WORKER, 0, 0, {})
+
+
+def _end(instance: int) -> Callable[[int], m.Message]:
+    return lambda seq: m.End(seq, instance)
+
+
+# --- Measurements --------------------------------------------------------------------------------
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time that a process has used (Linux)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def measure_preds(bench: Bench, lips: int, roles: dict[str, int]) -> dict[str, float]:
+    """Return preds a second and what one costs, in microseconds.
+
+    The processor time of each role says more than the clock on a machine that others use too.
+    """
+    preds = max(PREDS.get(lips, 60_000) // lips, 4)
+    before = await bench.ask_kernel(lambda seq: m.Ask(seq, "statistics", {}))
+    instances = await bench.start(lips, preds)
+    cpu_before = {role: cpu_seconds(pid) for role, pid in roles.items()}
+    seconds = await bench.finish(instances)
+    cpu = {role: cpu_seconds(pid) - cpu_before[role] for role, pid in roles.items()}
+    after = await bench.ask_kernel(lambda seq: m.Ask(seq, "statistics", {}))
+    await bench.forget(instances)
+    steps = after["decode_steps"] - before["decode_steps"]
+    made = after["preds"] - before["preds"]
+    assert made == lips * preds, f"{made} preds were made, not {lips * preds}"
+    return {
+        "lips": lips,
+        "preds": made,
+        "preds_per_second": made / seconds,
+        "us_per_pred": seconds / made * 1e6,
+        "mean_batch": made / max(steps, 1),
+        **{f"{role}_cpu_us": used / made * 1e6 for role, used in cpu.items()},
+    }
+
+
+async def measure_starts(bench: Bench) -> dict[str, float]:
+    """Return what an instance's start and end cost, in microseconds."""
+    began = time.perf_counter()
+    instances = await bench.start(START_COUNT, 0)
+    started = time.perf_counter() - began
+    ended = await bench.finish(instances)
+    await bench.forget(instances)
+    return {
+        "start_us": started / START_COUNT * 1e6,
+        "end_us": ended / START_COUNT * 1e6,
+    }
+
+
+# --- The roles -----------------------------------------------------------------------------------
+async def start_role(
+    module: str, config: dict[str, Any], profile: Path | None
+) -> asyncio.subprocess.Process:
+    """Start a role and give it its configuration."""
+    command = ["-m", module]
+    if profile is not None:
+        command = ["-m", "cProfile", "-o", str(profile / f"{module}.prof"), *command]
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(config).encode() + b"\n")
+    await child.stdin.drain()
+    return child
+
+
+async def wait_ready(child: asyncio.subprocess.Process) -> None:
+    """Return when a role says that it is ready."""
+    assert child.stdout is not None
+    while line := await child.stdout.readline():
+        if json.loads(line)["event"] == "ready":
+            return
+    raise SystemExit("a role ended before it was ready")
+
+
+async def benchmark(lips: list[int], profile: Path | None) -> dict[str, Any]:
+    """Run everything and return all figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        kernel_socket, gateway_socket = Path(folder, "kernel.sock"), Path(folder, "gateway.sock")
+        keys = {"gateway": secrets.token_hex(16), WORKER: secrets.token_hex(16)}
+        linked: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        server = await serve_unix(gateway_socket, linked.set_result)
+        kernel = await start_role(
+            "symphony_kernel",
+            {
+                "socket": str(kernel_socket),
+                "secrets": keys,
+                "executor": "simulated",
+                "simulated": {"pages": PAGES, "hashed": False},
+            },
+            profile,
+        )
+        await wait_ready(kernel)
+        worker = await start_role(
+            "symphony_runtime.worker",
+            {
+                "name": WORKER,
+                "secret": keys[WORKER],
+                "kernel_socket": str(kernel_socket),
+                "gateway_socket": str(gateway_socket),
+            },
+            profile,
+        )
+        try:
+            to_kernel = await connect_unix(kernel_socket)
+            hello = m.Hello(
+                m.PROTOCOL_VERSION, "gateway", "gateway", bytes.fromhex(keys["gateway"]), 0
+            )
+            to_kernel.send(m.encode(hello))
+            to_worker = await linked
+            bench = Bench(to_kernel, to_worker)
+            to_worker.receive(bench.on_worker, lambda: None)
+            await wait_ready(worker)
+            compiled = await compile_program(bytes(wat2wasm(GUEST)))
+            bench.tell(m.Module(MODULE, compiled.artefact))
+            starts = await measure_starts(bench)
+            roles = {"worker": worker.pid, "kernel": kernel.pid}
+            return {
+                "preds": [await measure_preds(bench, number, roles) for number in lips],
+                "instances": starts,
+            }
+        finally:
+            for role in (worker, kernel):
+                if role.returncode is None:
+                    role.terminate()
+                await role.wait()
+            server.close()
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print the figures as a table."""
+    print(
+        f"{'LIPs':>6} {'preds/s':>10} {'us/pred':>9} {'mean batch':>11}"
+        f" {'worker cpu us':>14} {'kernel cpu us':>14}"
+    )
+    for row in figures["preds"]:
+        print(
+            f"{row['lips']:>6} {row['preds_per_second']:>10,.0f} {row['us_per_pred']:>9.1f} "
+            f"{row['mean_batch']:>11.1f} {row['worker_cpu_us']:>14.1f} {row['kernel_cpu_us']:>14.1f}"
+        )
+    starts = figures["instances"]
+    print(
+        f"an instance: {starts['start_us']:.0f} us to its first message, "
+        f"{starts['end_us']:.0f} us to receive one and end"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--lips", default=",".join(map(str, LIPS_DEFAULT)))
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--profile", type=Path)
+    given = parser.parse_args()
+    if given.profile:
+        given.profile.mkdir(parents=True, exist_ok=True)
+    lips = [int(number) for number in given.lips.split(",")]
+    work = benchmark(lips, given.profile)
+    figures = asyncio.run(asyncio.wait_for(work, SECONDS_MAX))
+    if given.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        show(figures)
+
+
+if __name__ == "__main__":
+    main()
