@@ -16,7 +16,8 @@ _REMEMBERED_SECONDS_MAX = 10 * BATCH_WAIT_MS_MAX / 1000  # slower answers all co
 class _Past:
     """How long a LIP takes to answer, as TCP estimates a round trip: mean and mean deviation."""
 
-    replied: float | None  # the reply that has not been answered
+    replied: float = 0.0  # when the last step with it ended
+    owed: int = 0  # replies of that step that it has not answered
     mean: float = 0.0
     deviation: float = 0.0
     known: bool = False
@@ -32,38 +33,39 @@ class _Past:
 
     def due(self) -> float | None:
         """Return when the answer to the last reply should have come; None when nothing is known."""
-        if not self.known or self.replied is None:
-            return None
-        return self.replied + self.mean + 4 * self.deviation
+        return self.replied + self.mean + 4 * self.deviation if self.known else None
 
 
 class Answers:
-    """The LIPs of the last step that have not answered yet, and each LIP's past."""
+    """The LIPs of the last step that owe an answer, and each LIP's past.
+
+    A LIP with many branches gets many replies at once and may answer them one by one; those that it
+    does not go on with are waited for no longer than its answers usually take.
+    """
 
     def __init__(self) -> None:
         self._lips: dict[int, _Past] = {}
         self._expected: set[int] = set()
         self._bound = 0.0
 
-    def stepped(self, roots: set[int], now: float, step_seconds: float) -> None:
-        """A step has ended and these LIPs got a reply."""
-        self._expected = roots
+    def stepped(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
+        """A step has ended; `replies` says how many each of its LIPs got."""
+        self._expected = set(replies)
         self._bound = now + min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
-        lips = self._lips
-        for root in roots:
-            past = lips.get(root)
+        for root, count in replies.items():
+            past = self._lips.get(root)
             if past is None:
-                lips[root] = _Past(now)
-            else:
-                past.replied = now
+                past = self._lips[root] = _Past()
+            past.replied, past.owed = now, count
 
     def heard(self, root: int, now: float) -> None:
-        """A LIP has submitted work."""
+        """A LIP has submitted a work."""
         past = self._lips.get(root)
-        if past is not None and past.replied is not None:
+        if past is not None and past.owed:
             past.learn(now - past.replied)
-            past.replied = None
-            self._expected.discard(root)
+            past.owed -= 1
+            if not past.owed:
+                self._expected.discard(root)
 
     def forget(self, root: int) -> None:
         """A LIP has ended."""

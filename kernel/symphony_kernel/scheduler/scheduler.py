@@ -79,11 +79,15 @@ class Scheduler:
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
         self._counts = _Counts()
+        self._replies: dict[int, int] | None = None  # while `complete` gives them: each LIP's
 
     # -- Works ---------------------------------------------------------------------------------
     def submit(self, work: Work) -> None:
         """Queue a pred; `work.done` hears of its end."""
-        self._answers.heard(work.root, self._clock.now())
+        if self._replies is None:
+            self._answers.heard(work.root, self._clock.now())
+        else:  # it waited behind a pred that has just been answered: nobody else need answer
+            self._replies[work.root] = self._replies.get(work.root, 0) - 1
         if self._steps and not self._waiting:
             self._batcher.reserve_ahead(work)
         self._queue.push(work)
@@ -140,7 +144,7 @@ class Scheduler:
         """Take the results of the oldest step, in the order of its rows."""
         self._ended(step)
         vocab_size = self._vocab_size
-        roots: set[int] = set()
+        replies = self._replies = {}
         for part, result in zip(step.parts, results, strict=True):
             work = part.work
             work.computed += part.count
@@ -148,13 +152,14 @@ class Scheduler:
                 continue
             if isinstance(result, SyscallError):
                 self._fail_running(work, result.errno)
-                roots.add(work.root)
+                replies[work.root] = replies.get(work.root, 0) + 1
                 continue
             whole = add_result(part, result, vocab_size)
             if work.computed == work.count:
                 self._finish(work, whole)
-                roots.add(work.root)
-        self._answered(step, roots)
+                replies[work.root] = replies.get(work.root, 0) + 1
+        self._replies = None
+        self._answered(step, {root: owed for root, owed in replies.items() if owed > 0})
 
     def fail(self, step: Step) -> None:
         """The executor could not compute the oldest step: each of its works ends with EIO."""
@@ -162,7 +167,7 @@ class Scheduler:
         for part in step.parts:
             if not part.work.finished:
                 self._fail_running(part.work, Errno.EIO)
-        self._answered(step, {part.work.root for part in step.parts})
+        self._answered(step, {})
 
     def statistics(self) -> SchedulerStatistics:
         """Return the counters."""
@@ -243,10 +248,10 @@ class Scheduler:
         assert self._steps[0] is step, "steps end in the order in which they were launched"
         self._steps.pop(0)
 
-    def _answered(self, step: Step, roots: set[int]) -> None:
+    def _answered(self, step: Step, replies: dict[int, int]) -> None:
         now = self._clock.now()
         seconds = now - max(step.launched, self._completed)
         self._completed = self._changed = now
         self._waiting = []
         self._counts.add(step, seconds)
-        self._answers.stepped(roots, now, seconds)
+        self._answers.stepped(replies, now, seconds)

@@ -253,6 +253,36 @@ def test_a_launch_waits_a_little_for_the_lips_of_the_last_step() -> None:
     assert len(step.parts) == 2
 
 
+def test_a_lip_that_answers_its_branches_one_by_one_is_not_launched_after_the_first() -> None:
+    bench = Bench()
+    warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
+    for _ in range(3):
+        bench.submit(1, 1)
+        assert isinstance(bench.scheduler.poll(), float)
+    bench.submit(1, 1)
+    step = bench.scheduler.poll()
+    assert isinstance(step, Step)
+    assert len(step.parts) == 4
+
+
+def test_branches_that_have_ended_are_waited_for_no_longer_than_answers_take() -> None:
+    bench = Bench()
+    warm_up(bench, [1, 1, 1, 1], answer_ms=0.2)
+    bench.submit(1, 1)
+    wait = bench.scheduler.poll()
+    assert isinstance(wait, float)
+    assert wait < 0.0005 < BATCH_WAIT_SHARE_MAX * 10.08 / MS
+
+
+def test_nobody_waits_for_a_lip_whose_next_pred_is_there_already() -> None:
+    bench = Bench()
+    bench.decode(1, 3)
+    step = bench.scheduler.poll()
+    assert isinstance(step, Step)
+    bench.scheduler.complete(step, [bytes(8)])  # the next one comes with the answer
+    assert isinstance(bench.scheduler.poll(), Step)
+
+
 def test_a_silent_lip_is_left_behind_at_the_bound() -> None:
     bench = Bench()
     warm_up(bench, [1, 2], answer_ms=0.3)
