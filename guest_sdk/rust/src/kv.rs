@@ -104,6 +104,8 @@ pub struct Stat {
     pub rights: Rights,
     /// Its name, where it has one.
     pub path: Option<String>,
+    /// When [`Advice::Keep`] ends, in milliseconds from now, where it was given.
+    pub expires_ms: Option<u64>,
 }
 
 /// A named file in a listing.
@@ -309,6 +311,7 @@ fn read_stat(bytes: &[u8]) -> Option<Stat> {
         tier: String::from(value.get("tier")?.as_str()?),
         rights: Rights(number("rights")?),
         path: named.map(String::from),
+        expires_ms: value.get("expires_ms").and_then(Value::as_u64).filter(|ms| *ms > 0),
     })
 }
 

@@ -342,7 +342,7 @@ pub unsafe fn kv_stat(kv: i32, ptr: *mut u8, cap: usize) -> i32 {
         let mut out = Writer::new();
         out.map(7).str("len").uint(len).str("pages").uint((len + 15) / 16);
         out.str("shared").uint(0).str("tier").str("device").str("rights").uint(31);
-        out.str("path").nil().str("expires_ms").nil();
+        out.str("path").str("").str("expires_ms").uint(0);
         unsafe { put(out.bytes(), ptr, cap) }
     })
 }

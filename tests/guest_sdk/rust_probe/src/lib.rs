@@ -79,6 +79,7 @@ async fn files() -> Result {
     assert_eq!((cut.len()?, cut.tokens(0..2)?), (2, vec![5, 8]));
     let stat = kv.stat()?;
     assert_eq!((stat.len, stat.rights, stat.path), (5, Rights::ALL, None));
+    assert_eq!((stat.pages, stat.expires_ms), (1, None));
 
     kv.save("probe/a", Save::NEW)?;
     assert_eq!(errno(cut.save("probe/a", Save::NEW)), Some(Errno::EEXIST));
