@@ -197,6 +197,10 @@ class Programs:
             task.add_done_callback(lambda _: self._loading.pop(program.module, None))
         return await asyncio.shield(task)
 
+    def forget_artefacts(self) -> None:
+        """Hold no machine code in memory; it is read from the disk again."""
+        self._artefacts.clear()
+
     # -- Artefacts -----------------------------------------------------------------------------
     async def _load(self, program: Program) -> bytes:
         row = await self._store.read(lambda c: _artefact_row(c, program))
