@@ -24,7 +24,6 @@ from symphony_kernel.process_table import ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
-    KV_POOL_PAGES_MAX,
     PAGE_TOKENS,
     REPLIES_BYTES_MAX,
     WORKER_BACKLOG_BYTES_MAX,
@@ -37,10 +36,6 @@ from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.syscalls import Syscalls
 
 _log = logging.getLogger(__name__)
-
-# Who may fill the whole pool waits when it is full, as for anybody else's pages, instead of hearing
-# EDQUOT.
-_NO_QUOTA = TenantLimits(pages=KV_POOL_PAGES_MAX + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,7 @@ class Kernel:
         self._clock: Clock = clock or RealClock()
         self._about = about
         self._executor = executor
-        self._kvfs = KVFS(executor.pages, self._clock.now, options.tenants or _NO_QUOTA)
+        self._kvfs = KVFS(executor.pages, self._clock.now, options.tenants)
         self._scheduler = Scheduler(
             self._clock, executor.pages, executor.model.vocab_size, options.weights, options.steps
         )
@@ -382,6 +377,7 @@ class Kernel:
             raise
         except Exception:  # the device's: its rows hear EIO, and everything else goes on
             _log.exception("a step of %d rows failed", len(step.parts))
+            self._kvfs.lose_copies(step.batch.copies)
             self._scheduler.fail(step)
         else:
             self._scheduler.complete(step, results)
@@ -389,7 +385,14 @@ class Kernel:
 
     async def _copy(self) -> None:
         """Let the executor catch up with copies that no pred has asked for yet."""
-        await self._executor.run(Batch([], self._kvfs.take_copies()))
+        copies = self._kvfs.take_copies()
+        try:
+            await self._executor.run(Batch([], copies))
+        except KernelBug:
+            raise
+        except Exception:  # the device's: the files that were copied to hear EIO
+            _log.exception("copies failed")
+            self._kvfs.lose_copies(copies)
 
 
 def _after_hello(port: Port) -> OnFrame:

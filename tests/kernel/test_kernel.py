@@ -355,6 +355,32 @@ def test_a_step_that_fails_answers_eio_and_the_kernel_goes_on(
     assert "out of memory" in caplog.text
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["with a pred", "copies alone"])
+def test_what_a_failed_step_should_have_copied_answers_eio_and_nothing_else_does(
+    alone: bool,
+) -> None:
+    def executor(clock: Clock) -> Executor:
+        return Failing(clock, {2}, RuntimeError("the device lost it"))
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, PROMPT)
+        if alone:
+            worker.tell(1, Op.KV_EXTRACT, B, A, tokens(3, 40))
+            await asyncio.sleep(0.1)
+        else:
+            worker.tell(1, Op.KV_FORK, B, A)
+            assert await worker.pred(1, B, tokens(1)) == -Errno.EIO
+        assert await worker.pred(1, B, tokens(1)) == -Errno.EIO
+        assert isinstance(await worker.pred(1, A, tokens(1)), bytes)
+        worker.tell(1, Op.KV_CLOSE, B)
+        worker.tell(1, Op.KV_FORK, B, A)
+        assert isinstance(await worker.pred(1, B, tokens(1)), bytes)
+        await rig.gateway.check_integrity()
+
+    with_kernel(test, executor=executor)
+
+
 def test_a_bug_of_ours_stops_the_kernel_instead_of_becoming_an_errno() -> None:
     def executor(clock: Clock) -> Executor:
         return Failing(clock, {1}, KernelBug("an invariant does not hold"))

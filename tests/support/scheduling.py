@@ -29,6 +29,7 @@ class LengthFile:
         self.pool = pool
         self.length = 0
         self.pages = 0
+        self.error: Errno | None = None
         self.reserve(length)
         self.length = length
 

@@ -150,10 +150,12 @@ class Scheduler:
             work.computed += part.count
             if work.finished:
                 continue
-            if isinstance(result, SyscallError):
-                self._fail_running(work, result.errno)
+            errno = result.errno if isinstance(result, SyscallError) else work.file.error
+            if errno is not None:
+                self._fail_running(work, errno)
                 replies[work.root] = replies.get(work.root, 0) + 1
                 continue
+            assert isinstance(result, bytes)
             whole = add_result(part, result, vocab_size)
             if work.computed == work.count:
                 self._finish(work, whole)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.options import PredOptions
 
 
@@ -19,6 +20,10 @@ class WorkFile(Protocol):
     @property
     def length(self) -> int:
         """Entries that exist."""
+
+    @property
+    def error(self) -> Errno | None:
+        """The file's answer to everything, since its content was lost; None: it is well."""
 
     def pages_needed(self, n: int) -> int:
         """Return how many free pages `reserve(n)` would take."""

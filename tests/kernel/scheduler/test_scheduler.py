@@ -344,6 +344,17 @@ def test_a_row_that_cannot_be_answered_fails_alone() -> None:
     assert [file.length for file in files] == [0, 3]
 
 
+def test_a_pred_on_a_file_that_was_lost_meanwhile_answers_its_error() -> None:
+    bench = Bench()
+    file = bench.submit(1, 3)
+    step = bench.scheduler.poll()
+    assert isinstance(step, Step)
+    file.error = Errno.EIO
+    bench.scheduler.complete(step, [bytes(8)])
+    assert bench.results == [(1, -Errno.EIO)]
+    assert file.length == 0
+
+
 @pytest.mark.parametrize("when", ["queued", "computing", "between chunks"])
 def test_a_cancelled_pred_leaves_its_file_as_it_was(when: str) -> None:
     bench = Bench()
