@@ -52,11 +52,12 @@ class Turns:
         action: Action,
         sticky: KVFile | None = None,
         size: int = 0,
+        new: bool = False,
     ) -> Result | None:
         """Do `action` when every call before it on `files` has finished; None: it has to wait.
 
         `size` is in bytes, of arguments kept until then. A failure becomes the answer of `sticky`
-        until it is closed.
+        until it is closed; `new` says that the call made this file.
 
         Raises:
             SyscallError: what `action` raises when it is done now, or EAGAIN.
@@ -65,7 +66,7 @@ class Turns:
             for file in files:
                 if file.queue:
                     self.check_room(call.caller, size)
-                    submit(_Turn(self, call, files, size, action, sticky))
+                    submit(_Turn(self, call, files, size, action, sticky, new))
                     return None
             return action()
         except SyscallError as error:
@@ -121,7 +122,7 @@ class _Pending(Operation):
 class _Turn(_Pending):
     """A call that has finished as soon as its turn comes."""
 
-    __slots__ = ("action", "sticky")
+    __slots__ = ("action", "new", "sticky")
 
     def __init__(
         self,
@@ -131,10 +132,12 @@ class _Turn(_Pending):
         size: int,
         action: Action,
         sticky: KVFile | None,
+        new: bool,
     ) -> None:
         super().__init__(turns, call, files, size)
         self.action = action
         self.sticky = sticky
+        self.new = new
 
     def start(self) -> bool:
         """Do it and answer."""
@@ -151,8 +154,8 @@ class _Turn(_Pending):
         return True
 
     def finished(self) -> None:
-        """Leave; a file that it should have filled says that this did not happen."""
-        if self.sticky is not None and self.caller.ended:
+        """Leave; a new file that was not filled says so to whom it was granted."""
+        if self.new and self.sticky is not None and self.caller.ended:
             self.sticky.error = Errno.ECANCELED
         super().finished()
 

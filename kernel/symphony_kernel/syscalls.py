@@ -161,7 +161,7 @@ class Syscalls:
             call.caller.usage.cached_tokens += file.length
             return 0
 
-        return self._turns.in_order(call, (source_file, file), fork, sticky=file)
+        return self._turns.in_order(call, (source_file, file), fork, sticky=file, new=True)
 
     def _kv_extract(self, call: Call, number: Any, source: Any, given: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
@@ -179,6 +179,7 @@ class Syscalls:
             lambda: self._append(call.caller, file, source_file, ranges),
             sticky=file,
             size=3 * len(given),  # as checked ranges
+            new=True,
         )
 
     def _kv_append(
