@@ -301,7 +301,8 @@ def show(figures: dict[str, Any]) -> None:
     for row in figures["preds"]:
         print(
             f"{row['lips']:>6} {row['preds_per_second']:>10,.0f} {row['us_per_pred']:>9.1f} "
-            f"{row['mean_batch']:>11.1f} {row['worker_cpu_us']:>14.1f} {row['kernel_cpu_us']:>14.1f}"
+            f"{row['mean_batch']:>11.1f} {row['worker_cpu_us']:>14.1f} "
+            f"{row['kernel_cpu_us']:>14.1f}"
         )
     starts = figures["instances"]
     print(

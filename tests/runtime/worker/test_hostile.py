@@ -49,7 +49,7 @@ PREDS = main(
 )
 SPAWN = msgpack.packb({"input": b"", "grants": []})
 SPAWN_BOMB = main(
-    f"(loop $l (drop (call $spawn (i32.const 100) (i32.const {len(SPAWN)}))) (br $l)) (i32.const 0)",
+    f"(loop $l (drop (call $spawn (i32.const 100) (i32.const {len(SPAWN)}))) (br $l))(i32.const 0)",
     data(100, SPAWN),
 )
 RECEIVES = main("(loop $l (drop (call $recv)) (br $l)) (i32.const 0)")

@@ -1,0 +1,111 @@
+"""The table against the facts of the ABI and against the host that is built from it."""
+
+import pytest
+from symphony_kernel.protocol.errno import Errno
+from symphony_runtime.abi import (
+    ABORT,
+    KINDS,
+    LIP,
+    VALUE_TYPES,
+    WASI,
+    WASI_CALLS,
+    Signature,
+    allowed_imports,
+    table,
+)
+from symphony_runtime.worker import handles
+from symphony_runtime.worker.syscalls import (
+    LIP_HANDLERS,
+    WASI_HANDLERS,
+    imports,
+    not_there_yet,
+)
+from symphony_runtime.worker.syscalls import handlers as host_handlers
+
+# Group -> calls, as the ABI's page lists them.
+CALLS = {
+    "process": "input_read send recv log exit clock_ms unix_ms random sleep spawn join "
+    "channel_send channel_recv wait take cancel",
+    "model": "model_info tokenize detokenize chat pred generate constraint",
+    "kv": "kv_create kv_open kv_fork kv_extract kv_append kv_truncate kv_len kv_stat kv_tokens "
+    "kv_save kv_remove kv_list kv_advise kv_grant kv_granted kv_close",
+    "outside": "http tool tools",
+}
+TICKETS = {"recv", "sleep", "spawn", "join", "channel_recv", "pred", "generate", "http", "tool"}
+LATER = {"generate", "constraint", "kv_advise", "http", "tool", "tools"}
+
+
+def test_the_table_has_every_call_of_the_page() -> None:
+    listed = [(group, name) for group, names in CALLS.items() for name in names.split()]
+    assert [(call.group, call.name) for call in table().calls] == listed
+    assert table().version == 1
+
+
+def test_kinds_types_and_documentation() -> None:
+    for call in table().calls:
+        assert call.kind in KINDS
+        assert {p.type for p in call.params} <= VALUE_TYPES
+        assert call.doc.endswith(".")
+        assert len({p.name for p in call.params}) == len(call.params)
+    assert {call.name for call in table().calls if call.kind == "ticket"} == TICKETS
+    assert {call.name for call in table().calls if not call.since} == LATER
+    assert [call.name for call in table().calls if call.kind == "exit"] == ["exit"]
+    assert [call.name for call in table().calls if not call.result] == ["exit"]
+
+
+def test_only_clocks_give_i64() -> None:
+    wide = [call.name for call in table().calls if call.result == "i64"]
+    assert wide == ["clock_ms", "unix_ms"]
+
+
+def test_errnos_and_rights_are_those_of_the_roles() -> None:
+    assert table().errno == {errno.name: errno.value for errno in Errno}
+    assert table().rights == {"R": 1, "A": 2, "T": 4, "S": 8, "G": 16}
+    ours = handles.READ, handles.APPEND, handles.TRUNCATE, handles.SAVE, handles.GRANT
+    assert ours == tuple(table().rights.values())
+    assert sum(table().rights.values()) == handles.ALL_RIGHTS
+    assert table().save_flags == {"REPLACE": 1, "DURABLE": 2, "PUBLIC": 4}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("pred", "i32 i32 i32 i32 i32 i32 -> i32"),
+        ("wait", "i32 i32 i64 -> i32"),
+        ("exit", "i32 ->"),
+        ("clock_ms", "-> i64"),
+        ("kv_advise", "i32 i32 i64 -> i32"),
+        ("sleep", "i64 -> i32"),
+    ],
+)
+def test_signatures(name: str, kind: str) -> None:
+    params, _, results = kind.partition("->")
+    signature = Signature(tuple(params.split()), tuple(results.split()))
+    assert allowed_imports()[LIP, name] == signature
+
+
+def test_every_import_has_a_handler_with_its_parameters() -> None:
+    found = host_handlers()
+    assert len(found) == len(imports()) == len(allowed_imports())
+    for item, (handler, wide) in zip(imports(), found, strict=True):
+        assert allowed_imports()[item.module, item.name] == item.signature
+        assert wide == (item.signature.results == ("i64",))
+        if handler is not_there_yet:
+            assert item.name in LATER
+            continue
+        code = handler.__code__
+        variable = bool(code.co_flags & 0x04)  # takes *args
+        assert variable or code.co_argcount == len(item.signature.params) + 1, item.name
+
+
+def test_no_handler_is_for_nothing() -> None:
+    assert set(LIP_HANDLERS) == {call.name for call in table().calls if call.since}
+    assert set(WASI_HANDLERS) == set(WASI_CALLS)
+
+
+def test_wasi_carries_no_authority() -> None:
+    opening = {"path_open", "fd_read", "sock_send", "fd_pread", "path_filestat_get", "poll_oneoff"}
+    assert not opening & set(WASI_CALLS)
+    assert {module for module, _ in allowed_imports()} == {LIP, WASI, "env"}
+    assert [name for module, name in allowed_imports() if module == "env"] == ["abort"]
+    assert str(ABORT) == "(i32, i32, i32, i32) -> ()"
