@@ -177,7 +177,7 @@ class Gateway:
     async def _register(
         self, instance: int, parent: int, stage: int, limits: dict[str, int]
     ) -> None:
-        options = {k: limits[k] for k in ("tokens", "kv_tokens") if k in limits}
+        options: dict[str, Any] = {k: limits[k] for k in limits if k in ("tokens", "kv_tokens")}
         self.live.add(instance)
         try:
             await self._request(

@@ -82,7 +82,7 @@ def test_other_programs_and_what_does_not_exist() -> None:
 
 def test_wrong_options_are_refused_at_once() -> None:
     async def test(rig: Rig) -> None:
-        wrong = [
+        wrong: list[tuple[dict[str, object], int]] = [
             ({"unknown": 1}, EINVAL),
             ({"program": 5}, EINVAL),
             ({"program": ""}, EINVAL),
