@@ -14,7 +14,7 @@ from torch.nn.functional import embedding, rms_norm
 
 from symphony_kernel.executor.attention import Group, attend
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.models.linear import Linear, packs
+from symphony_kernel.executor.models.linear import Linear, doubled, packs
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.rope import RotaryEmbedding
 
@@ -107,7 +107,7 @@ class Decoder:
 
     def forward(self, inputs: Inputs, pool: Tensor) -> Tensor:
         """Compute a step: write K and V of its tokens, return [w, hidden] of the wanted ones."""
-        x = embedding(inputs.tokens, self._embedding)
+        x = self._doubled(embedding(inputs.tokens, self._embedding))
         tables = self._rotary.tables(inputs.positions)
         for index, layer in enumerate(self._layers):
             normed = self._rms_norm(x, layer.input_norm)
@@ -118,7 +118,10 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [w, vocab_size] float32 logits of [w, hidden] outputs of `forward`."""
-        return self._head(hidden).float()
+        return self._head(self._doubled(hidden))[: len(hidden)].float()
+
+    def _doubled(self, x: Tensor) -> Tensor:
+        return doubled(x) if self._packed else x
 
     def _rms_norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight.shape, weight, self.config.norm_epsilon)
@@ -135,6 +138,7 @@ class Decoder:
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
         qkv = layer.qkv(normed).view(-1, heads + 2 * kv_heads, config.head_dim)
+        qkv = qkv[: len(inputs.slots)]  # without a doubled row
         if layer.query_norm is not None and layer.key_norm is not None:
             turned = torch.cat(
                 (
@@ -150,4 +154,4 @@ class Decoder:
         both = qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
         pool.index_copy_(0, inputs.slots, both)
         out = attend(qkv[:, :heads], pool, inputs.groups[layer.window], self._exact)
-        return layer.output.plus(out, residual)
+        return layer.output.plus(self._doubled(out), residual)

@@ -13,13 +13,13 @@ class Linear:
     """A matrix product whose weights are laid out for the device once.
 
     Packed weights (oneDNN, on the CPU) are faster than plain ones at every size measured, and a
-    row's result does not depend on the number of rows, except that in float32 one row may be added
-    up otherwise than several: a single row is therefore computed beside a copy of itself.
+    row's result does not depend on the number of rows to the last bit, except that a single row may
+    be added up in another order: where `packs` says so, whoever wants the same bits gives no single
+    row (see `doubled`).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, packed: bool) -> None:
         self._packed = packed
-        self._pair = packed and weight.dtype == torch.float32
         self._bias = bias
         self._weight = mkldnn._reorder_linear_weight(weight, None) if packed else weight
 
@@ -48,18 +48,17 @@ class Linear:
         return self._binary(x, other, "add")
 
     def _unary(self, x: Tensor, attribute: str) -> Tensor:
-        rows = x.shape[0]
-        if self._pair and rows == 1:
-            x = torch.cat((x, x))
         out: Tensor = mkldnn._linear_pointwise(x, self._weight, self._bias, attribute, [], "")
-        return out[:rows]
+        return out
 
     def _binary(self, x: Tensor, other: Tensor, attribute: str) -> Tensor:
-        rows = x.shape[0]
-        if self._pair and rows == 1:
-            x, other = torch.cat((x, x)), torch.cat((other, other))
         out: Tensor = mkldnn._linear_pointwise.binary(x, other, self._weight, self._bias, attribute)
-        return out[:rows]
+        return out
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Return a single row twice, and any other number of rows as they are."""
+    return torch.cat((x, x)) if x.shape[0] == 1 else x
 
 
 def packs(dtype: torch.dtype, device: torch.device) -> bool:
