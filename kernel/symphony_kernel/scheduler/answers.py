@@ -61,11 +61,12 @@ class Answers:
     def heard(self, root: int, now: float) -> None:
         """A LIP has submitted a work."""
         past = self._lips.get(root)
-        if past is not None and past.owed:
-            past.learn(now - past.replied)
-            past.owed -= 1
-            if not past.owed:
-                self._expected.discard(root)
+        if past is None or not past.owed:
+            return
+        past.learn(now - past.replied)
+        past.owed -= 1
+        if not past.owed:
+            self._expected.discard(root)
 
     def forget(self, root: int) -> None:
         """A LIP has ended."""

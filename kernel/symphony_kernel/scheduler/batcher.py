@@ -49,12 +49,8 @@ class Step:
 
     parts: list[Part]
     batch: Batch
+    tokens: int  # new ones
     launched: float = 0.0  # clock seconds
-
-    @property
-    def tokens(self) -> int:
-        """New tokens of the step."""
-        return sum(part.count for part in self.parts)
 
 
 @dataclass(slots=True, eq=False)
@@ -132,10 +128,11 @@ class Batcher:
             part.count += count
             tokens_left -= count
         queue.restore()
-        self._use_up(queue, parts, tokens_left)
+        tokens_left = self._use_up(queue, parts, tokens_left)
         if parts:
             taken = list(parts.values())
-            formed.step = Step(taken, Batch([_row(part) for part in taken]))
+            batch = Batch([_row(part) for part in taken])
+            formed.step = Step(taken, batch, self._limits.tokens - tokens_left)
         return formed
 
     def _chunk(self, work: Work, tokens_left: int) -> int:
@@ -167,16 +164,17 @@ class Batcher:
         formed.failed.append((work, errno))
         return False
 
-    def _use_up(self, queue: FairQueue, parts: dict[Work, Part], tokens_left: int) -> None:
+    def _use_up(self, queue: FairQueue, parts: dict[Work, Part], tokens_left: int) -> int:
         """When rows ran out before tokens did, let the prompts in the step have the rest."""
         if tokens_left == 0 or len(parts) < self._limits.rows:
-            return
+            return tokens_left
         for part in parts.values():
             count = min(part.work.remaining, tokens_left)
             if count:
                 queue.extend(part.work, count)
                 part.count += count
                 tokens_left -= count
+        return tokens_left
 
 
 # -- Rows --------------------------------------------------------------------------------------
@@ -215,11 +213,9 @@ def _places(work: Work, start: int, count: int) -> Int32:
     return asked[(asked >= 0) & (asked < count)]
 
 
-def add_result(part: Part, result: bytes, vocab_size: int) -> bytes | bytearray:
-    """Add one step's result to its work's and return all that is there, in the order asked for."""
+def add_result(part: Part, result: bytes, vocab_size: int) -> bytes:
+    """Add a chunk's result to its work's; return all of it, in the order asked for, at the end."""
     work = part.work
-    if part.count == work.count:
-        return result
     place_bytes = work.options.place_bytes(vocab_size)
     if work.result is None:
         work.result = bytearray(work.options.places(work.count) * place_bytes)
@@ -231,7 +227,7 @@ def add_result(part: Part, result: bytes, vocab_size: int) -> bytes | bytearray:
         whole[part.start * place_bytes : (part.start + part.count) * place_bytes] = result
     else:
         _scatter(whole, result, place_bytes, part)
-    return whole
+    return bytes(whole) if work.computed == work.count else b""
 
 
 def _scatter(whole: bytearray, result: bytes, place_bytes: int, part: Part) -> None:

@@ -97,9 +97,10 @@ class FairQueue:
         lip.works.append(work)
         self.works += 1
         self.tokens += work.count - work.placed
-        if not lip.active:
-            self._lift(lip)
-            self._activate(lip)
+        if lip.active:
+            return
+        self._lift(lip)
+        self._activate(lip)
 
     def remove(self, work: Work) -> bool:
         """Take a waiting work out; return whether it was here."""
@@ -253,9 +254,11 @@ class FairQueue:
         tenant = lip.tenant
         if not tenant.active:
             least = self._heap[0][0] if self._heap else self._last
-            tenant.counter = max(tenant.counter, least)
+            if least > tenant.counter:
+                tenant.counter = least
         least = tenant.lips[0][0] if tenant.lips else tenant.last
-        lip.counter = max(lip.counter, least)
+        if least > lip.counter:
+            lip.counter = least
 
     def _activate(self, lip: _Lip) -> None:
         tenant = lip.tenant

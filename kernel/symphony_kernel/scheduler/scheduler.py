@@ -79,13 +79,16 @@ class Scheduler:
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
         self._counts = _Counts()
+        self._turn: float | None = None  # when the works came that `poll` has not seen
         self._replies: dict[int, int] | None = None  # while `complete` gives them: each LIP's
 
     # -- Works ---------------------------------------------------------------------------------
     def submit(self, work: Work) -> None:
         """Queue a pred; `work.done` hears of its end."""
         if self._replies is None:
-            self._answers.heard(work.root, self._clock.now())
+            if self._turn is None:
+                self._turn = self._clock.now()
+            self._answers.heard(work.root, self._turn)
         else:  # it waited behind a pred that has just been answered: nobody else need answer
             self._replies[work.root] = self._replies.get(work.root, 0) - 1
         if self._steps and not self._waiting:
@@ -132,6 +135,7 @@ class Scheduler:
 
         None means: nothing can change until a work comes or a step completes.
         """
+        self._turn = None
         if not self._queue.works or len(self._steps) >= _STEPS_AHEAD_MAX:
             return None
         if self._steps and not self._next_is_full():
@@ -156,7 +160,9 @@ class Scheduler:
                 replies[work.root] = replies.get(work.root, 0) + 1
                 continue
             assert isinstance(result, bytes)
-            whole = add_result(part, result, vocab_size)
+            whole = result
+            if part.count != work.count:
+                whole = add_result(part, result, vocab_size)
             if work.computed == work.count:
                 self._finish(work, whole)
                 replies[work.root] = replies.get(work.root, 0) + 1
@@ -225,14 +231,14 @@ class Scheduler:
         self._fail(victim, Errno.ENOMEM)
         return PAGES_WAIT_MS_MAX / 1000
 
-    def _finish(self, work: Work, result: bytes | bytearray) -> None:
+    def _finish(self, work: Work, result: bytes) -> None:
         work.finished = True
         if work.options.keep:
             work.file.commit(work.tokens, work.positions)
         else:
             work.file.unreserve()
         self._counts.preds += 1
-        work.done(result if type(result) is bytes else bytes(result))
+        work.done(result)
 
     def _fail_running(self, work: Work, errno: Errno) -> None:
         """Fail a work of which a chunk may still be queued."""
