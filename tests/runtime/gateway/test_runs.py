@@ -276,7 +276,7 @@ def test_a_run_ends_when_the_kernel_dies_and_the_next_one_works(tmp_path: Path) 
 # --- A worker that is not to be believed ---------------------------------------------------------
 def hello(secret: bytes = WORKER_SECRET, **other: Any) -> m.Hello:
     fields = {"version": m.PROTOCOL_VERSION, "role": "worker", "name": "worker-0", "pid": 1}
-    return m.Hello(secret=secret, **{**fields, **other})  # type: ignore[arg-type]
+    return m.Hello(secret=secret, **{**fields, **other})
 
 
 async def visitor(house: House) -> tuple[SocketLink, asyncio.Queue[m.Message | None]]:

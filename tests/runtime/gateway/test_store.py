@@ -1,14 +1,16 @@
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from symphony_runtime.gateway.store import SCHEMA_VERSION, Store, StoreError
 
 
-def insert(key: str, value: int) -> object:
-    return lambda connection: connection.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
+def insert(key: str, value: int) -> Callable[[sqlite3.Connection], int]:
+    sql = "INSERT INTO meta VALUES (?, ?)"
+    return lambda connection: connection.execute(sql, (key, value)).rowcount
 
 
 def keys(connection: sqlite3.Connection) -> list[str]:
@@ -20,7 +22,7 @@ def test_writes_that_come_together_share_a_commit(tmp_path: Path) -> None:
         store = Store(tmp_path / "db")
         hold = threading.Event()
         blocked = store.write(lambda _: hold.wait(5))
-        writes = [store.write(insert(f"{n:04}", n)) for n in range(1000)]  # type: ignore[arg-type]
+        writes = [store.write(insert(f"{n:04}", n)) for n in range(1000)]
         hold.set()
         await asyncio.gather(blocked, *writes)
         assert store.statistics()["writes"] == 1001
@@ -36,9 +38,9 @@ def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
         store = Store(tmp_path / "db")
         hold = threading.Event()
         blocked = store.write(lambda _: hold.wait(5))
-        good = store.write(insert("a", 1))  # type: ignore[arg-type]
-        wrong = store.write(insert("a", 2))  # type: ignore[arg-type]
-        later = store.write(insert("b", 3))  # type: ignore[arg-type]
+        good = store.write(insert("a", 1))
+        wrong = store.write(insert("a", 2))
+        later = store.write(insert("b", 3))
         hold.set()
         await asyncio.gather(blocked, good, later)
         with pytest.raises(sqlite3.IntegrityError):
@@ -52,7 +54,7 @@ def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
 def test_what_was_acknowledged_is_there_without_a_close(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = Store(tmp_path / "db")
-        await store.write(insert("a", 1))  # type: ignore[arg-type]
+        await store.write(insert("a", 1))
         # Another process, as after a kill -9: nothing was closed.
         copy = sqlite3.connect(tmp_path / "db")
         assert copy.execute("SELECT value FROM meta").fetchall() == [(1,)]
@@ -67,7 +69,7 @@ def test_the_reader_cannot_write(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = Store(tmp_path / "db")
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
-            await store.read(insert("a", 1))  # type: ignore[arg-type]
+            await store.read(insert("a", 1))
         await store.close()
 
     asyncio.run(scenario())

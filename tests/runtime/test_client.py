@@ -1,0 +1,100 @@
+"""The client's own parts; whatever needs a whole server is in tests/e2e."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from symphony_runtime.client import Client, ConnectionFailed, Event, ServerError, message_bytes
+
+from tests.support.house import House
+
+
+def test_message_bytes() -> None:
+    assert message_bytes("é") == "é".encode()
+    assert message_bytes({"base64": "/wA="}) == b"\xff\x00"
+    assert Event(1, "message", {"message": "x"}).message() == b"x"
+
+
+async def odd_server(handler: Any) -> AsyncIterator[str]:
+    """A server that answers everything with one handler."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handler)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+def test_events_come_whole_however_they_are_cut() -> None:
+    stream = b'id: 1\nevent: message\ndata: {"message":"\xc3\xa9"}\n\n: still there\n\n'
+    stream += b'id: 2\nevent: status\ndata: {"status":"exited"}\n\n'
+
+    async def trickle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for at in range(0, len(stream), 7):
+            await response.write(stream[at : at + 7])
+            await asyncio.sleep(0)
+        return response
+
+    async def scenario() -> None:
+        async for url in odd_server(trickle):
+            async with Client(url) as client:
+                events = [event async for event in client.events("run")]
+            assert events == [
+                Event(1, "message", {"message": "é"}), Event(2, "status", {"status": "exited"}),
+            ]  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+def test_answers_that_are_no_problem_documents() -> None:
+    async def broken(_: web.Request) -> web.StreamResponse:
+        return web.Response(status=502, text="<html>", headers={"Retry-After": "7"})
+
+    async def scenario() -> None:
+        async for url in odd_server(broken):
+            async with Client(url) as client:
+                with pytest.raises(ServerError) as refused:
+                    await client.result("run")
+                assert (refused.value.status, refused.value.retry_after) == (502, 7.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_goes_away_in_the_middle() -> None:
+    async def cut(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"id: 1\nevent: status\n")
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async def scenario() -> None:
+        async for url in odd_server(cut):
+            async with Client(url) as client:
+                with pytest.raises(ConnectionFailed):
+                    [event async for event in client.events("run")]
+
+    asyncio.run(scenario())
+
+
+def test_paths_and_names_are_quoted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with House(tmp_path) as house, house.client() as client:
+            for name in ("a/b", "ä?x=1#y", "..", "%2e%2e"):
+                with pytest.raises(ServerError) as refused:
+                    await client.kv_stat(name)
+                assert refused.value.status in (400, 404)
+                with pytest.raises(ServerError) as refused:
+                    await client.program(name)
+                assert refused.value.status == 404
+            assert [file async for file in client.kv("a&b=c")] == []
+
+    asyncio.run(scenario())

@@ -1,0 +1,185 @@
+"""Starting, watching and stopping; small scripts play roles that real ones are too good for."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_runtime.config import ServeOptions, read_options, read_place
+from symphony_runtime.supervisor import (
+    Console,
+    Role,
+    RoleSpec,
+    SupervisorError,
+    role_specs,
+)
+
+from tests.support.server import alive, descendants, running_server
+
+READY = 'print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)'
+
+
+def role(tmp_path: Path, script: str, said: list[str] | None = None) -> Role:
+    (tmp_path / "small_role.py").write_text(f"import json, os, signal, sys, time\n{script}\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    console = Console((said if said is not None else []).append, terminal=False)
+    spec = RoleSpec("small", "small_role", {"answer": 42}, environment, stop_seconds=0.5)
+    return Role(spec, console)
+
+
+def test_a_role_gets_its_configuration_and_stops_on_sigterm(tmp_path: Path) -> None:
+    script = f"""
+config = json.loads(sys.stdin.readline())
+assert config == {{"answer": 42}}
+assert os.getpgid(0) == os.getpid()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+{READY}
+sys.stdin.read()
+"""
+
+    async def scenario() -> None:
+        small = role(tmp_path, script)
+        keeping = asyncio.create_task(small.keep())
+        await asyncio.wait_for(small.ready.wait(), 20)
+        assert alive(small.about["pid"])
+        await small.stop()
+        await asyncio.wait_for(keeping, 5)
+        assert not alive(small.about["pid"])
+        assert small.starts == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
+    script = f"{READY}\ntime.sleep(0.05)\nos._exit(3) if not os.path.exists('{tmp_path}/once') "
+    script += f"and open('{tmp_path}/once', 'w').close() is None else sys.stdin.read()"
+
+    async def scenario() -> None:
+        said: list[str] = []
+        small = role(tmp_path, script, said)
+        keeping = asyncio.create_task(small.keep())
+        async with asyncio.timeout(20):
+            while small.starts < 2 or not small.ready.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert "small: ended (exit code 3); starting it again\n" in said
+        await small.stop()
+        await keeping
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1)])
+def test_a_role_that_never_starts_ends_everything(tmp_path: Path, code: int, starts: int) -> None:
+    async def scenario() -> None:
+        script = f"print('no such model', file=sys.stderr)\nsys.exit({code})"
+        small = role(tmp_path, script)
+        with pytest.raises(SupervisorError, match=f"exit code {code}(.|\n)*no such model"):
+            await asyncio.wait_for(small.keep(), 30)
+        assert small.starts == starts
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_does_not_stop_is_killed_with_its_children(tmp_path: Path) -> None:
+    script = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(json.dumps({"event": "ready", "pid": os.getpid(), "child": child.pid}), flush=True)
+time.sleep(600)
+"""
+
+    async def scenario() -> None:
+        small = role(tmp_path, script)
+        keeping = asyncio.create_task(small.keep())
+        await asyncio.wait_for(small.ready.wait(), 20)
+        await asyncio.wait_for(small.stop(), 10)
+        await asyncio.wait_for(keeping, 10)
+        await asyncio.sleep(0.1)
+        assert not alive(small.about["pid"])
+        assert not alive(small.about["child"])
+
+    asyncio.run(scenario())
+
+
+def test_progress_is_one_line_on_a_terminal_and_few_lines_elsewhere() -> None:
+    for terminal, lines in ((True, 0), (False, 5)):
+        said: list[str] = []
+        console = Console(said.append, terminal=terminal)
+        for percent in range(101):
+            console.progress("kernel", "loading the model", percent / 100)
+        assert "".join(said).count("\n") == lines
+        console.line("kernel", "ready")
+        assert said[-1] == "kernel: ready\n"
+        assert (said[-2] == "\r\x1b[K") is terminal
+
+
+def test_secrets_are_new_each_time_and_workers_see_little(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    options = ServeOptions(workers=2, data_dir=tmp_path)
+    first, second = (role_specs(options, tmp_path) for _ in range(2))
+    kernel, *workers, gateway = first
+    assert [spec.name for spec in first] == ["kernel", "worker-0", "worker-1", "gateway"]
+    assert kernel.environment["OMP_WAIT_POLICY"] == "PASSIVE"
+    secrets: dict[str, Any] = kernel.config["secrets"]
+    assert len(set(secrets.values())) == 3
+    for worker in workers:
+        assert worker.config["secret"] == secrets[worker.name]
+        assert "AWS_SECRET_ACCESS_KEY" not in worker.environment
+        assert gateway.config["secrets"][worker.name] == worker.config["secret"]
+    assert gateway.config["secret"] == secrets["gateway"]
+    assert second[0].config["secrets"] != secrets
+
+
+def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:
+    config = tmp_path / "symphony.toml"
+    config.write_text('port = 1234\nworkers = 3\ndata_dir = "data"\ndrain_seconds = 2\n')
+    options = read_options(config, {"port": 5, "workers": None})
+    assert (options.port, options.workers, options.drain_seconds) == (5, 3, 2)
+    assert options.data_dir == tmp_path / "data"
+    assert read_options(None, {}) == ServeOptions()
+
+
+def test_one_data_directory_has_one_server(tmp_path: Path) -> None:
+    with running_server(tmp_path) as server:
+        second = subprocess.run(
+            [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(tmp_path)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert second.returncode == 1
+        assert "another server uses" in second.stderr
+        place = read_place(tmp_path / "server.json")
+        assert place is not None
+        assert place.pid == server.process.pid
+        assert (tmp_path / "state" / "symphony" / "server.json").exists()
+    assert not (tmp_path / "state" / "symphony" / "server.json").exists()
+
+
+def test_a_configuration_that_cannot_be_served_ends_at_once(tmp_path: Path) -> None:
+    for arguments, words in (
+        (["--host", "0.0.0.0"], "can be reached by other machines"),
+        (["--host", "192.0.2.1"], "can be reached by other machines"),
+        (["--executor", "torch", "--model", str(tmp_path / "none")], "none"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", "0",
+             "--executor", "simulated", "--data-dir", str(tmp_path), *arguments],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        assert words in done.stderr
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with running_server(tmp_path, "--drain-seconds", "60") as server:
+        below = descendants(server.process.pid)
+        for _ in range(2):
+            server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(20) == 0
+        assert not [pid for pid in below if alive(pid)]
