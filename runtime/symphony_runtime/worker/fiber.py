@@ -12,7 +12,8 @@ memory meanwhile, and `Fiber.resume` gives the result and makes the continuation
 
 Rules that the experiment behind this file taught:
 - A callback must never raise: an unset continuation aborts the process. It does nothing else.
-- While a future is alive nothing but the callback calls into the store.
+- While a future is alive nothing but the callback calls into the store, but for reading the size of
+  a suspended guest's memory.
 - Everything a future points at stays referenced until the future is deleted.
 """
 
@@ -375,7 +376,11 @@ class Fiber:
             done = _future_poll(self._future)
             host.polled_since = 0.0
             if not done:
-                return PREEMPTED if self.call < 0 else CALLED
+                if self.call >= 0:
+                    return CALLED
+                if self.base:
+                    self.size = _memory_data_size(self.context, self._memory_at)
+                return PREEMPTED
             _future_delete(self._future)
             self._future = None
             self.end = self._fault()
@@ -451,6 +456,8 @@ class Fiber:
         pre = ctypes.cast(self._program.pre, c_void_p).value
         self._future = _instantiate(pre, self.context, at + _INSTANCE, at + _TRAP, at + _ERROR)
         yield None
+        if not self.base and self._find_exported_memory():
+            self.base = _memory_data(self.context, self._memory_at) or 0
         if self._program.initialize:
             self._call("_initialize", 0)
             yield None

@@ -68,8 +68,8 @@ class Services(Protocol):
     def unask(self, seq: int) -> None:
         """Say that the answer is no longer wanted."""
 
-    def gateway_is_behind(self) -> bool:
-        """Whether the gateway has left much of what we said unread."""
+    def links_are_behind(self) -> bool:
+        """Whether kernel or gateway have left much of what we said unread."""
 
     def output(self, instance: int, data: bytes) -> None:
         """Put a message into this turn's Output."""
@@ -340,12 +340,12 @@ class Instance:
         self.services.unask(seq)
 
     def pace(self, result: int) -> int | None:
-        """Return a call's result, later when the gateway is behind with reading what we ask."""
-        if not self.services.gateway_is_behind():
+        """Return a call's result, later when kernel or gateway are behind with reading."""
+        if not self.services.links_are_behind():
             return result
 
         def again() -> None:
-            if self.services.gateway_is_behind():
+            if self.services.links_are_behind():
                 self.timer(_PACE_MS, again)
             else:
                 self.resume(result)

@@ -58,7 +58,7 @@ _TURN_S = TURN_MS_MAX / 1000
 _SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this was due to somebody else's tick
 _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
 _CALL_BYTES = 64  # of a call without its long arguments, about
-_BACKLOG_BYTES = 1 << 20  # unread by the gateway, past which who floods it has to wait
+_BACKLOG_BYTES = 4 << 20  # unread by the others, past which whoever floods them has to wait
 _NO_TEXT: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
 
 OnAnswer = Callable[[int, Any], None]
@@ -209,7 +209,7 @@ class Worker:
         if isinstance(message, m.Start):
             self._start(message)
         elif isinstance(message, m.Module):
-            self._programs[message.module] = self._fibers.load(message.artefact)
+            self._load(message)
         elif isinstance(message, m.Answer):
             on_answer = self._asks.pop(message.seq, None)
             if on_answer is not None:
@@ -252,9 +252,11 @@ class Worker:
         if self._asks.pop(seq, None) is not None:
             self._send(m.Unask(seq))
 
-    def gateway_is_behind(self) -> bool:
-        """Whether the gateway has left much of what we said unread."""
-        return self._gateway is not None and self._gateway.backlog > _BACKLOG_BYTES
+    def links_are_behind(self) -> bool:
+        """Whether kernel or gateway have left much of what we said unread."""
+        links = (self._kernel, self._gateway)
+        unread = sum(link.backlog for link in links if link is not None)
+        return unread + self._calls_bytes > _BACKLOG_BYTES
 
     def output(self, instance: int, data: bytes) -> None:
         """Put a message into this turn's Output."""
@@ -293,6 +295,15 @@ class Worker:
         self._end(lip, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}")
 
     # -- Beginnings ----------------------------------------------------------------------------
+    def _load(self, message: m.Module) -> None:
+        try:
+            program = self._fibers.load(message.artefact)
+        except HostFault:
+            # Its runs end as failed: "the worker does not have the program".
+            _log.exception("the artefact of %s does not load", message.module)
+            return
+        self._programs[message.module] = program
+
     def _start(self, message: m.Start) -> None:
         run = Run(message.instance, message.limits)
         lip = Instance(self, run, message.instance, message.input)

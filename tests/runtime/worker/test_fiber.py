@@ -218,7 +218,7 @@ def test_a_guest_that_computes_is_preempted_and_others_run(host: FiberHost) -> N
         began = time.perf_counter()
         assert hog.poll() == PREEMPTED
         slices.append(time.perf_counter() - began)
-    assert sorted(slices)[10] < 0.010  # the machine may be busy; alone it is 1.1 ms
+    assert sorted(slices)[10] < 0.050  # the machine may be busy; alone it is 1.1 ms
     assert until_stop(neighbour) == CALLED
     neighbour.resume(0, wide=True)
     assert until_stop(neighbour) == ENDED

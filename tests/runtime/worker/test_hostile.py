@@ -236,3 +236,68 @@ def test_frames_for_instances_that_ended_are_nothing() -> None:
         assert (await run.ended).status == "killed"
 
     rigged(test)
+
+
+@pytest.mark.parametrize(
+    "then", ["(loop $l (br $l))", "(call $await (call $sleep (i64.const 9999)))"]
+)
+def test_the_memory_of_a_whole_family_is_limited(then: str) -> None:
+    """Each stays below its own limit; together they do not, whether or not they make calls."""
+
+    async def test(rig: Rig) -> None:
+        packed = msgpack.packb({"entry": "child", "input": b"", "grants": []})
+        child = f"""(func (export "child") (result i32)
+          (drop (memory.grow (i32.const 1000))) {then} (i32.const 0))"""
+        spawn = f"(call $await (call $spawn (i32.const 100) (i32.const {len(packed)})))"
+        wait = "(call $await (call $recv)) (i32.const 0)"
+        ended = await rig.run(main(5 * spawn + wait, data(100, packed), child))
+        assert ended.status == "killed"
+        assert ended.reason.startswith("memory limit: it and its children")
+
+    rigged(test)
+
+
+def test_large_calls_wait_for_who_reads_them() -> None:
+    async def test(rig: Rig) -> None:
+        program = main(
+            """(local.set $kv (call $kv_create))
+            (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 20000)
+              (i32.const 0) (i32.const 0) (i32.const 0)))
+              (drop (call $kv_extract (local.get $kv) (i32.const 0) (i32.const 9000)))
+              (br $l)) (i32.const 0)""",
+            locals_="(local $kv i32)",
+        )
+        ended = await beside(rig, program)
+        assert ended.status == "killed"
+
+    rigged(test)
+
+
+def test_a_fault_of_ours_fails_one_run_and_is_told() -> None:
+    async def test(rig: Rig) -> None:
+        def broken(*_: object) -> int:
+            raise ZeroDivisionError
+
+        kept = list(rig.worker._handlers)
+        rig.worker._handlers[:] = [
+            (broken, wide) if handler.__name__ == "unix_ms" else (handler, wide)
+            for handler, wide in kept
+        ]
+        ended = await rig.run(main("(drop (call $unix_ms)) (i32.const 0)"))
+        assert (ended.status, ended.reason) == (
+            "failed",
+            "a fault of the server: ZeroDivisionError",
+        )
+        assert (await rig.run(DECODE, bytes([2]))).status == "exited"
+        assert [type(fault) for fault in rig.worker.faults] == [ZeroDivisionError]
+        rig.worker.faults.clear()
+
+    rigged(test)
+
+
+def test_what_cannot_start_fails_with_a_reason() -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run(SPIN, entry="absent")
+        assert (ended.status, ended.reason) == ("failed", "the program has no entry absent")
+
+    rigged(test)

@@ -23,7 +23,7 @@ _GRANT_KEYS = frozenset({"handle", "rights", "name"})
 _SPAWN_BYTES_MAX = RUN_INPUT_BYTES_MAX + (1 << 20)  # the input, and room for the grants
 
 
-def spawn(lip: Instance, pointer: int, length: int) -> int:
+def spawn(lip: Instance, pointer: int, length: int) -> int | None:
     """A ticket for the pid of a new child.
 
     Grants go to the kernel first, in order with the parent's other calls; then the gateway resolves
@@ -43,7 +43,7 @@ def spawn(lip: Instance, pointer: int, length: int) -> int:
     birth = _Birth(lip, ticket, program, entry, data)
     ticket.drop = birth.cancel
     birth.begin(grants)
-    return ticket.number
+    return lip.pace(ticket.number)
 
 
 class _Birth:

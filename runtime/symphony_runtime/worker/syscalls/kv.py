@@ -51,7 +51,8 @@ def kv_extract(lip: Instance, kv: int, ranges: int, count: int) -> int | None:
         raise SyscallError(Errno.EFBIG, f"{count} ranges, limit {_RANGES_MAX}")
     pairs = lip.fiber.read(ranges, 8 * count)
     handle = lip.handles.allocate(rights)
-    return lip.post(handle, Op.KV_EXTRACT, handle, kv, pairs)
+    lip.call_kernel(Op.KV_EXTRACT, handle, kv, pairs)
+    return lip.pace(handle)
 
 
 def kv_append(lip: Instance, kv: int, source: int, start: int, end: int) -> int | None:

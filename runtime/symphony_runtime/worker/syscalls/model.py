@@ -18,6 +18,7 @@ from symphony_runtime.worker.syscalls import arguments
 
 _INLINE_BYTES_MAX = 4 << 10  # a larger input is worked on in a thread
 
+_LARGE_BYTES = 4 << 10  # of a pred's arguments: many of them could fill the link
 _PRED = int(Op.PRED)
 
 Finish = Callable[[bytes], int]
@@ -58,7 +59,7 @@ def chat(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> i
 
 def pred(
     lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
-) -> int:
+) -> int | None:
     """A ticket for one forward pass."""
     fiber = lip.fiber
     data = fiber.read(tokens, 4 * count)
@@ -74,10 +75,9 @@ def pred(
     ticket = lip.tickets.issue(promised)
     lip.pending[ticket.number] = ticket
     # By hand, not by `ask_kernel`: this is the hot one.
-    lip.services.kernel_call(
-        [lip.id, _PRED, ticket.number, kv, data, places, options], 2 * len(data) + len(options)
-    )
-    return ticket.number
+    size = 2 * len(data) + len(options)
+    lip.services.kernel_call([lip.id, _PRED, ticket.number, kv, data, places, options], size)
+    return ticket.number if size < _LARGE_BYTES else lip.pace(ticket.number)
 
 
 def _result_bytes(lip: Instance, data: bytes, count: int) -> int:

@@ -148,10 +148,7 @@ def cancel(lip: Instance, number: int) -> int | None:
     ticket = lip.tickets.get(number)
     lip.tickets.free(ticket)
     if ticket.drop is not None:
-        questions = len(lip.asks)
         ticket.drop()
-        if len(lip.asks) < questions:
-            return lip.pace(0)
     if lip.pending.pop(number, None) is not None:
         return lip.post(0, Op.CANCEL, number)
     return 0
@@ -168,13 +165,13 @@ def channel_send(lip: Instance, name: int, name_len: int, pointer: int, length: 
     lip.ask_gateway("channel_send", args, lambda errno, _: lip.resume(errno))
 
 
-def channel_recv(lip: Instance, name: int, name_len: int) -> int:
+def channel_recv(lip: Instance, name: int, name_len: int) -> int | None:
     """A ticket for the next item of a tenant's queue."""
     args: dict[str, Any] = {"instance": lip.id, "name": arguments.name(lip, name, name_len)}
     ticket = lip.tickets.issue(held=MESSAGE_BYTES_MAX)
     seq = lip.ask_gateway("channel_recv", args, _completes(lip, ticket))
     ticket.drop = lambda: lip.unask_gateway(seq)
-    return ticket.number
+    return lip.pace(ticket.number)
 
 
 def _completes(lip: Instance, ticket: Ticket) -> Any:
