@@ -206,6 +206,11 @@ class Pred(_Pending):
         self.turns.scheduler.submit(self.work)
         return False
 
+    def finished(self) -> None:
+        """Leave; the circle with its work is broken, so that no token leaves garbage to collect."""
+        self.work = None
+        super().finished()
+
     def _work(self) -> Work:
         file, caller = self.files[0], self.caller
         n = len(self.tokens)

@@ -278,9 +278,9 @@ class ProcessTable:
             raise SyscallError(Errno.ENOENT, f"no instance {instance}")
         gone.ended = True
         self._drop_operations(gone)
-        for handle in gone.handles.clear():
-            gone.tenant.handles -= 1
-            self._kvfs.release(handle.file)
+        handles = gone.handles.clear()
+        gone.tenant.handles -= len(handles)
+        self._kvfs.release(*(handle.file for handle in handles))
         for grants in (gone.granted, *gone.stages.values()):
             self.revoke(gone.tenant, grants.values())
         entry_ms = self._kvfs.ledger.close(gone.account)

@@ -7,7 +7,7 @@ import msgpack
 import pytest
 from symphony_kernel.kvfs import TenantLimits
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import INSTANCE_CALLS_PENDING_MAX
+from symphony_kernel.protocol.limits import INSTANCE_CALLS_PENDING_MAX, LIST_ITEMS_MAX
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.syscalls import FIRST, WORKER, SyscallRig, handle, u32
@@ -221,6 +221,18 @@ def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_LEN, B) == 20
 
 
+def test_a_listing_has_a_largest_size(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    for number in range(LIST_ITEMS_MAX + 1):
+        rig.call(1, Op.KV_SAVE, A, f"{number:06}", 0)
+    assert rig.call(1, Op.KV_LIST, "") == -Errno.EFBIG
+    assert len(rig.unpack(1, Op.KV_LIST, "0000")) == 100
+    first = rig.syscalls.kv_list("t")
+    assert len(first) == LIST_ITEMS_MAX
+    (last,) = rig.syscalls.kv_list("t", after=first[-1]["path"])
+    assert last["path"] == f"{LIST_ITEMS_MAX:06}"
+
+
 def test_a_name_outlives_the_run_and_is_its_tenants_own(rig: SyscallRig) -> None:
     filled(rig, A, 20)
     rig.call(1, Op.KV_SAVE, A, "a", 0)
@@ -251,7 +263,8 @@ def test_usage_counts_what_was_computed_and_what_was_not(rig: SyscallRig) -> Non
     rig.call(1, Op.KV_FORK, B, A)
     rig.call(1, Op.KV_EXTRACT, C, A, u32(0, 4))
     rig.call(1, Op.KV_APPEND, C, A, 0, 3)
-    for options in ({}, {"get": {"sample": {}}}, {"get": "logits"}, {"get": "none"}):
+    wanted: list[dict[str, Any]] = [{}, {"get": {"sample": {}}}, {"get": "logits"}, {"get": "none"}]
+    for options in wanted:
         pred(rig, B, 1, **options)
         rig.scheduler.compute()
     pred(rig, B, 1)

@@ -62,7 +62,7 @@ GOOD: dict[Op, list[Any]] = {
     Op.CANCEL: [1],
 }
 # Junk that is right in its place.
-FITTING = {
+FITTING: dict[tuple[Op, int], list[Any]] = {
     (Op.KV_LIST, 0): ["", "x", b""],
     (Op.KV_OPEN, 1): ["x"],
     (Op.KV_SAVE, 1): ["x"],

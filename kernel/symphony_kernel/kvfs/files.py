@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from symphony_kernel.kvfs.ordering import FileQueue
 
 _TABLE_PAGES_MIN = 4
+_NO_PAGES: Int32 = np.empty(0, np.int32)
 _OFFSETS: Int64 = np.arange(PAGE_TOKENS, dtype=np.int64)
 
 
@@ -52,6 +53,13 @@ class Storage:
         freed = self.pool.release(pages)
         if len(freed):
             self.ledger.refund(freed)
+
+    def clear(self, files: Sequence["KVFile"]) -> None:
+        """Let go of all pages of dead files, many at once: a program may end with thousands."""
+        if len(files) == 1:
+            self.release(files[0].take_pages())
+        elif files:
+            self.release(np.concatenate([file.take_pages() for file in files]))
 
     def copy(self, sources: Int64, destinations: Int64) -> None:
         """Copy slots: tokens and positions now, K and V with the next step."""
@@ -209,10 +217,12 @@ class KVFile:
         self.length = length
         self._shrink(page_count(length))
 
-    def clear(self) -> None:
-        """Let go of every page: nobody refers to this file any more."""
-        self.length = 0
-        self._shrink(0)
+    def take_pages(self) -> Int32:
+        """Return all pages for release: nobody refers to this file any more, and it is empty."""
+        pages = self._table[: self._count]
+        self._table = _NO_PAGES
+        self._count = self.length = 0
+        return pages
 
     # -- Tables ---------------------------------------------------------------------------------
     def _allow_entries(self, n: int) -> None:

@@ -140,16 +140,19 @@ class KVFS:
         assert file.length == 0
         file.append(source, entries)
 
-    def release(self, file: KVFile) -> None:
-        """Let go of one reference; the last one frees the file."""
-        assert file.references > 0
-        file.references -= 1
-        if not file.references:
-            assert not file.queue, "a file was freed below an operation"
-            file.clear()
-            self._files.remove(file)
-            if file.counted:
-                self.tenants[file.tenant].files -= 1
+    def release(self, *files: KVFile) -> None:
+        """Let go of one reference to each (a file may stand there twice); the last one frees it."""
+        dead: list[KVFile] = []
+        for file in files:
+            assert file.references > 0
+            file.references -= 1
+            if not file.references:
+                assert not file.queue, "a file was freed below an operation"
+                dead.append(file)
+                self._files.remove(file)
+                if file.counted:
+                    self.tenants[file.tenant].files -= 1
+        self._storage.clear(dead)
 
     # -- Names ----------------------------------------------------------------------------------
     def open(self, tenant: str, path: str, owner: Account) -> KVFile:

@@ -1,0 +1,84 @@
+"""Accounts: who pays for a page, and for how long."""
+
+import numpy as np
+import pytest
+from symphony_kernel.kvfs import Ledger
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+
+from tests.support.kvfs import ManualTime
+
+PAGES = 8
+MANY = 1 << 20
+
+
+def pages(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(numbers, np.int32)
+
+
+def references(*held: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    counts = np.zeros(PAGES, np.int32)
+    counts[list(held)] = 1
+    return counts
+
+
+def test_a_page_counts_in_every_account_above() -> None:
+    ledger = Ledger(PAGES, ManualTime())
+    tenant = ledger.open("tenant", None, 4, MANY)
+    run = ledger.open("run", tenant, 3, MANY)
+    other = ledger.open("other", tenant, 3, MANY)
+    ledger.charge(run, pages(0, 1))
+    ledger.charge(other, pages(2))
+    assert (tenant.pages, run.pages, other.pages) == (3, 2, 1)
+    assert (tenant.own, run.own, other.own) == (0, 2, 1)
+    ledger.allow(run, 1)
+    for account, n in ((run, 2), (other, 2)):
+        with pytest.raises(SyscallError) as caught:
+            ledger.allow(account, n)
+        assert caught.value.errno is Errno.EDQUOT
+    ledger.refund(pages(1, 2))
+    assert (tenant.pages, run.pages, other.pages) == (1, 1, 0)
+    ledger.check_integrity(references(0))
+
+
+def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
+    ledger = Ledger(PAGES, ManualTime())
+    tenant = ledger.open("tenant", None, MANY, MANY)
+    run = ledger.open("run", tenant, MANY, MANY)
+    child = ledger.open("child", run, MANY, MANY)
+    ledger.charge(child, pages(0, 1))
+    ledger.charge(run, pages(2))
+    ledger.close(run)
+    assert (tenant.own, tenant.pages, run.pages) == (1, 3, 2)
+    assert run.live() is tenant
+    ledger.close(child)
+    assert child.live() is tenant
+    assert (tenant.own, tenant.pages, run.pages, child.pages) == (3, 3, 0, 0)
+    again = ledger.open("again", tenant, MANY, MANY)
+    ledger.charge(again, pages(5))
+    ledger.check_integrity(references(0, 1, 2, 5))
+    ledger.refund(pages(0, 1, 2, 5))
+    ledger.check_integrity(references())
+
+
+def test_entries_are_integrated_over_time() -> None:
+    time = ManualTime()
+    ledger = Ledger(PAGES, time)
+    tenant = ledger.open("tenant", None, MANY, MANY)
+    run = ledger.open("run", tenant, MANY, MANY)
+    time.seconds = 1.0
+    ledger.charge(run, pages(0, 1))
+    time.seconds = 3.0
+    ledger.refund(pages(1))
+    time.seconds = 4.0
+    assert ledger.close(run) == 1000 * 16 * (2 * 2 + 1)
+
+
+def test_an_audit_finds_a_page_that_nobody_pays_for() -> None:
+    ledger = Ledger(PAGES, ManualTime())
+    tenant = ledger.open("tenant", None, MANY, MANY)
+    ledger.charge(tenant, pages(0))
+    with pytest.raises(KernelBug, match="not the same pages"):
+        ledger.check_integrity(references(0, 1))
+    tenant.own += 1
+    with pytest.raises(KernelBug, match="counts 2 pages and pays for 1"):
+        ledger.check_integrity(references(0))
