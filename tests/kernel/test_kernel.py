@@ -9,39 +9,30 @@ from typing import Any
 
 import pytest
 from symphony_kernel.executor.base import Batch, Executor
-from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs import TenantLimits
-from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_TOKENS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import Clock
 
-from tests.support.kernels import ANY_MS, Rig, Worker, options, pairs, tokens, with_kernel
-
-A, B, C = 1 << 16, 1 << 16 | 1, 1 << 16 | 2
-PROMPT = tokens(*range(1, 60))
-
-
-def ids(result: int | bytes) -> list[int]:
-    return [token for token, _ in pairs(result)]
-
-
-async def start(rig: Rig, instance: int = 1, **given: Any) -> Worker:
-    answer = await rig.gateway.register(instance, **given)
-    assert answer.errno == 0, answer
-    rig.worker.tell(instance, Op.KV_CREATE, A)
-    return rig.worker
-
-
-async def decode(worker: Worker, instance: int, handle: int, first: int, count: int) -> list[int]:
-    token, out = first, []
-    for _ in range(count):
-        (token,) = ids(await worker.pred(instance, handle, tokens(token)))
-        out.append(token)
-    return out
+from tests.support.kernels import (
+    ANY_MS,
+    PROMPT,
+    A,
+    B,
+    C,
+    Rig,
+    decode,
+    ids,
+    options,
+    pairs,
+    start,
+    tokens,
+    with_kernel,
+)
 
 
 # -- What is computed --------------------------------------------------------------------------
@@ -447,168 +438,3 @@ def test_a_run_past_its_tokens_is_reported_to_the_gateway() -> None:
         assert "100 tokens" in exceeded.reason
 
     with_kernel(test)
-
-
-# -- Peers -------------------------------------------------------------------------------------
-def test_a_worker_cannot_call_for_anothers_instance() -> None:
-    async def test(rig: Rig) -> None:
-        intruder = rig.attach_worker("w2")
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        for forged in (1, 2, 0, -1, 2**63, "1", None, [1]):
-            intruder.link.send(
-                m.encode(m.Calls([[forged, Op.KV_TRUNCATE, 0, A, 0], [forged, Op.KV_CLOSE, 0, A]]))
-            )
-        await asyncio.sleep(0)
-        assert await worker.call(1, Op.KV_LEN, A) == 59
-        assert (await rig.gateway.statistics())["dropped"] == 16
-        assert not intruder.closed.is_set()
-
-    with_kernel(test)
-
-
-@pytest.mark.parametrize(
-    "frame",
-    [
-        [m.Register.KIND, 1, 5, "t", "w", 0, 0, {}],
-        [m.End.KIND, 1, 1],
-        [m.Ask.KIND, 1, "statistics", {}],
-        [m.Calls.KIND, "calls"],
-        [m.Calls.KIND],
-        [99],
-        ["x"],
-        [None, None],
-    ],
-)
-def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
-    frame: list[Any],
-) -> None:
-    async def test(rig: Rig) -> None:
-        second = rig.attach_worker("w2")
-        await start(rig, 1)
-        assert (await rig.gateway.register(2, worker="w2")).errno == 0
-        second.tell(2, Op.KV_CREATE, A)
-        kept = second.pred(2, A, PROMPT)
-        rig.worker.pred(1, A, PROMPT)
-        rig.worker.link.send(frame)
-        rig.worker.tell(1, Op.KV_CREATE, B)
-        await rig.worker.closed.wait()
-        assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
-        assert isinstance(await kept, bytes), "the other worker's go on"
-        await rig.gateway.check_integrity()
-
-    with_kernel(test)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        None, 5, "x", [], [1], [1, Op.KV_LEN], [1, Op.KV_LEN, 7, A, A, A], [1, 99, 7],
-        [1, Op.PRED, 7, A, "tokens", None, b""], [1, Op.PRED, 7, A, b"\0" * 3, None, b""],
-        [1, Op.KV_CREATE, 0, -5], [1, Op.CANCEL, 0, "x"], [1, Op.STAGE, 7, 1, [[A]]],
-        [1, Op.KV_OPEN, 7, B, b"\xff", 31], [1, "x", 7], [1, Op.KV_LEN, -1, A], [{}, [], {}],
-    ],
-)  # fmt: skip
-def test_a_call_that_is_none_harms_nobody(call: Any) -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        answer = worker.replies[1, 7] = asyncio.get_running_loop().create_future()
-        worker.link.send([m.Calls.KIND, [call]])
-        (length,) = worker.calls((1, Op.KV_LEN, A))
-        assert await length == 59
-        counted = await rig.gateway.statistics()
-        if answer.done():
-            result = answer.result()
-            assert isinstance(result, int)
-            assert result < 0
-        else:
-            assert counted["dropped"] + counted["failed"] == 1, "no reply was wanted, or by nobody"
-
-    with_kernel(test)
-
-
-def test_a_worker_that_connects_again_replaces_the_old_one() -> None:
-    async def test(rig: Rig) -> None:
-        old = await start(rig)
-        old.pred(1, A, PROMPT)
-        new = rig.attach_worker("w")
-        await old.closed.wait()
-        assert (await rig.gateway.register(1)).errno == 0, "its instances have ended"
-        new.tell(1, Op.KV_CREATE, A)
-        assert isinstance(await new.pred(1, A, PROMPT), bytes)
-
-    with_kernel(test)
-
-
-def test_a_lost_worker_ends_its_instances_and_a_lost_gateway_all() -> None:
-    async def test(rig: Rig) -> None:
-        second = rig.attach_worker("w2")
-        await start(rig, 1)
-        await rig.gateway.register(2, worker="w2")
-        rig.worker.link.close()
-        await asyncio.sleep(0.001)
-        assert (await rig.gateway.statistics())["instances"] == 1
-        assert (await rig.gateway.register(3, worker="w")).errno == -Errno.EPIPE
-        rig.gateway.link.close()
-        await asyncio.sleep(0.001)
-        assert rig.kernel.statistics()["instances"] == 0
-        gateway = rig.attach_gateway()
-        assert (await gateway.register(2, worker="w2")).errno == 0
-        second.tell(2, Op.KV_CREATE, A)
-        assert isinstance(await second.pred(2, A, PROMPT), bytes)
-
-    with_kernel(test)
-
-
-def test_what_the_gateway_asks() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        await worker.pred(1, A, PROMPT)
-        assert await worker.call(1, Op.KV_SAVE, A, "prompts/one", 0) == 0
-        (listed,) = (await rig.gateway.ask("kv_list", tenant="t", prefix="prompts/")).value
-        assert (listed["path"], listed["len"]) == ("prompts/one", 59)
-        assert (await rig.gateway.ask("kv_list", tenant="other", prefix="")).value == []
-        stat = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
-        assert stat.value == listed
-        assert (await rig.gateway.ask("kv_remove", tenant="t", path="prompts/one")).errno == 0
-        again = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
-        assert again.errno == -Errno.ENOENT
-        for what, args in (("kv_stat", {"tenant": "t"}), ("kv_list", {"tenant": 5, "prefix": ""})):
-            assert (await rig.gateway.ask(what, **args)).errno == -Errno.EINVAL
-        assert (await rig.gateway.ask("no such thing")).errno == -Errno.ENOSYS
-
-    with_kernel(test)
-
-
-def test_integrity_is_checked_between_steps_even_when_they_never_pause() -> None:
-    async def test(rig: Rig) -> None:
-        async def busy(instance: int) -> None:
-            worker = await start(rig, instance)
-            await decode(worker, instance, A, 3, 60)
-
-        lips = [asyncio.create_task(busy(instance)) for instance in range(1, 6)]
-        for _ in range(10):
-            await asyncio.sleep(0.03)
-            await rig.gateway.check_integrity()
-        await asyncio.gather(*lips)
-
-    with_kernel(test)
-
-
-def test_large_results_are_split_over_frames() -> None:
-    async def test(rig: Rig) -> None:
-        worker = await start(rig)
-        for instance in range(2, 8):
-            await start(rig, instance)
-        logits = options(at="all", get="logits")
-        calls = [(i, Op.PRED, A, tokens(*range(1, 257)), None, logits) for i in range(1, 8)]
-        results = await asyncio.gather(*worker.calls(*calls))
-        assert {len(result) for result in results if isinstance(result, bytes)} == {4 << 20}
-        assert worker.frames >= 2
-
-    with_kernel(
-        test,
-        executor=lambda clock: SimulatedExecutor(clock, 256, costs=CostModel(), hashed=False),
-        kernel_options=KernelOptions(steps=StepLimits(tokens=4096)),
-    )

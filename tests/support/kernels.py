@@ -19,6 +19,8 @@ T = TypeVar("T")
 Result = int | bytes
 
 ASSETS = Assets(simulated_model(), b"{}", None, {})
+A, B, C = 1 << 16, 1 << 16 | 1, 1 << 16 | 2  # handles
+PROMPT = np.arange(1, 60, dtype="<u4").tobytes()
 ANY_MS = CostModel(fixed_us=10_000, prefill_token_us=10, decode_row_us=20)
 
 
@@ -163,6 +165,27 @@ class Rig:
         ours, theirs = memory_pair()
         self.kernel.attach_worker(name, ours)
         return Worker(theirs)
+
+
+async def start(rig: Rig, instance: int = 1, **given: Any) -> Worker:
+    """Register an instance of the worker "w" with an empty file at handle A."""
+    answer = await rig.gateway.register(instance, **given)
+    assert answer.errno == 0, answer
+    rig.worker.tell(instance, m.Op.KV_CREATE, A)
+    return rig.worker
+
+
+def ids(result: Result) -> list[int]:
+    return [token for token, _ in pairs(result)]
+
+
+async def decode(worker: Worker, instance: int, handle: int, first: int, count: int) -> list[int]:
+    """Decode greedily; each answer is the next pred's token."""
+    token, out = first, []
+    for _ in range(count):
+        (token,) = ids(await worker.pred(instance, handle, tokens(token)))
+        out.append(token)
+    return out
 
 
 def with_kernel(
