@@ -43,6 +43,9 @@ class Link(Protocol):
     def send(self, frame: Frame) -> None:
         """Queue one frame; on a closed link it is dropped (`on_closed` tells)."""
 
+    def flush(self) -> None:
+        """Write what is queued now, not at the end of the turn: for who knows that it was all."""
+
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
         """Name who takes the frames, in order, and who hears of the end, once."""
 
@@ -115,7 +118,7 @@ class SocketLink(asyncio.Protocol):
         self._outbound_bytes += len(body) + _LENGTH.size
         if not self._flush_planned:
             self._flush_planned = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
 
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
         """Name the receivers; frames that came before are handed over at once."""
@@ -126,7 +129,7 @@ class SocketLink(asyncio.Protocol):
     def close(self) -> None:
         """Write what is queued, then end."""
         self._closing = True
-        self._flush()
+        self.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -138,7 +141,8 @@ class SocketLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what is queued now."""
         self._flush_planned = False
         if self._outbound and self._transport is not None:
             data = b"".join(self._outbound)
@@ -223,6 +227,9 @@ class MemoryLink:
             return
         self._peer._queue.append(encode(frame))
         self._peer._plan()
+
+    def flush(self) -> None:
+        """Nothing to do: frames are with the peer already."""
 
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
         """Name the receivers."""

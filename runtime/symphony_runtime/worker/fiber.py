@@ -12,8 +12,8 @@ memory meanwhile, and `Fiber.resume` gives the result and makes the continuation
 
 Rules that the experiment behind this file taught:
 - A callback must never raise: an unset continuation aborts the process. It does nothing else.
-- While a future is alive nothing but the callback calls into the store, but for reading the size of
-  a suspended guest's memory.
+- While a future is alive nothing but the callback calls into the store, but for two words of it:
+  the size of a suspended guest's memory is read, its epoch deadline is set.
 - Everything a future points at stays referenced until the future is deleted.
 """
 
@@ -200,6 +200,7 @@ class FiberHost:
             self._define(index, item)
         self.polled: Fiber | None = None
         self.polled_since = 0.0  # perf_counter; 0 while no guest runs
+        self.epoch = 0  # ticks so far; the ticker alone writes it
         self.engine_at = _address(self._engine.ptr())
         self.dozing, self._closed = False, False
         self.wake = threading.Event()
@@ -272,7 +273,8 @@ class FiberHost:
         buffer_at = fiber.buffer_at
         if not fiber.base:
             fiber.find_memory(caller)
-        fiber.size = _memory_data_size(fiber.context, buffer_at + _MEMORY + _EXTERN_OF)
+        if fiber.base:  # else the module's start function runs, and it exports no memory yet
+            fiber.size = _memory_data_size(fiber.context, buffer_at + _MEMORY + _EXTERN_OF)
         fiber.args = self._unpack[index](_string_at(args, nargs * _VAL_BYTES))
         fiber.results_at = results
         fiber.ready.value = 0
@@ -303,6 +305,7 @@ class FiberHost:
                     left = 0.0
                 if left <= 0 and self.polled_since == since:
                     _increment_epoch(self.engine_at)
+                    self.epoch += 1
                     calm = 0
                     time.sleep(tick_s / 4)
                     continue
@@ -325,7 +328,7 @@ class Fiber:
 
     __slots__ = (
         "_buffer", "_entry", "_future", "_host", "_phases", "_program", "_store", "args", "base",
-        "buffer_at", "call", "context", "end", "ready", "results_at", "size",
+        "buffer_at", "call", "context", "end", "epoch", "ready", "results_at", "size",
     )  # fmt: skip
 
     def __init__(
@@ -355,7 +358,7 @@ class Fiber:
         self.context: int = _store_context(self._store)
         _store_limiter(self._store, memory_bytes_max, TABLE_ELEMENTS_MAX, 1, TABLES_MAX, 1)
         _yield_on_epoch(self.context, 1)
-        _set_epoch_deadline(self.context, 1)  # without it the first check yields for nothing
+        self.epoch = -1  # so that the first poll sets its deadline
         self._future: int | None = None
         next(self._phases)
 
@@ -367,6 +370,10 @@ class Fiber:
         """
         host, now = self._host, time.perf_counter
         self.call = _NO_CALL
+        if self.epoch != host.epoch:
+            # Ticks that were for others: without this it would yield once for nothing.
+            self.epoch = host.epoch
+            _set_epoch_deadline(self.context, 1)
         while True:
             # The callback and the ticker must know who runs, and since when.
             host.polled = self

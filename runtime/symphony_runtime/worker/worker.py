@@ -494,6 +494,8 @@ class Worker:
         calls, self._calls, self._calls_bytes = self._calls, [], 0
         if self._kernel is not None:
             self._kernel.send([m.Calls.KIND, calls])
+            # This was the turn's frame: the kernel need not wait for another pass of the loop.
+            self._kernel.flush()
 
     def _flush_output(self) -> None:
         messages, self._messages, self._messages_bytes = self._messages, [], 0
