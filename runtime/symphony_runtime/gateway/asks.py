@@ -9,7 +9,6 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import RUN_CHILDREN_MAX
 
-from symphony_runtime.compiler import ProgramError
 from symphony_runtime.gateway.channels import Channels, Waiter
 from symphony_runtime.gateway.links import KernelAwayError, Worker
 from symphony_runtime.gateway.problems import Problem
@@ -109,7 +108,7 @@ class Asks:
             worker.refuse(seq, error.errno, error.detail)
         except KernelAwayError as error:
             worker.refuse(seq, Errno.EIO, str(error))
-        except (Problem, ProgramError) as error:
+        except Problem as error:
             worker.refuse(seq, Errno.ENOENT, str(error))
 
     async def _start_child(self, worker: Worker, args: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.gateway.http import (
     answer,
     flag,
-    number,
     page_limit,
     read_body,
     read_json,
@@ -31,7 +30,6 @@ from symphony_runtime.gateway.streaming import stream_events
 
 _RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 _CANCEL_SECONDS_MAX = 10.0
-_SEQ_MAX = (1 << 63) - 1
 
 
 # --- Health --------------------------------------------------------------------------------------
@@ -122,10 +120,10 @@ async def start_run(request: web.Request) -> web.StreamResponse:
 async def list_runs(request: web.Request) -> web.StreamResponse:
     """List runs, newest first."""
     limit = page_limit(request)
-    before = number(request.query.get("after", str(_SEQ_MAX)), "after", 0, _SEQ_MAX)
-    records = await services(request).runs.page(tenant_of(request), before, limit + 1)
+    after = request.query.get("after", "")
+    records = await services(request).runs.page(tenant_of(request), after, limit + 1)
     shown = records[:limit]
-    following = str(shown[-1].seq) if len(records) > limit else None
+    following = shown[-1].id if len(records) > limit else None
     return await answer({"data": [record.view() for record in shown], "next": following})
 
 

@@ -73,10 +73,18 @@ async def read_json(request: web.Request, what: str, limit: int) -> Any:
         return {}
     try:
         if len(body) > _IN_THREAD_BYTES:
-            return await asyncio.to_thread(json.loads, body)
-        return json.loads(body)
+            return await asyncio.to_thread(_parse, body)
+        return _parse(body)
     except (ValueError, RecursionError) as error:
         raise bad_request("bad-json", f"the body is no JSON: {error}") from error
+
+
+def _parse(body: bytes) -> Any:
+    return json.loads(body, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 async def answer(document: dict[str, Any], status: int = 200, size: int = 0) -> web.Response:

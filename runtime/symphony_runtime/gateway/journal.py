@@ -183,10 +183,10 @@ class Journal:
         written.add_done_callback(self._forget_spilled)
 
     def _forget_spilled(self, written: "asyncio.Future[None]") -> None:
-        written.result()  # a database that cannot be written to is told of, loudly
-        gone = self._events[: self._spilling]
-        del self._events[: self._spilling]
-        self._spilling = 0
+        count, self._spilling = self._spilling, 0
+        written.result()  # if it failed, the loop tells; the events stay for the next attempt
+        gone = self._events[:count]
+        del self._events[:count]
         self._memory -= sum(event.size for event in gone)
         self.plan_credit()
         if self._memory > MEMORY_BYTES_SPILL and not self.finished:

@@ -31,6 +31,7 @@ from symphony_runtime.gateway.store import Store
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
+_KNOWN_MAX = 4_096  # programs whose rows are kept in memory
 _ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
 _DEFAULT_ENTRIES = ("_start", "lip_main")
 
@@ -89,6 +90,8 @@ class Programs:
         self._compiler = compiler
         self._artefacts: OrderedDict[str, bytes] = OrderedDict()
         self._loading: dict[str, asyncio.Task[bytes]] = {}
+        self._known: dict[tuple[str, str], Program] = {}  # by id and by name
+        self._changes = 0
         self._changing = asyncio.Lock()  # files and rows change together
 
     async def upload(self, tenant: str, name: str | None, wasm: bytes) -> tuple[Program, bool]:
@@ -129,7 +132,19 @@ class Programs:
 
     async def find(self, tenant: str, reference: str) -> Program | None:
         """Return a program by its id or a name, or None."""
+        known = self._known.get((tenant, reference))
+        if known is not None:
+            return known
+        changes = self._changes
+        program = await self._read(tenant, reference)
+        # What was read while something changed may be what it was before.
+        if program is not None and changes == self._changes:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[tenant, reference] = program
+        return program
 
+    async def _read(self, tenant: str, reference: str) -> Program | None:
         def select(connection: sqlite3.Connection) -> Program | None:
             program_id: str | None = reference
             if not reference.startswith("sha256:"):
@@ -176,6 +191,7 @@ class Programs:
 
         async with self._changing:
             await self._store.write(delete)
+            self._forget_known()
             self._artefacts.pop(program.module, None)
             await asyncio.to_thread(self._remove_files, tenant, _digest(program.id))
 
@@ -183,8 +199,8 @@ class Programs:
         """Return the machine code of a program, compiled again if there is none that fits.
 
         Raises:
-            Problem: 404, its bytes have gone (it was deleted).
-            ProgramError: this server's compiler refuses what an earlier one took.
+            Problem: 404, its bytes have gone (it was deleted); 400, this compiler refuses what an
+                earlier one took.
         """
         held = self._artefacts.get(program.module)
         if held is not None:
@@ -200,6 +216,10 @@ class Programs:
     def forget_artefacts(self) -> None:
         """Hold no machine code in memory; it is read from the disk again."""
         self._artefacts.clear()
+
+    def _forget_known(self) -> None:
+        self._changes += 1
+        self._known.clear()
 
     # -- Artefacts -----------------------------------------------------------------------------
     async def _load(self, program: Program) -> bytes:
@@ -219,7 +239,10 @@ class Programs:
             wasm = await asyncio.to_thread(self._wasm_path(program.tenant, digest).read_bytes)
         except FileNotFoundError:
             raise not_found("program") from None
-        compiled = await self._compiler.compile(wasm)
+        try:
+            compiled = await self._compiler.compile(wasm)
+        except ProgramError as error:  # an older compiler has taken it
+            raise _refusal(error) from error
         async with self._changing:
             if await self.find(program.tenant, program.id) is None:
                 raise not_found("program")
@@ -251,11 +274,13 @@ class Programs:
         # Two uploads of the same bytes at once: the second finds what the first made.
         sql = "INSERT OR REPLACE INTO programs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
         await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
+        self._forget_known()
 
     async def _point(self, tenant: str, name: str, program: str) -> None:
         values = (tenant, name, program, time.time_ns() // 1_000_000)
         sql = "INSERT OR REPLACE INTO program_names VALUES (?, ?, ?, ?)"
         await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
+        self._forget_known()
 
     # -- Files (in threads) --------------------------------------------------------------------
     def _wasm_path(self, tenant: str, digest: str) -> Path:

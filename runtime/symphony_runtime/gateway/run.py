@@ -153,11 +153,12 @@ def now_ms() -> int:
 
 
 def _input(value: Any) -> bytes:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     try:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         data = text.encode()
-    except UnicodeEncodeError:
-        raise bad_request("bad-request", "`input` holds a lone surrogate") from None
+    except (UnicodeEncodeError, RecursionError):
+        detail = "`input` holds a lone surrogate, or is nested too deeply"
+        raise bad_request("bad-request", detail) from None
     if len(data) > RUN_INPUT_BYTES_MAX:
         raise too_large("an input", RUN_INPUT_BYTES_MAX)
     return data

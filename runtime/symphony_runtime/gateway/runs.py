@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
+import sqlite3
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
@@ -35,10 +36,11 @@ from symphony_runtime.gateway.journal import (
     stored_messages,
 )
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
-from symphony_runtime.gateway.problems import Problem, not_found, unavailable
+from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.run import (
     FINAL,
+    USAGE_KEYS,
     Record,
     RunRequest,
     find_run,
@@ -51,8 +53,10 @@ from symphony_runtime.gateway.run import (
 from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
+_SEQ_END = (1 << 63) - 1
 _WALL_GRACE_SECONDS = 1.0  # the worker ends a run at its wall limit; this much later we do
 _KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the Kill is broken
+_REASON_MAX = 4_096  # characters of what a worker says about an end
 _BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 
 
@@ -161,8 +165,19 @@ class Runs:
             raise not_found("run")
         return record
 
-    async def page(self, tenant: str, before: int, limit: int) -> list[Record]:
-        """Return a tenant's newest runs below a `seq`."""
+    async def page(self, tenant: str, after: str, limit: int) -> list[Record]:
+        """Return a tenant's runs, newest first: those older than run `after`, or from the newest.
+
+        Raises:
+            Problem: 400, the tenant has no such run.
+        """
+        before = _SEQ_END
+        if after:
+            try:
+                found = await self.find(tenant, after)
+            except Problem as error:
+                raise bad_request("bad-cursor", "`after` must be the id of a run") from error
+            before = (found.record if isinstance(found, Run) else found).seq
         records = await self._store.read(lambda c: list_runs(c, tenant, before, limit))
         # What is live is ahead of the database, and may not be in it yet.
         live = [r.record for r in self._live.values() if r.record.tenant == tenant]
@@ -437,9 +452,13 @@ class Runs:
         if message.instance != run.record.seq:
             self._child_ended(run, message.instance)
             return
-        if message.status not in FINAL:
-            raise m.MessageError(f"no run ends as {message.status!r}")
-        self._finish_soon(run, message.status, message.exit_code, message.reason, message.usage)
+        if message.status not in FINAL or not -(1 << 31) <= message.exit_code < 1 << 31:
+            raise m.MessageError(f"no run ends as {message.status!r} with {message.exit_code}")
+        usage = {key: value for key, value in message.usage.items() if key in USAGE_KEYS}
+        if not all(type(value) is int and 0 <= value < 1 << 63 for value in usage.values()):
+            raise m.MessageError("a run's usage is counted in integers")
+        reason = message.reason[:_REASON_MAX]
+        self._finish_soon(run, message.status, message.exit_code, reason, usage)
 
     # -- Ending --------------------------------------------------------------------------------
     def _fail(self, run: Run, reason: str) -> None:
@@ -476,7 +495,14 @@ class Runs:
         )
         finals = [("usage", ended.usage), ("status", ended.outcome())]
         row = run.journal.seal(finals)
-        await self._store.write(lambda connection: finish_run(connection, ended, row))
+        try:
+            await self._store.write(lambda connection: finish_run(connection, ended, row))
+        except sqlite3.Error:
+            # Nobody may believe in a result that is not kept: the next start calls it failed, too.
+            _log.exception("the result of run %s could not be stored", ended.id)
+            ended.status, ended.exit_code = "failed", None
+            ended.reason = "its result could not be stored"
+            finals = [("usage", ended.usage), ("status", ended.outcome())]
         run.record = ended
         run.journal.finish(finals)
         self._leave(run)

@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import sqlite3
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgpack
 import pytest
 from symphony_kernel.protocol import messages as m
@@ -161,6 +163,22 @@ def test_a_reader_that_does_not_read_stops_its_own_run_only(tmp_path: Path) -> N
     in_house(tmp_path, scenario)
 
 
+def test_bodies_that_are_no_json(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HELLO_WASM, "hello")
+        headers = {"Authorization": f"Bearer {house.key}"}
+        url = f"{house.url}/v1/programs/hello/runs"
+        async with aiohttp.ClientSession(headers=headers) as session:
+            for body in (b"{", b'{"input": NaN}', b"\xff", b"[" * 100_000, b'"text"'):
+                async with session.post(url, data=body) as response:
+                    assert response.status == 400, body[:20]
+                    assert response.content_type == "application/problem+json"
+            async with session.post(url) as response:  # no body: every default
+                assert (await response.json())["output"] == "hello"
+
+    in_house(tmp_path, scenario)
+
+
 def test_events_so_far(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
         await client.upload(hang(), "hang")
@@ -273,6 +291,25 @@ def test_a_run_ends_when_the_kernel_dies_and_the_next_one_works(tmp_path: Path) 
     in_house(tmp_path, scenario)
 
 
+def test_a_result_that_cannot_be_stored_is_no_success(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.PARROT_WASM, "parrot")
+        run = await client.start("parrot")
+
+        def break_runs(connection: sqlite3.Connection) -> None:
+            connection.execute("ALTER TABLE run_events RENAME TO elsewhere")
+
+        await house.gateway.services.store.write(break_runs)
+        await client.send(run, b"", close=True)
+        last = await final(client.events(run))
+        assert (last["status"], last["reason"]) == ("failed", "its result could not be stored")
+        assert "no such table" in caplog.text
+
+    in_house(tmp_path, scenario)
+
+
 # --- A worker that is not to be believed ---------------------------------------------------------
 def hello(secret: bytes = WORKER_SECRET, **other: Any) -> m.Hello:
     fields = {"version": m.PROTOCOL_VERSION, "role": "worker", "name": "worker-0", "pid": 1}
@@ -317,6 +354,7 @@ def test_whoever_has_not_the_secret_is_not_let_in(tmp_path: Path, first: m.Messa
         m.Logs([[1, 2]]),
         m.Ask(1, "format the disk", {}),
         m.Kill(1, "a worker does not send this"),
+        m.Output([[1, b"x", 3]]),
     ],
 )
 def test_a_worker_that_breaks_the_protocol_is_cut_off(tmp_path: Path, lie: m.Message) -> None:
