@@ -1,8 +1,8 @@
 """The Executor: what the kernel asks of a device.
 
 An executor owns the model's weights and one pool of physical pages (K and V of every layer). It
-knows nothing of files, tenants or programs: a step names physical pages and slots. Slot `s` is entry
-`s % PAGE_TOKENS` of page `s // PAGE_TOKENS`.
+knows nothing of files, tenants or programs: a step names physical pages and slots. Slot `s` is
+entry `s % PAGE_TOKENS` of page `s // PAGE_TOKENS`.
 
 Steps run in the order in which they were given, one after the other; whatever a later step writes
 happens after every read of an earlier one. That order is what lets the kernel reuse a page as soon
@@ -42,8 +42,8 @@ class Row:
     Entry i of the sequence (0 <= i < start + q) lies in slot
     `block_table[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS`. New token j attends to all
     `start` present entries, to itself, and to the new tokens before it; with `parents`, among the
-    new tokens to its ancestors only (parent -1: none). Order in the file, not position, decides what
-    is visible; `positions` feed the rotary embedding.
+    new tokens to its ancestors only (parent -1: none). Order in the file, not position, decides
+    what is visible; `positions` feed the rotary embedding.
     """
 
     tokens: UInt32  # [q]

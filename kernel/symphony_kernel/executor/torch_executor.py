@@ -88,14 +88,19 @@ class TorchExecutor:
         config = load_config(directory)
         place = torch.device(_device(device))
         kind = getattr(torch, model.dtype)
-        pages = pool_pages(config, pool_bytes or KV_POOL_BYTES_DEFAULT, kind.itemsize)
+        room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
+        pages = pool_pages(config, room, kind.itemsize)
         thread = _one_thread(threads)
 
         def build() -> Decoder:
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
                 return Decoder(config, weights, kind)
 
-        return cls(model, thread.submit(build).result(), pages, thread)
+        try:
+            return cls(model, thread.submit(build).result(), pages, thread)
+        except BaseException:
+            thread.shutdown()
+            raise
 
     @property
     def model(self) -> ModelInfo:
