@@ -141,8 +141,7 @@ async def serve(config: WorkerConfig) -> None:
         if task.done() and task is not tasks[2]:
             task.result()  # a link's keeper ends by a fault of ours only: let it be seen
         task.cancel()
-    worker.close()
-    await asyncio.sleep(0)  # the links write what is queued
+    await worker.stop()
 
 
 def main() -> None:

@@ -57,6 +57,8 @@ _SLICE_S = EPOCH_TICK_MS / 1000
 _TURN_S = TURN_MS_MAX / 1000
 _SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this was due to somebody else's tick
 _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
+_WELCOME_SECONDS_MAX = 10.0
+_STOP_SECONDS_MAX = 1.0
 _CALL_BYTES = 64  # of a call without its long arguments, about
 _BACKLOG_BYTES = 4 << 20  # unread by the others, past which whoever floods them has to wait
 _NO_TEXT: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
@@ -156,7 +158,12 @@ class Worker:
         link.receive(first, closed)
         hello = m.Hello(m.PROTOCOL_VERSION, "worker", self.name, self._secret, os.getpid())
         link.send(m.encode(hello))
-        return await welcome, lost
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS_MAX):
+                return await welcome, lost
+        except TimeoutError:
+            link.close()
+            raise LinkLostError("no welcome came") from None
 
     def _lose_kernel(self) -> None:
         self._kernel = None
@@ -178,6 +185,15 @@ class Worker:
             self._end(lip, FAILED, FAILED_CODE, reason)
         self._flush()
 
+    async def stop(self) -> None:
+        """End everything, let the gateway hear of it if it listens, and stop."""
+        self.end_all("the worker was stopped")
+        until = self.loop.time() + _STOP_SECONDS_MAX
+        while self.unread_bytes and self.loop.time() < until:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(_STOP_SECONDS_MAX / 100)
+        self.close()
+        await asyncio.sleep(0)
+
     def close(self) -> None:
         """End everything and stop."""
         self.end_all("the worker was stopped")
@@ -193,6 +209,8 @@ class Worker:
     def _on_kernel(self, frame: list[Any]) -> None:
         assert frame[0] == m.Replies.KIND, frame[0]
         instances = self.instances
+        # The turn is below, at once: a planned one would be a pass of the event loop for nothing.
+        planned, self._turn_planned = self._turn_planned, True
         for instance, seq, result in frame[1]:
             lip = instances.get(instance)
             if lip is not None:
@@ -200,9 +218,11 @@ class Worker:
                     lip.on_reply(seq, result)
                 except Exception as error:  # ours
                     self.fault(lip, error)
-        # At once: a pass of the event loop in between would be a pass for nothing.
+        self._turn_planned = planned
         if self._queue:
             self._turn()
+        else:
+            self._flush()
 
     def _on_gateway(self, frame: list[Any]) -> None:
         message = m.decode(frame)
@@ -254,9 +274,13 @@ class Worker:
 
     def links_are_behind(self) -> bool:
         """Whether kernel or gateway have left much of what we said unread."""
+        return self.unread_bytes + self._calls_bytes > _BACKLOG_BYTES
+
+    @property
+    def unread_bytes(self) -> int:
+        """What kernel and gateway have not read yet."""
         links = (self._kernel, self._gateway)
-        unread = sum(link.backlog for link in links if link is not None)
-        return unread + self._calls_bytes > _BACKLOG_BYTES
+        return sum(link.backlog for link in links if link is not None)
 
     def output(self, instance: int, data: bytes) -> None:
         """Put a message into this turn's Output."""

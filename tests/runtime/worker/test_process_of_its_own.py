@@ -161,6 +161,21 @@ def test_sigterm_ends_its_runs_and_itself(tmp_path: Path) -> None:
     staged(tmp_path, test)
 
 
+def test_many_ends_are_told_before_it_is_gone(tmp_path: Path) -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        made.start(SPIN, 1)
+        for instance in range(2, 2_000):
+            made.gateway.tell(m.Start(instance, "program", "", b"", LIMITS))
+        await asyncio.sleep(0.5)
+        made.child.send_signal(signal.SIGTERM)
+        ended = {(await made.gateway.next(m.Ended)).instance for _ in range(1, 2_000)}
+        assert ended == set(range(1, 2_000))
+        assert await made.exit_code() == 0
+
+    staged(tmp_path, test)
+
+
 def test_it_ends_with_its_supervisor(tmp_path: Path) -> None:
     async def test(made: Scene) -> None:
         await made.ready()
