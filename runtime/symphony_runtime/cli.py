@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -132,10 +132,12 @@ async def _programs(client: Client, options: argparse.Namespace) -> int:
 async def _run(client: Client, options: argparse.Namespace) -> int:
     program = options.program
     if (path := _program_file(program)) is not None:
-        program = (await client.upload(_read(path), path.stem))["id"]
+        with _progress(f"checking and compiling {path.name}"):
+            program = (await client.upload(_read(path), path.stem))["id"]
     wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
     wanted |= {k: getattr(options, k) for k in ("entry", "priority") if getattr(options, k)}
-    run = await client.start(program, **wanted)
+    with _progress(f"starting {options.program}"):
+        run = await client.start(program, **wanted)
     if options.detach:
         print(json.dumps({"id": run}) if options.json else run)
         return 0
@@ -312,6 +314,19 @@ def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
         with contextlib.suppress(OSError):
             key = local.key_file.read_text(encoding="utf-8").strip()
     return url, key
+
+
+@contextlib.contextmanager
+def _progress(words: str) -> Iterator[None]:
+    """Show on a terminal what is under way; nothing stays of it."""
+    terminal = sys.stderr.isatty()
+    if terminal:
+        print(f"{words} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> bytes:

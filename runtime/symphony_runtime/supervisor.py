@@ -41,6 +41,7 @@ _SETTLED_SECONDS = 10.0  # a role that lived so long begins with the first pause
 _STOP_SECONDS = 5.0  # from a role's SIGTERM to its SIGKILL
 _GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
+_LINE_BYTES_MAX = 1 << 20  # of a role's output
 _WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
 # What a worker may see of our environment: where Python and its packages are, nothing else.
 _WORKER_ENVIRONMENT = (
@@ -132,6 +133,7 @@ class Role:
             stderr=asyncio.subprocess.PIPE,
             env=dict(self.spec.environment),
             start_new_session=True,  # a Ctrl-C on the terminal is ours to handle
+            limit=_LINE_BYTES_MAX,
         )
         self._process = process
         try:

@@ -1,3 +1,4 @@
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,13 @@ import symphony_kernel
 from tests.support.server import RunningServer, running_server
 
 _WEIGHTS = Path(symphony_kernel.__file__).parent / "tiny_model" / "weights" / "model.safetensors"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _many_connections() -> None:
+    """A thousand clients in one process are more descriptors than some systems give at first."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @pytest.fixture(scope="session")
