@@ -352,3 +352,51 @@ def test_abort_ends_the_program_with_its_words() -> None:
             assert (ended.status, ended.reason) == ("trapped", reason)
 
     rigged(test)
+
+
+def test_a_start_function_and_initialize_may_call_and_end_the_program() -> None:
+    async def test(rig: Rig) -> None:
+        start = "(start $begin) (func $begin (call $say (i32.const 1)) (call $exit (i32.const 4)))"
+        ended = await rig.run(main("(i32.const 9)", start))
+        assert (ended.status, ended.exit_code, ended.output) == ("exited", 4, b"\1\0\0\0")
+        first = '(func (export "_initialize") (call $await (call $sleep (i64.const 1))))'
+        ended = await rig.run(main("(call $kv_len (call $kv_create))", first))
+        assert (ended.status, ended.exit_code) == ("exited", 0)
+
+    rigged(test)
+
+
+def test_runs_interleave_and_each_keeps_its_order() -> None:
+    async def test(rig: Rig) -> None:
+        program = main(
+            """(loop $more
+              (call $say (local.get $n))
+              (call $await (call $sleep (i64.const 1)))
+              (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
+                                     (i32.const 10)))) (i32.const 0)""",
+            locals_="(local $n i32)",
+        )
+        runs = [await rig.start(program) for _ in range(30)]
+        for run in runs:
+            ended = await run.ended
+            assert [m[0] for m in ended.messages] == list(range(10))
+
+    rigged(test)
+
+
+def test_a_hog_delays_others_by_a_slice_each() -> None:
+    async def test(rig: Rig) -> None:
+        hogs = [await rig.start(guests.SPIN) for _ in range(4)]
+        program = main(
+            """(loop $more (call $await (call $sleep (i64.const 0)))
+              (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
+                                     (i32.const 20)))) (i32.wrap_i64 (call $clock_ms))""",
+            locals_="(local $n i32)",
+        )
+        ended = await rig.run(program)
+        # 20 rounds behind 4 slices of a millisecond each; ten times that on a busy machine.
+        assert ended.exit_code < 20 * 4 * 10
+        for hog in hogs:
+            hog.kill()
+
+    rigged(test)
