@@ -406,7 +406,7 @@ class Rig:
         """Fail unless everything that ended instances held is back, in every process."""
         await asyncio.wait_for(self.gateway.wait_idle(), 10)
         assert self.worker.instances == {}
-        assert self.worker.faults == []
+        assert list(self.worker.faults) == []
         for named in await self.gateway.ask("kv_list", tenant=TENANT):
             await self.gateway.ask("kv_remove", tenant=TENANT, path=named["path"])
         await self.gateway.ask("check_integrity")

@@ -106,7 +106,8 @@ class Worker:
         self._seq = count(1)
         self._stages = count(1)
         self._cpu_share = 1.0  # of the last turn's time that was this thread's
-        self.faults: list[Exception] = []  # of ours; each is logged and ended one instance
+        # Faults of ours, the last few; each is logged and has ended one instance.
+        self.faults: deque[Exception] = deque(maxlen=8)
 
     # -- Links ---------------------------------------------------------------------------------
     async def attach_kernel(self, link: Link) -> asyncio.Event:
@@ -347,7 +348,8 @@ class Worker:
 
     def end_unwanted(self, lip: Instance) -> None:
         """End a child whose parent cancelled its spawn."""
-        self._end(lip, KILLED, KILLED_CODE, "its parent cancelled it")
+        if not lip.ended:  # it may have failed to start
+            self._end(lip, KILLED, KILLED_CODE, "its parent cancelled it")
         if lip.parent is not None:
             family.reap(lip.parent, lip)
 
