@@ -64,6 +64,7 @@ class Journal:
         self._run = run
         self._on_credit = on_credit
         self._events: list[Event] = []  # the newest, contiguous
+        self._sealed = False  # the rest is on its way into the database: nothing spills any more
         self._spilling = 0  # how many of them are on their way into the database
         self._memory = 0
         self._last = 0
@@ -85,7 +86,7 @@ class Journal:
 
     def append(self, kind: str, data: Any) -> None:
         """Add an event and wake the readers."""
-        assert not self.finished
+        assert not self._sealed
         if kind == "message":
             self._sent += len(data)
             self.plan_credit()
@@ -102,6 +103,7 @@ class Journal:
 
         The finals are not told yet: `finish` does when the row is safe. Nothing is added between.
         """
+        self._sealed = True
         unwritten = self._events[self._spilling :]
         first = self._last + 1 - len(unwritten)
         return first, _pack(unwritten + self._number(finals))
@@ -189,7 +191,7 @@ class Journal:
         del self._events[:count]
         self._memory -= sum(event.size for event in gone)
         self.plan_credit()
-        if self._memory > MEMORY_BYTES_SPILL and not self.finished:
+        if self._memory > MEMORY_BYTES_SPILL and not self._sealed:
             self._spill()
 
 

@@ -104,6 +104,7 @@ class Store:
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._commits = 0
         self._writes = 0
+        self._failed = 0
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
         self._writer.start()
 
@@ -128,8 +129,8 @@ class Store:
         self._reader.shutdown()
 
     def statistics(self) -> dict[str, int]:
-        """Return how many operations were written, in how many commits."""
-        return {"writes": self._writes, "commits": self._commits}
+        """Return how many operations there were, in how many commits, and how many failed."""
+        return {"writes": self._writes, "commits": self._commits, "failed_writes": self._failed}
 
     # -- The writing thread --------------------------------------------------------------------
     def _write_until_closed(self) -> None:
@@ -165,6 +166,7 @@ class Store:
             with _transaction(self._writer_connection):
                 return operation(self._writer_connection)
         except Exception as error:
+            self._failed += 1
             return _Failed(error)
 
     def _transaction(self, operations: list[Operation]) -> list[Any] | None:

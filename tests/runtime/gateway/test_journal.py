@@ -133,3 +133,16 @@ def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Pa
         await finish(store, journal)
 
     run_with_store(tmp_path, scenario)
+
+
+def test_an_end_while_events_are_on_their_way_to_the_database(tmp_path: Path) -> None:
+    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+        for _n in range(20):  # the first of them spill at once, the rest wait for that
+            journal.append("message", bytes(100_000))
+        await finish(store, journal)
+        await asyncio.sleep(0.1)
+        assert store.statistics()["failed_writes"] == 0
+        assert [e.id for e in await read_all(StoredReader(store, RUN, 0))] == list(range(1, 23))
+        assert sum(map(len, await stored_messages(store, RUN))) == 2_000_000
+
+    run_with_store(tmp_path, scenario)

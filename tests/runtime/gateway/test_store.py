@@ -46,6 +46,7 @@ def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.IntegrityError):
             await wrong
         assert await store.read(keys) == ["a", "b"]
+        assert store.statistics()["failed_writes"] == 1
         await store.close()
 
     asyncio.run(scenario())
