@@ -1,9 +1,11 @@
 """Processes that die and servers that stop: what was acknowledged is there, the rest is told."""
 
 import asyncio
+import itertools
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,55 @@ def test_a_dead_server_is_told_apart_from_a_refusal(tmp_path: Path) -> None:
                 await client.result("run_1")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_roles_that_die_under_load(tmp_path: Path) -> None:
+    """Every run ends with a status and a reason, each request is answered, nothing is left."""
+    ended: Counter[str] = Counter()
+    refusals: set[tuple[int, float | None]] = set()
+
+    async def client_of(server: RunningServer, client: Client, stop: asyncio.Event) -> None:
+        programs = itertools.cycle(["sleeper", "chatty"])
+        while not stop.is_set():
+            try:
+                result = await client.run(next(programs))
+                ended[f"{result['status']} {result['reason']}".strip()] += 1
+                assert result["status"] != "exited" or result["messages"]
+            except ServerError as error:
+                refusals.add((error.status, error.retry_after))
+                await asyncio.sleep(0.1)
+            except ConnectionFailed:  # the gateway itself was away
+                await asyncio.sleep(0.1)
+
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client:
+            await client.upload(guests.SLEEP_AND_DECODE_WASM, name="sleeper")
+            await client.upload(guests.CHATTY_WASM, name="chatty")
+            before = await server.counters()
+            stop = asyncio.Event()
+            load = [asyncio.create_task(client_of(server, client, stop)) for _ in range(20)]
+            for role in ("worker-0", "kernel", "gateway", "worker-0"):
+                await server.wait_until_ready()
+                await asyncio.sleep(0.5)
+                os.kill((await server.pids())[role], signal.SIGKILL)
+                await asyncio.sleep(0.1)
+            await server.wait_until_ready()
+            stop.set()
+            await asyncio.wait_for(asyncio.gather(*load), 30)
+            after = await server.wait_until_idle()
+            assert after["pages_free"] == before["pages_free"]
+            statuses = {run["status"] async for run in client.runs()}
+            assert statuses <= {"exited", "failed"}
+        async with server.admin() as admin:
+            gateway = (await admin.statistics())["gateway"]
+        assert (gateway["runs"], gateway["failed_writes"]) == (0, 0)
+
+    with running_server(tmp_path) as server:
+        asyncio.run(scenario(server))
+        assert set(ended) <= {
+            "exited", "failed the worker that ran it died", "failed the kernel died",
+        }  # fmt: skip
+        assert ended["exited"] > 0
+        assert refusals <= {(503, 1.0)}
+        assert "Traceback" not in server.log.read_text()
