@@ -1,6 +1,7 @@
 """The options of pred: what is accepted, what it becomes, and what every mistake answers."""
 
 import struct
+import time
 from typing import Any
 
 import msgpack
@@ -11,6 +12,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PRED_BIAS_MAX,
     PRED_OPTIONS_BYTES_MAX,
+    PRED_TOKENS_MAX,
     PRED_TOP_MAX,
     PRED_TREE_TOKENS_MAX,
 )
@@ -143,6 +145,22 @@ def test_every_mistake_is_einval(wrong: dict[str, Any]) -> None:
     with pytest.raises(SyscallError) as caught:
         parse(**wrong)
     assert caught.value.errno is Errno.EINVAL
+
+
+def test_options_that_claim_to_be_huge_are_refused_cheaply() -> None:
+    """The cost is in what is claimed and in long lists; a second is a hundred times what it takes.
+
+    A guest makes such a call with one import, and everybody else's calls wait for it.
+    """
+    nested = b"\xdd\x00\x0f\xfb\x00" * 900  # lists of a million items, each in the one before
+    many = b"\x81\xa2at\xdd\x00\x0f\x42\x40" + bytes(1_000_000)
+    allowed = msgpack.packb({"at": [0] * PRED_TOKENS_MAX})
+    began = time.process_time()
+    for _ in range(10):
+        assert outcome(nested.ljust(PRED_OPTIONS_BYTES_MAX, b"\xc0")) is Errno.EINVAL
+        assert outcome(many) is Errno.EINVAL
+        assert isinstance(outcome(allowed), PredOptions)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize("data", [b"\xc1", b"\x90", b"\x05", b"\xc0", b"\x80\x80", b"\x81\xa2at"])

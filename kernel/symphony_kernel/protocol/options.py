@@ -18,6 +18,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PRED_BIAS_MAX,
     PRED_OPTIONS_BYTES_MAX,
+    PRED_TOKENS_MAX,
     PRED_TOP_MAX,
     PRED_TREE_TOKENS_MAX,
 )
@@ -105,7 +106,14 @@ def _invalid(detail: str) -> SyscallError:
 
 def _parse(data: bytes) -> PredOptions:
     try:
-        options = msgpack.unpackb(data, raw=False, strict_map_key=False)
+        # Lists are made as long as they say they are, before their items are seen.
+        options = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=False,
+            max_array_len=PRED_TOKENS_MAX,
+            max_map_len=PRED_BIAS_MAX,
+        )
     except Exception as error:
         raise _invalid(f"options are no msgpack: {error}") from error
     if not isinstance(options, dict):
@@ -143,7 +151,12 @@ def _read_at(value: Any) -> dict[str, Any]:
         return {"at": value}
     if not isinstance(value, list):
         raise _invalid("at must be 'last', 'all' or a list of indices")
-    return {"at": tuple(_integer(v, 0, 2**31 - 1, "an index in at") for v in value)}
+    # There may be very many: all at once, since programs and the kernel wait for this.
+    if not {int}.issuperset(map(type, value)):
+        raise _invalid("an index in at must be an integer")
+    if value and not (min(value) >= 0 and max(value) < 2**31):
+        raise _invalid(f"an index in at must be from 0 to {2**31 - 1}")
+    return {"at": tuple(value)}
 
 
 def _read_get(value: Any) -> dict[str, Any]:

@@ -4,9 +4,16 @@ from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    INSTANCE_HANDLES_MAX,
+    MESSAGE_BYTES_MAX,
+    NAME_BYTES_MAX,
+    PATH_BYTES_MAX,
+)
 
 from symphony_runtime.worker.instance import Instance
+
+_LIST_ITEMS, _MAP_KEYS = INSTANCE_HANDLES_MAX, 16  # of structured arguments
 
 
 def text(lip: Instance, pointer: int, length: int, length_max: int) -> str:
@@ -48,7 +55,8 @@ def message(lip: Instance, pointer: int, length: int) -> bytes:
 def mapping(data: bytes, known: frozenset[str]) -> dict[str, Any]:
     """Return a msgpack map with only known keys, or EINVAL."""
     try:
-        found = msgpack.unpackb(data, raw=False)
+        # Lists are made as long as they say they are, before their items are seen.
+        found = msgpack.unpackb(data, raw=False, max_array_len=_LIST_ITEMS, max_map_len=_MAP_KEYS)
     except Exception as error:
         raise SyscallError(Errno.EINVAL, f"no msgpack: {error}") from error
     if not isinstance(found, dict) or not known.issuperset(found):

@@ -83,7 +83,8 @@ def pred(
 def _result_bytes(lip: Instance, data: bytes, count: int) -> int:
     """Return how long a pred's result will be; what its options break is said at once."""
     options = parse_pred_options(data)
-    if isinstance(options.at, tuple) and max(options.at, default=0) >= count:
+    at = options.at
+    if isinstance(at, tuple) and (len(at) > count or max(at, default=0) >= count):
         raise SyscallError(Errno.EINVAL, "an index in at is no token of the call")
     if options.parents is not None and len(options.parents) != count:
         raise SyscallError(Errno.EINVAL, f"parents must be {count}")
