@@ -6,7 +6,7 @@ its last token is computed. Operations enter all their queues in one turn, in on
 never wait for each other in a circle.
 """
 
-from collections import deque
+from collections import OrderedDict
 from typing import TypeAlias
 
 from symphony_kernel.kvfs.files import KVFile
@@ -30,7 +30,7 @@ class Operation:
         """Let go of what it held; called once, after it has left its queues."""
 
 
-FileQueue: TypeAlias = deque[Operation]
+FileQueue: TypeAlias = OrderedDict[Operation, None]  # in order; any may leave at any time
 
 
 def submit(operation: Operation) -> None:
@@ -39,10 +39,10 @@ def submit(operation: Operation) -> None:
     for file in operation.files:
         queue = file.queue
         if queue is None:
-            queue = file.queue = deque()
+            queue = file.queue = OrderedDict()
         if queue:
             waits += 1
-        queue.append(operation)
+        queue[operation] = None
     operation._waits = waits  # noqa: SLF001 - this module is the queue
     if not waits:
         _run([operation])
@@ -75,13 +75,10 @@ def _leave(operation: Operation) -> list[Operation]:
     for file in operation.files:
         queue = file.queue
         assert queue is not None
-        first = queue[0] is operation
-        if first:
-            queue.popleft()
-        else:
-            queue.remove(operation)
+        first = next(iter(queue)) is operation
+        del queue[operation]
         if first and queue:
-            following = queue[0]
+            following = next(iter(queue))
             following._waits -= 1  # noqa: SLF001
             if not following._waits:  # noqa: SLF001
                 ready.append(following)

@@ -8,11 +8,13 @@ served of those that have some: idling earns no credit (the Virtual Token Counte
 whatever they submit; tests/kernel/scheduler/test_fair_queue.py states that bound.
 """
 
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
 from symphony_kernel.scheduler.work import Work
+
+_ASIDE_MAX = 64  # works of one LIP that are looked at in vain, for one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,9 @@ class _Lip:
     weight: float
     counter: float = 0.0
     served: float = 0.0  # cost over weight, never lifted
-    works: deque[Work] = field(default_factory=deque)
+    # In order. Not a deque: a program may cancel any of a hundred thousand.
+    works: OrderedDict[Work, None] = field(default_factory=OrderedDict)
+    aside: int = 0  # works that are set aside
     active: bool = False  # in its tenant's heap
 
 
@@ -94,7 +98,7 @@ class FairQueue:
         if lip is None:
             lip = self._new_lip(work)
         lip.weight = work.weight
-        lip.works.append(work)
+        lip.works[work] = None
         self.works += 1
         self.tokens += work.count - work.placed
         if lip.active:
@@ -107,7 +111,7 @@ class FairQueue:
         lip = self._lips.get(work.root)
         if lip is None or work not in lip.works:
             return False
-        lip.works.remove(work)
+        del lip.works[work]
         self._forgot(work)
         if not lip.works:
             self._deactivate(lip)
@@ -120,8 +124,8 @@ class FairQueue:
             return []
         gone = [work for work in lip.works if work.instance == instance]
         if gone:
-            lip.works = deque(work for work in lip.works if work.instance != instance)
             for work in gone:
+                del lip.works[work]
                 self._forgot(work)
             if not lip.works:
                 self._deactivate(lip)
@@ -143,7 +147,7 @@ class FairQueue:
     # -- Forming a batch -----------------------------------------------------------------------
     def first(self) -> Work | None:
         """Return the work that has the best claim to run, if any waits that is not set aside."""
-        return self._heap[0][2].lips[0][2].works[0] if self._heap else None
+        return _first(self._heap[0][2].lips[0][2]) if self._heap else None
 
     def serve(self, tokens: int) -> None:
         """Charge the first work's LIP and tenant for its next `tokens` tokens.
@@ -153,28 +157,29 @@ class FairQueue:
         """
         tenant = self._heap[0][2]
         lip = tenant.lips[0][2]
-        work = lip.works[0]
+        work = _first(lip)
         self._charge(tenant, lip, work, tokens)
         if work.placed < work.count:
-            lip.works.rotate(-1)
+            lip.works.move_to_end(work)
         else:
-            lip.works.popleft()
+            del lip.works[work]
             self.works -= 1
-        self._reorder_first(tenant, lip)
+        self._reorder_first(tenant, lip, waits=bool(lip.works))
 
     def set_aside(self) -> None:
-        """Pass over the first work until `restore`."""
+        """Pass over the first work until `restore`; over its LIP, too, when that has had many."""
         tenant = self._heap[0][2]
         lip = tenant.lips[0][2]
-        self._aside.append((lip, lip.works.popleft()))
-        self._reorder_first(tenant, lip)
+        self._aside.append((lip, lip.works.popitem(last=False)[0]))
+        lip.aside += 1
+        self._reorder_first(tenant, lip, waits=bool(lip.works) and lip.aside < _ASIDE_MAX)
 
     def drop(self) -> None:
         """Take the first work out for good, because it has failed."""
         tenant = self._heap[0][2]
         lip = tenant.lips[0][2]
-        self._forgot(lip.works.popleft())
-        self._reorder_first(tenant, lip)
+        self._forgot(lip.works.popitem(last=False)[0])
+        self._reorder_first(tenant, lip, waits=bool(lip.works))
 
     def extend(self, work: Work, tokens: int) -> None:
         """Serve a work that need not be the first with `tokens` tokens more.
@@ -188,7 +193,7 @@ class FairQueue:
             self._remove(tenant)
         self._charge(tenant, lip, work, tokens)
         if not work.remaining:
-            lip.works.remove(work)
+            del lip.works[work]
             self.works -= 1
         tenant.last, self._last = lip.counter, tenant.counter
         if lip.works:
@@ -200,7 +205,9 @@ class FairQueue:
         """Put what was set aside back to where it was: in front, with its counter as it is."""
         while self._aside:
             lip, work = self._aside.pop()
-            lip.works.appendleft(work)
+            lip.works[work] = None
+            lip.works.move_to_end(work, last=False)
+            lip.aside = 0
             if not lip.active:
                 self._activate(lip)
 
@@ -286,8 +293,8 @@ class FairQueue:
         self._heap.remove((tenant.counter, tenant.order, tenant))
         heapify(self._heap)
 
-    def _reorder_first(self, tenant: _Tenant, lip: _Lip) -> None:
-        if lip.works:
+    def _reorder_first(self, tenant: _Tenant, lip: _Lip, *, waits: bool) -> None:
+        if waits:
             heapreplace(tenant.lips, (lip.counter, lip.order, lip))
         else:
             heappop(tenant.lips)
@@ -299,3 +306,7 @@ class FairQueue:
             heappop(self._heap)
             tenant.active = False
             self._last = tenant.counter
+
+
+def _first(lip: _Lip) -> Work:
+    return next(iter(lip.works))

@@ -76,6 +76,7 @@ class Scheduler:
         self._answers = Answers()
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue
+        self._victims = 1  # of these, when it is time for some to fail
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
         self._counts = _Counts()
@@ -220,15 +221,18 @@ class Scheduler:
     def _wait_for_pages(self, now: float) -> float:
         """Nothing can run for want of pages: wait a little for a program to free some.
 
-        After that the most served LIP's pred fails, so that the others can go on.
+        After that the most served LIP's pred fails, so that the others can go on; when that frees
+        nothing either, twice as many do, so that thousands do not hold up the last one for long.
         """
         left = self._changed + PAGES_WAIT_MS_MAX / 1000 - now
         if left > _SOON_SECONDS:
             return left
-        victim = max(self._waiting, key=lambda work: self._queue.served(work.root))
-        self._queue.remove(victim)
-        self._waiting.remove(victim)
-        self._fail(victim, Errno.ENOMEM)
+        victims = sorted(self._waiting, key=lambda work: -self._queue.served(work.root))
+        self._waiting = victims[self._victims :]
+        for victim in victims[: self._victims]:
+            self._queue.remove(victim)
+            self._fail(victim, Errno.ENOMEM)
+        self._victims *= 2
         return PAGES_WAIT_MS_MAX / 1000
 
     def _finish(self, work: Work, result: bytes) -> None:
@@ -260,6 +264,6 @@ class Scheduler:
         now = self._clock.now()
         seconds = now - max(step.launched, self._completed)
         self._completed = self._changed = now
-        self._waiting = []
+        self._waiting, self._victims = [], 1
         self._counts.add(step, seconds)
         self._answers.stepped(replies, now, seconds)

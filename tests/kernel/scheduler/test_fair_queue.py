@@ -1,5 +1,6 @@
 """Level 1: the service bound, lifting, weights, and a LIP's share whatever it forks."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -253,3 +254,44 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
         if first is not None:
             least = min(queue.service(work.root) for work in alive)
             assert queue.service(first.root)[0] == least[0], "the least served tenant comes first"
+
+
+def test_any_of_very_many_works_is_taken_out_at_once() -> None:
+    """A program may cancel its newest pred again and again; a second is fifty times what it takes.
+
+    Were all of them looked at for each, it would take a minute.
+    """
+    queue, pool = FairQueue(FLAT), Pool()
+    works = [make_work(1, 1, LengthFile(pool)) for _ in range(20_000)]
+    for work in works:
+        queue.push(work)
+    began = time.process_time()
+    for work in reversed(works):
+        assert queue.remove(work)
+    assert time.process_time() - began < 1
+    assert (queue.works, queue.first()) == (0, None)
+
+
+def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
+    """A thousand works that wait for pages cost each step no more than a few; none gets lost."""
+    queue, pool = FairQueue(FLAT), Pool()
+    works = [make_work(1, 1, LengthFile(pool)) for _ in range(1000)]
+    for work in works:
+        queue.push(work)
+    other = make_work(2, 1, LengthFile(pool))
+    queue.push(other)
+    looks = 0
+    while (first := queue.first()) is not None:
+        looks += 1
+        if first is other:
+            queue.serve(1)
+        else:
+            queue.set_aside()
+    assert other.placed == 1
+    assert looks < 100
+    queue.restore()
+    order = []
+    while (first := queue.first()) is not None:
+        order.append(first)
+        queue.serve(1)
+    assert order == works

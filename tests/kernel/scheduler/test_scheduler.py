@@ -437,6 +437,20 @@ def test_when_nothing_can_free_pages_the_most_served_lip_gives_way() -> None:
     assert bench.results[1:] == [(2, bytes(8))]
 
 
+def test_thousands_that_wait_for_pages_do_not_hold_up_the_last_one_for_long() -> None:
+    bench = Bench(pages=20)
+    bench.submit(2, 20)
+    bench.run()
+    bench.results.clear()
+    LengthFile(bench.pool, bench.pool.free * PAGE_TOKENS)  # held for ever
+    for _ in range(1000):
+        bench.submit(2, PAGE_TOKENS)
+    bench.submit(1, PAGE_TOKENS)
+    bench.run(seconds_max=10 * PAGES_WAIT_MS_MAX / MS)
+    assert (1, -Errno.ENOMEM) in bench.results
+    assert bench.results[:15] == [(2, -Errno.ENOMEM)] * 15
+
+
 def test_small_preds_pass_one_that_waits_for_pages_but_not_for_ever() -> None:
     bench = Bench(pages=100)
     holder = LengthFile(bench.pool, 95 * PAGE_TOKENS)
