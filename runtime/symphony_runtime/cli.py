@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ EXIT_INTERRUPTED = 130
 _EXIT_CODES = {"trapped": 134, "killed": 137, "failed": EXIT_FAILED}
 _LEVELS = ("debug", "info", "warning", "error")
 _LISTED_DEFAULT = 50
+_READ_BYTES = 1 << 16
 _Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
 
 
@@ -168,57 +170,102 @@ async def _talk(client: Client, run: str, interactive: bool) -> None:
     try:
         if interactive:
             async for line in _stdin_lines():
-                await client.send(run, line.rstrip(b"\n"))
-        await client.send(run, b"", close=True)
+                await _send(client, run, line)
+        await _send(client, run, b"", close=True)
     except ServerError as error:
         if error.status != 409:  # the run has ended: nobody is there to read
             raise
 
 
+async def _send(client: Client, run: str, message: bytes, *, close: bool = False) -> None:
+    """Send a message; wait as long as the program has too many that it has not received."""
+    while True:
+        try:
+            return await client.send(run, message, close=close)
+        except ServerError as error:
+            if error.status != 429:
+                raise
+            await asyncio.sleep(error.retry_after or 1)
+
+
 async def _stdin_lines() -> AsyncIterator[bytes]:
-    """Give stdin's lines, whatever it is: a terminal, a pipe or a file."""
+    """Give stdin's lines without their ends, whatever it is: a terminal, a pipe or a file."""
     loop = asyncio.get_running_loop()
-    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has closed: the run has ended
-            for line in sys.stdin.buffer:
-                loop.call_soon_threadsafe(lines.put_nowait, line)
-            loop.call_soon_threadsafe(lines.put_nowait, b"")
+        # Not sys.stdin: its lock would be held while we wait, and the interpreter's end needs it.
+        with (
+            contextlib.suppress(RuntimeError),  # the loop has closed: the run has ended
+            open(sys.stdin.fileno(), "rb", buffering=_READ_BYTES, closefd=False) as stdin,
+        ):
+            for line in stdin:
+                loop.call_soon_threadsafe(lines.put_nowait, line.removesuffix(b"\n"))
+            loop.call_soon_threadsafe(lines.put_nowait, None)
 
     # A daemon: nothing can interrupt it while it waits for a line that no run needs any longer.
     threading.Thread(target=read, daemon=True).start()
-    while line := await lines.get():
+    while (line := await lines.get()) is not None:
         yield line
+
+
+class _Output:
+    """A run's messages on stdout as they come, and words about the run on stderr.
+
+    Messages are pieces of one text, unless `lines` gives each a line of its own. On a terminal
+    whatever else is shown begins on a new line; in a file stand the program's bytes alone.
+    """
+
+    def __init__(self, *, lines: bool) -> None:
+        self._lines = lines
+        self._line_open = False
+
+    def message(self, message: bytes) -> None:
+        """Show what the program has sent."""
+        if self._lines and not message.endswith(b"\n"):
+            message += b"\n"
+        sys.stdout.buffer.write(message)
+        sys.stdout.buffer.flush()
+        if message:
+            self._line_open = not message.endswith(b"\n")
+
+    def words(self, words: str) -> None:
+        """Show a line on stderr."""
+        if sys.stderr.isatty():
+            self.end_line()
+        print(words, file=sys.stderr)
+
+    def end_line(self) -> None:
+        """On a terminal, end the line that the program has left open."""
+        if self._line_open and sys.stdout.isatty():
+            print(flush=True)
+            self._line_open = False
 
 
 async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace) -> int:
     """Write messages to stdout and the rest to stderr; return the exit code."""
-    code, at_line_start = EXIT_FAILED, True
-    async for event in events:
-        if options.json:
-            print(json.dumps({"id": event.id, "event": event.kind, **event.data}), flush=True)
-        elif event.kind == "message":
-            message = event.message()
-            sys.stdout.buffer.write(message)
-            sys.stdout.buffer.flush()
-            at_line_start = message.endswith(b"\n") if message else at_line_start
-        elif event.kind == "log" and options.verbose:
-            print(_log_line(event), file=sys.stderr)
-        if event.kind == "status":
-            code = _exit_code(event, quiet=options.json)
-    if not at_line_start and sys.stdout.isatty():
-        print()
+    code, output = EXIT_FAILED, _Output(lines=options.lines)
+    try:
+        async for event in events:
+            if event.kind == "status":
+                code = _exit_code(event.data)
+            if options.json:
+                print(json.dumps({"id": event.id, "event": event.kind, **event.data}), flush=True)
+            elif event.kind == "message":
+                output.message(event.message())
+            elif event.kind == "log" and options.verbose:
+                output.words(_log_line(event))
+            elif event.kind == "status" and event.data["status"] in _EXIT_CODES:
+                output.words(f"symphony: the run {_ended_words(event.data)}")
+    finally:
+        output.end_line()
     return code
 
 
-def _exit_code(event: Event, *, quiet: bool) -> int:
-    status = event.data["status"]
-    if status == "exited":
-        return int(event.data["exit_code"] or 0) & 0xFF
-    if status in _EXIT_CODES and not quiet:
-        print(f"symphony: the run {_ended_words(event.data)}", file=sys.stderr)
-    return _EXIT_CODES.get(status, EXIT_FAILED)
+def _exit_code(status: dict[str, Any]) -> int:
+    if status["status"] == "exited":
+        return int(status["exit_code"] or 0) & 0xFF
+    return _EXIT_CODES.get(status["status"], EXIT_FAILED)
 
 
 def _ended_words(run: dict[str, Any]) -> str:
@@ -308,6 +355,8 @@ def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
     """Return the server's address and the key, from options, environment and the local files."""
     local = read_place(user_server_file())
     url = options.server or os.environ.get("SYMPHONY_SERVER") or (local.url if local else None)
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise CommandError(f"{url} is no server's address, as http://127.0.0.1:8700 is")
     key = options.key or os.environ.get("SYMPHONY_KEY")
     # The local server's key is for the local server: no other one gets to see it.
     if not key and local is not None and url is not None and url.rstrip("/") == local.url:
@@ -358,6 +407,12 @@ def _limit(text: str) -> tuple[str, int]:
     return name, int(value)
 
 
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError("a number from 1 is wanted")
+    return int(text)
+
+
 async def _first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
     taken: list[dict[str, Any]] = []
     async for item in items:
@@ -387,6 +442,13 @@ def _print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def _version() -> str:
+    try:
+        return version("symphony")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"
+
+
 def _time(milliseconds: int) -> str:
     moment = datetime.fromtimestamp(milliseconds / 1000, tz=UTC).astimezone()
     return moment.strftime("%Y-%m-%d %H:%M:%S")
@@ -397,13 +459,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="symphony", description="An LLM serving system that serves programs."
     )
+    parser.add_argument("--version", action="version", version=f"symphony {_version()}")
     server = argparse.ArgumentParser(add_help=False)
     server.add_argument("--server", help="its address (else SYMPHONY_SERVER, else the local one)")
     server.add_argument("--key", help="a tenant's key (else SYMPHONY_KEY, else the local one's)")
     listing = argparse.ArgumentParser(add_help=False)
     listing.add_argument("--json", action="store_true", help="print JSON")
     limited = argparse.ArgumentParser(add_help=False)
-    limited.add_argument("--limit", type=int, default=_LISTED_DEFAULT, help="show at most so many")
+    limited.add_argument(
+        "--limit", type=_count, default=_LISTED_DEFAULT, help="show at most so many"
+    )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(
@@ -473,6 +538,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--priority", type=int)
     run.add_argument("--detach", action="store_true", help="only start it, print its id")
     run.add_argument("-i", "--interactive", action="store_true", help="stdin's lines are messages")
+    run.add_argument("-l", "--lines", action="store_true", help="end each message with a newline")
     run.add_argument("-v", "--verbose", action="store_true", help="show its log on stderr")
 
 

@@ -13,6 +13,7 @@ problem document; no server, or one that goes away, is a `ConnectionFailed`.
 import base64
 import io
 import json
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -295,5 +296,8 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
 def _translated() -> Iterator[None]:
     try:
         yield
+    except aiohttp.ClientConnectorError as error:
+        words = os.strerror(error.errno) if error.errno else error.os_error
+        raise ConnectionFailed(f"no server at {error.host}:{error.port}: {words}") from error
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise ConnectionFailed(str(error) or type(error).__name__) from error

@@ -81,6 +81,10 @@ class ServeOptions:
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise OptionsError(f"{name} must be from {low} to {high}")
+        for name, low in {"pool_bytes": 1, "threads": 1, "drain_seconds": 0}.items():
+            value = getattr(self, name)
+            if value is not None and not value >= low:  # as no NaN is
+                raise OptionsError(f"{name} must be at least {low}")
         return self
 
 

@@ -22,6 +22,16 @@ ECHO_WASM = wasm(
     )
 )
 
+# Sends "hello", logs "bye" and traps.
+SPEAKER_WASM = wasm(
+    main(
+        """(drop (call $send (i32.const 0) (i32.const 5)))
+           (drop (call $log (i32.const 2) (i32.const 8) (i32.const 3)))
+           (unreachable)""",
+        data(0, "hello") + data(8, "bye"),
+    )
+)
+
 # Sends every message that it receives, with the input closed logs "bye" and exits with 0.
 PARROT_WASM = wasm(
     main(

@@ -1,6 +1,8 @@
 """Every command, as its user types it, against a real server."""
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -82,6 +84,57 @@ def test_lines_of_stdin_are_messages(simulated_server: RunningServer, tmp_path: 
     assert talk.stderr == "warning: bye\n"
     silent = symphony(simulated_server, "run", parrot, stdin="not read\n")
     assert (silent.returncode, silent.stdout) == (0, "")
+
+
+def on_a_terminal(
+    server: RunningServer, *arguments: str, typed: bytes = b"", until: bytes | None = None
+) -> tuple[int, str]:
+    """Run a command on a terminal on which this was typed; interrupt it when it shows `until`."""
+    screen, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=terminal, stdout=terminal, stderr=terminal,
+        env=server.environment, start_new_session=True,
+    ) as running:  # fmt: skip
+        os.close(terminal)
+        os.write(screen, typed)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(screen, 1 << 16)
+            except OSError:  # how a terminal ends that nobody holds any longer
+                break
+            if until is not None and until in shown:
+                running.send_signal(signal.SIGINT)
+                until = None
+    os.close(screen)
+    after = shown.replace(b"\r\n", b"\n").rpartition(b"\x1b[K")[2]  # what stays of its progress
+    return running.returncode, after.decode()
+
+
+def test_on_a_terminal_everything_but_the_text_has_its_own_line(
+    simulated_server: RunningServer, tmp_path: Path
+) -> None:
+    speaker = program(tmp_path, "speaker", guests.SPEAKER_WASM)
+    end = "symphony: the run trapped: unreachable instruction\n"
+    shown = on_a_terminal(simulated_server, "run", speaker, "-v")
+    assert shown == (134, f"hello\nwarning: bye\n{end}")
+    assert on_a_terminal(simulated_server, "run", speaker) == (134, f"hello\n{end}")
+    piped = symphony(simulated_server, "run", speaker, "-v")
+    assert (piped.stdout, piped.stderr) == ("hello", f"warning: bye\n{end}")
+
+
+def test_lines_ends_each_message(simulated_server: RunningServer, tmp_path: Path) -> None:
+    parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
+    talk = symphony(simulated_server, "run", parrot, "-i", "--lines", stdin="one\n\ntwo")
+    assert talk.stdout == "one\n\ntwo\n"
+
+
+def test_ctrl_c_ends_a_conversation(simulated_server: RunningServer, tmp_path: Path) -> None:
+    parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
+    talk = on_a_terminal(
+        simulated_server, "run", parrot, "-i", typed=b"hello\n", until=b"\x1b[Khello"
+    )
+    assert talk == (130, "hello\n")
 
 
 def test_events_as_json(simulated_server: RunningServer, tmp_path: Path) -> None:
@@ -205,16 +258,27 @@ def test_without_a_server_there_are_words(
     assert main(["runs"]) == 1
     assert "symphony serve" in capsys.readouterr().err
     assert main(["runs", "--server", "http://127.0.0.1:9"]) == 1
-    assert "symphony: " in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told == "symphony: no server at 127.0.0.1:9: Connection refused\n"
+    assert main(["runs", "--server", "localhost:8700"]) == 1
+    assert "localhost:8700 is no server's address" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for wrong in (["nonsense"], [], ["run"], ["serve", "--device", "tpu"]):
+    for wrong in (
+        ["nonsense"],
+        [],
+        ["run"],
+        ["serve", "--device", "tpu"],
+        ["runs", "--limit", "0"],
+    ):
         with pytest.raises(SystemExit) as told:
             main(wrong)
         assert told.value.code == 2
     config = tmp_path / "symphony.toml"
-    for text in ("port = 'x'", "ports = 1", "port = 99999", "not toml", "device = 'tpu'"):
+    wrong_files = ("port = 'x'", "ports = 1", "port = 99999", "not toml", "device = 'tpu'",
+                   "threads = 0", "pool_bytes = -1", "drain_seconds = nan")  # fmt: skip
+    for text in wrong_files:
         config.write_text(text)
         assert main(["serve", "--config", str(config), "--data-dir", str(tmp_path)]) == 1
     capsys.readouterr()
