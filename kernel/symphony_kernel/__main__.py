@@ -112,7 +112,10 @@ def emit(event: str, **what: Any) -> None:
 
 
 def main() -> int:
-    """Run a kernel; 0 when it was told to stop, 1 when it failed, 2 for a bad configuration."""
+    """Run a kernel; 0 when it was told to stop, 1 when it failed, 2 for a bad configuration.
+
+    A model that cannot be used is a bad configuration: another start would not help.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="kernel: %(message)s")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
@@ -128,7 +131,7 @@ def main() -> int:
             return runner.run(boot(configuration))
     except CheckpointError as error:
         _log.error("%s", error)
-        return 1
+        return 2
 
 
 if __name__ == "__main__":

@@ -124,6 +124,7 @@ class Role:
 
     async def _run_once(self) -> int:
         self.starts += 1
+        self._words.clear()
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -173,7 +174,7 @@ class Role:
                 continue
             if not line:
                 return
-            words = line.decode("utf-8", "replace").rstrip()
+            words = line.decode("utf-8", "replace").rstrip().removeprefix(f"{self.spec.name}: ")
             self._words.append(words)
             self._console.line(self.spec.name, words)
 
@@ -194,7 +195,7 @@ class Console:
     def line(self, role: str, words: str) -> None:
         """Show one line of a role."""
         self._end_progress()
-        self._write(f"{role}: {words.removeprefix(f'{role}: ')}\n")
+        self._write(f"{role}: {words}\n")
 
     def say(self, words: str) -> None:
         """Show a line of our own."""

@@ -250,7 +250,7 @@ def test_a_model_that_is_not_there_is_said_in_words(tmp_path: Path) -> None:
     async def main() -> None:
         missing = tmp_path / "no-such-model"
         async with kernel_process(tmp_path, executor="torch", model=str(missing)) as process:
-            assert await process.wait() == 1
+            assert await process.wait() == 2
             errors = await process.errors()
             assert "no-such-model" in errors
             assert "Traceback" not in errors
