@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from symphony_runtime.gateway.routes import Answer, Parameter, Route
 
 DOCUMENT = web.AppKey("openapi", bytes)
+EVENTS = "text/event-stream"
 _PROBLEMS = {
     400: "the request is wrong; `detail` says how",
     401: "no key, or not a tenant's",
@@ -122,6 +123,8 @@ def _answer(answer: "Answer") -> dict[str, Any]:
     described: dict[str, Any] = {"description": answer.doc}
     if answer.schema is not None:
         described["content"] = {answer.content: {"schema": _reference(answer.schema)}}
+    if answer.streamed is not None:
+        described["content"][EVENTS] = {"schema": _reference(answer.streamed)}
     return described
 
 

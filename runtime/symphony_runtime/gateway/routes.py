@@ -11,7 +11,7 @@ from typing import Any
 from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
 from symphony_runtime.gateway import handlers, streaming
-from symphony_runtime.gateway.openapi import get_openapi
+from symphony_runtime.gateway.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.problems import Handler
 
 Schema = dict[str, Any]
@@ -37,11 +37,15 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer; `schema` names a component, or is None for no body."""
+    """A successful answer; `schema` names a component, or is None for no body.
+
+    `streamed` names the component of the events that may be asked for instead.
+    """
 
     doc: str
     schema: str | None = None
     content: str = "application/json"
+    streamed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,6 @@ _RESUME = (
     ),
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
-_EVENTS = "text/event-stream"
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -119,7 +122,9 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/programs/{program}/runs", "startRun", handlers.start_run,
         "Run a program: wait for its end, stream it (`stream`), or only start it (`detach`)",
         {
-            200: Answer("the run has ended; or, with `stream`, its events", "RunResult"),
+            200: Answer(
+                "the run has ended; or, with `stream`, its events", "RunResult", streamed="Events"
+            ),
             202: Answer("it has started (`detach`)", "RunStarted"),
         },
         problems=(400, 404, 413, 429, 503),
@@ -139,7 +144,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/runs/{run}/events", "getEvents", streaming.get_events,
         "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
-        {200: Answer("the events", "Events", _EVENTS)}, problems=(400, 404),
+        {200: Answer("the events", "Events", EVENTS)}, problems=(400, 404),
         parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", _FLAG)),
     ),
     Route(
@@ -168,12 +173,12 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET", "/v1/kv/{path}", "getKv", handlers.get_kv, "Show a named KV file",
-        {200: Answer("the file", "KvFile")}, problems=(404, 503),
+        {200: Answer("the file", "KvFile")}, problems=(400, 404, 503),
     ),
     Route(
         "DELETE", "/v1/kv/{path}", "deleteKv", handlers.delete_kv,
         "Remove a name; views that programs have open stay valid",
-        {204: Answer("removed")}, problems=(404, 503),
+        {204: Answer("removed")}, problems=(400, 404, 503),
     ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", handlers.statistics,

@@ -48,6 +48,8 @@ def test_the_document_is_valid_and_has_every_route() -> None:
         (method.upper(), path) for path, item in document["paths"].items() for method in item
     }
     assert described == {(route.method, route.path) for route in ROUTES}
+    started = document["paths"]["/v1/programs/{program}/runs"]["post"]["responses"]
+    assert set(started["200"]["content"]) == {"application/json", "text/event-stream"}
 
 
 def test_the_application_serves_the_table_and_nothing_else(tmp_path: Path) -> None:
