@@ -10,7 +10,7 @@ dropped and counted, everything else is answered with a result or a negative err
 
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -309,7 +309,7 @@ class Syscalls:
         files = self._kvfs.listing(call.caller.tenant.name, parse_prefix(text(prefix)))
         if len(files) > LIST_ITEMS_MAX:
             raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
-        return _pack([asdict(file) for file in files])
+        return _pack([file.view() for file in files])
 
     def kv_list(self, tenant: str, prefix: Any = "", after: Any = "") -> list[dict[str, Any]]:
         """Return at most LIST_ITEMS_MAX named files with `prefix` that come after path `after`.
@@ -319,11 +319,11 @@ class Syscalls:
         """
         first = parse_prefix(text(prefix)), parse_prefix(text(after))
         files = self._kvfs.listing(tenant, *first)
-        return [asdict(file) for file in files[:LIST_ITEMS_MAX]]
+        return [file.view() for file in files[:LIST_ITEMS_MAX]]
 
     def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
         """Return what a listing says of one named file; ENOENT, EINVAL, ENAMETOOLONG."""
-        return asdict(self._kvfs.stat(tenant, parse_path(text(path))))
+        return self._kvfs.stat(tenant, parse_path(text(path))).view()
 
     def kv_remove(self, tenant: str, path: Any) -> int:
         """Take a name away and return 0; ENOENT, EINVAL, ENAMETOOLONG."""

@@ -31,7 +31,7 @@ EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 # The exit codes of programs that did not exit, as a shell shows them.
 TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
 
-_UNANSWERED_MAX = 512  # kernel calls without a reply that a guest may make in a row
+_UNANSWERED_MAX = 128  # kernel calls without a reply that a guest may make in a row
 _PACE_MS = 5
 _LOG_LINE_BYTES = 16  # a line's own cost: bounds the number of empty ones
 _LOG_FULL = b"(the log is full: further lines are dropped)"

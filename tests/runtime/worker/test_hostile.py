@@ -54,6 +54,28 @@ SPAWN_BOMB = main(
     f"(loop $l (drop (call $spawn (i32.const 100) (i32.const {len(SPAWN)}))) (br $l))(i32.const 0)",
     data(100, SPAWN),
 )
+# Doubles a file to 16,384 entries, then copies them to a new one, each to another place in its page.
+COPIES = main(
+    """(local.set $kv (call $kv_create))
+    (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (local.tee $n (i32.const 16))
+      (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 0) (i32.const 8)))
+    (loop $d (drop (call $kv_append (local.get $kv) (local.get $kv) (i32.const 0) (local.get $n)))
+      (br_if $d (i32.lt_u (local.tee $n (i32.shl (local.get $n) (i32.const 1)))
+                          (i32.const 16384))))
+    (i32.store (i32.const 0) (i32.const 1)) (i32.store (i32.const 4) (local.get $n))
+    (loop $l (drop (call $kv_close (call $kv_extract (local.get $kv) (i32.const 0) (i32.const 1))))
+      (br $l)) (i32.const 0)""",
+    locals_="(local $kv i32) (local $n i32)",
+)
+# A million places in a pred of one token.
+OPTIONS = main(
+    """(local.set $kv (call $kv_create))
+    (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
+      (i32.const 1000) (i32.const 1000009))) (br $l)) (i32.const 0)""",
+    data(1000, b"\x81\xa2at\xdd\x00\x0f\x42\x40"),
+    locals_="(local $kv i32)",
+    pages=20,
+)
 RECEIVES = main("(loop $l (drop (call $recv)) (br $l)) (i32.const 0)")
 CHANNELS = main(
     "(loop $l (drop (call $channel_recv (i32.const 0) (i32.const 1))) (br $l)) (i32.const 0)"
@@ -84,9 +106,9 @@ async def beside(rig: Rig, program: str, milliseconds: int = 300) -> RunResult:
 @pytest.mark.parametrize(
     "program",
     [SPIN, LOOP_START, ENDLESS_LOG, TICKETS, CREATES, CALLS, WAITS, CANCELS, PREDS, SPAWN_BOMB,
-     RECEIVES, CHANNELS, ASKS],
+     RECEIVES, CHANNELS, ASKS, COPIES, OPTIONS],
     ids=["loop", "start function", "log", "tickets", "creates", "calls", "waits", "cancels",
-         "preds", "spawns", "receives", "channels", "asks"],
+         "preds", "spawns", "receives", "channels", "asks", "copies", "options"],
 )  # fmt: skip
 def test_a_neighbour_goes_on_and_a_kill_ends_it(program: str) -> None:
     async def test(rig: Rig) -> None:
