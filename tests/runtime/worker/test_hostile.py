@@ -54,7 +54,7 @@ SPAWN_BOMB = main(
     f"(loop $l (drop (call $spawn (i32.const 100) (i32.const {len(SPAWN)}))) (br $l))(i32.const 0)",
     data(100, SPAWN),
 )
-# Doubles a file to 16,384 entries, then copies them to a new one, each to another place in its page.
+# Doubles a file to 16,384 entries, then copies all but the first into a new one, again and again.
 COPIES = main(
     """(local.set $kv (call $kv_create))
     (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (local.tee $n (i32.const 16))
