@@ -304,7 +304,7 @@ class Programs:
 
 _SELECT = """SELECT p.*, (
     SELECT n.name FROM program_names n WHERE n.tenant = p.tenant AND n.program = p.id
-    ORDER BY n.named_ms DESC, n.name LIMIT 1
+    ORDER BY n.rowid DESC LIMIT 1 -- a name that is given again gets a new row
 ) AS name FROM programs p"""
 
 
