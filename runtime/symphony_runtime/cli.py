@@ -29,6 +29,7 @@ EXIT_INTERRUPTED = 130
 # As a shell would say it of a process that was aborted or killed.
 _EXIT_CODES = {"trapped": 134, "killed": 137, "failed": EXIT_FAILED}
 _LEVELS = ("debug", "info", "warning", "error")
+_ERROR = 3  # shown without being asked for: it is how a program says why it could do nothing
 _LISTED_DEFAULT = 50
 _READ_BYTES = 1 << 16
 _Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
@@ -253,7 +254,7 @@ async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace
                 print(json.dumps({"id": event.id, "event": event.kind, **event.data}), flush=True)
             elif event.kind == "message":
                 output.message(event.message())
-            elif event.kind == "log" and options.verbose:
+            elif event.kind == "log" and (options.verbose or event.data["level"] == _ERROR):
                 output.words(_log_line(event))
             elif event.kind == "status" and event.data["status"] in _EXIT_CODES:
                 output.words(f"symphony: the run {_ended_words(event.data)}")
@@ -539,7 +540,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--detach", action="store_true", help="only start it, print its id")
     run.add_argument("-i", "--interactive", action="store_true", help="stdin's lines are messages")
     run.add_argument("-l", "--lines", action="store_true", help="end each message with a newline")
-    run.add_argument("-v", "--verbose", action="store_true", help="show its log on stderr")
+    run.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="show all of its log on stderr, not only errors",
+    )
 
 
 def _add_kv(commands: Any, server: Any, listing: Any, limited: Any) -> None:

@@ -32,6 +32,16 @@ SPEAKER_WASM = wasm(
     )
 )
 
+# Logs "why", an error, and "more", which is none; exits with 1.
+COMPLAINER_WASM = wasm(
+    main(
+        """(drop (call $log (i32.const 3) (i32.const 0) (i32.const 3)))
+           (drop (call $log (i32.const 1) (i32.const 8) (i32.const 4)))
+           (i32.const 1)""",
+        data(0, "why") + data(8, "more"),
+    )
+)
+
 # Sends every message that it receives, with the input closed logs "bye" and exits with 0.
 PARROT_WASM = wasm(
     main(

@@ -221,7 +221,7 @@ def test_a_panic_s_message_is_in_the_log() -> None:
 def test_an_error_is_told_and_its_exit_code_is_1() -> None:
     result = run("fails")
     assert (result.status, result.exit_code) == ("exited", 1)
-    assert result.logs == [(3, b"error: no such thing")]
+    assert result.logs == [(3, b"no such thing")]
 
 
 def test_exit_ends_at_once() -> None:

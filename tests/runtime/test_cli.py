@@ -86,6 +86,14 @@ def test_lines_of_stdin_are_messages(simulated_server: RunningServer, tmp_path: 
     assert (silent.returncode, silent.stdout) == (0, "")
 
 
+def test_errors_of_a_program_are_shown(simulated_server: RunningServer, tmp_path: Path) -> None:
+    complainer = program(tmp_path, "complainer", guests.COMPLAINER_WASM)
+    failed = symphony(simulated_server, "run", complainer)
+    assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", "error: why\n")
+    verbose = symphony(simulated_server, "run", complainer, "-v")
+    assert verbose.stderr == "error: why\ninfo: more\n"
+
+
 def on_a_terminal(
     server: RunningServer, *arguments: str, typed: bytes = b"", until: bytes | None = None
 ) -> tuple[int, str]:

@@ -28,7 +28,7 @@ impl<T: Outcome, E: Display> Outcome for Result<T, E> {
         match self {
             Ok(outcome) => outcome.code(),
             Err(error) => {
-                process::log(Level::Error, format!("error: {}", error));
+                process::log(Level::Error, error.to_string());
                 1
             }
         }
