@@ -411,13 +411,18 @@ class Fiber:
             _future_delete(self._future)
             self._future = None
         if self._store:
-            if self.base or self._find_exported_memory():
-                self.size = _memory_data_size(self.context, self._memory_at)
+            self.measure()
             self._phases.close()
             _store_delete(self._store)
             self._store = self.context = self.base = 0
         size, self.size = self.size, 0
         return size
+
+    def measure(self) -> int:
+        """Return the size of the memory in bytes (0: there is none yet); no call may run."""
+        if self.base or self._find_exported_memory():
+            self.size = _memory_data_size(self.context, self._memory_at)
+        return self.size
 
     # -- Memory, while a call is pending -------------------------------------------------------
     def check(self, pointer: int, length: int) -> None:

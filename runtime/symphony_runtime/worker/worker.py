@@ -473,7 +473,7 @@ class Worker:
         if end.kind is EndKind.RETURNED:
             self._end(lip, EXITED, end.code, "")
         elif end.kind is EndKind.TRAPPED:
-            self._end(lip, TRAPPED, TRAPPED_CODE, end.words)
+            self._end(lip, TRAPPED, TRAPPED_CODE, end.words + _memory_words(lip))
         elif end.kind is EndKind.REFUSED:
             self._end(lip, KILLED, KILLED_CODE, f"memory limit: {end.words}")
         else:
@@ -526,3 +526,9 @@ class Worker:
     def _flush_output(self) -> None:
         messages, self._messages, self._messages_bytes = self._messages, [], 0
         self._send(m.Output(messages))
+
+
+def _memory_words(lip: Instance) -> str:
+    """What a guest's author must hear who did not look at what `memory.grow` returned."""
+    size, limit = lip.fiber.measure(), lip.run.memory_limit
+    return f"; its memory had {size} of at most {limit} bytes" if size > limit * 7 // 8 else ""
