@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import WORKER_FRAME_BYTES_MAX
+from symphony_kernel.protocol.limits import WORKER_BACKLOG_BYTES_MAX, WORKER_FRAME_BYTES_MAX
 from symphony_kernel.protocol.links import Link, SocketLink, connect_unix, serve_unix
 
 _log = logging.getLogger(__name__)
@@ -178,8 +178,11 @@ class Worker:
         return self._link.closed
 
     def send(self, message: m.Message) -> None:
-        """Queue a message; dropped when the worker is away."""
+        """Queue a message; dropped when the worker is away. One that reads nothing is cut off."""
         self._link.send(m.encode(message))
+        if self._link.backlog > WORKER_BACKLOG_BYTES_MAX:
+            _log.error("%s does not read; its link is cut", self.name)
+            self.drop()
 
     def answer(self, seq: int, value: Any) -> None:
         """Answer an `Ask`."""
@@ -190,8 +193,8 @@ class Worker:
         self.send(m.Answer(seq, -errno, detail))
 
     def drop(self) -> None:
-        """End the link: this worker is not believed any longer."""
-        self._link.close()
+        """End the link now, read or unread: this worker is not believed any longer."""
+        self._link.abort()
 
 
 class WorkerEvents(Protocol):
@@ -252,7 +255,7 @@ class WorkerLinks:
                 worker = self._welcome(link, message)
             except m.MessageError as error:
                 _log.warning("%s broke the protocol: %s", worker.name if worker else "?", error)
-                link.close()
+                link.abort()
 
         def on_closed() -> None:
             late.cancel()

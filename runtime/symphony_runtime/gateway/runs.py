@@ -57,6 +57,7 @@ _SEQ_END = (1 << 63) - 1
 _WALL_GRACE_SECONDS = 1.0  # the worker ends a run at its wall limit; this much later we do
 _KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the Kill is broken
 _REASON_MAX = 4_096  # characters of what a worker says about an end
+_LOG_LINE_BYTES = 16  # what each counts for beside its bytes, here and in the worker
 _BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 
 
@@ -431,9 +432,12 @@ class Runs:
             if not (isinstance(item, list) and len(item) == 3 and isinstance(item[2], bytes)):
                 raise m.MessageError("an item of Logs is [instance, level, bytes]")
             run = self.run_of(worker, item[0])
-            if run is None or run.log_bytes + len(item[2]) > RUN_LOG_BYTES_MAX:
+            if (
+                run is None
+                or run.log_bytes + len(item[2]) > RUN_LOG_BYTES_MAX + 2 * _LOG_LINE_BYTES
+            ):
                 continue
-            run.log_bytes += len(item[2])
+            run.log_bytes += len(item[2]) + _LOG_LINE_BYTES
             text = item[2].decode("utf-8", "replace")
             level = item[1] if item[1] in (0, 1, 2, 3) else 1
             run.journal.append("log", {"level": level, "text": text})

@@ -15,6 +15,7 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
     RUN_INBOX_BYTES_MAX,
+    RUN_LOG_BYTES_MAX,
     RUN_OUTPUT_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import SocketLink, connect_unix
@@ -416,6 +417,54 @@ def test_a_worker_speaks_of_its_own_runs_only(tmp_path: Path) -> None:
         result = await client.result(run)
         assert result["messages"][0] == "mine"
         assert json.dumps(result).count("not mine") == 0
+        link.close()
+        kernel_link.close()
+
+    in_house(tmp_path, scenario, worker=False)
+
+
+async def only_worker(house: House) -> tuple[SocketLink, SocketLink, asyncio.Queue[Any]]:
+    """Become the house's worker: the links to kernel and gateway, and what the latter says."""
+    kernel_link = await connect_unix(house.config.kernel_socket)
+    welcomed = asyncio.Event()
+    kernel_link.receive(lambda _: welcomed.set(), lambda: None)
+    kernel_link.send(m.encode(hello()))
+    await welcomed.wait()
+    link, heard = await visitor(house)
+    link.send(m.encode(hello()))
+    await house.wait_until_ready()
+    return kernel_link, link, heard
+
+
+def test_a_worker_that_does_not_read_is_cut_off_all_the_same(tmp_path: Path) -> None:
+    """What lies unread in its link must not keep the link, and its runs, alive."""
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(hang(), "hang")
+        kernel_link, link, _ = await only_worker(house)
+        assert link._transport is not None
+        link._transport.pause_reading()
+        run = await client.start("hang", "x" * (3 << 20))
+        link.send(m.encode(m.Kill(1, "a worker does not send this")))
+        last = await asyncio.wait_for(final(client.events(run)), 5)
+        assert last["reason"] == "the worker that ran it died"
+        assert house.gateway.services.runs.workers.workers == {}
+        kernel_link.close()
+
+    in_house(tmp_path, scenario, worker=False)
+
+
+def test_empty_log_lines_count_too(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(hang(), "hang")
+        kernel_link, link, heard = await only_worker(house)
+        run = await client.start("hang")
+        while not isinstance(start := await asyncio.wait_for(heard.get(), 5), m.Start):
+            pass
+        link.send(m.encode(m.Logs([[start.instance, 1, b""]] * 100_000)))
+        link.send(m.encode(m.Ended(start.instance, "exited", 0, "", {})))
+        kinds = [event.kind async for event in client.events(run)]
+        assert 0 < kinds.count("log") <= RUN_LOG_BYTES_MAX // 16 + 3
         link.close()
         kernel_link.close()
 
