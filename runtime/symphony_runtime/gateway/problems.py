@@ -16,6 +16,7 @@ from typing import Any
 from aiohttp import web
 
 _log = logging.getLogger(__name__)
+_CLIENT_GONE = 499  # nobody gets to see it
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -90,11 +91,15 @@ async def problems_middleware(request: web.Request, handler: Handler) -> web.Str
         return problem.response()
     except web.HTTPException as error:
         return _of_framework(error).response()
-    except ConnectionError:
-        raise  # the client went away in the middle of a stream: nobody is there to answer
-    except Exception:
+    except Exception as error:
+        if isinstance(error, ConnectionError) and _has_gone(request):
+            return web.Response(status=_CLIENT_GONE)  # in the middle of a stream or of its body
         _log.exception("%s %s failed", request.method, request.path)
         return Problem(500, "internal", "the server made a mistake; its log says which").response()
+
+
+def _has_gone(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 def _of_framework(error: web.HTTPException) -> Problem:

@@ -14,6 +14,7 @@ from symphony_runtime.gateway.app import build_app
 from symphony_runtime.gateway.openapi import build_document
 from symphony_runtime.gateway.routes import ROUTES, Access
 
+from tests.e2e import programs as guests
 from tests.support.house import House
 
 LATER = ("/", "/metrics", "/v1/models", "/v1/runs/x/trace", "/v1/admin/tenants")
@@ -157,3 +158,30 @@ def test_a_body_that_is_too_large_is_not_read(tmp_path: Path) -> None:
             assert (await problem_of(response))["limit"] == PROGRAM_BYTES_MAX
 
     ask(tmp_path, scenario)
+
+
+def test_a_client_that_goes_away_is_nothing_to_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
+        async def leave(request: str, body: bytes, until: bytes) -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", house.gateway.port)
+            key = f"Host: x\r\nAuthorization: Bearer {house.key}\r\n"
+            writer.write(f"{request} HTTP/1.1\r\n{key}Content-Length: 999\r\n\r\n".encode() + body)
+            if until:
+                await reader.readuntil(until)
+            writer.close()
+
+        async with house.client() as client:
+            await client.upload(guests.PARROT_WASM, "parrot")
+            run = await client.start("parrot")
+            await leave(f"GET /v1/runs/{run}/events", b"x" * 999, b"running")
+            await leave("POST /v1/programs", b"\0asm", b"")
+            await asyncio.sleep(0.1)
+            await client.send(run, b"to nobody", close=True)
+            events = [event.kind async for event in client.events(run)]
+        assert events == ["status", "message", "log", "usage", "status"]
+
+    with caplog.at_level("WARNING"):
+        ask(tmp_path, scenario)
+    assert [record.getMessage() for record in caplog.records] == []
