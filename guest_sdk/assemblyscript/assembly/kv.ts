@@ -184,7 +184,7 @@ export class KvFile {
     return success(tokens);
   }
 
-  /** Names the file for the tenant's other runs. */
+  /** Names what the file holds now, for the tenant's other runs; what it gets later is not the name's. */
   save(path: string, flags: u32 = 0): Errno {
     if (!this.ok) return errnoOf(this.handle);
     const name = encodeUtf8(path);

@@ -245,7 +245,7 @@ impl KvFile {
         Ok(out)
     }
 
-    /// Names the file.
+    /// Names what the file holds now; what it gets later is not the name's.
     pub fn save(&self, path: &str, how: Save) -> Result<()> {
         let result = unsafe { raw::kv_save(self.handle, path.as_ptr(), path.len(), how.0 as i32) };
         check("kv_save", result).map(drop)

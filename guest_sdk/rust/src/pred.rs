@@ -206,7 +206,7 @@ impl<'a, P> Pred<'a, P> {
         self
     }
 
-    /// Adds to the logits of these tokens.
+    /// Adds finite numbers to the logits of these tokens; `allow` rules tokens out.
     pub fn bias(mut self, bias: &'a [(u32, f32)]) -> Self {
         self.bias = bias;
         self

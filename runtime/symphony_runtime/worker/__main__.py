@@ -149,7 +149,7 @@ def main() -> None:
     logging.basicConfig(
         stream=sys.stderr,
         level=logging.INFO,
-        format="%(asctime)s %(name)s %(levelname)s %(message)s",
+        format="%(levelname)s %(name)s: %(message)s",
     )
     asyncio.run(serve(WorkerConfig.parse(sys.stdin.buffer.readline().decode())))
 
