@@ -449,6 +449,7 @@ def test_a_worker_that_does_not_read_is_cut_off_all_the_same(tmp_path: Path) -> 
         last = await asyncio.wait_for(final(client.events(run)), 5)
         assert last["reason"] == "the worker that ran it died"
         assert house.gateway.services.runs.workers.workers == {}
+        link.abort()
         kernel_link.close()
 
     in_house(tmp_path, scenario, worker=False)
