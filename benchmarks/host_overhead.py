@@ -1,6 +1,6 @@
 """What the host costs a pred: a real kernel and a real worker, and a device that takes no time.
 
-    python benchmarks/host_overhead.py [--lips 1,16,256,4096] [--json] [--profile DIR]
+    python -m benchmarks.host_overhead [--lips 1,16,256,4096] [--json] [--profile DIR]
 
 The kernel's executor is the simulated one with every cost zero, so all that is measured is the way
 of a pred: guest, worker, socket, kernel, scheduler, and back. This script plays the gateway. Each
