@@ -130,10 +130,11 @@ class Run:
         if self.messages > RUN_MESSAGES_MAX:
             raise limit_broken(f"output limit: it sent more than {RUN_MESSAGES_MAX} messages")
 
-    def count_memory(self, change: int) -> None:
+    def count_memory(self, change: int, *, measured: bool = True) -> None:
         """Charge a change of an instance's memory; past the tree's limit the run ends."""
         self.memory_bytes += change
-        self.memory_peak = max(self.memory_peak, self.memory_bytes)
+        if measured:
+            self.memory_peak = max(self.memory_peak, self.memory_bytes)
         if self.memory_bytes > RUN_TREE_MEMORY_BYTES_MAX:
             raise limit_broken(
                 "memory limit: it and its children hold more than "
@@ -421,6 +422,12 @@ class Instance:
         change, self.memory_bytes = size - self.memory_bytes, size
         self.memory_peak = size
         self.run.count_memory(change)
+
+    def assume_memory(self) -> None:
+        """Until it is measured next: it may hold as much as its limit lets it."""
+        most = self.run.memory_limit
+        change, self.memory_bytes = most - self.memory_bytes, most
+        self.run.count_memory(change, measured=False)
 
     def elapsed_ms(self) -> int:
         """Whole milliseconds since it started; a microsecond's grace for what floats lose."""

@@ -444,6 +444,8 @@ class Worker:
                 if now() > until:
                     return True
             elif state == PREEMPTED:
+                if not fiber.base:  # its start function computes: nobody can look at its memory yet
+                    lip.assume_memory()
                 if now() - began > _SPURIOUS_S:
                     return True
                 began = -1.0  # once

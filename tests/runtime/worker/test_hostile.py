@@ -281,6 +281,34 @@ def test_the_memory_of_a_whole_family_is_limited(then: str) -> None:
     rigged(test)
 
 
+def test_the_memory_of_start_functions_counts_too() -> None:
+    async def test(rig: Rig) -> None:
+        start = "(func $grow (drop (memory.grow (i32.const 1000))) (loop $l (br $l))) (start $grow)"
+        rig.add(module('(func (export "_start"))', start), "child")
+        packed = msgpack.packb({"program": "child", "input": b""})
+        spawn = f"(call $await (call $spawn (i32.const 100) (i32.const {len(packed)})))"
+        wait = "(call $await (call $recv)) (i32.const 0)"
+        ended = await rig.run(main(5 * spawn + wait, data(100, packed)))
+        assert ended.status == "killed"
+        assert ended.reason.startswith("memory limit: it and its children")
+        # What was only assumed is not told.
+        ended = await rig.run(LOOP_START, limits={"cpu_ms": 20})
+        assert ended.usage["peak_memory_bytes"] == 2 << 16
+
+    rigged(test)
+
+
+def test_an_import_as_the_entry_harms_nobody() -> None:
+    """The engine calls the host without a guest; looking for its memory once ended the process."""
+
+    async def test(rig: Rig) -> None:
+        entry = '(export "lip_main" (func $kv_create))'
+        assert (await rig.run(module(entry))).status == "exited"
+        assert (await rig.run(DECODE, bytes([2]))).status == "exited"
+
+    rigged(test)
+
+
 def test_large_calls_wait_for_who_reads_them() -> None:
     async def test(rig: Rig) -> None:
         program = main(
