@@ -293,7 +293,7 @@ def test_the_memory_of_start_functions_counts_too() -> None:
         assert ended.reason.startswith("memory limit: it and its children")
         # What was only assumed is not told.
         ended = await rig.run(LOOP_START, limits={"cpu_ms": 20})
-        assert ended.usage["peak_memory_bytes"] == 2 << 16
+        assert ended.usage["peak_memory_bytes"] < LIMITS["memory_bytes"]
 
     rigged(test)
 
