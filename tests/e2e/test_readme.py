@@ -1,39 +1,79 @@
-"""The first page's program and commands, as a newcomer copies them."""
+"""The first page does as it says: its commands are run as they stand, in one shell."""
 
-import json
 import re
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
-from symphony_runtime.projects import build, new
+import pytest
 
-from tests.support.server import RunningServer
+from tests.support.server import REPOSITORY, RunningServer
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+README = (REPOSITORY / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)
+PROGRAM = next(text for language, text in BLOCKS if language == "rust")
+COMMANDS = [text for language, text in BLOCKS if language == ""]
 
 
-def test_the_first_lip_runs_as_the_page_says(server: RunningServer, tmp_path: Path) -> None:
-    project = new("hello", "rust", tmp_path)
-    (program,) = re.findall(r"```rust\n(.*?)```", README, re.DOTALL)
-    (project / "src" / "lib.rs").write_text(program)
-    assert build(project) == project / "build" / "hello.wasm"
+def block(word: str) -> str:
+    """Return the one block of commands with `word` in it."""
+    found: list[str] = [text for text in COMMANDS if word in text]
+    assert len(found) == 1, word
+    return found[0]
 
-    (command,) = re.findall(r"^symphony (run .*?)(?: +#.*)?$", README, re.MULTILINE)
-    said = subprocess.run(
-        [sys.executable, "-m", "symphony_runtime.cli", *command.split()],
-        cwd=project, env=server.environment, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    starts = [line.partition("(")[0] for line in said.splitlines() if line.startswith("def ")]
-    assert starts == ["def read", "def write", "def main"]
 
-    curls = "\n".join(re.findall(r"^curl .*$", README, re.MULTILINE))
+def start() -> str:
+    """Return the commands that make the project, in this clone."""
+    return block("symphony new").replace("/path/to/this/clone", str(REPOSITORY))
+
+
+def path() -> str:
+    """Return the one that makes `symphony` known."""
+    return start().splitlines()[0]
+
+
+def run(script: str, server: RunningServer, folder: Path) -> str:
     done = subprocess.run(
-        ["bash", "-euc", curls.replace("http://127.0.0.1:8700", server.url)],
-        cwd=project, env=server.environment | {"KEY": server.key},
-        capture_output=True, text=True, check=True,
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=folder, env=server.environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    uploaded, events = done.stdout.split("}", 1)
-    assert json.loads(uploaded + "}")["name"] == "hello"
-    assert events.count("event: message\n") == 3
-    assert '"status":"exited","exit_code":0' in events
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def hello(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's program in the page's project, built."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    run(start(), server, folder)
+    (folder / "hello/src/lib.rs").write_text(PROGRAM)
+    run(f"{path()}\nsymphony build", server, folder / "hello")
+    return folder / "hello"
+
+
+def test_the_two_commands_are_there() -> None:
+    targets = re.findall(r"^make (\w+)", "\n".join(COMMANDS), re.MULTILINE)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_a_first_lip_is_twenty_lines() -> None:
+    assert len(PROGRAM.splitlines()) <= 25
+
+
+def test_the_first_lip_runs(server: RunningServer, hello: Path) -> None:
+    commands = block("symphony serve").splitlines()
+    assert commands[0].startswith("symphony serve &")  # it serves already
+    said = run("\n".join([path(), *commands[2:]]), server, hello)
+    assert all(f"def {name}(" in said for name in ("read", "write", "main"))
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed here")
+def test_the_first_lip_runs_over_plain_http(server: RunningServer, hello: Path) -> None:
+    commands = block("curl ").replace("http://127.0.0.1:8700", server.url)
+    commands = re.sub(r"\$\(cat [^)]*\)", f"$(cat '{server.data_dir}/default.key')", commands)
+    said = run(commands, server, hello)
+    assert '"id":' in said.replace(" ", "")
+    assert "event: message" in said
+    assert '"exited"' in said
