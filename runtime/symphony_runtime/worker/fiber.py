@@ -129,6 +129,7 @@ TRAP_WORDS: dict[TrapCode, str] = {
     TrapCode.NULL_REFERENCE: "use of a null reference",
 }
 _TRAP_FRAMES_MAX = 3  # function names that a reason tells
+_TRAP_NAME_MAX = 200  # characters of each
 
 
 class HostFault(Exception):  # noqa: N818 - the name says whose fault it is
@@ -508,9 +509,15 @@ def _trapped(trap_at: int) -> End:
     words = TRAP_WORDS.get(code, "") if code is not None else ""
     if not words:
         words = str(code.name if code else trap.message.splitlines()[0]).lower().replace("_", " ")
-    names = [frame.func_name for frame in trap.frames[:_TRAP_FRAMES_MAX]]
-    where = ", called by ".join(name for name in names if name)
+    names = [frame.func_name or "" for frame in trap.frames[:_TRAP_FRAMES_MAX]]
+    where = ", called by ".join(_readable(name) for name in names if name)
     return End(EndKind.TRAPPED, words=f"{words} (in {where})" if where else words)
+
+
+def _readable(name: str) -> str:
+    """Return a name as a reason tells it: a program may give its functions any, of megabytes."""
+    cut = name[:_TRAP_NAME_MAX]
+    return "".join(c if c.isprintable() else "?" for c in cut) + ("..." if cut != name else "")
 
 
 def _refused(message: str) -> End:

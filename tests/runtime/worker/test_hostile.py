@@ -160,6 +160,18 @@ def test_traps_end_with_words() -> None:
     rigged(test)
 
 
+def test_the_names_of_a_program_do_not_fill_the_link() -> None:
+    """Three of them stand in a reason; a frame beyond its limit would cut the worker off."""
+
+    async def test(rig: Rig) -> None:
+        name = "$" + 12_000_000 * "x"
+        ended = await rig.run(main(f"(call {name})", f"(func {name} (result i32) unreachable)"))
+        assert (ended.status, len(ended.reason) < 1000) == ("trapped", True)
+        assert ended.reason.startswith("unreachable instruction (in xxxx")
+
+    rigged(test)
+
+
 def test_cpu_time_is_limited_and_waiting_costs_none() -> None:
     async def test(rig: Rig) -> None:
         ended = await rig.run(SPIN, limits={"cpu_ms": 50})
