@@ -16,6 +16,7 @@ TENANT_HANDLES_MAX = 1 << 20  # of all its instances
 LIST_ITEMS_MAX = 4_096  # named files of one kv_list: more is EFBIG, ask with a longer prefix
 PATH_BYTES_MAX = 1_024  # of a KV file's name
 NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
+EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
 
 # --- pred (kernel) -------------------------------------------------------------------------------
@@ -66,6 +67,8 @@ TABLES_MAX = 4  # of one instance
 CANCEL_MS_MAX = 100  # from the request to the end of the run
 WORKER_INSTANCES_MAX = 12_000  # measured: 30,000 exhaust vm.max_map_count
 TOKENIZE_BYTES_MAX = 1 << 20
+CHAT_DEPTH_MAX = 16  # of maps and lists in one conversation
+IOVECS_MAX = 1_024  # of one WASI write
 RANDOM_BYTES_MAX = 1 << 16
 WAIT_TICKETS_MAX = RUN_TICKETS_MAX
 

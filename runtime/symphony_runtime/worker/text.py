@@ -15,13 +15,13 @@ import numpy as np
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import CHAT_DEPTH_MAX
 from tokenizers import Tokenizer
 
 # Characters that stand for nothing (Unicode noncharacters): one that a conversation does not
 # contain splits the spellings of special tokens in it while the template is filled.
 _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
-_DEPTH_MAX = 16  # of maps and lists in one conversation
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "\u2581"
 
@@ -202,7 +202,7 @@ def _strings(value: Any, depth: int = 0) -> list[str]:
     """Return every string in msgpack data; EINVAL for bytes and for data nested too deep."""
     if isinstance(value, str):
         return [value]
-    if isinstance(value, bytes | msgpack.ExtType) or depth > _DEPTH_MAX:
+    if isinstance(value, bytes | msgpack.ExtType) or depth > CHAT_DEPTH_MAX:
         raise SyscallError(Errno.EINVAL, "messages hold text, in a few levels")
     if isinstance(value, dict):
         value = list(value.values())

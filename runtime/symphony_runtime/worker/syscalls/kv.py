@@ -4,14 +4,13 @@ from typing import Any
 
 import numpy as np
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, PATH_BYTES_MAX
+from symphony_kernel.protocol.limits import EXTRACT_RANGES_MAX, FILE_ENTRIES_MAX, PATH_BYTES_MAX
 from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.handles import ALL_RIGHTS, APPEND, READ, SAVE, TRUNCATE
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import arguments
 
-_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 _CALL_ENTRIES = 32  # to copy, which cost the kernel about what a call does
 _SAVE_REPLACE, _SAVE_FLAGS = 1, 7
 
@@ -49,8 +48,8 @@ def kv_extract(lip: Instance, kv: int, ranges: int, count: int) -> int | None:
     """A new file of the entries in (start, end) u32 pairs."""
     lip.fiber.check(ranges, 8 * count)
     rights = lip.handles.require(kv, READ)
-    if count > _RANGES_MAX:
-        raise SyscallError(Errno.EFBIG, f"{count} ranges, limit {_RANGES_MAX}")
+    if count > EXTRACT_RANGES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{count} ranges, limit {EXTRACT_RANGES_MAX}")
     pairs = lip.fiber.read(ranges, 8 * count)
     handle = lip.handles.allocate(rights)
     ends = np.frombuffer(pairs, "<u4")

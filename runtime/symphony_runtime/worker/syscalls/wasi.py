@@ -7,14 +7,13 @@ import struct
 from collections.abc import Callable
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RANDOM_BYTES_MAX
+from symphony_kernel.protocol.limits import IOVECS_MAX, MESSAGE_BYTES_MAX, RANDOM_BYTES_MAX
 
 from symphony_runtime.worker.instance import TRAPPED, TRAPPED_CODE, Ending, Instance
 
 SUCCESS, BADF, FAULT, INVAL, TOO_BIG = 0, 8, 21, 28, 1
 _STDOUT, _STDERR = 1, 2
 _LOG_INFO = 1
-_IOVECS_MAX = 1_024
 _REALTIME, _MONOTONIC = 0, 1
 _NANOSECONDS_A_MS = 1_000_000
 _WORDS_MAX = 512  # characters of an abort's message that a reason tells
@@ -38,7 +37,7 @@ def fd_write(lip: Instance, fd: int, iovs: int, count: int, written: int) -> int
     """1 is `send`, 2 is `log`, nothing else is open."""
     if fd not in (_STDOUT, _STDERR):
         return BADF
-    if count > _IOVECS_MAX:
+    if count > IOVECS_MAX:
         return INVAL
     lip.fiber.check(written, 4)
     words = struct.unpack(f"<{2 * count}I", lip.fiber.read(iovs, 8 * count))
