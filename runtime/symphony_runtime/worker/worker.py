@@ -102,6 +102,7 @@ class Worker:
         self._messages: list[list[Any]] = []
         self._messages_bytes = 0
         self._lines: list[list[Any]] = []
+        self._lines_bytes = 0
         self._asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
         self._stages = count(1)
@@ -293,6 +294,9 @@ class Worker:
     def log(self, instance: int, level: int, data: bytes) -> None:
         """Put a line into this turn's Logs."""
         self._lines.append([instance, level, data])
+        self._lines_bytes += len(data) + 16
+        if self._lines_bytes > _FRAME_BYTES:
+            self._flush_lines()
 
     def received(self, instance: int, size: int) -> None:
         """Tell the gateway that the program has received a message of `size` bytes."""
@@ -515,8 +519,7 @@ class Worker:
         if self._messages:
             self._flush_output()
         if self._lines:
-            lines, self._lines = self._lines, []
-            self._send(m.Logs(lines))
+            self._flush_lines()
 
     def _flush_calls(self) -> None:
         calls, self._calls, self._calls_bytes = self._calls, [], 0
@@ -528,6 +531,10 @@ class Worker:
     def _flush_output(self) -> None:
         messages, self._messages, self._messages_bytes = self._messages, [], 0
         self._send(m.Output(messages))
+
+    def _flush_lines(self) -> None:
+        lines, self._lines, self._lines_bytes = self._lines, [], 0
+        self._send(m.Logs(lines))
 
 
 def _memory_words(lip: Instance) -> str:
