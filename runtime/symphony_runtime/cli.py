@@ -138,7 +138,8 @@ async def _run(client: Client, options: argparse.Namespace) -> int:
         with _progress(f"checking and compiling {path.name}"):
             program = (await client.upload(_read(path), path.stem))["id"]
     wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
-    wanted |= {k: getattr(options, k) for k in ("entry", "priority") if getattr(options, k)}
+    given = {name: getattr(options, name) for name in ("entry", "priority")}
+    wanted |= {name: value for name, value in given.items() if value is not None}
     with _progress(f"starting {options.program}"):
         run = await client.start(program, **wanted)
     if options.detach:
@@ -536,7 +537,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--limit", type=_limit, action="append", default=[], metavar="NAME=NUMBER",
         help="lower a limit: wall_ms, cpu_ms, memory_bytes, tokens, kv_tokens",
     )  # fmt: skip
-    run.add_argument("--priority", type=int)
+    run.add_argument("--priority", type=int, help="0 to 7; a step doubles the share; default 4")
     run.add_argument("--detach", action="store_true", help="only start it, print its id")
     run.add_argument("-i", "--interactive", action="store_true", help="stdin's lines are messages")
     run.add_argument("-l", "--lines", action="store_true", help="end each message with a newline")

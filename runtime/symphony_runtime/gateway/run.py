@@ -29,7 +29,7 @@ LIMITS_MAX: dict[str, int] = {
     "kv_tokens": RUN_KV_TOKENS_MAX,
 }
 PRIORITY_MAX = 7
-PRIORITY_DEFAULT = 4
+PRIORITY_DEFAULT = 4  # each step above doubles a run's share of its tenant's service
 LIVE = ("queued", "running")
 FINAL = ("exited", "trapped", "killed", "failed")
 USAGE_KEYS = (

@@ -40,6 +40,7 @@ from symphony_runtime.gateway.problems import Problem, bad_request, not_found, u
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.run import (
     FINAL,
+    PRIORITY_DEFAULT,
     USAGE_KEYS,
     Record,
     RunRequest,
@@ -330,7 +331,8 @@ class Runs:
             KernelAwayError, SyscallError: as the link does.
         """
         limits = run.record.limits
-        options = {"weight": 1.0, "kv_tokens": limits["kv_tokens"], "tokens": limits["tokens"]}
+        weight = 2.0 ** (run.record.priority - PRIORITY_DEFAULT)
+        options = {"weight": weight, "kv_tokens": limits["kv_tokens"], "tokens": limits["tokens"]}
         tenant, worker = run.record.tenant, run.worker.name
         await self.kernel.register(instance, tenant, worker, parent, stage, options)
 

@@ -46,6 +46,22 @@ async def final(events: AsyncIterator[Event]) -> dict[str, Any]:
     return [event async for event in events][-1].data
 
 
+def test_a_priority_is_a_share_of_the_tenants_service(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(hang(), "hang")
+        for priority in (0, 4, 7):
+            await client.start("hang", priority=priority)
+        await client.start("hang")
+        runs = house.gateway.services.runs._instances
+        lips = [house.kernel._processes.get(instance) for instance in runs]
+        assert [lip.lip.weight for lip in lips if lip] == [1 / 16, 1, 8, 1]
+        with pytest.raises(ServerError) as refused:
+            await client.start("hang", priority=8)
+        assert refused.value.status == 400
+
+    in_house(tmp_path, scenario)
+
+
 # --- Refusals ------------------------------------------------------------------------------------
 def test_limits_of_live_runs(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
