@@ -149,8 +149,14 @@ def read_place(path: Path) -> ServerPlace | None:
         return None
 
 
-def remove_place(path: Path, pid: int) -> None:
-    """Remove the file if it is about the server of this process."""
+def remove_place(path: Path, pid: int, former: ServerPlace | None = None) -> None:
+    """Remove the file if it is about the server of this process.
+
+    `former` is what stood there before: it stands there again if that server has not ended.
+    """
     place = read_place(path)
-    if place is not None and place.pid == pid:
-        path.unlink(missing_ok=True)
+    if place is None or place.pid != pid:
+        return
+    path.unlink(missing_ok=True)
+    if former is not None and read_place(former.key_file.with_name("server.json")) == former:
+        write_place(path, former)

@@ -29,6 +29,7 @@ from typing import Any
 from symphony_runtime.config import (
     ServeOptions,
     ServerPlace,
+    read_place,
     remove_place,
     user_server_file,
     write_place,
@@ -232,6 +233,7 @@ class Supervisor:
         self._gateway = self._roles[-1]
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._former: ServerPlace | None = None  # the server that this user's commands spoke to
 
     async def run(self) -> None:
         """Serve until a signal, then drain.
@@ -256,7 +258,7 @@ class Supervisor:
             for role in self._roles:
                 role.kill()
             await asyncio.gather(*keepers, serving, return_exceptions=True)
-            remove_place(user_server_file(), os.getpid())
+            remove_place(user_server_file(), os.getpid(), self._former)
             remove_place(self._options.data_dir / "server.json", os.getpid())
 
     async def _serve(self) -> None:
@@ -283,6 +285,7 @@ class Supervisor:
         url = f"http://{shown}:{port}"
         place = ServerPlace(url, data_dir / "default.key", os.getpid())
         write_place(data_dir / "server.json", place)
+        self._former = read_place(user_server_file())
         write_place(user_server_file(), place)
         key = self._gateway.about.get("default_key")
         if key is not None:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.config import ServeOptions, read_options, read_place
+from symphony_runtime.config import (
+    ServeOptions,
+    ServerPlace,
+    read_options,
+    read_place,
+    remove_place,
+    write_place,
+)
 from symphony_runtime.supervisor import (
     Console,
     Role,
@@ -160,6 +167,24 @@ def test_one_data_directory_has_one_server(tmp_path: Path) -> None:
         assert place.pid == server.process.pid
         assert (tmp_path / "state" / "symphony" / "server.json").exists()
     assert not (tmp_path / "state" / "symphony" / "server.json").exists()
+
+
+def test_commands_find_the_newest_server_that_runs(tmp_path: Path) -> None:
+    known = tmp_path / "server.json"
+    first, second = (
+        ServerPlace(f"http://127.0.0.1:{pid}", tmp_path / str(pid) / "default.key", pid)
+        for pid in (1, 2)
+    )
+    own = first.key_file.with_name("server.json")
+    write_place(own, first)
+    for ended in (False, True):
+        write_place(known, second)
+        if ended:
+            own.unlink()
+        remove_place(known, 1, None)
+        assert read_place(known) == second
+        remove_place(known, 2, first)
+        assert read_place(known) == (None if ended else first)
 
 
 def test_a_configuration_that_cannot_be_served_ends_at_once(tmp_path: Path) -> None:
