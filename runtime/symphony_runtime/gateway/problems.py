@@ -56,7 +56,8 @@ class Problem(Exception):  # noqa: N818 - the RFC's word
         """Return the answer."""
         return web.Response(
             status=self.status,
-            body=json.dumps(self.document(), ensure_ascii=False).encode(),
+            # ASCII: it may repeat what was asked, and that need not be Unicode (lone surrogates).
+            body=json.dumps(self.document()).encode(),
             content_type="application/problem+json",
             headers=self.headers,
         )

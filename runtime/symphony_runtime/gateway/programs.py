@@ -337,7 +337,7 @@ def _cursor(after: str) -> tuple[int, str]:
     if not after:
         return 1 << 62, ""
     created, _, program_id = after.partition(".")
-    if not created.isdigit():
+    if not (created.isascii() and created.isdigit() and len(created) < 19):
         raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
     return int(created), program_id
 

@@ -96,6 +96,7 @@ class Store:
         """
         self._loop = asyncio.get_running_loop()
         self._path = path
+        path.touch(mode=0o600)  # before SQLite makes it, and its log with the same rights
         self._writer_connection = _connect(path)
         _migrate(self._writer_connection, path)
         self._reader_connection = _connect(path)

@@ -1,5 +1,6 @@
 """What the body of a request for a run may say."""
 
+import json
 from typing import Any
 
 import pytest
@@ -89,3 +90,11 @@ def test_usage_has_every_key() -> None:
     usage = merge_usage({"cpu_ms": 3, "wall_ms": 4}, {"prompt_tokens": 5})
     assert (usage["cpu_ms"], usage["prompt_tokens"], usage["syscalls"]) == (3, 5, 0)
     assert len(usage) == 8
+
+
+def test_a_problem_may_repeat_what_is_no_unicode() -> None:
+    with pytest.raises(Problem) as refused:
+        parse_request({"\ud800": 1})
+    body = refused.value.response().body
+    assert isinstance(body, bytes)
+    assert json.loads(body)["unknown"] == ["\ud800"]

@@ -33,6 +33,20 @@ def test_writes_that_come_together_share_a_commit(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+def test_nobody_else_may_read_its_files(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "db")
+        await store.write(insert("a", 1))
+        assert modes(tmp_path) == {"db": 0o600, "db-wal": 0o600, "db-shm": 0o600}
+        await store.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         store = Store(tmp_path / "db")
