@@ -73,7 +73,12 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
         stack.callback(linking.cancel)
         services = Services(keys, programs, runs, store, channels)
         app = build_app(services)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
+            auto_decompress=False,  # a bomb would be unpacked before its sender has shown a key
+        )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         port = await _listen(runner, config)

@@ -10,7 +10,7 @@ from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
-from symphony_runtime.gateway.problems import bad_request, too_large
+from symphony_runtime.gateway.problems import Problem, bad_request, too_large
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store
@@ -50,8 +50,10 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
     """Return the body.
 
     Raises:
-        Problem: 413, it is larger than `limit` bytes; no more than that is read.
+        Problem: 413, it is larger than `limit` bytes; no more than that is read. 415, it is packed.
     """
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Problem(415, "packed-body", "a body must come as it is, without Content-Encoding")
     if (request.content_length or 0) > limit:
         raise too_large(what, limit)
     body = bytearray()

@@ -22,6 +22,7 @@ _PROBLEMS = {
     405: "the path does not take this method",
     409: "the run has ended",
     413: "the body is too large",
+    415: "the body is packed (Content-Encoding)",
     426: "the request is no WebSocket handshake",
     429: "over the tenant's quota; see Retry-After",
     500: "the server made a mistake",

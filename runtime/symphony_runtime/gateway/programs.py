@@ -291,7 +291,8 @@ class Programs:
 
     def _write_files(self, tenant: str, digest: str, wasm: bytes, compiled: Compiled) -> None:
         folder = self._root / tenant
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for private in (self._root, folder):
+            private.mkdir(exist_ok=True, mode=0o700)
         for stale in folder.glob(f"{digest}.*.cwasm"):
             stale.unlink(missing_ok=True)
         _write_durably(self._wasm_path(tenant, digest), wasm)

@@ -1,7 +1,9 @@
 """The route table, the application and the OpenAPI document are one."""
 
 import asyncio
+import gzip
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +144,23 @@ def test_a_wrong_request_gets_its_problem(
             assert (await problem_of(response))["type"] == f"urn:symphony:problem:{kind}"
             if status == 405:
                 assert response.headers["Allow"] == "GET"
+
+    ask(tmp_path, scenario)
+
+
+def test_a_packed_body_is_refused_and_not_unpacked(tmp_path: Path) -> None:
+    """Whether or not its sender has a key: 200 KB of it are 200 MB and a third of a second."""
+
+    async def scenario(house: House, session: aiohttp.ClientSession) -> None:
+        bomb = gzip.compress(bytes(128 << 20))
+        url, packed = f"{house.url}/v1/programs", {"Content-Encoding": "gzip"}
+        began = time.process_time()
+        for key, status in ((house.key, 415), ("nobody's", 401)):
+            headers = {"Authorization": f"Bearer {key}", **packed}
+            async with session.post(url, data=bomb, headers=headers) as response:
+                assert response.status == status, await response.text()
+                await problem_of(response)
+        assert time.process_time() - began < 0.1
 
     ask(tmp_path, scenario)
 
