@@ -34,6 +34,7 @@ STEP_TOKENS_MAX = 512  # new tokens of one step: bounds how long a prefill chunk
 STEP_ROWS_MAX = 256  # sequences of one step
 BATCH_WAIT_SHARE_MAX = 0.1  # of the last step's time: how long a launch waits for answers to come
 BATCH_WAIT_MS_MAX = 2.0
+BATCH_AHEAD_SHARE_MAX = 0.5  # the same of a step that goes behind one that computes
 PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two looks at whose turn it is, within a step
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM

@@ -7,7 +7,11 @@ due, and all of them end at a small share of the last step's time.
 
 from dataclasses import dataclass
 
-from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX
+from symphony_kernel.protocol.limits import (
+    BATCH_AHEAD_SHARE_MAX,
+    BATCH_WAIT_MS_MAX,
+    BATCH_WAIT_SHARE_MAX,
+)
 
 _REMEMBERED_SECONDS_MAX = 10 * BATCH_WAIT_MS_MAX / 1000  # slower answers all count as this slow
 
@@ -47,11 +51,13 @@ class Answers:
         self._lips: dict[int, _Past] = {}
         self._expected: set[int] = set()
         self._bound = 0.0
+        self._ahead_bound = 0.0
 
     def stepped(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
         """A step has ended; `replies` says how many each of its LIPs got."""
         self._expected = set(replies)
         self._bound = now + min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
+        self._ahead_bound = now + step_seconds * BATCH_AHEAD_SHARE_MAX
         for root, count in replies.items():
             past = self._lips.get(root)
             if past is None:
@@ -73,15 +79,19 @@ class Answers:
         self._lips.pop(root, None)
         self._expected.discard(root)
 
-    def wait_seconds(self, now: float) -> float:
-        """Return how much longer a launch should wait; 0 when nobody is about to answer."""
-        if not self._expected or now >= self._bound:
+    def wait_seconds(self, now: float, *, ahead: bool = False) -> float:
+        """Return how much longer a launch should wait; 0 when nobody is about to answer.
+
+        `ahead`: of a step that goes behind one that computes, which may wait for longer.
+        """
+        bound = self._ahead_bound if ahead else self._bound
+        if not self._expected or now >= bound:
             return 0.0
         latest = now
         for root in self._expected:
             due = self._lips[root].due()
             if due is None:
-                return self._bound - now
-            if due <= self._bound:
+                return bound - now
+            if due <= bound:
                 latest = max(latest, due)
         return latest - now

@@ -139,11 +139,14 @@ class Scheduler:
         self._turn = None
         if not self._queue.works or len(self._steps) >= _STEPS_AHEAD_MAX:
             return None
-        if self._steps and not self._next_is_full():
+        ahead, full = bool(self._steps), self._next_is_full()
+        if ahead and not full:
             return None
         now = self._clock.now()
-        wait = 0.0 if self._steps else self._answers.wait_seconds(now)
-        return wait if wait > _SOON_SECONDS and not self._next_is_full() else self._form(now)
+        # A full step need not wait for answers. But while another computes its wait costs nothing,
+        # and who is about to answer may have a better claim than those who fill it.
+        wait = self._answers.wait_seconds(now, ahead=ahead) if ahead or not full else 0.0
+        return wait if wait > _SOON_SECONDS else self._form(now)
 
     def complete(self, step: Step, results: Sequence[bytes | SyscallError]) -> None:
         """Take the results of the oldest step, in the order of its rows."""

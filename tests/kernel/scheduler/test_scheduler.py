@@ -312,6 +312,28 @@ def test_a_full_step_is_launched_behind_the_one_that_computes() -> None:
     assert (row.start, len(row.tokens)) == (STEP_TOKENS_MAX, STEP_TOKENS_MAX)
 
 
+def test_a_full_step_behind_another_leaves_room_for_who_is_about_to_answer() -> None:
+    bench = Bench()
+    for _ in range(4):
+        bench.submit(1, STEP_TOKENS_MAX)
+    bench.submit(2, 1)
+    first, second = bench.scheduler.poll(), bench.scheduler.poll()
+    assert isinstance(first, Step)
+    assert isinstance(second, Step)
+    assert 2 in {part.work.root for part in first.parts}
+    bench.clock.run(bench.clock.sleep(10 / MS))
+    bench.scheduler.complete(first, [bytes(8) for _ in first.parts])
+    wait = bench.scheduler.poll()
+    assert isinstance(wait, float), "the second computes: there is time to hear from LIP 2"
+    bench.submit(2, 1)
+    third = bench.scheduler.poll()
+    if isinstance(third, float):
+        bench.clock.run(bench.clock.sleep(third))
+        third = bench.scheduler.poll()
+    assert isinstance(third, Step)
+    assert 2 in {part.work.root for part in third.parts}
+
+
 def test_a_step_that_is_not_full_is_formed_when_the_device_is_free() -> None:
     bench = Bench()
     bench.submit(1, 5)
