@@ -2,10 +2,6 @@
 
 import asyncio
 import json
-import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,28 +80,6 @@ def test_best_of_n_sends_the_likeliest(server: RunningServer) -> None:
     assert answer["scores"][answer["best"]] == max(s for s in answer["scores"] if s is not None)
     again, _ = play(server, built(EXAMPLES / "best_of_n"), told["input"])
     assert again["messages"] == result["messages"]
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "guest_sdk/assemblyscript/README.md",
-        "examples/best_of_n/README.md",
-        "examples/parallel_suffixes/README.md",
-    ],
-)
-def test_the_commands_of_the_pages_work(server: RunningServer, tmp_path: Path, page: str) -> None:
-    (tmp_path / "examples").symlink_to(EXAMPLES)
-    symphony = f"{shlex.quote(sys.executable)} -m symphony_runtime.cli "
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        done = subprocess.run(
-            ["bash", "-euc", block.replace("symphony ", symphony)],
-            cwd=tmp_path, env=server.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert len(done.stdout.strip()) > len("build/hello.wasm")
 
 
 @pytest.mark.parametrize(

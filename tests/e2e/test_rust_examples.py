@@ -3,9 +3,6 @@
 import asyncio
 import json
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,27 +178,3 @@ def test_a_new_project_runs(server: RunningServer, tmp_path: Path) -> None:
     assert len(result["messages"]) > 1
     result, _ = play(server, project, "")
     assert result["output"] == "Give me a text to continue."
-
-
-PAGES = [
-    "guest_sdk/rust/README.md",
-    "examples/completion/README.md",
-    "examples/beam_search/README.md",
-    "examples/chat/README.md",
-]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_commands_of_the_pages_work(server: RunningServer, tmp_path: Path, page: str) -> None:
-    (tmp_path / "examples").symlink_to(EXAMPLES)
-    symphony = f"{shlex.quote(sys.executable)} -m symphony_runtime.cli "
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block.replace("symphony ", symphony)],
-            cwd=tmp_path, env=server.environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        said = done.stdout.rpartition(".wasm\n")[2]  # after what `build` prints
-        assert said.strip(), done.stdout

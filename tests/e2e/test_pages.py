@@ -1,8 +1,10 @@
-"""The first page does as it says: its commands are run as they stand, in one shell."""
+"""The pages do as they say: their commands are run as they stand."""
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,25 @@ def test_the_first_lip_runs_over_plain_http(server: RunningServer, hello: Path) 
     assert '"id":' in said.replace(" ", "")
     assert "event: message" in said
     assert '"exited"' in said
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "guest_sdk/assemblyscript/README.md",
+        "guest_sdk/rust/README.md",
+        "examples/beam_search/README.md",
+        "examples/best_of_n/README.md",
+        "examples/chat/README.md",
+        "examples/completion/README.md",
+        "examples/parallel_suffixes/README.md",
+    ],
+)
+def test_the_commands_of_the_pages_work(server: RunningServer, tmp_path: Path, page: str) -> None:
+    (tmp_path / "examples").symlink_to(REPOSITORY / "examples")
+    symphony = f"{shlex.quote(sys.executable)} -m symphony_runtime.cli "
+    blocks = re.findall(r"```sh\n(.*?)```", (REPOSITORY / page).read_text(), re.DOTALL)
+    assert blocks
+    for commands in blocks:
+        said = run(commands.replace("symphony ", symphony), server, tmp_path)
+        assert said.rpartition(".wasm\n")[2].strip(), said  # after what `build` prints
