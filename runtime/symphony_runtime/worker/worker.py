@@ -96,6 +96,7 @@ class Worker:
         self._gateway: Link | None = None
         # The run queue, and what the present turn sends.
         self._queue: deque[Instance] = deque()
+        self._computing: deque[Instance] = deque()  # those whose last slice was cut off
         self._turn_planned = False
         self._calls: list[list[Any]] = []
         self._calls_bytes = 0
@@ -222,7 +223,7 @@ class Worker:
                     self.fault(lip, error)
         self._turn_planned = planned
         if self._queue:
-            self._turn()
+            self._turn(self._queue)
         else:
             self._flush()
 
@@ -393,13 +394,20 @@ class Worker:
 
     def _planned_turn(self) -> None:
         self._turn_planned = False
-        self._turn()
+        self._turn(self._queue, _TURN_S)
+        # One slice of one that computes, behind the others' and with their calls on their way: who
+        # makes calls all the time waits for one slice at most, however many compute.
+        self._turn(self._computing, 0.0)
 
-    def _turn(self) -> None:
-        queue, now = self._queue, time.perf_counter
+    def _turn(self, queue: deque[Instance], seconds: float = _TURN_S) -> None:
+        """Let instances run: for about so many seconds, and at least one."""
+        if not queue:
+            self._flush()
+            return
+        now = time.perf_counter
         cpu_began, began = time.thread_time(), now()
-        until, at = began + _TURN_S, began
-        while queue and at < until:
+        until, at = began + seconds, began
+        while queue:
             lip = queue.popleft()
             lip.queued = False
             if lip.ended:
@@ -408,6 +416,8 @@ class Worker:
             ended = now()
             self._charge(lip, ended - at)
             at = ended
+            if at >= until:
+                break
         if at - began > _SPURIOUS_S:
             self._cpu_share = min((time.thread_time() - cpu_began) / (at - began), 1.0)
         self._flush()
@@ -417,8 +427,10 @@ class Worker:
     def _slice(self, lip: Instance) -> None:
         """Run one instance until it suspends, ends, or has had its time."""
         try:
-            if self._run(lip):
-                self.runnable(lip)
+            if self._run(lip) and not lip.queued and not lip.ended:
+                lip.queued = True
+                self._computing.append(lip)
+                self._plan_turn()
         except Ending as end:
             who = self.instances[lip.run.id] if end.whole_run else lip
             self._end(who, end.status, end.code, end.reason)

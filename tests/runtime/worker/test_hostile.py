@@ -5,7 +5,7 @@ import time
 
 import msgpack
 import pytest
-from symphony_kernel.protocol.limits import CANCEL_MS_MAX, RUN_CHILDREN_MAX
+from symphony_kernel.protocol.limits import CANCEL_MS_MAX, EPOCH_TICK_MS, RUN_CHILDREN_MAX
 
 from tests.support.guests import DECODE, SPIN, data, main, module
 from tests.support.rig import LIMITS, Rig, RunResult, rigged
@@ -114,6 +114,21 @@ def test_a_neighbour_goes_on_and_a_kill_ends_it(program: str) -> None:
     async def test(rig: Rig) -> None:
         ended = await beside(rig, program)
         assert (ended.status, ended.reason) == ("killed", "enough")
+
+    rigged(test)
+
+
+def test_however_many_compute_a_call_waits_for_about_a_slice() -> None:
+    tokens, loops = 50, 16
+
+    async def test(rig: Rig) -> None:
+        hostile = [await rig.start(SPIN) for _ in range(loops)]
+        assert (await rig.run(DECODE, bytes([tokens]))).status == "exited"
+        for run in hostile:
+            run.kill("enough")
+        used = sum([(await run.ended).usage["cpu_ms"] for run in hostile])
+        # A slice when the call is made, and one when its answer comes; not one for each loop.
+        assert used / tokens < loops / 2 * EPOCH_TICK_MS
 
     rigged(test)
 
