@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ _log = logging.getLogger("symphony.worker")
 _PAUSE_S, _PAUSE_S_MAX = 0.05, 1.0  # between two attempts to connect
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _STDIN = 0
+_TEXT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,8 @@ async def serve(config: WorkerConfig) -> None:
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     watch_stdin(stop)
+    # Long texts are worked on beside the programs, but not by so many that these find no processor.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_TEXT_THREADS))
     worker = Worker(config.name, config.secret)
     lock_down()
     tune()

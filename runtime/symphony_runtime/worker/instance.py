@@ -5,6 +5,7 @@ drives its fiber and carries its messages.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -295,9 +296,18 @@ class Instance:
     ) -> None:
         """Suspend the guest while a thread computes function(data); then finish(result)."""
 
+        def work() -> bytes:
+            began = time.thread_time_ns()
+            try:
+                return function(data)
+            finally:
+                spent.append(time.thread_time_ns() - began)
+
         def done(future: "asyncio.Future[bytes]") -> None:
             if self.ended or future.cancelled():
                 return
+            self.cpu_ns += sum(spent)
+            self.run.cpu_ns += sum(spent)  # past the limit the next slice ends the run
             try:
                 result = finish(future.result())
             except SyscallError as error:
@@ -307,7 +317,8 @@ class Instance:
                 return
             self.resume(result)
 
-        self.services.loop.run_in_executor(None, function, data).add_done_callback(done)
+        spent: list[int] = []
+        self.services.loop.run_in_executor(None, work).add_done_callback(done)
 
     def on_reply(self, seq: int, result: Any) -> None:
         """A kernel call's reply came; one that nobody waits for any more is dropped."""

@@ -93,7 +93,8 @@ class Text:
             raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
 
     def _encode(self, tokenizer: Tokenizer, text: str) -> bytes:
-        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        # `encode` would hold the interpreter, and every program's, for all of a long text.
+        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return np.asarray(ids, dtype="<u4").tobytes()
 
     def _encode_segments(self, tokenizer: Tokenizer, text: str, mark: str) -> bytes:

@@ -1,6 +1,8 @@
 """Text and tokens: byte-level and metaspace vocabularies, special tokens, chat templates."""
 
+import asyncio
 import json
+import time
 from typing import Any
 
 import msgpack
@@ -15,7 +17,8 @@ from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
 from symphony_runtime.worker.text import Text
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tests.support.guests import data, result
+from tests.support.byte_model import byte_assets
+from tests.support.guests import data, main, result
 from tests.support.rig import Rig, rigged
 
 MODEL = {"name": "m", "vocab_size": 300, "page_size": 16}
@@ -205,3 +208,27 @@ def test_a_large_text_is_worked_on_beside_the_loop() -> None:
             assert ended.exit_code == -Errno.EFBIG
 
     rigged(test)
+
+
+def test_long_texts_hold_up_nobody_and_cost_their_program() -> None:
+    """A million bytes take half a second of a processor, and took the others turns meanwhile."""
+    program = main(
+        f"""(memory.fill (i32.const 0) (i32.const 97) (i32.const {TOKENIZE_BYTES_MAX}))
+        (loop $l (drop (call $tokenize (i32.const 0) (i32.const {TOKENIZE_BYTES_MAX})
+          (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
+        pages=17,
+    )
+
+    async def test() -> None:
+        async with Rig(assets=byte_assets()) as rig:
+            hog = await rig.start(program, limits={"cpu_ms": 1000})
+            longest = 0.0
+            while not hog.ended.done():
+                began = time.perf_counter()
+                await asyncio.sleep(0.001)
+                longest = max(longest, time.perf_counter() - began)
+            ended = await hog.ended
+            assert (ended.status, "cpu time limit" in ended.reason) == ("killed", True)
+            assert longest < 0.15
+
+    asyncio.run(test())
