@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import torch
 import wasmtime
 from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.torch_executor import TorchExecutor
@@ -235,8 +236,7 @@ async def _bench(options: argparse.Namespace, model: Path) -> AsyncIterator[Benc
             await executor.close()
         return
     arguments = ["--model", str(model), "--dtype", options.dtype, "--device", options.device]
-    if options.threads is not None:
-        arguments += ["--threads", str(options.threads)]
+    arguments += ["--threads", str(options.threads)]
     with (
         tempfile.TemporaryDirectory() as data,
         running_server(Path(data), *arguments, executor="torch") as server,
@@ -296,7 +296,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a folder in Hugging Face layout")
     parser.add_argument("--dtype", choices=("auto", "fp32", "bf16"), default="bf16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--threads", type=int, help="that the model computes with")
+    # Both ways must compute with as many: the tests' server would take one.
+    threads = torch.get_num_threads()
+    parser.add_argument(
+        "--threads", type=int, default=threads, help=f"that the model computes with ({threads})"
+    )
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--prompt", type=int, default=128, help="tokens of each prompt")
     parser.add_argument("--new", type=int, default=64, help="tokens that each run decodes")
