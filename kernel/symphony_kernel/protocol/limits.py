@@ -80,6 +80,7 @@ COMPILE_CPU_SECONDS_MAX = 30
 COMPILE_WALL_SECONDS_MAX = 60
 COMPILE_MEMORY_BYTES_MAX = 2 << 30
 COMPILES_AT_ONCE_MAX = 2
+WORKER_PROGRAMS_BYTES_MAX = 256 << 20  # of machine code that no run uses, before the oldest goes
 
 # --- HTTP (gateway) ------------------------------------------------------------------------------
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with Retry-After

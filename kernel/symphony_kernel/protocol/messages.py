@@ -10,7 +10,7 @@ lists: their items are checked where they are executed.
     worker  -> kernel   Hello, Calls
     kernel  -> worker   Welcome, Replies
     worker  -> gateway  Hello, Output, Logs, Received, Ended, Ask, Unask
-    gateway -> worker   Welcome, Module, Start, Deliver, CloseInput, Kill, Credit, Answer
+    gateway -> worker   Welcome, Module, Unload, Start, Deliver, CloseInput, Kill, Credit, Answer
 """
 
 from dataclasses import dataclass, fields
@@ -232,6 +232,14 @@ class Credit(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Unload(Message):
+    """A program that no instance runs is not needed any more; `Module` would come again."""
+
+    KIND: ClassVar[int] = 36
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
 class Output(Message):
     """One turn's sends of a worker, in order: [[instance, bytes], ...]."""
 
@@ -290,6 +298,7 @@ MESSAGES: tuple[type[Message], ...] = (
     CloseInput,
     Kill,
     Credit,
+    Unload,
     Output,
     Logs,
     Ended,

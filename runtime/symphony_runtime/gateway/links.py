@@ -16,12 +16,17 @@ from typing import Any, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import WORKER_BACKLOG_BYTES_MAX, WORKER_FRAME_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    WORKER_BACKLOG_BYTES_MAX,
+    WORKER_FRAME_BYTES_MAX,
+    WORKER_PROGRAMS_BYTES_MAX,
+)
 from symphony_kernel.protocol.links import Link, SocketLink, connect_unix, serve_unix
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = (0.02, 0.5)  # first and longest pause between attempts
 _HELLO_SECONDS_MAX = 10.0
+_MODULE_BYTES = 32 << 10  # what a program costs a worker besides its machine code, about
 
 
 class KernelAwayError(Exception):
@@ -162,13 +167,50 @@ class KernelLink:
             self._events.kernel_lost()
 
 
+class Modules:
+    """The programs that a worker holds, within a bound on what nobody uses of them."""
+
+    def __init__(self, bytes_max: int = WORKER_PROGRAMS_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._sizes: dict[str, int] = {}  # the one used last comes last
+        self._bytes = 0
+
+    def use(self, module: str) -> bool:
+        """Note that a run wants a program; return whether it is there."""
+        size = self._sizes.pop(module, None)
+        if size is not None:
+            self._sizes[module] = size
+        return size is not None
+
+    def add(self, module: str, artefact_bytes: int) -> None:
+        """Note that the worker gets a program."""
+        size = artefact_bytes + _MODULE_BYTES
+        self._sizes[module] = size
+        self._bytes += size
+
+    @property
+    def too_many(self) -> bool:
+        """Whether those that nobody uses should go."""
+        return self._bytes > self._bytes_max
+
+    def evict(self, in_use: set[str]) -> list[str]:
+        """Forget programs until what is left is within the bound; return them, the oldest first."""
+        gone = []
+        for module in [module for module in self._sizes if module not in in_use]:
+            if not self.too_many:
+                break
+            self._bytes -= self._sizes.pop(module)
+            gone.append(module)
+        return gone
+
+
 class Worker:
     """A worker that has proved itself. `modules` are those it holds, `live` the runs it has."""
 
     def __init__(self, name: str, pid: int, link: Link) -> None:
         self.name = name
         self.pid = pid
-        self.modules: set[str] = set()
+        self.modules = Modules()
         self.live = 0
         self._link = link
 

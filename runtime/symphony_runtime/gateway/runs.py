@@ -314,15 +314,21 @@ class Runs:
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
         """Return the artefact that a worker lacks, or None if it has it."""
-        if program.module in worker.modules:
+        if worker.modules.use(program.module):
             return None
         return await self._programs.artefact(program)
 
     def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None:
         """Give a worker an artefact, unless it has got it meanwhile."""
-        if artefact is not None and program.module not in worker.modules:
-            worker.modules.add(program.module)
-            worker.send(m.Module(program.module, artefact))
+        if artefact is None or worker.modules.use(program.module):
+            return
+        worker.modules.add(program.module, len(artefact))
+        worker.send(m.Module(program.module, artefact))
+        if worker.modules.too_many:
+            runs = (run for run in self._live.values() if run.worker is worker)
+            in_use = {each.module for run in runs for each in run.instances.values()}
+            for module in worker.modules.evict(in_use):
+                worker.send(m.Unload(module))
 
     async def register(self, run: Run, instance: int, parent: int, stage: int) -> None:
         """Let an instance of a run call the kernel.

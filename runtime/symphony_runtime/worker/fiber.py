@@ -328,8 +328,9 @@ class Fiber:
     """One guest: made suspended before its first instruction, driven by `poll` and `resume`."""
 
     __slots__ = (
-        "_buffer", "_entry", "_future", "_host", "_phases", "_program", "_store", "args", "base",
-        "buffer_at", "call", "context", "end", "epoch", "ready", "results_at", "size",
+        "_buffer", "_entry", "_future", "_host", "_phases", "_store", "args", "base",
+        "buffer_at", "call", "context", "end", "epoch", "program", "ready", "results_at",
+        "size",
     )  # fmt: skip
 
     def __init__(
@@ -341,7 +342,7 @@ class Fiber:
             KeyError: the program has no such entry.
             HostFault: there is no room for its stack.
         """
-        self._program, self._entry = program, (entry, program.entries[entry])
+        self.program, self._entry = program, (entry, program.entries[entry])
         self._host = host
         self._phases = self._next_phases()
         self._buffer = (c_uint64 * (_BUFFER_BYTES // 8))()
@@ -466,12 +467,12 @@ class Fiber:
     def _next_phases(self) -> Generator[End | None, None, None]:
         """Start one future after the other; each `next` is due when the one before has ended."""
         at = self.buffer_at
-        pre = ctypes.cast(self._program.pre, c_void_p).value
+        pre = ctypes.cast(self.program.pre, c_void_p).value
         self._future = _instantiate(pre, self.context, at + _INSTANCE, at + _TRAP, at + _ERROR)
         yield None
         if not self.base and self._find_exported_memory():
             self.base = _memory_data(self.context, self._memory_at) or 0
-        if self._program.initialize:
+        if self.program.initialize:
             self._call("_initialize", 0)
             yield None
         name, results = self._entry

@@ -233,6 +233,8 @@ class Worker:
             self._start(message)
         elif isinstance(message, m.Module):
             self._load(message)
+        elif isinstance(message, m.Unload):
+            self._unload(message.module)
         elif isinstance(message, m.Answer):
             on_answer = self._asks.pop(message.seq, None)
             if on_answer is not None:
@@ -333,6 +335,15 @@ class Worker:
             _log.exception("the artefact of %s does not load", message.module)
             return
         self._programs[message.module] = program
+
+    def _unload(self, module: str) -> None:
+        program = self._programs.pop(module, None)
+        if program is None:
+            return  # it did not load
+        for lip in [lip for lip in self.instances.values() if lip.fiber.program is program]:
+            if not lip.ended:  # the gateway has given it up already
+                self._end(lip, FAILED, FAILED_CODE, "its program was unloaded")
+        self._fibers.unload(program)
 
     def _start(self, message: m.Start) -> None:
         run = Run(message.instance, message.limits)

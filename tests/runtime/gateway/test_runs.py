@@ -20,6 +20,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_runtime.client import Client, Event, ServerError, message_bytes
+from symphony_runtime.gateway.links import Modules
 
 from tests.e2e import programs as guests
 from tests.support.guests import data, main
@@ -58,6 +59,34 @@ def test_a_priority_is_a_share_of_the_tenants_service(tmp_path: Path) -> None:
         with pytest.raises(ServerError) as refused:
             await client.start("hang", priority=8)
         assert refused.value.status == 400
+
+    in_house(tmp_path, scenario)
+
+
+# --- Programs in a worker ------------------------------------------------------------------------
+def test_a_worker_keeps_machine_code_within_a_bound_and_what_runs() -> None:
+    modules = Modules(bytes_max=200 << 10)
+    for name in ("a", "b", "c", "d"):
+        modules.add(name, 30 << 10)
+        assert modules.too_many == (name == "d")
+    assert modules.use("a")
+    assert modules.evict({"b", "d"}) == ["c"]
+    assert not modules.too_many
+    assert (modules.use("c"), modules.use("a"), modules.use("b")) == (False, True, True)
+
+
+def test_a_program_comes_again_after_others_took_its_place(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        worker = house.gateway.services.runs.workers.workers["worker-0"]
+        worker.modules = Modules(bytes_max=1)  # whatever nobody runs goes at once
+        await client.upload(hang(), "hang")
+        held = await client.start("hang")
+        for code in (1, 2, 1, 2):
+            program = await client.upload(guests.wasm(main(f"(i32.const {code})")))
+            for _ in range(2):
+                assert (await client.run(program["id"]))["exit_code"] == code
+        assert len(house.worker._programs) <= 2, "the one that runs and the last"
+        assert (await client.cancel(held))["status"] == "killed"
 
     in_house(tmp_path, scenario)
 
