@@ -1,7 +1,6 @@
 //! How a program begins and ends.
 
 use crate::process::{self, Level};
-use alloc::format;
 use core::fmt::Display;
 
 /// What a program's function may return: nothing, an exit code, or a `Result` of either. An error
@@ -40,7 +39,7 @@ pub fn log_panics() {
     // On other machines a panic belongs to the test that runs the program.
     #[cfg(all(feature = "std", target_arch = "wasm32"))]
     std::panic::set_hook(std::boxed::Box::new(|info| {
-        process::log(Level::Error, format!("{}", info));
+        process::log(Level::Error, alloc::format!("{}", info));
     }));
 }
 

@@ -32,8 +32,10 @@ LIP_CALL_BYTES_MAX = 64 << 20  # arguments of such calls, of a run with its chil
 # --- Batches (kernel) ----------------------------------------------------------------------------
 STEP_TOKENS_MAX = 512  # new tokens of one step: bounds how long a prefill chunk delays decodes
 STEP_ROWS_MAX = 256  # sequences of one step
-BATCH_WAIT_SHARE_MAX = 0.1  # of the last step's time: how long a launch waits for answers to come
-BATCH_WAIT_MS_MAX = 2.0
+# How long a launch waits for answers to come, as a share of the last step's time: what the answers'
+# rows would win, weighed against what those that are ready lose.
+BATCH_WAIT_SHARE_MAX = 0.33
+BATCH_WAIT_MS_MAX = 10.0
 BATCH_AHEAD_SHARE_MAX = 0.5  # the same of a step that goes behind one that computes
 PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two looks at whose turn it is, within a step
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them

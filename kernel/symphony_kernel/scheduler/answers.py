@@ -2,7 +2,9 @@
 
 A step with all of them costs hardly more than a step with half of them, so a short wait pays. It
 must not let one LIP hold up the others: each LIP's wait ends when, by its own past, its answer was
-due, and all of them end at a small share of the last step's time.
+due, and all of them end at a share of the last step's time T. With R rows ready and O owed, waiting
+for w delays R rows by w, and spares O rows the rest of a step, T - w; so it pays while
+w < T * O / (R + O). Otherwise a LIP whose branches once came apart would stay two groups in turn.
 """
 
 from dataclasses import dataclass
@@ -50,14 +52,13 @@ class Answers:
     def __init__(self) -> None:
         self._lips: dict[int, _Past] = {}
         self._expected: set[int] = set()
-        self._bound = 0.0
-        self._ahead_bound = 0.0
+        self._owed = 0  # by the expected
+        self._ended, self._step_seconds = 0.0, 0.0  # of the last step: when, and how long it took
 
     def stepped(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
         """A step has ended; `replies` says how many each of its LIPs got."""
-        self._expected = set(replies)
-        self._bound = now + min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
-        self._ahead_bound = now + step_seconds * BATCH_AHEAD_SHARE_MAX
+        self._expected, self._owed = set(replies), sum(replies.values())
+        self._ended, self._step_seconds = now, step_seconds
         for root, count in replies.items():
             past = self._lips.get(root)
             if past is None:
@@ -71,21 +72,27 @@ class Answers:
             return
         past.learn(now - past.replied)
         past.owed -= 1
-        if not past.owed:
-            self._expected.discard(root)
+        if root in self._expected:
+            self._owed -= 1
+            if not past.owed:
+                self._expected.discard(root)
 
     def forget(self, root: int) -> None:
         """A LIP has ended."""
-        self._lips.pop(root, None)
-        self._expected.discard(root)
+        past = self._lips.pop(root, None)
+        if past is not None and root in self._expected:
+            self._owed -= past.owed
+            self._expected.discard(root)
 
-    def wait_seconds(self, now: float, *, ahead: bool = False) -> float:
-        """Return how much longer a launch should wait; 0 when nobody is about to answer.
+    def wait_seconds(self, now: float, ready: int, *, ahead: bool = False) -> float:
+        """Return how much longer a launch of `ready` works should wait; 0 when nobody will answer.
 
         `ahead`: of a step that goes behind one that computes, which may wait for longer.
         """
-        bound = self._ahead_bound if ahead else self._bound
-        if not self._expected or now >= bound:
+        if not self._expected:
+            return 0.0
+        bound = self._ended + self._wait_max(ready, ahead)
+        if now >= bound:
             return 0.0
         latest = now
         for root in self._expected:
@@ -95,3 +102,9 @@ class Answers:
             if due <= bound:
                 latest = max(latest, due)
         return latest - now
+
+    def _wait_max(self, ready: int, ahead: bool) -> float:
+        if ahead:
+            return self._step_seconds * BATCH_AHEAD_SHARE_MAX
+        share = min(self._owed / (self._owed + ready), BATCH_WAIT_SHARE_MAX)
+        return min(self._step_seconds * share, BATCH_WAIT_MS_MAX / 1000)

@@ -145,7 +145,9 @@ class Scheduler:
         now = self._clock.now()
         # A full step need not wait for answers. But while another computes its wait costs nothing,
         # and who is about to answer may have a better claim than those who fill it.
-        wait = self._answers.wait_seconds(now, ahead=ahead) if ahead or not full else 0.0
+        wait = 0.0
+        if ahead or not full:
+            wait = self._answers.wait_seconds(now, self._queue.works, ahead=ahead)
         return wait if wait > _SOON_SECONDS else self._form(now)
 
     def complete(self, step: Step, results: Sequence[bytes | SyscallError]) -> None:
