@@ -18,8 +18,7 @@ def test_two_groups_of_one_lip_come_together_again() -> None:
     # Its other eight branches are ready; the answers to these take a fifth of a step.
     assert answers.wait_seconds(1.0, 8) == pytest.approx(STEP * BATCH_WAIT_SHARE_MAX)
     assert answers.wait_seconds(1.0 + STEP / 6, 8) > 0
-    for branch in range(8):
-        assert answers.wait_seconds(1.0 + STEP / 5, 8 + branch) > 0
+    for _ in range(8):
         answers.heard(7, 1.0 + STEP / 5)
     assert answers.wait_seconds(1.0 + STEP / 5, 16) == 0
 
