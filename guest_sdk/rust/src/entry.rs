@@ -27,7 +27,7 @@ impl<T: Outcome, E: Display> Outcome for Result<T, E> {
         match self {
             Ok(outcome) => outcome.code(),
             Err(error) => {
-                process::log(Level::Error, error.to_string());
+                process::log(Level::Error, alloc::format!("{}", error));
                 1
             }
         }
