@@ -16,6 +16,7 @@ from symphony_kernel.kvfs.filesystem import (
 from symphony_kernel.kvfs.handles import Handle, HandleTable
 from symphony_kernel.kvfs.names import parse_path, parse_prefix
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics, page_count
+from symphony_kernel.kvfs.prefix_cache import PrefixCacheStatistics
 from symphony_kernel.kvfs.quotas import Account, Ledger
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "NamedFile",
     "PagePool",
     "PoolStatistics",
+    "PrefixCacheStatistics",
     "Tenant",
     "TenantLimits",
     "page_count",

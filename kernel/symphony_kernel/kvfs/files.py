@@ -20,6 +20,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.pages import PagePool, page_count
+from symphony_kernel.kvfs.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import Account, Ledger
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -33,17 +34,23 @@ _OFFSETS: Int64 = np.arange(PAGE_TOKENS, dtype=np.int64)
 
 
 class Storage:
-    """What all files share: the pool, who pays, and the slot copies that the executor owes."""
+    """What all files share: the pool, who pays, and the slot copies that the executor owes.
 
-    def __init__(self, pool: PagePool, ledger: Ledger) -> None:
+    The prefix cache gives up pages before an allocation fails.
+    """
+
+    def __init__(self, pool: PagePool, ledger: Ledger, cache: PrefixCache) -> None:
         self.pool = pool
         self.ledger = ledger
+        self.cache = cache
         self.copies: list[tuple[Int64, Int64]] = []
         self.copied_slots = 0  # in `copies`
 
     def allocate(self, account: Account, n: int) -> Int32:
         """Return n pages charged to `account`; SyscallError ENOMEM or EDQUOT, nothing changed."""
         self.ledger.allow(account, n)
+        if n > self.pool.free:
+            self.cache.make_free(n - self.pool.free)
         pages = self.pool.allocate(n)
         self.ledger.charge(account, pages)
         return pages
@@ -53,6 +60,18 @@ class Storage:
         freed = self.pool.release(pages)
         if len(freed):
             self.ledger.refund(freed)
+        self.cache.left(pages)
+
+    def adopt(self, account: Account, pages: Int32) -> None:
+        """Hold pages ([n], distinct) of the prefix cache; what it alone held is charged now.
+
+        Raises:
+            SyscallError: EDQUOT, and nothing has changed.
+        """
+        idle = self.cache.charged_here(pages)
+        self.ledger.allow(account, len(idle))
+        self.pool.retain(pages)
+        self.ledger.move(idle, account)
 
     def clear(self, files: Sequence["KVFile"]) -> None:
         """Let go of all pages of dead files, many at once: a program may end with thousands."""
@@ -72,8 +91,8 @@ class KVFile:
     """Entries of one file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_count", "_storage", "_table", "counted", "error", "length", "owner", "path", "queue",
-        "references", "tenant",
+        "_count", "_storage", "_table", "computed_at", "counted", "error", "length", "owner",
+        "path", "plain", "queue", "references", "tenant",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
@@ -83,11 +102,15 @@ class KVFile:
         self.tenant = tenant
         self.owner = owner
         self.length = 0
+        # So many entries, from the first, stand at positions 0, 1, .. and were computed each from
+        # all before it: their K and V depend on their tokens alone.
+        self.plain = 0
         self.references = 1
         self.counted = True  # in its tenant's quota of files
         self.error: Errno | None = None  # of the call that made it; its answer until it is closed
         self.path = ""  # the name it was opened from or last saved under
         self.queue: FileQueue | None = None
+        self.computed_at = 0.0  # the scheduler's: when its last pred ended
 
     # -- What the batcher uses ------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
@@ -105,8 +128,10 @@ class KVFile:
         needed = self.pages_needed(n)
         if not needed:
             return
+        # Before the allocation, for which the prefix cache may let go of that page.
+        replaced = n > 0 and self._shares_last_page()
         pages = self._storage.allocate(self.owner.live(), needed)
-        if self._shares_last_page():
+        if replaced:
             self._replace_last_page(int(pages[0]))
             pages = pages[1:]
         self._extend(pages)
@@ -117,8 +142,11 @@ class KVFile:
         assert pages <= self._count, "the table ends before these entries"
         return self._table[:pages]
 
-    def commit(self, tokens: UInt32, positions: Int32) -> None:
-        """Say that the reserved entries hold these tokens ([n], [n]): they exist now."""
+    def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
+        """Say that the reserved entries hold these tokens ([n], [n]): they exist now.
+
+        `tree`: not each of them saw all before it.
+        """
         n = len(tokens)
         start = self.length
         assert start + n <= self._count * PAGE_TOKENS, "committed without room"
@@ -133,6 +161,8 @@ class KVFile:
             slots = self.slots(np.arange(start, start + n))
             pool.tokens[slots] = tokens
             pool.positions[slots] = positions
+        if self.plain == start and not tree and _continues(positions, start):
+            self.plain = start + n
         self.length = start + n
 
     def unreserve(self) -> None:
@@ -161,6 +191,11 @@ class KVFile:
         """Pages that another file (or this one, a second time) holds too."""
         return int((self._storage.pool.references[self.pages] > 1).sum())
 
+    def page_tokens(self, pages: int) -> bytes:
+        """Return the tokens of the first whole pages (u32, as they lie)."""
+        tokens = self._storage.pool.tokens.reshape(-1, PAGE_TOKENS)[self._table[:pages]]
+        return tokens.tobytes()
+
     def read_tokens(self, start: int, n: int) -> UInt32:
         """Return the tokens of entries start to start + n ([n], a copy)."""
         tokens: UInt32 = self._storage.pool.tokens[self.slots(np.arange(start, start + n))]
@@ -179,6 +214,21 @@ class KVFile:
         self._storage.pool.retain(pages)
         self._extend(pages)
         self.length = source.length
+        self.plain = source.plain
+        self.computed_at = source.computed_at  # of a stream that goes on in a fork
+
+    def adopt(self, pages: Int32) -> None:
+        """Become a file of whole pages of the prefix cache ([n]); this file must be empty.
+
+        Raises:
+            SyscallError: EDQUOT, and nothing has changed.
+        """
+        assert self._count == 0
+        entries = len(pages) * PAGE_TOKENS
+        self._allow_entries(entries)
+        self._storage.adopt(self.owner.live(), pages)
+        self._extend(pages)
+        self.length = self.plain = entries
 
     def append(self, source: "KVFile", entries: Int64) -> None:
         """Append entries of `source` ([c] indices, which may be this file's own).
@@ -209,19 +259,22 @@ class KVFile:
         if copied.any():
             places = np.flatnonzero(copied) + self.length
             self._storage.copy(sources[copied], self.slots(places))
+        if self.length == 0 and np.array_equal(entries, np.arange(len(entries))):
+            self.plain = min(source.plain, len(entries))
         self.length += len(entries)
 
     def truncate(self, length: int) -> None:
         """Roll back to `length` entries."""
         assert 0 <= length <= self.length
         self.length = length
+        self.plain = min(self.plain, length)
         self._shrink(page_count(length))
 
     def take_pages(self) -> Int32:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
         pages = self._table[: self._count]
         self._table = _NO_PAGES
-        self._count = self.length = 0
+        self._count = self.length = self.plain = 0
         return pages
 
     # -- Tables ---------------------------------------------------------------------------------
@@ -262,6 +315,13 @@ class KVFile:
             self._table = self._table[: max(count, _TABLE_PAGES_MIN)].copy()
             self._count = count
             self._storage.release(dropped)
+
+
+def _continues(positions: Int32, start: int) -> bool:
+    """Say whether positions ([n], n > 0) are start, start + 1, .."""
+    if len(positions) == 1:
+        return bool(positions[0] == start)
+    return np.array_equal(positions, np.arange(start, start + len(positions)))
 
 
 def _alike_pages(entries: Int64) -> "np.typing.NDArray[np.bool_]":

@@ -11,16 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.files import KVFile, Storage, group_copies
 from symphony_kernel.kvfs.names import NameTree, is_public
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
+from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.quotas import Account, Ledger
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
     LIST_ITEMS_MAX,
     PAGE_TOKENS,
+    PREFIX_CACHE_SHARE,
     TENANT_FILES_MAX,
     TENANT_HANDLES_MAX,
     TENANT_PAGES_SHARE_MAX,
@@ -91,10 +93,14 @@ class KVFSStatistics:
     tenants: int
     copied_slots: int
     pool: PoolStatistics
+    prefix_cache: PrefixCacheStatistics
 
 
 class KVFS:
-    """All KV files of one device with `pages` pages; `now` gives seconds."""
+    """All KV files of one device with `pages` pages; `now` gives seconds.
+
+    Prefixes that programs offer may take `prefix_cache_share` of the pages.
+    """
 
     def __init__(
         self,
@@ -102,12 +108,16 @@ class KVFS:
         now: Callable[[], float],
         limits: TenantLimits | None = None,
         on_freed: Callable[[Int32], None] | None = None,
+        prefix_cache_share: float = PREFIX_CACHE_SHARE,
     ) -> None:
         self.pool = PagePool(pages, on_freed)
         self.ledger = Ledger(pages, now)
         self.tenants: dict[str, Tenant] = {}
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
-        self._storage = Storage(self.pool, self.ledger)
+        self.prefix_cache = PrefixCache(
+            self.pool, self.ledger, int(pages * prefix_cache_share), now
+        )
+        self._storage = Storage(self.pool, self.ledger, self.prefix_cache)
         self._files: set[KVFile] = set()
         self._copied_slots = 0  # given to the executor
 
@@ -198,6 +208,7 @@ class KVFS:
             raise SyscallError(Errno.EEXIST, path)
         # Owned by the tenant from now on: the name outlives the instance.
         snapshot = self.fork(file, tenant.account)
+        snapshot.computed_at = 0.0  # whoever opens it goes on with no stream
         snapshot.path = file.path = path
         old = tenant.names.put(path, snapshot)
         if old is not None:
@@ -227,6 +238,38 @@ class KVFS:
                 break
         return found
 
+    # -- Prefixes -------------------------------------------------------------------------------
+    def offer(self, file: KVFile) -> int:
+        """Offer the whole pages of `file` to its tenant's runs; return the entries taken.
+
+        Raises:
+            SyscallError: EINVAL when an entry depends on more than the tokens before it.
+        """
+        if file.plain < file.length:
+            raise SyscallError(Errno.EINVAL, f"{file.plain} of {file.length} entries are plain")
+        pages = file.length // PAGE_TOKENS
+        table = file.block_table(pages * PAGE_TOKENS)
+        return PAGE_TOKENS * self.prefix_cache.offer(file.tenant, file.page_tokens(pages), table)
+
+    def match(self, tenant: str, tokens: UInt32, owner: Account) -> KVFile:
+        """Return a file with the longest prefix of `tokens` that was offered in this tenant.
+
+        It has whole pages, and leaves at least one token.
+
+        Raises:
+            SyscallError: ENOENT, EDQUOT.
+        """
+        pages = self.prefix_cache.find(tenant, tokens.tobytes())
+        if not len(pages):
+            raise SyscallError(Errno.ENOENT, "no prefix of these tokens was offered")
+        file = self.create(tenant, owner)
+        try:
+            file.adopt(pages)
+        except SyscallError:
+            self.release(file)
+            raise
+        return file
+
     # -- Slot copies ----------------------------------------------------------------------------
     @property
     def copies_pending(self) -> int:
@@ -252,6 +295,7 @@ class KVFS:
         if not groups:
             return
         lost = np.unique(np.concatenate([group[1] for group in groups]) // PAGE_TOKENS)
+        self.prefix_cache.forget(lost.astype(np.int32))
         for file in self._files:
             if file.error is None and np.isin(file.pages, lost).any():
                 file.error = Errno.EIO
@@ -278,7 +322,9 @@ class KVFS:
                 )
         tables = [file.pages for file in self._files]
         pages = np.concatenate(tables) if tables else np.empty(0, np.int32)
-        self.pool.check_integrity(np.bincount(pages, minlength=self.pool.pages))
+        in_tables: Int64 = np.bincount(pages, minlength=self.pool.pages)
+        self.pool.check_integrity(in_tables + self.prefix_cache.references)
+        self.prefix_cache.check_integrity()
         self.ledger.check_integrity(self.pool.references)
         self._check_quotas()
 
@@ -298,6 +344,7 @@ class KVFS:
             tenants=len(self.tenants),
             copied_slots=self._copied_slots,
             pool=self.pool.statistics(),
+            prefix_cache=self.prefix_cache.statistics(),
         )
 
 

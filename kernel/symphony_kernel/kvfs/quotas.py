@@ -123,6 +123,19 @@ class Ledger:
                 self._refund(index, count)
         self._payer[pages] = _NOBODY
 
+    def move(self, pages: Int32, account: Account) -> None:
+        """Charge held pages ([n], distinct) to `account` from now on, without `allow`."""
+        payers, counts = np.unique(self._payer[pages], return_counts=True)
+        for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
+            self._refund(index, count)
+        self._payer[pages] = account.index
+        self._add(account, len(pages))
+
+    def charged(self, pages: Int32, account: Account) -> Int32:
+        """Return those of `pages` that are charged to `account` itself."""
+        charged: Int32 = pages[self._payer[pages] == account.index]
+        return charged
+
     def _refund(self, index: int, count: int) -> None:
         account = self._accounts[index]
         assert account is not None, "a page is charged to a closed account"

@@ -10,6 +10,8 @@ PAGE_TOKENS = 16  # entries in one physical page
 KV_POOL_BYTES_DEFAULT = 2 << 30  # of host memory, for the CPU executor's page pool
 KV_POOL_PAGES_MAX = 1 << 20
 TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a single-tenant server
+PREFIX_CACHE_SHARE = 0.5  # of the pool, for prefixes that programs offered: given up when needed
+PREFIX_CACHE_IDLE_SECONDS = 600  # without use, after which a tenant's offered prefixes go first
 TENANT_FILES_MAX = 65_536  # live files, named and anonymous, of one tenant
 INSTANCE_HANDLES_MAX = 4_096  # KV handles of one instance; and as many grants not taken up yet
 TENANT_HANDLES_MAX = 1 << 20  # of all its instances
@@ -19,13 +21,16 @@ NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
 
-# --- pred (kernel) -------------------------------------------------------------------------------
+# --- pred and generate (kernel) ------------------------------------------------------------------
 PRED_TOKENS_MAX = 131_072  # tokens of one call
 PRED_TREE_TOKENS_MAX = 256  # with `parents`: a tree is computed in one step
 PRED_OPTIONS_BYTES_MAX = 1 << 20
 PRED_RESULT_BYTES_MAX = 8 << 20  # of one call: bounds "logits" at "all"
 PRED_TOP_MAX = 1_024  # k of {"top": k}
 PRED_BIAS_MAX = 4_096  # entries of `bias`
+GENERATE_AHEAD_DEFAULT = 8  # tokens that may be appended before the program has taken them
+GENERATE_AHEAD_MAX = 1_024
+GENERATE_STOP_MAX = 1_024  # token ids of `stop`
 INSTANCE_CALLS_PENDING_MAX = 8_192  # calls of one instance that the kernel has not answered
 LIP_CALL_BYTES_MAX = 64 << 20  # arguments of such calls, of a run with its children
 
