@@ -5,16 +5,22 @@ has had: weighted cost over its own weight. The next work is the first of the le
 the least served tenant. Whoever comes back with work after having had none is lifted to the least
 served of those that have some: idling earns no credit (the Virtual Token Counter of arXiv
 2401.00588). So of two tenants that both have work waiting, neither gets more than a constant ahead,
-whatever they submit; tests/kernel/scheduler/test_fair_queue.py states that bound.
+whatever they submit; tests/kernel/scheduler/test_fairness.py states that bound.
+
+Both heaps are pruned lazily: who leaves from the middle stays as a stale entry until it comes to
+the front, so that thousands may come and go. The first entry of a heap is always a valid one.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import TypeVar
 
 from symphony_kernel.scheduler.work import Work
 
 _ASIDE_MAX = 64  # works of one LIP that are looked at in vain, for one batch
+_NO_CEILING = float("inf")
+_STALE_MAX = 64  # entries of a heap, besides as many as are valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,7 @@ class _Lip:
     # In order. Not a deque: a program may cancel any of a hundred thousand.
     works: OrderedDict[Work, None] = field(default_factory=OrderedDict)
     aside: int = 0  # works that are set aside
-    active: bool = False  # in its tenant's heap
+    active: bool = False  # in its tenant's heap, under its counter
 
 
 @dataclass(slots=True, eq=False)
@@ -63,9 +69,16 @@ class _Tenant:
     order: int
     weight: float
     counter: float = 0.0
-    lips: list[tuple[float, int, _Lip]] = field(default_factory=list)  # heap of the active ones
+    lips: "_Heap[_Lip]" = field(default_factory=list)
     last: float = 0.0  # the counter of the LIP that was active last
+    lips_active: int = 0
     active: bool = False
+    ceiling: float = _NO_CEILING  # of its LIPs' counters, while a batch is formed
+
+
+_Node = TypeVar("_Node", _Lip, _Tenant)
+# An entry is valid while its node is active and has that counter.
+_Heap = list[tuple[float, int, _Node]]
 
 
 class FairQueue:
@@ -79,11 +92,16 @@ class FairQueue:
         self._weights = weights or CostWeights()
         self._tenants: dict[str, _Tenant] = {}
         self._lips: dict[int, _Lip] = {}
-        self._heap: list[tuple[float, int, _Tenant]] = []
+        self._heap: _Heap[_Tenant] = []
+        self._tenants_active = self._lips_active = 0
         self._aside: list[tuple[_Lip, Work]] = []
+        self._passed: list[_Tenant] = []  # over, until `restore`
+        self._limited: list[_Tenant] = []  # those with a ceiling
+        self._ceiling = _NO_CEILING  # of tenants' counters, while a batch is formed
         self._last = 0.0  # the counter of the tenant that was active last
         self._made = 0
         self.works = 0
+        self.decodes = 0  # works of one token
         self.tokens = 0  # of the works, not yet placed
 
     # -- Coming and going ----------------------------------------------------------------------
@@ -100,6 +118,7 @@ class FairQueue:
         lip.weight = work.weight
         lip.works[work] = None
         self.works += 1
+        self.decodes += work.count == 1
         self.tokens += work.count - work.placed
         if lip.active:
             return
@@ -164,6 +183,7 @@ class FairQueue:
         else:
             del lip.works[work]
             self.works -= 1
+            self.decodes -= work.count == 1
         self._reorder_first(tenant, lip, waits=bool(lip.works))
 
     def set_aside(self) -> None:
@@ -173,6 +193,28 @@ class FairQueue:
         self._aside.append((lip, lip.works.popitem(last=False)[0]))
         lip.aside += 1
         self._reorder_first(tenant, lip, waits=bool(lip.works) and lip.aside < _ASIDE_MAX)
+
+    def limit_others(self, service: float) -> None:
+        """Let nobody be served further ahead of the first work's LIP and tenant than `service`.
+
+        For a batch in which that work has no room and smaller ones have; until `restore`.
+        """
+        tenant = self._heap[0][2]
+        self._ceiling = min(self._ceiling, tenant.counter + service)
+        if tenant.ceiling == _NO_CEILING:
+            self._limited.append(tenant)
+        tenant.ceiling = min(tenant.ceiling, tenant.lips[0][2].counter + service)
+
+    def pass_over(self) -> bool:
+        """Pass over the first work's tenant if it would get too far ahead; return whether."""
+        if not self._heap:
+            return False
+        tenant = self._heap[0][2]
+        if tenant.counter <= self._ceiling and tenant.lips[0][2].counter <= tenant.ceiling:
+            return False
+        self._remove(tenant)
+        self._passed.append(tenant)
+        return True
 
     def drop(self) -> None:
         """Take the first work out for good, because it has failed."""
@@ -198,7 +240,7 @@ class FairQueue:
         tenant.last, self._last = lip.counter, tenant.counter
         if lip.works:
             self._activate(lip)
-        elif tenant.lips:
+        elif tenant.lips_active:
             self._insert(tenant)
 
     def restore(self) -> None:
@@ -210,6 +252,33 @@ class FairQueue:
             lip.aside = 0
             if not lip.active:
                 self._activate(lip)
+        while self._passed:
+            tenant = self._passed.pop()
+            if not tenant.active:
+                self._insert(tenant)
+        while self._limited:
+            self._limited.pop().ceiling = _NO_CEILING
+        self._ceiling = _NO_CEILING
+
+    def precedes(self, root: int) -> bool:
+        """Whether a LIP that has no work waiting would come first if it had."""
+        lip = self._lips.get(root)
+        if lip is None or lip.active or not self._heap:
+            return False
+        first = self._heap[0][2]
+        if lip.tenant is not first:
+            return lip.tenant.counter < first.counter
+        return lip.counter < first.lips[0][0]
+
+    def waits(self, root: int) -> bool:
+        """Whether a LIP has work waiting."""
+        lip = self._lips.get(root)
+        return lip is not None and bool(lip.works)
+
+    @property
+    def lips_active(self) -> int:
+        """LIPs with work waiting."""
+        return self._lips_active
 
     def service(self, root: int) -> tuple[float, float]:
         """Return the counters of a LIP's tenant and of the LIP, which order the queue."""
@@ -223,14 +292,14 @@ class FairQueue:
     def statistics(self) -> FairQueueStatistics:
         """Return what waits now."""
         return FairQueueStatistics(
-            tenants=len(self._heap),
-            lips=sum(len(tenant.lips) for _, _, tenant in self._heap),
+            tenants=self._tenants_active,
+            lips=self._lips_active,
             works=self.works,
             tokens=self.tokens,
-            counters={tenant.name: counter for counter, _, tenant in self._heap},
+            counters={t.name: t.counter for t in self._tenants.values() if t.active},
         )
 
-    # -- Heaps: an entry's key is its counter, which only `serve` changes while it is in one ------
+    # -- Within --------------------------------------------------------------------------------
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -255,6 +324,7 @@ class FairQueue:
 
     def _forgot(self, work: Work) -> None:
         self.works -= 1
+        self.decodes -= work.count == 1
         self.tokens -= work.remaining
 
     def _lift(self, lip: _Lip) -> None:
@@ -267,45 +337,66 @@ class FairQueue:
         if least > lip.counter:
             lip.counter = least
 
+    # -- Heaps: an active node's counter changes only at the front, where its entry is replaced --
     def _activate(self, lip: _Lip) -> None:
         tenant = lip.tenant
         lip.active = True
-        heappush(tenant.lips, (lip.counter, lip.order, lip))
+        tenant.lips_active += 1
+        self._lips_active += 1
+        _push(tenant.lips, lip, tenant.lips_active)
         if not tenant.active:
             self._insert(tenant)
 
     def _deactivate(self, lip: _Lip) -> None:
         tenant = lip.tenant
         lip.active = False
+        tenant.lips_active -= 1
+        self._lips_active -= 1
         tenant.last = lip.counter
-        tenant.lips.remove((lip.counter, lip.order, lip))
-        heapify(tenant.lips)
-        if not tenant.lips:
+        _prune(tenant.lips)
+        if not tenant.lips and tenant.active:
             self._remove(tenant)
 
     def _insert(self, tenant: _Tenant) -> None:
         tenant.active = True
-        heappush(self._heap, (tenant.counter, tenant.order, tenant))
+        self._tenants_active += 1
+        _push(self._heap, tenant, self._tenants_active)
 
     def _remove(self, tenant: _Tenant) -> None:
         tenant.active = False
+        self._tenants_active -= 1
         self._last = tenant.counter
-        self._heap.remove((tenant.counter, tenant.order, tenant))
-        heapify(self._heap)
+        _prune(self._heap)
 
     def _reorder_first(self, tenant: _Tenant, lip: _Lip, *, waits: bool) -> None:
+        """The first LIP of the first tenant has a new counter, or no more work for now."""
         if waits:
             heapreplace(tenant.lips, (lip.counter, lip.order, lip))
+            _prune(tenant.lips)
         else:
-            heappop(tenant.lips)
-            lip.active = False
-            tenant.last = lip.counter
-        if tenant.lips:
+            self._deactivate(lip)
+        if tenant.active:
             heapreplace(self._heap, (tenant.counter, tenant.order, tenant))
-        else:
-            heappop(self._heap)
-            tenant.active = False
-            self._last = tenant.counter
+            _prune(self._heap)
+
+
+def _push(heap: _Heap[_Node], node: _Node, valid: int) -> None:
+    """Put in a node that has just become active, one of so many."""
+    heappush(heap, (node.counter, node.order, node))
+    if len(heap) > 2 * valid + _STALE_MAX:
+        heap[:] = {entry[1]: entry for entry in heap if _is_valid(entry)}.values()
+        heapify(heap)
+
+
+def _prune(heap: _Heap[_Node]) -> None:
+    """Drop stale entries from the front."""
+    while heap and not _is_valid(heap[0]):
+        heappop(heap)
+
+
+def _is_valid(entry: tuple[float, int, _Node]) -> bool:
+    counter, _, node = entry
+    return node.active and node.counter == counter
 
 
 def _first(lip: _Lip) -> Work:
