@@ -128,7 +128,12 @@ class Kernel:
         self._clock: Clock = clock or RealClock()
         self._about = about
         self._executor = executor
-        self._kvfs = KVFS(executor.pages, self._clock.now, options.tenants)
+        self._kvfs = KVFS(
+            executor.pages,
+            self._clock.now,
+            options.tenants,
+            prefix_cache_share=options.prefix_cache_share,
+        )
         self._scheduler = Scheduler(
             self._clock, executor.pages, executor.model.vocab_size, options.weights, options.steps
         )
@@ -233,6 +238,10 @@ class Kernel:
             return self.statistics()
         answers: dict[str, Callable[..., Any]] = {
             "kv_list": self._syscalls.kv_list,
+        if what == "metrics" and not args:
+            return self.metrics()
+        if what == "workers" and not args:
+            return sorted(self._workers)
             "kv_stat": self._syscalls.kv_stat,
             "kv_remove": self._syscalls.kv_remove,
         }
@@ -285,6 +294,15 @@ class Kernel:
             "copies": files.copied_slots,
         }
 
+            **{f"prefix_cache_{key}": value for key, value in asdict(files.prefix_cache).items()},
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the counters with `histograms` by name and `tenants` by name: for a scrape."""
+        return {
+            **self.statistics(),
+            "histograms": self._scheduler.histograms(),
+            "tenants": self._processes.tenants(),
     # -- Replies ---------------------------------------------------------------------------------
     def _reply(self, instance: int, seq: int, result: Result) -> None:
         caller = self._processes.get(instance)

@@ -7,7 +7,7 @@ was doing; parents may end before their children and the other way round.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from symphony_kernel.kvfs import KVFS, Account, HandleTable, KVFile, Tenant, page_count
@@ -23,6 +23,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.scheduler.work import Work
 
 INSTANCE_MAX = (1 << 63) - 1
+_UNCLAIMED_MAX = 1 << 16
 
 
 class WorkQueue(Protocol):
@@ -47,11 +48,17 @@ class Grant(NamedTuple):
 
 @dataclass(slots=True)
 class Usage:
-    """What an instance has used, as `End` answers it."""
+    """What an instance has used, as `End` answers it; or all instances of a tenant."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+
+    def add(self, other: "Usage") -> None:
+        """Count what another has used, too."""
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.completion_tokens += other.completion_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +116,8 @@ class ProcessTable:
         self._exceeded = exceeded
         self._instances: dict[int, Instance] = {}
         self._lips: dict[int, Lip] = {}
+        self._used: dict[str, Usage] = {}  # by tenants, of instances that have ended
+        self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
 
     # -- Who is there ---------------------------------------------------------------------------
     def get(self, instance: int) -> Instance | None:
@@ -270,12 +279,17 @@ class ProcessTable:
         Its preds in flight are dropped, what waited in files' queues never starts, and nothing more
         is replied to it.
 
+        One that has ended with its worker answers what it had used, once.
+
         Raises:
             SyscallError: ENOENT.
         """
         gone = self._instances.pop(instance, None)
         if gone is None:
-            raise SyscallError(Errno.ENOENT, f"no instance {instance}")
+            unclaimed = self._unclaimed.pop(instance, None)
+            if unclaimed is None:
+                raise SyscallError(Errno.ENOENT, f"no instance {instance}")
+            return unclaimed
         gone.ended = True
         self._drop_operations(gone)
         handles = gone.handles.clear()
@@ -286,6 +300,7 @@ class ProcessTable:
         entry_ms = self._kvfs.ledger.close(gone.account)
         self._leave_lip(gone.lip)
         usage = gone.usage
+        self._used.setdefault(gone.tenant.name, Usage()).add(usage)
         return {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
@@ -294,10 +309,19 @@ class ProcessTable:
         }
 
     def end_worker(self, worker: str | None = None) -> list[int]:
-        """End all instances of a worker that has died, or all there are; return them."""
+        """End all instances of a worker that has died, or all there are; return them.
+
+        The gateway will ask what a dead worker's instances had used; after all have ended it is the
+        gateway that has gone, and nobody will.
+        """
         gone = [i.id for i in self._instances.values() if worker is None or i.worker == worker]
-        for instance in gone:
-            self.end(instance)
+        ended = {instance: self.end(instance) for instance in gone}
+        if worker is None:
+            self._unclaimed.clear()
+        else:
+            self._unclaimed |= ended
+            while len(self._unclaimed) > _UNCLAIMED_MAX:  # of runs that were not quite started
+                del self._unclaimed[next(iter(self._unclaimed))]
         return gone
 
     def _drop_operations(self, gone: Instance) -> None:
@@ -318,6 +342,30 @@ class ProcessTable:
             self._scheduler.forget(lip.root)
             self._kvfs.ledger.close(lip.account)
             del self._lips[lip.root]
+
+    # -- Figures --------------------------------------------------------------------------------
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """Return what each tenant holds now and has used since the start, live instances included.
+
+        Takes a look at every live instance: for a scrape, not for a hot path.
+        """
+        used: dict[str, Usage] = {}
+        lips: dict[str, set[int]] = {}
+        for name, usage in self._used.items():
+            used.setdefault(name, Usage()).add(usage)
+        for instance in self._instances.values():
+            used.setdefault(instance.tenant.name, Usage()).add(instance.usage)
+            lips.setdefault(instance.tenant.name, set()).add(instance.lip.root)
+        return {
+            name: {
+                **asdict(used.get(name, Usage())),
+                "lips": len(lips.get(name, ())),
+                "pages": tenant.account.pages,
+                "handles": tenant.handles,
+                "files": tenant.files,
+            }
+            for name, tenant in self._kvfs.tenants.items()
+        }
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:

@@ -57,6 +57,7 @@ def test_a_worker_that_breaks_the_protocol_is_cut_off_and_its_instances_end(
         rig.worker.link.send(frame)
         rig.worker.tell(1, Op.KV_CREATE, B)
         await rig.worker.closed.wait()
+        assert (await rig.gateway.end(1)).errno == 0  # and what it had used
         assert (await rig.gateway.end(1)).errno == -Errno.ENOENT
         assert isinstance(await kept, bytes), "the other worker's go on"
         await rig.gateway.check_integrity()

@@ -177,9 +177,42 @@ def test_a_dead_worker_ends_its_own_instances_only() -> None:
     assert sorted(rig.processes.end_worker("worker-0")) == [1, 3]
     assert rig.processes.get(2) is not None
     with pytest.raises(SyscallError) as caught:
-        rig.processes.end(1)
+        rig.processes.end(4)
     assert caught.value.errno is Errno.ENOENT
     rig.finish()
+
+
+def test_what_a_dead_workers_instances_used_is_told_once() -> None:
+    rig = SyscallRig()
+    rig.call(1, Op.KV_CREATE, A)
+    rig.send(1, Op.PRED, A, u32(*range(40)), None, b"")
+    rig.scheduler.compute()
+    rig.processes.end_worker("worker-0")
+    assert rig.processes.end(1)["prompt_tokens"] == 40
+    with pytest.raises(SyscallError):
+        rig.processes.end(1)
+    rig.register(2)
+    rig.processes.end_worker()  # the gateway has gone: nobody will ask
+    with pytest.raises(SyscallError):
+        rig.processes.end(2)
+
+
+def test_a_tenants_use_is_counted_while_its_programs_live_and_after() -> None:
+    rig = SyscallRig()
+    rig.register(2, tenant="other")
+    for lip in (1, 2):
+        rig.call(lip, Op.KV_CREATE, A)
+        rig.send(lip, Op.PRED, A, u32(*range(20 * lip)), None, b"")
+        rig.scheduler.compute()
+    rig.call(2, Op.KV_SAVE, A, "kept", 0)
+    live = rig.processes.tenants()
+    assert (live["t"]["prompt_tokens"], live["t"]["lips"], live["t"]["pages"]) == (20, 1, 2)
+    assert (live["other"]["prompt_tokens"], live["other"]["lips"]) == (40, 1)
+    rig.processes.end(2)
+    after = rig.processes.tenants()
+    assert after["t"] == live["t"]
+    assert after["other"] == {**live["other"], "lips": 0, "handles": 0, "files": 1}
+    rig.finish(names=1)
 
 
 def test_pages_that_outlive_their_instance_are_paid_for_above_it() -> None:

@@ -30,6 +30,7 @@ class LengthFile:
         self.length = 0
         self.pages = 0
         self.error: Errno | None = None
+        self.computed_at = 0.0
         self.reserve(length)
         self.length = length
 

@@ -91,8 +91,8 @@ class KVFile:
     """Entries of one file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_count", "_storage", "_table", "computed_at", "counted", "error", "length", "owner",
-        "path", "plain", "queue", "references", "tenant",
+        "_count", "_storage", "_table", "computed_at", "counted", "error", "generating",
+        "length", "owner", "path", "plain", "queue", "references", "tenant",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:

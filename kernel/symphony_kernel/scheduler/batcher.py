@@ -51,6 +51,7 @@ class Step:
     batch: Batch
     tokens: int  # new ones
     launched: float = 0.0  # clock seconds
+    decodes: int = 0  # rows of preds with a single token
 
 
 @dataclass(slots=True, eq=False)

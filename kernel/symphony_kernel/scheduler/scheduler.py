@@ -8,6 +8,7 @@ before asking again. Everything happens on the event loop's thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
@@ -15,6 +16,7 @@ from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import Batcher, Step, StepLimits, add_result
 from symphony_kernel.scheduler.clock import Clock
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
+from symphony_kernel.scheduler.figures import Figures
 from symphony_kernel.scheduler.work import Work
 
 _STEPS_AHEAD_MAX = 2  # one computes, and a full one may wait behind it
@@ -35,27 +37,8 @@ class SchedulerStatistics:
     prefill_tokens: int
     decode_tokens: int
     preds: int
+    preds_starved: int  # ended with ENOMEM, so that others could go on
     step_ms: float  # sum over all steps
-
-
-@dataclass(slots=True)
-class _Counts:
-    steps: int = 0
-    rows: int = 0
-    decode_rows: int = 0
-    decode_steps: int = 0
-    prefill_tokens: int = 0
-    preds: int = 0
-    step_seconds: float = 0.0
-
-    def add(self, step: Step, seconds: float) -> None:
-        decodes = sum(1 for part in step.parts if part.work.count == 1)
-        self.steps += 1
-        self.rows += len(step.parts)
-        self.decode_rows += decodes
-        self.decode_steps += decodes > 0
-        self.prefill_tokens += step.tokens - decodes
-        self.step_seconds += seconds
 
 
 class Scheduler:
@@ -79,7 +62,7 @@ class Scheduler:
         self._victims = 1  # of these, when it is time for some to fail
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
-        self._counts = _Counts()
+        self._figures = Figures()
         self._turn: float | None = None  # when the works came that `poll` has not seen
         self._replies: dict[int, int] | None = None  # while `complete` gives them: each LIP's
 
@@ -92,6 +75,7 @@ class Scheduler:
             self._answers.heard(work.root, self._turn)
         else:  # it waited behind a pred that has just been answered: nobody else need answer
             self._replies[work.root] = self._replies.get(work.root, 0) - 1
+        self._figures.submitted(work.root, self._turn or self._clock.now())
         if self._steps and not self._waiting:
             self._batcher.reserve_ahead(work)
         self._queue.push(work)
@@ -107,6 +91,7 @@ class Scheduler:
         if instance is None:
             gone = self._queue.forget_lip(root)
             self._answers.forget(root)
+            self._figures.forget(root)
         else:
             gone = self._queue.forget_instance(root, instance)
         gone += [
@@ -154,6 +139,7 @@ class Scheduler:
         """Take the results of the oldest step, in the order of its rows."""
         self._ended(step)
         vocab_size = self._vocab_size
+        self._figures.completing(self._clock.now())
         replies = self._replies = {}
         for part, result in zip(step.parts, results, strict=True):
             work = part.work
@@ -185,7 +171,7 @@ class Scheduler:
 
     def statistics(self) -> SchedulerStatistics:
         """Return the counters."""
-        counts = self._counts
+        counts = self._figures
         return SchedulerStatistics(
             queue=self._queue.statistics(),
             waiting_for_pages=len(self._waiting),
@@ -197,8 +183,13 @@ class Scheduler:
             prefill_tokens=counts.prefill_tokens,
             decode_tokens=counts.decode_rows,
             preds=counts.preds,
+            preds_starved=counts.starved,
             step_ms=1000 * counts.step_seconds,
         )
+
+    def histograms(self) -> dict[str, dict[str, Any]]:
+        """Return what is counted by size: name -> a `Histogram.view`."""
+        return {name: each.view() for name, each in self._figures.histograms.items()}
 
     # -- Within --------------------------------------------------------------------------------
     def _next_is_full(self) -> bool:
@@ -215,6 +206,7 @@ class Scheduler:
         step = formed.step
         if step is not None:
             step.launched = now
+            self._figures.launched(step)
             self._steps.append(step)
             return step
         if formed.failed:
@@ -236,6 +228,7 @@ class Scheduler:
         self._waiting = victims[self._victims :]
         for victim in victims[: self._victims]:
             self._queue.remove(victim)
+            self._figures.starved += 1
             self._fail(victim, Errno.ENOMEM)
         self._victims *= 2
         return PAGES_WAIT_MS_MAX / 1000
@@ -243,10 +236,11 @@ class Scheduler:
     def _finish(self, work: Work, result: bytes) -> None:
         work.finished = True
         if work.options.keep:
-            work.file.commit(work.tokens, work.positions)
+            tree = work.options.parents is not None
+            work.file.commit(work.tokens, work.positions, tree)
         else:
             work.file.unreserve()
-        self._counts.preds += 1
+        self._figures.finished(work)
         work.done(result)
 
     def _fail_running(self, work: Work, errno: Errno) -> None:
@@ -270,5 +264,5 @@ class Scheduler:
         seconds = now - max(step.launched, self._completed)
         self._completed = self._changed = now
         self._waiting, self._victims = [], 1
-        self._counts.add(step, seconds)
+        self._figures.stepped(step, seconds)
         self._answers.stepped(replies, now, seconds)

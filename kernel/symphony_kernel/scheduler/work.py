@@ -19,6 +19,8 @@ class WorkFile(Protocol):
 
     @property
     def length(self) -> int:
+    computed_at: float  # when its last pred ended, on the scheduler's clock; 0.0 before the first
+
         """Entries that exist."""
 
     @property
