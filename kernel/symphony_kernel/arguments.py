@@ -12,6 +12,7 @@ import numpy as np
 from symphony_kernel.executor.base import Int32, Int64, ModelInfo, UInt32
 from symphony_kernel.kvfs.handles import ALL_RIGHTS
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.generate_options import GenerateOptions, parse_generate_options
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
     NAME_BYTES_MAX,
@@ -138,6 +139,17 @@ def pred_options(value: object, n: int, model: ModelInfo) -> PredOptions:
         _check_vocabulary(options, model.vocab_size)
     if options.places(n) * options.place_bytes(model.vocab_size) > PRED_RESULT_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"a result has at most {PRED_RESULT_BYTES_MAX} bytes")
+    return options
+
+
+def generate_options(value: object, model: ModelInfo) -> GenerateOptions:
+    """Return the options of a generation; EINVAL, EFBIG, ENOSYS."""
+    if not isinstance(value, bytes):
+        raise SyscallError(Errno.EINVAL, "options are bytes")
+    options = parse_generate_options(value)
+    _check_vocabulary(options.pred, model.vocab_size)
+    if max(options.stop, default=0) >= model.vocab_size:
+        raise SyscallError(Errno.EINVAL, f"a token in stop is below {model.vocab_size}")
     return options
 
 

@@ -16,13 +16,16 @@ from symphony_kernel.kvfs import KVFS, KVFile
 from symphony_kernel.kvfs.ordering import Operation, drop, finish, submit
 from symphony_kernel.process_table import Instance, ProcessTable, WorkQueue
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.generate_options import GenerateOptions
 from symphony_kernel.protocol.limits import INSTANCE_CALLS_PENDING_MAX, LIP_CALL_BYTES_MAX
 from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.scheduler.run_ahead import RunAhead
 from symphony_kernel.scheduler.work import Work
 
 Result: TypeAlias = int | bytes
 Action: TypeAlias = Callable[[], Result]
 
+_U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
 
 
@@ -53,18 +56,22 @@ class Turns:
         sticky: KVFile | None = None,
         size: int = 0,
         new: bool = False,
+        behind: bool = False,
     ) -> Result | None:
         """Do `action` when every call before it on `files` has finished; None: it has to wait.
 
         `size` is in bytes, of arguments kept until then. A failure becomes the answer of `sticky`
-        until it is closed; `new` says that the call made this file.
+        until it is closed; `new` says that the call made this file, `behind` that it waits even for
+        a generation.
 
         Raises:
-            SyscallError: what `action` raises when it is done now, or EAGAIN.
+            SyscallError: what `action` raises when it is done now, or EAGAIN, EBUSY.
         """
         try:
             for file in files:
                 if file.queue:
+                    if not behind:
+                        self.check_file(*files)
                     self.check_room(call.caller, size)
                     submit(_Turn(self, call, files, size, action, sticky, new))
                     return None
@@ -80,6 +87,12 @@ class Turns:
             raise SyscallError(Errno.EAGAIN, f"{len(caller.operations)} calls wait")
         if caller.lip.call_bytes + size > LIP_CALL_BYTES_MAX:
             raise SyscallError(Errno.EAGAIN, f"{caller.lip.call_bytes} bytes of calls wait")
+
+    def check_file(self, *files: KVFile) -> None:
+        """Check that no generation goes on in these files; SyscallError EBUSY."""
+        for file in files:
+            if file.generating:
+                raise SyscallError(Errno.EBUSY, "a generation goes on in this file")
 
     def answer(self, caller: Instance, seq: int, result: Result) -> None:
         """Reply, if the call wants one and its caller is still there."""
@@ -253,5 +266,94 @@ class Pred(_Pending):
                 usage.prompt_tokens += n
             if self.options.get in _SAMPLED:
                 usage.completion_tokens += self.options.places(n)
+        self.turns.answer(self.caller, self.seq, result)
+        finish(self)
+
+
+class Generation(Pred):
+    """A generation: a pred, and behind each token that it gives the next one, until its end.
+
+    It is first in its file's queue all the time, and nothing waits behind it but what has failed:
+    other calls on the file hear EBUSY. What it gives is replied to record by record; the last reply
+    is empty, or an errno.
+    """
+
+    __slots__ = ("asked", "run_ahead", "token")
+
+    def __init__(
+        self,
+        turns: Turns,
+        call: Call,
+        file: KVFile,
+        tokens: UInt32,
+        options: GenerateOptions,
+        size: int,
+    ) -> None:
+        super().__init__(turns, call, file, tokens, None, options.pred, size)
+        self.asked = options
+        self.run_ahead: RunAhead  # set when it starts
+        self.token: UInt32 | None = None  # [1], the last one given, while its step is not launched
+        file.generating = True
+
+    def cancel(self) -> None:
+        """End it now, wherever it is: nothing is appended any more."""
+        if self.token is None:
+            super().cancel()
+        else:
+            self._end(-Errno.ECANCELED)
+
+    def taken(self, n: int) -> None:
+        """The program has taken n records; SyscallError EINVAL when there were not so many."""
+        if self.work is None or n > self.run_ahead.untaken:
+            raise SyscallError(Errno.EINVAL, f"{n} records were not given")
+        self.run_ahead.take(n)
+        if self.token is not None:
+            self._go_on()
+
+    def finished(self) -> None:
+        """Leave; the file is free."""
+        self.files[0].generating = False
+        super().finished()
+
+    def _work(self) -> Work:
+        work = super()._work()
+        room = self.turns.entries_max - self.files[0].length - len(self.tokens)
+        # The last token is not appended: it needs no room.
+        self.run_ahead = RunAhead(self.asked, room + 1)
+        return work
+
+    def _done(self, result: bytes | int) -> None:
+        if isinstance(result, int):
+            self._end(result)
+            return
+        usage, work = self.caller.usage, self.work
+        assert work is not None
+        if work.count > 1:
+            usage.prompt_tokens += work.count
+        usage.completion_tokens += 1
+        self.turns.answer(self.caller, self.seq, result)
+        if self.run_ahead.give(result):
+            self._end(b"")
+        else:
+            self.token = np.frombuffer(result, _U32, 1)
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Submit the step that appends the last token, unless the program is too far behind."""
+        if self.run_ahead.stalled:
+            return
+        work, token = self.work, self.token
+        assert work is not None
+        assert token is not None
+        try:
+            self.turns.processes.charge_tokens(self.caller, 1)
+        except SyscallError as error:
+            self._end(-error.errno)
+            return
+        self.token = None
+        self.work = work.following(token)
+        self.turns.scheduler.submit(self.work)
+
+    def _end(self, result: bytes | int) -> None:
         self.turns.answer(self.caller, self.seq, result)
         finish(self)

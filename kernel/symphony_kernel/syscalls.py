@@ -21,7 +21,7 @@ from symphony_kernel.arguments import Ranges, integer, text
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
 from symphony_kernel.kvfs.handles import ALL_RIGHTS, APPEND, GRANT, READ, SAVE, TRUNCATE
-from symphony_kernel.pending_calls import Call, Pred, Result, Turns
+from symphony_kernel.pending_calls import Call, Generation, Pred, Result, Turns
 from symphony_kernel.process_table import Grant, Instance, ProcessTable, WorkQueue
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -88,9 +88,13 @@ class Syscalls:
             Op.KV_GRANT: (self._kv_grant, 4),  # handle, instance, rights, name
             Op.KV_GRANTED: (self._kv_granted, 2),  # handle, name -> rights
             Op.KV_CLOSE: (self._kv_close, 1),  # handle
+            Op.KV_OFFER: (self._kv_offer, 1),  # handle -> entries cached
+            Op.KV_MATCH: (self._kv_match, 2),  # handle, tokens -> entries
             Op.PRED: (self._pred, 4),  # handle, tokens, positions, options -> results
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
-            Op.CANCEL: (self._cancel, 1),  # seq of a PRED
+            Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
+            Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
+            Op.TAKEN: (self._taken, 2),  # seq of a GENERATE, records
         }
 
     def execute(self, worker: str, calls: list[Any]) -> None:
@@ -189,9 +193,13 @@ class Syscalls:
         try:
             origin = call.caller.handles.get(source, READ).file
             ranges = arguments.one_range(start, end)
+            self._turns.check_file(origin)
+            self._turns.check_file(file)
         except SyscallError as error:
             # Calls before this one have not failed: the file learns of it when their turn is over.
-            return self._turns.in_order(call, (file,), partial(_fail, error), sticky=file)
+            return self._turns.in_order(
+                call, (file,), partial(_fail, error), sticky=file, behind=True
+            )
         files = (file,) if origin is file else (origin, file)
         return self._turns.in_order(
             call, files, lambda: self._append(call.caller, file, origin, ranges), sticky=file
@@ -220,6 +228,19 @@ class Syscalls:
         call.caller.usage.cached_tokens += file.length
         return granted
 
+    def _kv_match(self, call: Call, number: Any, tokens: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        ids = arguments.token_ids(tokens, self._model)
+        call.caller.tenant.charge_handle()
+        try:
+            file = self._kvfs.match(call.caller.tenant.name, ids, call.caller.account)
+        except SyscallError:
+            call.caller.tenant.handles -= 1
+            raise
+        call.caller.handles.insert(new, file, ALL_RIGHTS)
+        call.caller.usage.cached_tokens += file.length
+        return file.length
+
     def _new_file(self, caller: Instance, number: int, rights: int) -> KVFile:
         caller.tenant.charge_handle()
         try:
@@ -245,9 +266,28 @@ class Syscalls:
         given = arguments.positions(positions, len(ids), self._model)
         parsed = arguments.pred_options(options, len(ids), self._model)
         size = len(tokens) + len(options)
+        self._turns.check_file(file)
         self._turns.check_room(call.caller, size)
         Pred(self._turns, call, file, ids, given, parsed, size).begin()
         return None
+
+    def _generate(self, call: Call, number: Any, tokens: Any, options: Any) -> Result | None:
+        file = call.caller.handles.get(number, APPEND).file
+        ids = arguments.token_ids(tokens, self._model)
+        parsed = arguments.generate_options(options, self._model)
+        if not call.seq:
+            raise SyscallError(Errno.EINVAL, "a generation that nobody could take from")
+        size = len(tokens) + len(options)
+        self._turns.check_file(file)
+        self._turns.check_room(call.caller, size)
+        Generation(self._turns, call, file, ids, parsed, size).begin()
+        return None
+
+    def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
+        generation, records = call.caller.pending.get(integer(target)), integer(count, 1)
+        if isinstance(generation, Generation):  # else it has ended meanwhile
+            generation.taken(records)
+        return 0
 
     def _cancel(self, call: Call, target: Any) -> Result | None:
         pred = call.caller.pending.get(integer(target))
@@ -300,6 +340,10 @@ class Syscalls:
             return 0
 
         return self._turns.in_order(call, (file,), save)
+
+    def _kv_offer(self, call: Call, number: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        return self._turns.in_order(call, (file,), lambda: self._kvfs.offer(_content(file)))
 
     # -- Names ------------------------------------------------------------------------------------
     def _kv_remove(self, call: Call, path: Any) -> Result | None:

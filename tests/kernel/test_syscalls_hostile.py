@@ -60,6 +60,8 @@ GOOD: dict[Op, list[Any]] = {
     Op.PRED: [A, TOKEN, None, b""],
     Op.STAGE: [5, [[A, 1, "name"]]],
     Op.CANCEL: [1],
+    Op.GENERATE: [A, TOKEN, b""],
+    Op.TAKEN: [1, 1],
 }
 # Junk that is right in its place.
 FITTING: dict[tuple[Op, int], list[Any]] = {
@@ -72,6 +74,7 @@ FITTING: dict[tuple[Op, int], list[Any]] = {
     (Op.KV_EXTRACT, 2): [b""],
     (Op.PRED, 2): [None],
     (Op.PRED, 3): [b""],
+    (Op.GENERATE, 2): [b""],
     (Op.STAGE, 0): [1 << 62],
     (Op.STAGE, 1): [[]],
     (Op.CANCEL, 0): [],
@@ -83,7 +86,7 @@ def test_good_arguments_are_taken(rig: SyscallRig, op: Op) -> None:
     rig.register(2, parent=1)
     rig.processes.grant(rig.register(3), "name", rig.file(A), 1)
     result = rig.call(3 if op is Op.KV_GRANTED else 1, op, *GOOD[op])
-    if op is Op.PRED:
+    if op in (Op.PRED, Op.GENERATE):
         rig.scheduler.compute()
     else:
         assert isinstance(result, bytes) or (result is not None and result >= 0)
@@ -126,6 +129,7 @@ def test_a_wrong_number_of_arguments_is_invalid(rig: SyscallRig, op: Op) -> None
         (Op.KV_SAVE, [WEAK, "x", 0]),
         (Op.KV_GRANT, [WEAK, 2, 0, "x"]),
         (Op.PRED, [WEAK, TOKEN, None, b""]),
+        (Op.GENERATE, [WEAK, TOKEN, b""]),
         (Op.STAGE, [5, [[WEAK, 0, "x"]]]),
     ],
     ids=lambda value: value.name if isinstance(value, Op) else "",
@@ -186,6 +190,18 @@ def test_a_right_that_is_not_there_is_refused(rig: SyscallRig, op: Op, given: li
         (Op.PRED, 3, packed(unknown=1), Errno.EINVAL),
         (Op.PRED, 3, bytes((1 << 20) + 1), Errno.EFBIG),
         (Op.PRED, 3, b"\x91" * 2000, Errno.EINVAL),
+        (Op.GENERATE, 0, NEW, Errno.EBADF),
+        (Op.GENERATE, 1, b"", Errno.EINVAL),
+        (Op.GENERATE, 1, u32(100), Errno.EINVAL),
+        (Op.GENERATE, 1, u32(*[0] * 501), Errno.EFBIG),
+        (Op.GENERATE, 2, packed(stop=[100]), Errno.EINVAL),
+        (Op.GENERATE, 2, packed(max=0), Errno.EINVAL),
+        (Op.GENERATE, 2, packed(ahead=1025), Errno.EINVAL),
+        (Op.GENERATE, 2, packed(at=[0]), Errno.EINVAL),
+        (Op.GENERATE, 2, packed(allow=b"\xff"), Errno.EINVAL),
+        (Op.GENERATE, 2, packed(constraint=1), Errno.ENOSYS),
+        (Op.GENERATE, 2, bytes((1 << 20) + 1), Errno.EFBIG),
+        (Op.TAKEN, 1, 0, Errno.EINVAL),
     ],
 )
 def test_a_wrong_value_has_its_errno(
@@ -215,7 +231,7 @@ def test_what_is_no_call_is_dropped(rig: SyscallRig) -> None:
     assert rig.syscalls.statistics().dropped == len(calls)
 
 
-@pytest.mark.parametrize("op", [*JUNK, 0, 19, 1.0])
+@pytest.mark.parametrize("op", [*JUNK, 0, max(Op) + 1, 1.0])
 def test_what_is_no_operation_is_not_there(rig: SyscallRig, op: Any) -> None:
     rig.syscalls.execute(WORKER, [[1, op, 50, NEW]])
     assert rig.replies[-1] == (1, 50, -Errno.ENOSYS)
@@ -241,7 +257,7 @@ VALUES = st.recursive(
 )
 CALLS = st.builds(
     lambda op, instance, seq, given: [instance, op, seq, *given],
-    st.integers(0, 19),
+    st.integers(0, max(Op) + 1),
     st.sampled_from([1, 1, 1, 2, 3, 4]),
     st.integers(0, 6),
     st.lists(VALUES, max_size=4),

@@ -108,6 +108,7 @@ class KVFile:
         self.references = 1
         self.counted = True  # in its tenant's quota of files
         self.error: Errno | None = None  # of the call that made it; its answer until it is closed
+        self.generating = False  # a generation is in its queue: other calls hear EBUSY
         self.path = ""  # the name it was opened from or last saved under
         self.queue: FileQueue | None = None
         self.computed_at = 0.0  # the scheduler's: when its last pred ended

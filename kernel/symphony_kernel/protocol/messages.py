@@ -49,7 +49,13 @@ class Op(IntEnum):
     KV_CLOSE = 15  # handle; no reply
     PRED = 16  # handle, tokens (u32 bytes), positions (u32 bytes or nil), options (bytes) -> bytes
     STAGE = 17  # stage id, [[handle, rights, name], ...] -> 0; kept for the child that names it
-    CANCEL = 18  # the seq of a PRED to drop; no reply; its own reply becomes ECANCELED
+    CANCEL = 18  # the seq of a PRED or GENERATE to drop; no reply; its own becomes ECANCELED
+    # handle, tokens (u32 bytes), options (bytes) -> records, reply after reply; the last one is
+    # empty or an errno, and comes in the frame of the last record
+    GENERATE = 19
+    TAKEN = 20  # the seq of a GENERATE, records that the program has taken; no reply
+    KV_OFFER = 21  # handle -> entries that the prefix cache has of it now
+    KV_MATCH = 22  # handle, tokens (u32 bytes) -> entries of the new file
 
 
 @dataclass(frozen=True, slots=True)

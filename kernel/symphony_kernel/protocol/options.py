@@ -23,7 +23,7 @@ from symphony_kernel.protocol.limits import (
     PRED_TREE_TOKENS_MAX,
 )
 
-_CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
+CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
 
 
 class Get(IntEnum):
@@ -97,14 +97,15 @@ def parse_pred_options(data: bytes) -> PredOptions:
         return DEFAULT
     if len(data) > PRED_OPTIONS_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"options of {len(data)} bytes")
-    return _parse_cached(data) if len(data) <= _CACHED_BYTES_MAX else _parse(data)
+    return _parse_cached(data) if len(data) <= CACHED_BYTES_MAX else _parse(data)
 
 
 def _invalid(detail: str) -> SyscallError:
     return SyscallError(Errno.EINVAL, detail)
 
 
-def _parse(data: bytes) -> PredOptions:
+def unpack_options(data: bytes) -> dict[Any, Any]:
+    """Return the map in `data`; its values are checked by whoever reads them. EINVAL."""
     try:
         # Lists are made as long as they say they are, before their items are seen.
         options = msgpack.unpackb(
@@ -118,6 +119,11 @@ def _parse(data: bytes) -> PredOptions:
         raise _invalid(f"options are no msgpack: {error}") from error
     if not isinstance(options, dict):
         raise _invalid("options must be a map")
+    return options
+
+
+def options_of(options: dict[Any, Any]) -> PredOptions:
+    """Return the options in an unpacked map; EINVAL, ENOSYS."""
     parsed: dict[str, Any] = {}
     for key, value in options.items():
         if key in ("constraint", "adapter"):
@@ -127,6 +133,10 @@ def _parse(data: bytes) -> PredOptions:
             raise _invalid(f"unknown option {key!r}")
         parsed |= reader(value)
     return PredOptions(**parsed)
+
+
+def _parse(data: bytes) -> PredOptions:
+    return options_of(unpack_options(data))
 
 
 _parse_cached = lru_cache(maxsize=4096)(_parse)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.options import PredOptions
@@ -17,10 +19,10 @@ from symphony_kernel.protocol.options import PredOptions
 class WorkFile(Protocol):
     """The part of `kvfs.files.KVFile` that the scheduler touches."""
 
-    @property
-    def length(self) -> int:
     computed_at: float  # when its last pred ended, on the scheduler's clock; 0.0 before the first
 
+    @property
+    def length(self) -> int:
         """Entries that exist."""
 
     @property
@@ -79,6 +81,22 @@ class Work:
 
     def __post_init__(self) -> None:
         self.count = len(self.tokens)
+
+    def following(self, token: UInt32) -> "Work":
+        """Return the pred of one token ([1]) behind this one: the next step of a generation."""
+        return Work(
+            self.instance,
+            self.root,
+            self.tenant,
+            self.seq,
+            self.file,
+            token,
+            np.array([self.file.length], np.int32),
+            self.options,
+            self.done,
+            self.seed,
+            self.weight,
+        )
 
     @property
     def remaining(self) -> int:

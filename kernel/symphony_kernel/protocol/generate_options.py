@@ -1,0 +1,110 @@
+"""The options of `generate`: those of `pred`, and how long, until what, and how far ahead.
+
+A generation gives one record a step, so what `pred` may ask about several tokens, or instead of a
+token, makes no sense here and is refused.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    FILE_ENTRIES_MAX,
+    GENERATE_AHEAD_DEFAULT,
+    GENERATE_AHEAD_MAX,
+    GENERATE_STOP_MAX,
+    PRED_OPTIONS_BYTES_MAX,
+)
+from symphony_kernel.protocol.options import (
+    CACHED_BYTES_MAX,
+    DEFAULT,
+    Get,
+    PredOptions,
+    options_of,
+    unpack_options,
+)
+
+_TOKEN_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """Checked options. `pred` is what every step asks for; `is DEFAULT` when nothing special."""
+
+    pred: PredOptions = DEFAULT
+    tokens_max: int = FILE_ENTRIES_MAX + 1  # the file's room ends a generation before that
+    stop: frozenset[int] = frozenset()  # ids below 2**32
+    ahead: int = GENERATE_AHEAD_DEFAULT  # tokens appended before the program has taken them
+
+
+GENERATE_DEFAULT = GenerateOptions()
+
+
+def parse_generate_options(data: bytes) -> GenerateOptions:
+    """Return the options in msgpack `data` (empty: the defaults).
+
+    Raises:
+        SyscallError: EINVAL for what ABI.md does not describe or what a generation cannot have,
+            ENOSYS for what this version does not do yet, EFBIG over the size limit.
+    """
+    if not data:
+        return GENERATE_DEFAULT
+    if len(data) > PRED_OPTIONS_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"options of {len(data)} bytes")
+    return _parse_cached(data) if len(data) <= CACHED_BYTES_MAX else _parse(data)
+
+
+def _parse(data: bytes) -> GenerateOptions:
+    options = unpack_options(data)
+    own: dict[str, Any] = {
+        name: read(options.pop(key)) for key, (name, read) in _READERS.items() if key in options
+    }
+    pred = options_of(options)
+    _check(pred)
+    return GenerateOptions(pred=DEFAULT if pred == DEFAULT else pred, **own)
+
+
+_parse_cached = lru_cache(maxsize=4096)(_parse)
+
+
+def _check(pred: PredOptions) -> None:
+    if pred.get not in (Get.ARGMAX, Get.SAMPLE):
+        raise _invalid("get is argmax or sample: a generation gives tokens")
+    if pred.at != "last":
+        raise _invalid("at has no meaning here: every token is told of")
+    if pred.parents is not None:
+        raise _invalid("a generation has no parents: it goes on at the file's end")
+    if not pred.keep:
+        raise _invalid("a generation keeps what it appends: keep cannot be false")
+
+
+def _read_max(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= _TOKEN_MAX:
+        raise _invalid(f"max must be an integer from 1 to {_TOKEN_MAX}")
+    return value
+
+
+def _read_stop(value: Any) -> frozenset[int]:
+    if not isinstance(value, list) or len(value) > GENERATE_STOP_MAX:
+        raise _invalid(f"stop must be a list of at most {GENERATE_STOP_MAX} token ids")
+    if not all(type(token) is int and 0 <= token <= _TOKEN_MAX for token in value):
+        raise _invalid(f"a token id in stop must be from 0 to {_TOKEN_MAX}")
+    return frozenset(value)
+
+
+def _read_ahead(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= GENERATE_AHEAD_MAX:
+        raise _invalid(f"ahead must be an integer from 0 to {GENERATE_AHEAD_MAX}")
+    return value
+
+
+def _invalid(detail: str) -> SyscallError:
+    return SyscallError(Errno.EINVAL, detail)
+
+
+_READERS = {
+    "max": ("tokens_max", _read_max),
+    "stop": ("stop", _read_stop),
+    "ahead": ("ahead", _read_ahead),
+}
