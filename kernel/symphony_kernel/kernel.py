@@ -25,6 +25,7 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
+    PREFIX_CACHE_SHARE,
     REPLIES_BYTES_MAX,
     WORKER_BACKLOG_BYTES_MAX,
 )
@@ -45,6 +46,7 @@ class KernelOptions:
     weights: CostWeights = field(default_factory=CostWeights)
     steps: StepLimits = field(default_factory=StepLimits)
     tenants: TenantLimits | None = None  # by default one tenant may fill the pool
+    prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
 
 
 class Port:
@@ -236,12 +238,12 @@ class Kernel:
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
         if what == "statistics" and not args:
             return self.statistics()
-        answers: dict[str, Callable[..., Any]] = {
-            "kv_list": self._syscalls.kv_list,
         if what == "metrics" and not args:
             return self.metrics()
         if what == "workers" and not args:
             return sorted(self._workers)
+        answers: dict[str, Callable[..., Any]] = {
+            "kv_list": self._syscalls.kv_list,
             "kv_stat": self._syscalls.kv_stat,
             "kv_remove": self._syscalls.kv_remove,
         }
@@ -292,8 +294,6 @@ class Kernel:
             "files": files.files,
             "names": files.names,
             "copies": files.copied_slots,
-        }
-
             **{f"prefix_cache_{key}": value for key, value in asdict(files.prefix_cache).items()},
         }
 
@@ -303,6 +303,8 @@ class Kernel:
             **self.statistics(),
             "histograms": self._scheduler.histograms(),
             "tenants": self._processes.tenants(),
+        }
+
     # -- Replies ---------------------------------------------------------------------------------
     def _reply(self, instance: int, seq: int, result: Result) -> None:
         caller = self._processes.get(instance)
