@@ -1,0 +1,162 @@
+"""Compiles the native kernels with the system's C++ compiler, once for each machine.
+
+The library lies in a directory of the user's (`SYMPHONY_CACHE_DIR`, else the XDG cache directory)
+under a name that follows from all that made it: sources, flags, compiler and processor. Beside it
+lies its digest, so that a file that was cut short is built again and not loaded.
+"""
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).parent
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
+    # Whether a product and a sum are fused is said where it is meant, so that a number has the same
+    # bits in each instance of a template.
+    "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
+)  # fmt: skip
+_COMPILERS = ("c++", "g++", "clang++")
+_COMPILE_SECONDS_MAX = 300
+_MACHINES = ("x86_64", "amd64")
+_FLAGS_NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
+
+
+class NativeUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
+    """There are no native kernels on this machine, for the reason in the message."""
+
+
+def built_library(say: Callable[[str], None] = _log.info) -> Path:
+    """Return the path of the compiled library, compiling it when it is not there.
+
+    Raises:
+        NativeUnavailable: no such processor, no compiler, or it fails on our sources.
+    """
+    processor = _processor()
+    compiler = _compiler()
+    directory = _cache_directory()
+    target = directory / f"kernels-{_key(compiler, processor)}.so"
+    if _intact(target):
+        return target
+    say(f"compiling the native kernels with {compiler} (once, some seconds)")
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as scratch:
+        made = compile_library(compiler, Path(scratch))
+        _digest_path(target).write_text(_digest(made))
+        made.replace(target)
+    say(f"compiled the native kernels in {time.perf_counter() - started:.1f} s: {target}")
+    return target
+
+
+def compile_library(compiler: str, scratch: Path, flags: tuple[str, ...] = ()) -> Path:
+    """Compile all sources into a library in `scratch` and return its path; NativeUnavailable."""
+    sources = sorted(SOURCES.glob("*.cpp"))
+    objects = [scratch / f"{source.stem}.o" for source in sources]
+
+    def compile_one(source: Path, made: Path) -> None:
+        _run(compiler, *FLAGS, *flags, "-c", str(source), "-o", str(made))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(compile_one, sources, objects))
+    library = scratch / "kernels.so"
+    _run(compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library))
+    return library
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(  # noqa: S603 - the compiler that the operator's PATH or CXX names
+            command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS_MAX
+        )
+    except subprocess.CalledProcessError as error:
+        lines = (error.stderr or error.stdout or "no message").strip().splitlines()
+        told = next((line for line in lines if "error" in line), lines[0])
+        raise NativeUnavailable(f"{command[0]} failed on the native kernels: {told}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(
+            f"{command[0]} cannot compile the native kernels: {error}"
+        ) from error
+
+
+def _processor() -> str:
+    """Return what the processor calls itself and can do."""
+    if platform.system() != "Linux" or platform.machine().lower() not in _MACHINES:
+        raise NativeUnavailable(f"no native kernels for {platform.system()} {platform.machine()}")
+    told: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        name, _, value = line.partition(":")
+        told.setdefault(name.strip(), value.strip())
+    missing = _FLAGS_NEEDED - set(told.get("flags", "").split())
+    if missing:
+        raise NativeUnavailable(f"this processor lacks {', '.join(sorted(missing))}")
+    return "\n".join(told.get(name, "") for name in ("cpu family", "model", "model name", "flags"))
+
+
+def _compiler() -> str:
+    wanted = os.environ.get("CXX")
+    for name in (wanted,) if wanted else _COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise NativeUnavailable(
+        f"no C++ compiler is called {wanted}" if wanted else "there is no C++ compiler"
+    )
+
+
+def _key(compiler: str, processor: str) -> str:
+    try:
+        version = subprocess.run(  # noqa: S603
+            [compiler, "--version"], check=True, capture_output=True, timeout=30
+        ).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NativeUnavailable(f"{compiler} does not run: {error}") from error
+    parts = [compiler.encode(), version, " ".join(FLAGS).encode(), processor.encode()]
+    for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
+        parts += [path.name.encode(), path.read_bytes()]
+    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
+    return hashlib.sha256(lengths + b"".join(parts)).hexdigest()[:32]
+
+
+def _cache_directory() -> Path:
+    """Return the directory of compiled libraries, which is the user's alone."""
+    given = os.environ.get("SYMPHONY_CACHE_DIR")
+    try:
+        if given:
+            directory = Path(given)
+        else:
+            cache = os.environ.get("XDG_CACHE_HOME")
+            directory = (Path(cache) if cache else Path.home() / ".cache") / "symphony"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except (OSError, RuntimeError) as error:
+        raise NativeUnavailable(f"no directory for compiled kernels: {error}") from error
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise NativeUnavailable(f"others may write in {directory}: it is no place for code")
+    if not os.access(directory, os.W_OK):
+        raise NativeUnavailable(f"{directory} cannot be written")
+    return directory
+
+
+def _digest_path(target: Path) -> Path:
+    return target.with_suffix(".sha256")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _intact(target: Path) -> bool:
+    try:
+        return _digest_path(target).read_text() == _digest(target)
+    except (OSError, UnicodeDecodeError):
+        return False

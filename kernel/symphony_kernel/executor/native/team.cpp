@@ -1,0 +1,115 @@
+#include "team.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+
+namespace symphony {
+
+namespace {
+
+constexpr int SPINS = 4000;  // of about 10 ns: longer than the loops of a step lie apart
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+
+void sleep_while(std::atomic<uint32_t> &word, uint32_t value) {
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+
+void wake_all(std::atomic<uint32_t> &word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Spins for a while, and then gives the core to whoever else wants it.
+class Patience {
+  public:
+    void wait() {
+        if (turns_ < SPINS) {
+            ++turns_;
+            _mm_pause();
+        } else {
+            sched_yield();
+        }
+    }
+
+  private:
+    int turns_ = 0;
+};
+
+}  // namespace
+
+Team::Team(int threads) {
+    for (int thread = 1; thread < threads; ++thread) {
+        others_.emplace_back([this, thread] { serve(thread); });
+    }
+}
+
+Team::~Team() {
+    stopped_.store(true);
+    step_.fetch_add(2);
+    wake_all(step_);
+    for (std::thread &other : others_) other.join();
+}
+
+void Team::begin() {
+    if (others_.empty()) return;
+    step_.fetch_add(1);
+    wake_all(step_);
+}
+
+void Team::end() {
+    if (!others_.empty()) step_.fetch_add(1);
+}
+
+void Team::run_tasks(int32_t tasks, Call call, const void *work) {
+    tasks_.store(tasks, std::memory_order_relaxed);
+    call_.store(call, std::memory_order_relaxed);
+    work_.store(work, std::memory_order_relaxed);
+    unfinished_.store(tasks, std::memory_order_relaxed);
+    uint64_t number = (open_.load(std::memory_order_relaxed) >> 32) + 1;
+    open_.store(number << 32 | static_cast<uint32_t>(tasks), std::memory_order_release);
+    take_tasks(0);
+    Patience patience;
+    while (unfinished_.load(std::memory_order_acquire) != 0) patience.wait();
+}
+
+// Takes tasks of the open loop until none is left, then tells how many it has done: no other loop can
+// open before that.
+void Team::take_tasks(int32_t thread) {
+    int32_t finished = 0;
+    for (;;) {
+        uint64_t open = open_.load(std::memory_order_acquire);
+        uint32_t left = static_cast<uint32_t>(open);
+        if (left == 0) break;
+        int32_t tasks = tasks_.load(std::memory_order_relaxed);
+        Call call = call_.load(std::memory_order_relaxed);
+        const void *work = work_.load(std::memory_order_relaxed);
+        // If the loop is still the same, so were the three.
+        if (!open_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel)) continue;
+        call(work, tasks - static_cast<int32_t>(left), thread);
+        ++finished;
+    }
+    if (finished != 0) unfinished_.fetch_sub(finished, std::memory_order_acq_rel);
+}
+
+// What the other threads do all their life.
+void Team::serve(int32_t thread) {
+    while (!stopped_.load()) {
+        uint32_t step = step_.load();
+        if ((step & 1) == 0) {
+            sleep_while(step_, step);
+            continue;
+        }
+        Patience patience;
+        while (static_cast<uint32_t>(open_.load(std::memory_order_relaxed)) == 0 &&
+               step_.load(std::memory_order_relaxed) == step) {
+            patience.wait();
+        }
+        take_tasks(thread);
+    }
+}
+
+}  // namespace symphony

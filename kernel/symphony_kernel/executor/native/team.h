@@ -1,0 +1,69 @@
+// The threads that compute a step.
+//
+// Whoever calls `run` takes part. A loop ends when its tasks have ended, not when each thread has
+// come by: a thread that the machine has taken away holds nobody up unless it holds a task, and tasks
+// are small. Between two loops of a step the others spin for a while; between two steps they sleep,
+// because the cores are shared with other processes.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "types.h"
+
+namespace symphony {
+
+class Team {
+  public:
+    // `threads` counts the caller of `run`.
+    explicit Team(int threads);
+    ~Team();
+    Team(const Team &) = delete;
+    Team &operator=(const Team &) = delete;
+
+    int threads() const { return static_cast<int>(others_.size()) + 1; }
+
+    // Wakes the others before the first loop of a step, and lets them sleep after its last. Loops
+    // outside of a step are the caller's alone.
+    void begin();
+    void end();
+
+    // Calls work(task, thread) for each task in [0, tasks), each once, and returns when all have
+    // ended; thread is in [0, threads()), the caller's own is 0. Whatever came before the call is
+    // seen by the tasks, and what they did by the caller after it.
+    template <class Work>
+    void run(int32_t tasks, const Work &work) {
+        if (tasks <= 1 || others_.empty()) {
+            for (int32_t task = 0; task < tasks; ++task) work(task, 0);
+            return;
+        }
+        auto call = [](const void *given, int32_t task, int32_t thread) {
+            (*static_cast<const Work *>(given))(task, thread);
+        };
+        run_tasks(tasks, call, &work);
+    }
+
+  private:
+    using Call = void (*)(const void *, int32_t, int32_t);
+
+    void run_tasks(int32_t tasks, Call call, const void *work);
+    void take_tasks(int32_t thread);
+    void serve(int32_t thread);
+
+    // The loop's number above, the tasks that nobody has taken below: one word, so that nobody takes
+    // a task of one loop with the description of another.
+    alignas(LINE_BYTES) std::atomic<uint64_t> open_{0};
+    alignas(LINE_BYTES) std::atomic<int32_t> unfinished_{0};
+    // Written only while no task is open.
+    alignas(LINE_BYTES) std::atomic<int32_t> tasks_{0};
+    std::atomic<Call> call_{nullptr};
+    std::atomic<const void *> work_{nullptr};
+    // What the others sleep on: odd while a step is being computed.
+    alignas(LINE_BYTES) std::atomic<uint32_t> step_{0};
+    std::atomic<bool> stopped_{false};
+    std::vector<std::thread> others_;
+};
+
+}  // namespace symphony
