@@ -22,12 +22,14 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' \) \
 	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
 
+NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/*.cpp kernel/symphony_kernel/executor/native/*.h)
+
 .PHONY: help install demo serve check format test bench examples clean
 
 help:
 	@sed -n '2,12s/^# \{0,1\}//p' Makefile
 
-install: $(VENV)/installed build/toolchains
+install: $(VENV)/installed build/toolchains build/native
 
 $(VENV)/installed: pyproject.toml constraints.txt tools/install_python.sh
 	@echo "== install: Python packages into $(VENV) (a few minutes; PyTorch is the large one)"
@@ -39,6 +41,12 @@ build/toolchains: $(AS)/package-lock.json tools/install_toolchains.sh
 	@bash tools/install_toolchains.sh $(AS)
 	@mkdir -p build && touch $@
 
+build/native: $(VENV)/installed $(NATIVE_SOURCES) tools/install_compiler.sh
+	@echo "== install: the model's kernels, compiled for this processor (under a minute)"
+	@bash tools/install_compiler.sh
+	@$(RUNNING) python -m symphony_kernel.executor.native
+	@mkdir -p build && touch $@
+
 examples: build/examples
 
 build/examples: $(VENV)/installed build/toolchains $(EXAMPLE_SOURCES)
@@ -46,11 +54,11 @@ build/examples: $(VENV)/installed build/toolchains $(EXAMPLE_SOURCES)
 	@$(RUNNING) python tools/build_examples.py
 	@touch $@
 
-demo: build/examples
+demo: build/examples build/native
 	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"
 	@$(RUNNING) python examples/demo.py
 
-serve: $(VENV)/installed
+serve: $(VENV)/installed build/native
 	@echo "== serve: http://127.0.0.1:8700, data in .data/, Ctrl-C drains and stops"
 	@$(RUNNING) symphony serve --data-dir .data
 
@@ -65,11 +73,11 @@ format: $(VENV)/installed
 	@$(RUNNING) ruff format .
 	@$(RUNNING) ruff check --fix .
 
-test: check build/examples
+test: check build/examples build/native
 	@echo "== test: the whole suite (about six minutes)"
 	@$(RUNNING) pytest
 
-bench: build/examples
+bench: build/examples build/native
 	@echo "== bench: absolute figures move with the machine, ratios do not (three minutes)"
 	@$(RUNNING) python -m benchmarks.host_overhead
 	@$(RUNNING) python -m benchmarks.decode
