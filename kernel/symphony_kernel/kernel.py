@@ -288,6 +288,8 @@ class Kernel:
             "workers": sorted(self._workers),
             "waiting": steps.queue.works,
             "waiting_tokens": steps.queue.tokens,
+            "lips_waiting": steps.queue.lips,
+            "lips_running": self._scheduler.lips_running(),
             "pages": files.pool.pages,
             "pages_free": files.pool.free,
             "pages_shared": files.pool.shared,

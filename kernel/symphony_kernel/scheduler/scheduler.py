@@ -187,6 +187,10 @@ class Scheduler:
             step_ms=1000 * counts.step_seconds,
         )
 
+    def lips_running(self) -> int:
+        """Return how many LIPs have a row in a step that computes now."""
+        return len({part.work.root for step in self._steps for part in step.parts})
+
     def histograms(self) -> dict[str, dict[str, Any]]:
         """Return what is counted by size: name -> a `Histogram.view`."""
         return {name: each.view() for name, each in self._figures.histograms.items()}
