@@ -21,7 +21,7 @@ from symphony_kernel.configuration import (
     parse_configuration,
 )
 from symphony_kernel.executor.models.config import CheckpointError
-from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.server import Server
 
@@ -46,7 +46,8 @@ async def boot(configuration: Configuration) -> int:
         os._exit(0)  # a thread that loads a model cannot be told to stop
     executor, assets = loading.result()
     # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
-    kernel = Kernel(executor, describe(assets), clock)
+    options = KernelOptions(prefix_cache_share=configuration.prefix_cache_share)
+    kernel = Kernel(executor, describe(assets), clock, options)
     # 5. What is there now stays: the collector need not look at it again and again, nor at every
     #    batch's few thousand short-lived objects.
     gc.collect()

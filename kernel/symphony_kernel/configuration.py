@@ -15,6 +15,7 @@ from symphony_kernel.executor.simulated import (
     SimulatedExecutor,
     simulated_model,
 )
+from symphony_kernel.protocol.limits import PREFIX_CACHE_SHARE
 from symphony_kernel.scheduler.clock import Clock
 
 TINY = "tiny"
@@ -36,6 +37,7 @@ class Configuration:
     dtype: str = "auto"
     pool_bytes: int | None = None
     threads: int | None = None
+    prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for what programs offer
     simulated: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -63,6 +65,9 @@ def parse_configuration(line: str) -> Configuration:
         raise ConfigurationError(f"no executor is called {configuration.executor!r}")
     if "" in configuration.secrets or not all(configuration.secrets.values()):
         raise ConfigurationError("a name or a secret is empty")
+    share = configuration.prefix_cache_share
+    if type(share) not in (int, float) or not 0 <= share <= 1:
+        raise ConfigurationError("prefix_cache_share is a number from 0 to 1")
     unknown = set(configuration.simulated) - {f.name for f in fields(CostModel)}
     if unknown - {"pages", "hashed"}:
         raise ConfigurationError(f"a simulated executor has no {sorted(unknown)}")

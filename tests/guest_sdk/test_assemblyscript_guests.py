@@ -31,6 +31,9 @@ TOUR = {
         "rights EACCES, the handle lacks the right",
         "gone kv_open tour/a: ENOENT, there is no such thing",
         "still 40",
+        "unknown kv_match: ENOENT, there is no such thing",
+        "offered 32 EINVAL, an argument is wrong",
+        "matched 32 31,32",
         "closed EBADF, no such handle or ticket",
     ],
     "preds": [

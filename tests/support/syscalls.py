@@ -58,7 +58,7 @@ class RecordingScheduler:
             work.done(-error.errno)
             return work
         if work.options.keep:
-            work.file.commit(work.tokens, work.positions)
+            work.file.commit(work.tokens, work.positions, work.options.parents is not None)
         else:
             work.file.unreserve()
         work.done(result)

@@ -78,6 +78,15 @@ export class KvFile {
     return handle < 0 ? failure<KvFile>(-handle, "kv_granted " + name) : success(new KvFile(handle));
   }
 
+  /**
+   * A file that shares the longest prefix of the tokens that one of the tenant's runs has offered;
+   * ENOENT when there is none. At least one token is left to compute.
+   */
+  static matching(tokens: Array<u32>): Result<KvFile> {
+    const handle = raw.kv_match(tokens.dataStart, tokens.length);
+    return handle < 0 ? failure<KvFile>(-handle, "kv_match") : success(new KvFile(handle));
+  }
+
   /** Takes a name away; open handles stay valid. */
   static remove(path: string): Errno {
     const name = encodeUtf8(path);
@@ -189,6 +198,16 @@ export class KvFile {
     if (!this.ok) return errnoOf(this.handle);
     const name = encodeUtf8(path);
     return errnoOf(raw.kv_save(this.handle, changetype<usize>(name), name.byteLength, flags));
+  }
+
+  /**
+   * Offers what the file holds now, in whole pages, to the tenant's other runs, which find it with
+   * `matching`; returns how many entries they can find. The server keeps it as long as it has room.
+   * Only for files whose entries were each computed from exactly those before (EINVAL).
+   */
+  offer(): Result<i32> {
+    const taken = this.ok ? raw.kv_offer(this.handle) : this.handle;
+    return taken < 0 ? failure<i32>(-taken, "kv_offer") : success(taken);
   }
 
   /** Says what is planned with the file. */

@@ -211,6 +211,18 @@ export declare function kv_grant(kv: i32, pid: i32, rights: u32, name: usize, na
 @external("lip", "kv_granted")
 export declare function kv_granted(name: usize, name_len: u32): i32;
 
+/**
+ * Offers the file's whole pages to the tenant's prefix cache; needs R. Returns the entries taken.
+ */
+// @ts-ignore: decorator
+@external("lip", "kv_offer")
+export declare function kv_offer(kv: i32): i32;
+
+/** A new file of the longest offered prefix of these tokens, at most n - 1 of them, or ENOENT. */
+// @ts-ignore: decorator
+@external("lip", "kv_match")
+export declare function kv_match(tokens: usize, n: u32): i32;
+
 /** Closes the handle. */
 // @ts-ignore: decorator
 @external("lip", "kv_close")

@@ -120,6 +120,10 @@ function filesPart(): i32 {
   check(KvFile.remove("tour/b"), "remove");
   tell("gone " + KvFile.open("tour/a").reason);
   tell(`still ${view.length().unwrap()}`);
+  tell("unknown " + KvFile.matching(tokens).reason);
+  tell(`offered ${file.offer().unwrap()} ${describe(cut.offer().errno)}`);
+  const known = KvFile.matching(tokens).unwrap();
+  tell(`matched ${known.length().unwrap()} ${known.tokens(30, 2).unwrap().join(",")}`);
   check(view.close(), "close");
   tell("closed " + describe(view.close()));
   return 0;

@@ -267,6 +267,45 @@ impl KvFile {
         listed.ok_or(Error::new("kv_list", Errno::EIO))
     }
 
+    /// Offers what the file holds now, in whole pages, to the tenant's other runs, which find it with
+    /// [`KvFile::matching`]; returns how many entries they can find. A wish: the server keeps it as
+    /// long as it has room. Only for files whose entries were each computed from exactly those
+    /// before (`EINVAL`). Waits for the file's passes that are under way.
+    pub fn offer(&self) -> Result<u32> {
+        check("kv_offer", unsafe { raw::kv_offer(self.handle) })
+    }
+
+    /// A file that shares the longest prefix of `tokens` that one of the tenant's runs has offered,
+    /// where there is one. At least one token is left to compute.
+    ///
+    /// ```
+    /// # symphony::testing::Host::new().run(|| symphony::block_on(async {
+    /// use symphony::{model, KvFile};
+    ///
+    /// async fn prefill(tokens: &[u32]) -> symphony::Result<KvFile> {
+    ///     let kv = match KvFile::matching(tokens)? {
+    ///         Some(known) => known,
+    ///         None => KvFile::create()?,
+    ///     };
+    ///     let known = kv.len()? as usize;
+    ///     kv.pred(&tokens[known..]).none().await?;
+    ///     kv.offer()?;
+    ///     Ok(kv)
+    /// }
+    ///
+    /// prefill(&model::tokenize("You are a careful editor. First text.")?).await?;
+    /// let tokens = model::tokenize("You are a careful editor. Second text.")?;
+    /// assert_eq!(KvFile::matching(&tokens)?.unwrap().len()?, 16);
+    /// # symphony::Result::Ok(()) }).unwrap());
+    /// ```
+    pub fn matching(tokens: &[u32]) -> Result<Option<KvFile>> {
+        let result = unsafe { raw::kv_match(tokens.as_ptr(), tokens.len()) };
+        match KvFile::of("kv_match", result) {
+            Err(error) if error.errno == Errno::ENOENT => Ok(None),
+            found => found.map(Some),
+        }
+    }
+
     /// Wishes where the file's pages live.
     pub fn advise(&self, advice: Advice) -> Result<()> {
         let (hint, argument) = match advice {

@@ -96,6 +96,10 @@ mod imports {
         pub fn kv_grant(kv: i32, pid: i32, rights: i32, name: *const u8, name_len: usize) -> i32;
         /// The handle granted to this instance under that name, or ENOENT.
         pub fn kv_granted(name: *const u8, name_len: usize) -> i32;
+        /// Suspends: offers the file's whole pages to the tenant's prefix cache.
+        pub fn kv_offer(kv: i32) -> i32;
+        /// Suspends: a new file of the longest offered prefix of these tokens, or ENOENT.
+        pub fn kv_match(tokens: *const u32, n: usize) -> i32;
         /// Closes the handle.
         pub fn kv_close(kv: i32) -> i32;
 

@@ -32,6 +32,8 @@ pub const VOCAB_SIZE: u32 = 257;
 /// The token that ends a text.
 pub const EOS: u32 = 256;
 
+const PAGE_SIZE: usize = 16;
+
 type Model = Rc<dyn Fn(&[u32]) -> Vec<f32>>;
 type ChildMain = Rc<dyn Fn(&[u8]) -> (i32, Vec<u8>)>;
 
@@ -93,6 +95,7 @@ struct World {
     ended: Vec<(i32, Vec<u8>)>,
     files: BTreeMap<i32, Vec<u32>>,
     names: BTreeMap<String, Vec<u32>>,
+    offered: Vec<Vec<u32>>,
     tickets: BTreeMap<i32, Ticket>,
     issued: i32,
     clock: i64,
@@ -126,6 +129,7 @@ impl Host {
             ended: Vec::new(),
             files: BTreeMap::new(),
             names: BTreeMap::new(),
+            offered: Vec::new(),
             tickets: BTreeMap::new(),
             issued: 0,
             clock: 0,

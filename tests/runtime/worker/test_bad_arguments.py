@@ -82,6 +82,10 @@ BAD: dict[str, list[tuple[tuple[int | str, ...], Errno]]] = {
                  ((0, 0, 1, 100, 1), EBADF), ((KV, 0, 1, 100, 1), ENOENT),
                  ((KV, 1, 1, 100, 1), ENOENT), ((KV, -1, 1, 100, 1), ENOENT)],
     "kv_granted": [((WRAP, 1), EFAULT), ((0, HUGE), EFAULT), ((0, 0), EINVAL), ((100, 1), ENOENT)],
+    "kv_offer": [((0,), EBADF), ((-1,), EBADF)],
+    "kv_match": [((WRAP, 1), EFAULT), ((0, HUGE), EFAULT), ((0, 0x40000001), EFAULT),
+                 ((END - 3, 1), EFAULT), ((0, 0), EINVAL), ((0, 1), ENOENT),
+                 ((117, 1), EINVAL), ((0, 500), ENOENT)],
     "kv_close": [((0,), EBADF), ((-1,), EBADF)],
 }  # fmt: skip
 CANNOT_FAIL = {"recv", "clock_ms", "unix_ms", "kv_create", "exit"}

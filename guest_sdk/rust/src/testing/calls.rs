@@ -1,7 +1,7 @@
 //! The calls of [`crate::raw`], answered by the host of this thread.
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
-use super::{passes, Exit, Work, World, EOS, VOCAB_SIZE, WORLD};
+use super::{passes, Exit, Work, World, EOS, PAGE_SIZE, VOCAB_SIZE, WORLD};
 use crate::msgpack::{self, Writer};
 use crate::value::Value;
 use crate::Errno;
@@ -401,6 +401,31 @@ pub unsafe fn kv_grant(_: i32, _: i32, _: i32, _: *const u8, _: usize) -> i32 {
 
 pub unsafe fn kv_granted(_: *const u8, _: usize) -> i32 {
     with(|_| Err(Errno::ENOENT))
+}
+
+pub unsafe fn kv_offer(kv: i32) -> i32 {
+    with(|world| {
+        let mut tokens = file(world, kv)?.clone();
+        tokens.truncate(tokens.len() / PAGE_SIZE * PAGE_SIZE);
+        let offered = tokens.len() as i32;
+        world.offered.push(tokens);
+        Ok(offered)
+    })
+}
+
+pub unsafe fn kv_match(tokens: *const u32, n: usize) -> i32 {
+    with(|world| {
+        let tokens = unsafe { items(tokens, n) };
+        let most = tokens.len().checked_sub(1).ok_or(Errno::EINVAL)? / PAGE_SIZE;
+        let same = |offered: &Vec<u32>| {
+            let pages = offered.chunks(PAGE_SIZE).zip(tokens.chunks(PAGE_SIZE)).take(most);
+            pages.take_while(|(offered, wanted)| offered == wanted).count()
+        };
+        match world.offered.iter().map(same).max().unwrap_or(0) {
+            0 => Err(Errno::ENOENT),
+            pages => Ok(world.open(tokens[..pages * PAGE_SIZE].to_vec())),
+        }
+    })
 }
 
 pub unsafe fn kv_close(kv: i32) -> i32 {

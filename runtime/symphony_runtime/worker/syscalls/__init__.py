@@ -55,6 +55,8 @@ LIP_HANDLERS: dict[str, Handler] = {
     "kv_list": kv.kv_list,
     "kv_grant": family.kv_grant,
     "kv_granted": family.kv_granted,
+    "kv_offer": kv.kv_offer,
+    "kv_match": kv.kv_match,
     "kv_close": kv.kv_close,
 }
 WASI_HANDLERS: dict[str, Handler] = {

@@ -4,7 +4,12 @@ from typing import Any
 
 import numpy as np
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import EXTRACT_RANGES_MAX, FILE_ENTRIES_MAX, PATH_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    EXTRACT_RANGES_MAX,
+    FILE_ENTRIES_MAX,
+    PATH_BYTES_MAX,
+    PRED_TOKENS_MAX,
+)
 from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.handles import ALL_RIGHTS, APPEND, READ, SAVE, TRUNCATE
@@ -119,6 +124,30 @@ def kv_list(lip: Instance, prefix: int, length: int, pointer: int, capacity: int
     lip.fiber.check(prefix, length)
     name = arguments.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
     lip.suspend_on_kernel(_puts(lip, pointer, capacity), Op.KV_LIST, name)
+
+
+def kv_offer(lip: Instance, kv: int) -> None:
+    """Offer the file's whole pages to the tenant's prefix cache; suspends for the file's turn."""
+    lip.handles.require(kv, READ)
+    lip.suspend_on_kernel(int, Op.KV_OFFER, kv)
+
+
+def kv_match(lip: Instance, tokens: int, count: int) -> None:
+    """A file of the longest prefix of these tokens that was offered; suspends."""
+    lip.fiber.check(tokens, 4 * count)
+    if count > PRED_TOKENS_MAX:
+        raise SyscallError(Errno.EFBIG, f"{count} tokens, limit {PRED_TOKENS_MAX}")
+    if not count:
+        raise SyscallError(Errno.EINVAL, "no tokens")
+    data = lip.fiber.read(tokens, 4 * count)
+    handle = lip.handles.allocate(ALL_RIGHTS)
+
+    def on_reply(reply: int) -> None:
+        if reply < 0:
+            lip.handles.close(handle)
+        lip.resume(handle if reply >= 0 else reply)
+
+    lip.ask_kernel(on_reply, Op.KV_MATCH, handle, data)
 
 
 def kv_close(lip: Instance, kv: int) -> int | None:

@@ -96,6 +96,16 @@ async fn files() -> Result {
     assert_eq!(errno(KvFile::open("probe/a")), Some(Errno::ENOENT));
     assert_eq!(view.tokens(4..5)?, [9]);
 
+    let long: Vec<u32> = (0..40).collect();
+    assert!(KvFile::matching(&long)?.is_none());
+    let text = KvFile::create()?;
+    text.pred(&long).none().await?;
+    assert_eq!(text.offer()?, 32);
+    assert_eq!(KvFile::matching(&long)?.map(|known| known.len()), Some(Ok(32)));
+    assert_eq!(KvFile::matching(&long[..32])?.map(|known| known.len()), Some(Ok(16)));
+    assert!(KvFile::matching(&long[..16])?.is_none());
+    assert_eq!(errno(fork.offer()), Some(Errno::EINVAL));
+
     assert_eq!(errno(kv.advise(Advice::Keep(5))), Some(Errno::ENOSYS));
     assert_eq!(errno(kv.save("probe/c", Save::DURABLE)), Some(Errno::ENOSYS));
     let handle = kv.handle();
