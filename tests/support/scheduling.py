@@ -48,7 +48,7 @@ class LengthFile:
         assert entries <= self.pages * PAGE_TOKENS
         return np.arange(-(-entries // PAGE_TOKENS), dtype=np.int32)
 
-    def commit(self, tokens: UInt32, positions: Int32) -> None:
+    def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
         assert len(tokens) == len(positions)
         self.length += len(tokens)
         assert self.length <= self.pages * PAGE_TOKENS

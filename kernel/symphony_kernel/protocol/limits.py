@@ -35,14 +35,18 @@ INSTANCE_CALLS_PENDING_MAX = 8_192  # calls of one instance that the kernel has 
 LIP_CALL_BYTES_MAX = 64 << 20  # arguments of such calls, of a run with its children
 
 # --- Batches (kernel) ----------------------------------------------------------------------------
-STEP_TOKENS_MAX = 512  # new tokens of one step: bounds how long a prefill chunk delays decodes
+STEP_TOKENS_MAX = 512  # new tokens of one step
 STEP_ROWS_MAX = 256  # sequences of one step
 # How long a launch waits for answers to come, as a share of the last step's time: what the answers'
 # rows would win, weighed against what those that are ready lose.
 BATCH_WAIT_SHARE_MAX = 0.33
 BATCH_WAIT_MS_MAX = 10.0
-BATCH_AHEAD_SHARE_MAX = 0.5  # the same of a step that goes behind one that computes
 PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two looks at whose turn it is, within a step
+# How long a step may take when prompts are computed beside others' decodes: it is given as many
+# tokens of prompts as fit. An operator may set it (`--max-decode-gap-ms`).
+DECODE_GAP_MS_DEFAULT = 200.0
+PREFILL_TOKENS_MIN = 16  # of prompts in a step beside decodes, however little time there is
+DECODING_MS_MAX = 1_000  # since a LIP's last result: so long it counts as decoding
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
 

@@ -4,6 +4,9 @@ A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is 
 time: after each, whoever has had less service comes first, so that decodes (which cost little) find
 room in every step and a prompt gets what they leave. A tree is taken whole or not at all.
 
+Beside decodes prompts get no more tokens than the step's time allows. While they wait for the next
+step, others with worse claims may fill this one, but get no further ahead than one step's service.
+
 A pred reserves the room for all its tokens when its first chunk is taken. So one that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.
 """
@@ -15,6 +18,7 @@ import numpy as np
 from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
+    DECODE_GAP_MS_DEFAULT,
     PAGES_PASSED_STEPS_MAX,
     PREFILL_QUANTUM_TOKENS,
     STEP_ROWS_MAX,
@@ -32,6 +36,8 @@ class StepLimits:
     tokens: int = STEP_TOKENS_MAX
     rows: int = STEP_ROWS_MAX
     quantum: int = PREFILL_QUANTUM_TOKENS
+    # How long one with prompts beside others' decodes may take; inf: any time.
+    decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +69,24 @@ class Formed:
     failed: list[tuple[Work, Errno]] = field(default_factory=list)  # taken out of the queue
 
 
+@dataclass(slots=True, eq=False)
+class _Room:
+    """What a step that is being formed has left."""
+
+    tokens: int
+    prefill: int  # of them, for prompts; below 0 after a tree that was taken whole
+    prefilled: bool = False  # a prompt has a share of it
+    limited: bool = False  # others must not get far ahead of a prompt that waits
+    held: bool = False  # the pages that are free are for a work that has waited too long
+
+    def take(self, work: Work, count: int) -> None:
+        """Give a work so many tokens."""
+        self.tokens -= count
+        if work.count > 1:
+            self.prefill -= count
+            self.prefilled = True
+
+
 def _constant(*values: int) -> Int32:
     array = np.array(values, dtype=np.int32)
     array.flags.writeable = False
@@ -84,15 +108,16 @@ class Batcher:
         """How large a step may be."""
         return self._limits
 
-    def form(self, queue: FairQueue) -> Formed:
-        """Take the next step's works from the queue.
+    def form(self, queue: FairQueue, prefill: int | None = None) -> Formed:
+        """Take the next step's works from the queue, with at most `prefill` tokens of prompts.
 
         A work that has been passed over for long while it waited for pages gets the next free
         ones, unless nothing else could run.
         """
-        formed = self._form(queue, hold_pages=True)
+        prefill = self._limits.tokens if prefill is None else prefill
+        formed = self._form(queue, prefill, hold_pages=True)
         if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(queue, hold_pages=False)
+            formed = self._form(queue, prefill, hold_pages=False)
         for work in formed.waiting:
             work.passed += 1
         return formed
@@ -106,41 +131,54 @@ class Batcher:
             return  # `form` tries again and knows what to do about it
 
     # -- Forming -------------------------------------------------------------------------------
-    def _form(self, queue: FairQueue, hold_pages: bool) -> Formed:
+    def _form(self, queue: FairQueue, prefill: int, hold_pages: bool) -> Formed:
         formed = Formed(step=None)
         parts: dict[Work, Part] = {}
-        tokens_left = self._limits.tokens
-        held = False  # the pages that are free are for a work that has waited too long
-        while tokens_left and (work := queue.first()) is not None:
+        room = _Room(self._limits.tokens, prefill)
+        while room.tokens and (work := queue.first()) is not None:
+            if room.limited and queue.pass_over():
+                continue
             part = parts.get(work)
             if part is None and len(parts) == self._limits.rows:
                 break
-            count = 1 if work.count == 1 else self._chunk(work, tokens_left)
+            count = 1 if work.count == 1 else self._chunk(work, room)
             if count == 0:
-                queue.set_aside()
+                if not self._leave_for_later(queue, room):
+                    break
                 continue
             if part is None:
-                errno = None if work.reserved else self._reserve(work, held)
+                errno = None if work.reserved else self._reserve(work, room.held)
                 if errno is not None:
-                    held |= self._refuse(queue, work, errno, formed) and hold_pages
+                    room.held |= self._refuse(queue, work, errno, formed) and hold_pages
                     continue
                 part = parts[work] = Part(work, work.placed, 0)
             queue.serve(count)
             part.count += count
-            tokens_left -= count
+            room.take(work, count)
         queue.restore()
-        tokens_left = self._use_up(queue, parts, tokens_left)
+        self._use_up(queue, parts, room)
         if parts:
             taken = list(parts.values())
             batch = Batch([_row(part) for part in taken])
-            formed.step = Step(taken, batch, self._limits.tokens - tokens_left)
+            formed.step = Step(taken, batch, self._limits.tokens - room.tokens)
         return formed
 
-    def _chunk(self, work: Work, tokens_left: int) -> int:
+    def _chunk(self, work: Work, room: "_Room") -> int:
         count = work.remaining
-        if work.options.parents is not None:
-            return count if count <= tokens_left else 0
-        return min(count, tokens_left, self._limits.quantum)
+        if work.options.parents is not None:  # as a step's first it may take more than its time
+            fits = count <= room.tokens and (count <= room.prefill or not room.prefilled)
+            return count if fits else 0
+        return min(count, room.tokens, max(room.prefill, 0), self._limits.quantum)
+
+    def _leave_for_later(self, queue: FairQueue, room: "_Room") -> bool:
+        """Pass over a prompt or tree that has no room; return whether others may have some."""
+        if room.prefill <= 0:
+            if not queue.decodes:
+                return False
+            queue.limit_others(self._limits.tokens)
+            room.limited = True
+        queue.set_aside()
+        return True
 
     def _reserve(self, work: Work, held: bool) -> Errno | None:
         """Reserve a work's room; return why it has none, EAGAIN when it should wait for pages."""
@@ -165,17 +203,16 @@ class Batcher:
         formed.failed.append((work, errno))
         return False
 
-    def _use_up(self, queue: FairQueue, parts: dict[Work, Part], tokens_left: int) -> int:
+    def _use_up(self, queue: FairQueue, parts: dict[Work, Part], room: "_Room") -> None:
         """When rows ran out before tokens did, let the prompts in the step have the rest."""
-        if tokens_left == 0 or len(parts) < self._limits.rows:
-            return tokens_left
+        if room.tokens == 0 or room.prefill <= 0 or len(parts) < self._limits.rows:
+            return
         for part in parts.values():
-            count = min(part.work.remaining, tokens_left)
-            if count:
+            count = min(part.work.remaining, room.tokens, room.prefill)
+            if count > 0:
                 queue.extend(part.work, count)
                 part.count += count
-                tokens_left -= count
-        return tokens_left
+                room.take(part.work, count)
 
 
 # -- Rows --------------------------------------------------------------------------------------

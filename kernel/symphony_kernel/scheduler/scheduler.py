@@ -8,6 +8,7 @@ before asking again. Everything happens on the event loop's thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isinf
 from typing import Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -15,6 +16,7 @@ from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
 from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import Batcher, Step, StepLimits, add_result
 from symphony_kernel.scheduler.clock import Clock
+from symphony_kernel.scheduler.costs import StepCosts
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
 from symphony_kernel.scheduler.figures import Figures
 from symphony_kernel.scheduler.work import Work
@@ -57,6 +59,7 @@ class Scheduler:
         self._queue = FairQueue(weights)
         self._batcher = Batcher(pages, limits)
         self._answers = Answers()
+        self._costs = StepCosts()
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail
@@ -124,15 +127,12 @@ class Scheduler:
         self._turn = None
         if not self._queue.works or len(self._steps) >= _STEPS_AHEAD_MAX:
             return None
-        ahead, full = bool(self._steps), self._next_is_full()
-        if ahead and not full:
-            return None
         now = self._clock.now()
-        # A full step need not wait for answers. But while another computes its wait costs nothing,
-        # and who is about to answer may have a better claim than those who fill it.
+        if self._steps:
+            return self._form(now) if self._may_run_ahead(now) else None
         wait = 0.0
-        if ahead or not full:
-            wait = self._answers.wait_seconds(now, self._queue.works, ahead=ahead)
+        if not self._next_is_full() or self._answers.any_expected(self._queue.precedes):
+            wait = self._answers.wait_seconds(now, self._queue)
         return wait if wait > _SOON_SECONDS else self._form(now)
 
     def complete(self, step: Step, results: Sequence[bytes | SyscallError]) -> None:
@@ -159,7 +159,7 @@ class Scheduler:
                 self._finish(work, whole)
                 replies[work.root] = replies.get(work.root, 0) + 1
         self._replies = None
-        self._answered(step, {root: owed for root, owed in replies.items() if owed > 0})
+        self._answered(step, replies)
 
     def fail(self, step: Step) -> None:
         """The executor could not compute the oldest step: each of its works ends with EIO."""
@@ -196,6 +196,36 @@ class Scheduler:
         return {name: each.view() for name, each in self._figures.histograms.items()}
 
     # -- Within --------------------------------------------------------------------------------
+    def _may_run_ahead(self, now: float) -> bool:
+        """Whether a step may go behind one that computes.
+
+        It must be full, and nobody who comes while the other computes may have a better claim than
+        those who fill it: a stream beside a LIP of a thousand branches would be in every second
+        step only, and twice as long a wait behind prompts would break the bound on gaps.
+        """
+        if not self._next_is_full() or self._prompts_are_bounded(now):
+            return False
+        precedes = self._queue.precedes
+        if self._answers.any_expected(precedes):
+            return False
+        computing = {
+            part.work.root
+            for step in self._steps
+            for part in step.parts
+            if part.work.placed == part.work.count
+        }
+        return not any(map(precedes, computing))
+
+    def _prompts_are_bounded(self, now: float) -> bool:
+        """Whether prompts wait while other LIPs decode, so that steps must be short."""
+        queue = self._queue
+        if queue.works == queue.decodes or isinf(self._batcher.limits.decode_gap_ms):
+            return False
+        if queue.lips_active > 1:
+            return queue.decodes > 0 or self._answers.anybody_decodes(now)
+        first = queue.first()
+        return first is not None and self._answers.anybody_decodes(now, besides=first.root)
+
     def _next_is_full(self) -> bool:
         """Whether later arrivals could not join the next step anyway."""
         limits, queue = self._batcher.limits, self._queue
@@ -203,7 +233,7 @@ class Scheduler:
         return ready >= limits.rows or (ready > 0 and queue.tokens >= limits.tokens)
 
     def _form(self, now: float) -> Step | float | None:
-        formed = self._batcher.form(self._queue)
+        formed = self._batcher.form(self._queue, self._prefill_tokens(now))
         self._waiting = formed.waiting
         for work, errno in formed.failed:
             self._fail(work, errno)
@@ -218,6 +248,14 @@ class Scheduler:
         if not formed.waiting or self._steps:
             return None
         return self._wait_for_pages(now)
+
+    def _prefill_tokens(self, now: float) -> int | None:
+        """Return how many tokens of prompts the next step may have; None: any number."""
+        if not self._prompts_are_bounded(now):
+            return None
+        limits = self._batcher.limits
+        decodes = min(self._queue.decodes, limits.rows)
+        return self._costs.prefill_tokens(decodes, limits.decode_gap_ms / 1000)
 
     def _wait_for_pages(self, now: float) -> float:
         """Nothing can run for want of pages: wait a little for a program to free some.
@@ -269,4 +307,5 @@ class Scheduler:
         self._completed = self._changed = now
         self._waiting, self._victims = [], 1
         self._figures.stepped(step, seconds)
+        self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)
         self._answers.stepped(replies, now, seconds)

@@ -42,8 +42,11 @@ class WorkFile(Protocol):
     def block_table(self, entries: int) -> Int32:
         """Return the pages of the first `entries` entries, reserved ones included (a view)."""
 
-    def commit(self, tokens: UInt32, positions: Int32) -> None:
-        """Say that the reserved entries hold these tokens: they exist now."""
+    def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
+        """Say that the reserved entries hold these tokens: they exist now.
+
+        `tree`: not each of them saw all before it.
+        """
 
     def unreserve(self) -> None:
         """Give back the room after the present entries."""

@@ -1,6 +1,7 @@
 """Level 2 and the facade: what a step holds, when it is launched, and who waits for pages."""
 
 from collections.abc import Callable
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -17,23 +18,26 @@ from symphony_kernel.protocol.limits import (
     STEP_TOKENS_MAX,
 )
 from symphony_kernel.protocol.options import Get, PredOptions
-from symphony_kernel.scheduler.batcher import Step
+from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.clock import VirtualClock
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 from tests.support.scheduling import VOCAB_SIZE, Device, LengthFile, Pool, make_work, tokens_of
 
 MS = 1000.0
+UNBOUNDED = StepLimits(decode_gap_ms=inf)  # test_fairness has the bound
 COSTS = CostModel(fixed_us=10 * MS, prefill_token_us=10, decode_row_us=20)
 
 
 class Bench:
     """A scheduler and a device on a virtual clock."""
 
-    def __init__(self, pages: int = 1 << 20, costs: CostModel = COSTS) -> None:
+    def __init__(
+        self, pages: int = 1 << 20, costs: CostModel = COSTS, limits: StepLimits = UNBOUNDED
+    ) -> None:
         self.clock = VirtualClock()
         self.pool = Pool(pages)
-        self.scheduler = Scheduler(self.clock, pages, VOCAB_SIZE)
+        self.scheduler = Scheduler(self.clock, pages, VOCAB_SIZE, limits=limits)
         self.device = Device(self.clock, self.scheduler, costs)
         self.results: list[tuple[int, bytes | int]] = []
 
@@ -312,26 +316,23 @@ def test_a_full_step_is_launched_behind_the_one_that_computes() -> None:
     assert (row.start, len(row.tokens)) == (STEP_TOKENS_MAX, STEP_TOKENS_MAX)
 
 
-def test_a_full_step_behind_another_leaves_room_for_who_is_about_to_answer() -> None:
+@pytest.mark.parametrize("branches", [False, True])
+def test_no_step_goes_behind_another_ahead_of_who_is_about_to_answer(branches: bool) -> None:
     bench = Bench()
-    for _ in range(4):
-        bench.submit(1, STEP_TOKENS_MAX)
+    for _ in range(4 * STEP_ROWS_MAX if branches else 4):
+        bench.submit(1, 1 if branches else STEP_TOKENS_MAX)
     bench.submit(2, 1)
-    first, second = bench.scheduler.poll(), bench.scheduler.poll()
-    assert isinstance(first, Step)
-    assert isinstance(second, Step)
-    assert 2 in {part.work.root for part in first.parts}
+    step = bench.scheduler.poll()
+    assert isinstance(step, Step)
+    assert 2 in {part.work.root for part in step.parts}
+    assert bench.scheduler.poll() is None, "LIP 2 will have a better claim than LIP 1"
     bench.clock.run(bench.clock.sleep(10 / MS))
-    bench.scheduler.complete(first, [bytes(8) for _ in first.parts])
-    wait = bench.scheduler.poll()
-    assert isinstance(wait, float), "the second computes: there is time to hear from LIP 2"
+    bench.scheduler.complete(step, [bytes(8) for _ in step.parts])
+    assert isinstance(bench.scheduler.poll(), float), "its answer is waited for"
     bench.submit(2, 1)
-    third = bench.scheduler.poll()
-    if isinstance(third, float):
-        bench.clock.run(bench.clock.sleep(third))
-        third = bench.scheduler.poll()
-    assert isinstance(third, Step)
-    assert 2 in {part.work.root for part in third.parts}
+    step = bench.scheduler.poll()
+    assert isinstance(step, Step)
+    assert 2 in {part.work.root for part in step.parts}
 
 
 def test_a_step_that_is_not_full_is_formed_when_the_device_is_free() -> None:
