@@ -47,6 +47,7 @@ class Worker:
         self.welcome: asyncio.Future[m.Welcome] = asyncio.get_running_loop().create_future()
         self.closed = asyncio.Event()
         self.replies: dict[tuple[int, int], asyncio.Future[Result]] = {}
+        self.generations: dict[tuple[int, int], Generation] = {}
         self.order: list[tuple[int, int]] = []
         self.frames = 0
         self._seq = 0
@@ -61,6 +62,9 @@ class Worker:
         self.frames += 1
         for instance, seq, result in message.replies:
             self.order.append((instance, seq))
+            if (instance, seq) in self.generations:
+                self.generations[instance, seq].put(result)
+                continue
             self.replies.pop((instance, seq)).set_result(result)
 
     def call(self, instance: int, op: int, *args: Any) -> asyncio.Future[Result]:
@@ -88,6 +92,48 @@ class Worker:
         self, instance: int, handle: int, ids: bytes, opts: bytes = b"", positions: Any = None
     ) -> asyncio.Future[Result]:
         return self.call(instance, m.Op.PRED, handle, ids, positions, opts)
+
+    def generate(
+        self, instance: int, handle: int, ids: bytes, eager: bool = True, **given: Any
+    ) -> "Generation":
+        """Begin a generation; an `eager` one is told of each record that it was taken."""
+        self._seq += 1
+        made = Generation(self, instance, self._seq, eager)
+        self.generations[instance, self._seq] = made
+        packed = options(**given) if given else b""
+        self.link.send(
+            m.encode(m.Calls([[instance, m.Op.GENERATE, self._seq, handle, ids, packed]]))
+        )
+        return made
+
+
+class Generation:
+    """What a generation gave: `records` in order, then `end` (b"" or an errno)."""
+
+    def __init__(self, worker: Worker, instance: int, seq: int, eager: bool) -> None:
+        self.worker, self.instance, self.seq, self.eager = worker, instance, seq, eager
+        self.records: list[bytes] = []
+        self.end: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    def put(self, result: Result) -> None:
+        assert not self.end.done(), "a reply behind the last one"
+        if isinstance(result, int) or not result:
+            self.end.set_result(result)
+            return
+        self.records.append(result)
+        if self.eager:
+            self.take(1)
+
+    def take(self, n: int) -> None:
+        """Give credit for n records."""
+        self.worker.tell(self.instance, m.Op.TAKEN, self.seq, n)
+
+    def cancel(self) -> None:
+        self.worker.tell(self.instance, m.Op.CANCEL, self.seq)
+
+    @property
+    def ids(self) -> list[int]:
+        return [int.from_bytes(record[:4], "little") for record in self.records]
 
 
 class Gateway:

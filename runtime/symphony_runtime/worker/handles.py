@@ -20,10 +20,11 @@ _GENERATION_MAX = (1 << 15) - 1
 class Handles:
     """Number (index | generation << 16) -> rights; a closed number is not issued again for long."""
 
-    __slots__ = ("_free", "_generations", "rights")
+    __slots__ = ("_free", "_generations", "generating", "rights")
 
     def __init__(self) -> None:
         self.rights: dict[int, int] = {}
+        self.generating: set[int] = set()  # a generation goes on in these handles' files
         self._generations: list[int] = []  # by index: the generation in use, or last used
         self._free: deque[int] = deque()  # closed indices, the longest closed first
 
@@ -45,16 +46,22 @@ class Handles:
         return handle
 
     def require(self, handle: int, needed: int) -> int:
-        """Return the handle's rights; EBADF when it is not open, EACCES when it lacks a right."""
+        """Return the handle's rights; EBADF when it is not open, EACCES when it lacks a right.
+
+        EBUSY when a generation goes on in its file and the call is about the file's content.
+        """
         rights = self.rights.get(handle)
         if rights is None:
             raise SyscallError(Errno.EBADF)
         if needed & ~rights:
             raise SyscallError(Errno.EACCES)
+        if self.generating and handle in self.generating and needed != GRANT:
+            raise SyscallError(Errno.EBUSY, "a generation goes on in this file")
         return rights
 
     def close(self, handle: int) -> None:
         """Forget a handle; EBADF when it is not open."""
         if self.rights.pop(handle, None) is None:
             raise SyscallError(Errno.EBADF)
+        self.generating.discard(handle)
         self._free.append(handle & _INDEX_MASK)

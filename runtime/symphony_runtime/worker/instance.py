@@ -26,7 +26,7 @@ from symphony_kernel.protocol.messages import Op
 from symphony_runtime.worker.fiber import Fiber
 from symphony_runtime.worker.handles import Handles
 from symphony_runtime.worker.text import Text
-from symphony_runtime.worker.tickets import Ticket, Tickets
+from symphony_runtime.worker.tickets import Stream, Ticket, Tickets
 
 EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 # The exit codes of programs that did not exit, as a shell shows them.
@@ -244,6 +244,15 @@ class Instance:
             if index is not None:
                 self.wake(index)
 
+    def give(self, stream: Stream, reply: bytes | int) -> None:
+        """A generation has given records, or has ended; wake the guest when it waits for it."""
+        if not stream.add(reply):
+            self.pending[stream.number] = stream  # there is more to come
+        if self.waited is not None:
+            index = self.waited.get(stream.number)
+            if index is not None:
+                self.wake(index)
+
     def wake(self, result: int) -> None:
         """End the guest's wait."""
         self.waited = None
@@ -327,6 +336,8 @@ class Instance:
             return
         if type(pending) is Ticket:
             self.complete(pending, result)
+        elif type(pending) is Stream:
+            self.give(pending, result)
         else:
             assert not isinstance(pending, Ticket)
             pending(result)

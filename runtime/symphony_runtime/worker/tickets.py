@@ -24,6 +24,57 @@ class Ticket:
         self.held = 0
 
 
+class Stream(Ticket):
+    """A generation's ticket: records come as steps end, and are taken as the program likes.
+
+    `result` holds the records that can be taken now; behind them stands `end`, which is None while
+    the generation goes on, then b"", or the errno that ended it. `drop` (set for all its life) says
+    that the program is done with it.
+    """
+
+    __slots__ = ("_credit_at", "_record", "_untold", "end")
+
+    def __init__(self, number: int, record: int, ahead: int) -> None:
+        super().__init__(number)
+        self.end: bytes | int | None = None
+        self._record = record  # bytes of one
+        self._untold = 0  # records taken of which the kernel has not heard
+        self._credit_at = ahead // 2 + 1  # it hears of so many at a time: never so late as to stop
+
+    @property
+    def ended(self) -> bool:
+        """Whether the generation has ended and its last record is taken."""
+        return self.end is not None and self.result is self.end
+
+    def add(self, reply: bytes | int) -> bool:
+        """Take a reply of the kernel; return whether it was the last one."""
+        ready = self.result
+        if not reply or isinstance(reply, int):
+            self.end = reply
+            if ready is None:
+                self.result = reply
+            return True
+        assert not isinstance(ready, int), "nothing comes behind the end"
+        self.result = reply if ready is None else ready + reply
+        return False
+
+    def take(self, capacity: int) -> bytes:
+        """Return the records that fit; those that do not stay."""
+        assert isinstance(self.result, bytes)
+        taken = self.result[: capacity - capacity % self._record]
+        self._untold += len(taken) // self._record
+        rest = self.result[len(taken) :]
+        self.result = rest or self.end
+        return taken
+
+    def credit(self) -> int:
+        """Return how many records to tell the kernel of now; it hears of each once."""
+        if self._untold < self._credit_at or self.end is not None:
+            return 0
+        untold, self._untold = self._untold, 0
+        return untold
+
+
 class Tickets:
     """An instance's tickets by number; numbers also name its kernel calls (`Calls`' seq)."""
 
@@ -50,15 +101,28 @@ class Tickets:
 
         EAGAIN when too many are live, ENOMEM when their results could take too much room.
         """
-        if len(self.live) >= RUN_TICKETS_MAX:
-            raise SyscallError(Errno.EAGAIN, f"{RUN_TICKETS_MAX} tickets are live")
-        if self.held + held > RUN_RESULT_BYTES_MAX:
-            raise SyscallError(Errno.ENOMEM, f"{RUN_RESULT_BYTES_MAX} bytes are not taken")
+        self._check_room(held)
         ticket = Ticket(self.number())
         ticket.held = held
         self.held += held
         self.live[ticket.number] = ticket
         return ticket
+
+    def issue_stream(self, record: int, ahead: int) -> Stream:
+        """Return a new ticket for records of so many bytes; EAGAIN, ENOMEM as `issue`."""
+        held = (ahead + 1) * record
+        self._check_room(held)
+        ticket = Stream(self.number(), record, ahead)
+        ticket.held = held
+        self.held += held
+        self.live[ticket.number] = ticket
+        return ticket
+
+    def _check_room(self, held: int) -> None:
+        if len(self.live) >= RUN_TICKETS_MAX:
+            raise SyscallError(Errno.EAGAIN, f"{RUN_TICKETS_MAX} tickets are live")
+        if self.held + held > RUN_RESULT_BYTES_MAX:
+            raise SyscallError(Errno.ENOMEM, f"{RUN_RESULT_BYTES_MAX} bytes are not taken")
 
     def get(self, number: int) -> Ticket:
         """Return a live ticket, or EBADF."""

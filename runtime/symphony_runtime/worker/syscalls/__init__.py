@@ -41,6 +41,7 @@ LIP_HANDLERS: dict[str, Handler] = {
     "detokenize": model.detokenize,
     "chat": model.chat,
     "pred": model.pred,
+    "generate": model.generate,
     "kv_create": kv.kv_create,
     "kv_open": kv.kv_open,
     "kv_fork": kv.kv_fork,

@@ -1,8 +1,10 @@
-"""Model calls: text, tokens and `pred`."""
+"""Model calls: text, tokens, `pred` and `generate`."""
 
 from collections.abc import Callable
+from functools import partial
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.generate_options import parse_generate_options
 from symphony_kernel.protocol.limits import (
     PRED_OPTIONS_BYTES_MAX,
     PRED_RESULT_BYTES_MAX,
@@ -20,6 +22,7 @@ _INLINE_BYTES_MAX = 4 << 10  # a larger input is worked on in a thread
 
 _LARGE_BYTES = 4 << 10  # of a pred's arguments: many of them could fill the link
 _PRED = int(Op.PRED)
+_GENERATE = int(Op.GENERATE)
 
 Finish = Callable[[bytes], int]
 
@@ -78,6 +81,30 @@ def pred(
     size = 2 * len(data) + len(options)
     lip.services.kernel_call([lip.id, _PRED, ticket.number, kv, data, places, options], size)
     return ticket.number if size < _LARGE_BYTES else lip.pace(ticket.number)
+
+
+def generate(
+    lip: Instance, kv: int, tokens: int, count: int, opts: int, opts_len: int
+) -> int | None:
+    """A ticket for as many tokens as come, while the kernel runs ahead."""
+    fiber = lip.fiber
+    data = fiber.read(tokens, 4 * count)
+    fiber.check(opts, opts_len)
+    lip.handles.require(kv, APPEND)
+    if count > PRED_TOKENS_MAX or opts_len > PRED_OPTIONS_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{count} tokens, {opts_len} bytes of options")
+    if not count:
+        raise SyscallError(Errno.EINVAL, "no tokens")
+    options = fiber.read(opts, opts_len)
+    asked = parse_generate_options(options)
+    record = asked.pred.place_bytes(lip.services.text.vocab_size)
+    stream = lip.tickets.issue_stream(record, asked.ahead)
+    lip.handles.generating.add(kv)
+    stream.drop = partial(lip.handles.generating.discard, kv)
+    lip.pending[stream.number] = stream
+    size = 2 * len(data) + len(options)
+    lip.services.kernel_call([lip.id, _GENERATE, stream.number, kv, data, options], size)
+    return stream.number if size < _LARGE_BYTES else lip.pace(stream.number)
 
 
 def _result_bytes(lip: Instance, data: bytes, count: int) -> int:

@@ -14,9 +14,10 @@ from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.instance import EXITED, Ending, Instance
 from symphony_runtime.worker.syscalls import arguments
-from symphony_runtime.worker.tickets import Ticket
+from symphony_runtime.worker.tickets import Stream, Ticket
 
 _LOG_LEVEL_MAX = 3
+_TAKEN = int(Op.TAKEN)
 _SLEEP_MS_MAX = 1 << 40  # beyond any run's wall time; a float of it is still exact
 _u32 = struct.Struct("<I").unpack
 
@@ -124,7 +125,10 @@ def wait(lip: Instance, pointer: int, count: int, timeout_ms: int) -> int | None
 
 
 def take(lip: Instance, number: int, pointer: int, capacity: int) -> int:
-    """The result of a ready ticket, or its work's error; frees it unless it did not fit."""
+    """The result of a ready ticket, or its work's error; frees it unless it did not fit.
+
+    Of a generation the records that fit, and nothing at its end; only the end frees it.
+    """
     fiber, tickets = lip.fiber, lip.tickets
     fiber.check(pointer, capacity)
     ticket = tickets.live.get(number)
@@ -133,6 +137,8 @@ def take(lip: Instance, number: int, pointer: int, capacity: int) -> int:
     result = ticket.result
     if result is None:
         return -Errno.EAGAIN
+    if type(ticket) is Stream:
+        return _take_records(lip, ticket, pointer, capacity)
     if isinstance(result, int):
         tickets.free(ticket)
         return result
@@ -141,6 +147,31 @@ def take(lip: Instance, number: int, pointer: int, capacity: int) -> int:
         fiber.write(pointer, result)
         tickets.free(ticket)
     return length
+
+
+def _take_records(lip: Instance, stream: Stream, pointer: int, capacity: int) -> int:
+    ready = stream.result
+    if not ready or isinstance(ready, int):
+        _let_go(stream)
+        lip.tickets.free(stream)
+        return ready or 0
+    taken = stream.take(capacity)
+    if not taken:
+        return len(ready)  # not even one fits: as with any result that does not
+    lip.fiber.write(pointer, taken)
+    credit = stream.credit()
+    if credit:
+        lip.services.kernel_call([lip.id, _TAKEN, 0, stream.number, credit])
+    elif stream.ended:
+        _let_go(stream)
+    return len(taken)
+
+
+def _let_go(stream: Stream) -> None:
+    """Other calls may use the file again."""
+    if stream.drop is not None:
+        stream.drop()
+        stream.drop = None
 
 
 def cancel(lip: Instance, number: int) -> int | None:
