@@ -118,6 +118,9 @@ class PrefixCache:
         self._push(tree, node)
         if len(self._index) > self.pages_max:
             self._give_up(len(self._index) - self.pages_max, freeing=False)
+        while node.page == _GONE and count:  # somebody else has a better claim
+            assert node.parent is not None
+            node, count = node.parent, count - 1
         return count
 
     def find(self, tenant: str, tokens: bytes) -> Int32:
@@ -159,12 +162,16 @@ class PrefixCache:
         bad = set(pages[self.references[pages] > 0].tolist())
         if not bad:
             return
+        gone: set[_Node] = set()
+        for node in self._index.values():  # each after the one before it
+            if node.page in bad or node.parent in gone:
+                gone.add(node)
+        roots = self._roots()
+        trees = {tree.root: tree for tree in self._trees.values()}
         dropped: list[int] = []
+        for node in [node for node in reversed(self._index.values()) if node in gone]:
+            self._remove(trees[roots[node]], node, dropped)
         for tenant, tree in list(self._trees.items()):
-            nodes = [node for node in self._nodes(tree) if not bad.isdisjoint(_pages_up(node))]
-            # The deepest first: a node goes when it has no children.
-            for node in sorted(nodes, key=lambda node: -len(_pages_up(node))):
-                self._remove(tree, node, dropped)
             tree.heap = [entry for entry in tree.heap if entry[2].page != _GONE]
             heapq.heapify(tree.heap)
             if not tree.pages:
@@ -280,8 +287,13 @@ class PrefixCache:
         self._ledger.refund(self._pool.release(pages))
 
     # -- Audit ----------------------------------------------------------------------------------
-    def _nodes(self, tree: _Tree) -> list[_Node]:
-        return [node for node in self._index.values() if _root(node) is tree.root]
+    def _roots(self) -> dict[_Node, _Node]:
+        """Return the root above each node; a node was added after the one before it."""
+        roots: dict[_Node, _Node] = {}
+        for node in self._index.values():
+            assert node.parent is not None
+            roots[node] = roots.get(node.parent, node.parent)
+        return roots
 
     def check_integrity(self) -> None:
         """Compare counts with the trees; whether the pool agrees is KVFS's to check.
@@ -303,27 +315,12 @@ class PrefixCache:
         children = Counter(node.parent for node in nodes)
         if any(node.children != children[node] for node in nodes):
             raise KernelBug("a cached page miscounts those after it")
-        roots = Counter(_root(node) for node in nodes)
-        if {tree.root: tree.pages for tree in self._trees.values()} != dict(roots):
+        sizes = Counter(self._roots().values())
+        if {tree.root: tree.pages for tree in self._trees.values()} != dict(sizes):
             raise KernelBug("a tenant's cached pages are miscounted")
-        for tree in self._trees.values():
-            entries = [entry[2] for entry in tree.heap]
-            if len(set(entries)) != len(entries) or any(node.page == _GONE for node in entries):
-                raise KernelBug("a heap of the prefix cache has what it should not have")
-            if any(not node.children and node not in entries for node in self._nodes(tree)):
-                raise KernelBug("a cached page can never be given up")
-
-
-def _root(node: _Node) -> _Node:
-    while node.parent is not None:
-        node = node.parent
-    return node
-
-
-def _pages_up(node: _Node) -> set[int]:
-    """Return the pages of a node and of those before it."""
-    pages: set[int] = set()
-    while node.parent is not None:
-        pages.add(node.page)
-        node = node.parent
-    return pages
+        heaps = [entry[2] for tree in self._trees.values() for entry in tree.heap]
+        waiting = set(heaps)
+        if len(waiting) != len(heaps) or any(node.page == _GONE for node in heaps):
+            raise KernelBug("a heap of the prefix cache has what it should not have")
+        if any(not node.children and node not in waiting for node in nodes):
+            raise KernelBug("a cached page can never be given up")

@@ -72,6 +72,8 @@ class KVFSMachine(RuleBasedStateMachine):
         self.store = SlotStore(POOL_PAGES)
         self.files: list[Modelled] = []
         self.names: dict[tuple[str, str], list[Entry]] = {}
+        # Tenant and tokens up to the end of a page -> what that page held when it was offered.
+        self.offered: dict[tuple[str, tuple[int, ...]], list[list[Entry]]] = {}
         self.steps: list[tuple[DeviceStep, list[Pending]]] = []
         self.values = 0
         self.latest: Modelled | None = None
@@ -203,6 +205,49 @@ class KVFSMachine(RuleBasedStateMachine):
         else:
             del self.names[tenant, path]
 
+    # -- Prefixes --------------------------------------------------------------------------------
+    @rule(choice=CHOICES)
+    def offer(self, choice: int) -> None:
+        chosen = self.idle(choice)
+        try:
+            taken = self.kvfs.offer(chosen.file)
+        except SyscallError as error:
+            assert error.errno is Errno.EINVAL
+            assert chosen.file.plain < chosen.file.length
+            return
+        assert [position for _, position, _ in chosen.entries] == list(range(chosen.file.length))
+        assert taken <= chosen.file.length
+        for end in range(PAGE_TOKENS, taken + 1, PAGE_TOKENS):
+            tokens = tuple(token for token, _, _ in chosen.entries[:end])
+            pages = self.offered.setdefault((chosen.file.tenant, tokens), [])
+            pages.append(chosen.entries[end - PAGE_TOKENS : end])
+
+    @precondition(lambda self: len(self.files) < FILES_MAX)
+    @rule(choice=CHOICES, n=BOUNDS, which=st.integers(0, 2))
+    def match(self, choice: int, n: int, which: int) -> None:
+        """The tokens of some file and one more, for a tenant that may not be the file's."""
+        tokens = [token for token, _, _ in self.idle(choice).entries[:n]]
+        tenant = self.tenants[which]
+        free = self.kvfs.pool.free
+        try:
+            file = self.kvfs.match(tenant, np.array([*tokens, 98], np.uint32), self.accounts[which])
+        except SyscallError as error:
+            if error.errno is Errno.ENOENT:
+                return
+            assert (error.errno, which) == (Errno.EDQUOT, 0)
+            return
+        assert self.kvfs.pool.free == free
+        assert file.length == file.plain == len(file.pages) * PAGE_TOKENS <= len(tokens)
+        modelled = Modelled(file)
+        ahead = self.ahead()
+        for start in range(0, file.length, PAGE_TOKENS):
+            end = start + PAGE_TOKENS
+            values = ahead.values[file.slots(np.arange(start, end))].tolist()
+            known = self.offered[tenant, tuple(tokens[:end])]
+            (found,) = [page for page in known if [value for _, _, value in page] == values][:1]
+            modelled.entries += found
+        self.files.append(modelled)
+
     # -- Steps -----------------------------------------------------------------------------------
     @precondition(lambda self: len(self.steps) < 2)
     @rule(rows=st.lists(st.tuples(CHOICES, SIZES), max_size=3))
@@ -229,14 +274,15 @@ class KVFSMachine(RuleBasedStateMachine):
 
     def reserve(self, modelled: Modelled, n: int) -> bool:
         state, needed = self.snapshot(modelled), modelled.file.pages_needed(n)
-        free = self.kvfs.pool.free
+        free, idle = self.kvfs.pool.free, self.kvfs.prefix_cache.statistics().idle_pages
         try:
             modelled.file.reserve(n)
         except SyscallError as error:
             assert self.snapshot(modelled) == state
-            assert error.errno is Errno.EDQUOT or needed > free
+            assert error.errno is Errno.EDQUOT or needed > free + idle
             return False
-        assert self.kvfs.pool.free == free - needed
+        # A last page that the cache gave up, too, is free when it has been replaced.
+        assert self.kvfs.pool.free - max(free - needed, 0) in ((0,) if needed <= free else (0, 1))
         assert modelled.file.pages_needed(n) == 0
         return True
 
@@ -288,12 +334,17 @@ class KVFSMachine(RuleBasedStateMachine):
         file, storage = modelled.file, self.kvfs.copies_pending
         return file.length, file.pages.tolist(), self.kvfs.pool.free, storage
 
-    @invariant()
-    def content_is_what_was_written(self) -> None:
+    def ahead(self) -> SlotStore:
+        """The device once everything that is under way has been computed."""
         ahead = self.store.copy()
         for step, _ in self.steps:
             ahead.run(step)
         ahead.apply_copies(group_copies(self.kvfs._storage.copies))
+        return ahead
+
+    @invariant()
+    def content_is_what_was_written(self) -> None:
+        ahead = self.ahead()
         for modelled in self.files:
             self.compare(ahead.values, modelled.file, modelled.entries)
         for (tenant, path), entries in self.names.items():
@@ -321,6 +372,8 @@ class KVFSMachine(RuleBasedStateMachine):
             self.kvfs.release(modelled.file)
         for tenant, path in self.names:
             self.kvfs.remove(tenant, path)
+        self.kvfs.check_integrity({})
+        self.kvfs.prefix_cache.make_free(self.kvfs.prefix_cache.statistics().idle_pages)
         self.kvfs.check_integrity({})
         assert self.kvfs.pool.free == POOL_PAGES
 
