@@ -21,7 +21,10 @@ from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.http import SERVICES, Services
+from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.links import KernelLink, WorkerLinks
+from symphony_runtime.gateway.openai.errors import openai_errors_middleware
+from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.problems import Handler, problems_middleware
 from symphony_runtime.gateway.programs import Programs
@@ -71,7 +74,7 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
         stack.push_async_callback(workers.close)
         linking = asyncio.create_task(kernel.run())
         stack.callback(linking.cancel)
-        services = Services(keys, programs, runs, store, channels)
+        services = Services(keys, programs, runs, store, channels, KernelFigures(kernel))
         app = build_app(services)
         runner = web.AppRunner(
             app,
@@ -88,12 +91,22 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
 def build_app(services: Services) -> web.Application:
     """Return the application that serves the route table."""
-    app = web.Application(middlewares=[problems_middleware, _authenticate])
+    middlewares = [_count, problems_middleware, openai_errors_middleware, _authenticate]
+    app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
+    app[OPENAI] = OpenAI(services.runs, services.programs)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
         app.router.add_route(route.method, _pattern(route.path), route.handler, name=route.name)
     return app
+
+
+@web.middleware
+async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
+    response = await handler(request)
+    route = request.match_info.route.name or "none"
+    request.app[SERVICES].runs.figures.answered(route, response.status)
+    return response
 
 
 _ACCESS = {route.name: route.access for route in ROUTES}
@@ -109,6 +122,8 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
             keys.tenant_of(presented)
         elif access is Access.ADMIN:
             keys.check_admin(presented)
+        elif access is Access.ANY:
+            keys.caller_of(presented)
     return await handler(request)
 
 

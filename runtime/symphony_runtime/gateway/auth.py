@@ -57,6 +57,18 @@ class Keys:
         if self._key_of(authorization, "the admin key").tenant is not None:
             raise _unauthorized("the admin key")
 
+    def caller_of(self, authorization: str | None) -> str | None:
+        """Return the tenant whose key an `Authorization` header carries, or None for the admin key.
+
+        Raises:
+            Problem: 401.
+        """
+        return self._key_of(authorization, "a tenant's key, or the admin key").tenant
+
+    def is_only(self, tenant: str) -> bool:
+        """Whether nobody else has a key of a tenant's."""
+        return {key.tenant for key in self._keys.values()} <= {tenant, None}
+
     def _key_of(self, authorization: str | None, wanted: str) -> Key:
         scheme, _, presented = (authorization or "").partition(" ")
         key = self._keys.get(_id_of(presented))

@@ -10,6 +10,7 @@ from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
+from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.problems import Problem, bad_request, too_large
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.runs import Runs
@@ -27,6 +28,7 @@ class Services:
     runs: Runs
     store: Store
     channels: Channels
+    kernel_figures: KernelFigures
 
 
 SERVICES = web.AppKey("services", Services)

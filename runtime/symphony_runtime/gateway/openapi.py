@@ -34,6 +34,7 @@ _SECURITY: dict[str, list[dict[str, list[str]]]] = {
     "open": [],
     "tenant": [{"key": []}],
     "admin": [{"adminKey": []}],
+    "any": [{"key": []}, {"adminKey": []}],
 }
 
 
@@ -223,5 +224,7 @@ SCHEMAS: dict[str, Any] = {
     },
     "KvFile": _object({"len": _INTEGER, "pages": _INTEGER}, {"path": _STRING, "tier": _STRING}),
     "KvPage": _page("KvFile"),
+    "Metrics": {"type": "string", "description": "Prometheus' text format"},
+    **OPENAI_SCHEMAS,
     "Statistics": _object({"kernel": {"type": "object"}, "gateway": {"type": "object"}}),
 }

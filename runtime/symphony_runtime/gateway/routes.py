@@ -10,7 +10,8 @@ from typing import Any
 
 from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
-from symphony_runtime.gateway import handlers, streaming
+from symphony_runtime.gateway import handlers, seeing, streaming
+from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.problems import Handler
 
@@ -23,6 +24,7 @@ class Access(Enum):
     OPEN = "open"
     TENANT = "tenant"
     ADMIN = "admin"
+    ANY = "any"  # a tenant's key, or the admin key
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,5 +188,10 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the counters", "Statistics")}, problems=(400, 503),
         parameters=(Parameter("check", "audit the kernel's pages and tables first", _FLAG),),
         access=Access.ADMIN,
+    ),
+    Route(
+        "GET", "/metrics", "metrics", seeing.metrics,
+        "Figures for Prometheus: by tenant with the admin key, else a tenant's own",
+        {200: Answer("the figures", "Metrics", seeing.METRICS)}, access=Access.ANY,
     ),
 )  # fmt: skip

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import secrets
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
@@ -28,14 +29,15 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.gateway.asks import Asks
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.journal import (
-    Journal,
     LiveReader,
     Reader,
     StoredReader,
     stored_messages,
 )
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
+from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.run import (
@@ -52,6 +54,7 @@ from symphony_runtime.gateway.run import (
     now_ms,
 )
 from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.tape import Listener
 
 _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
@@ -60,33 +63,6 @@ _KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the
 _REASON_MAX = 4_096  # characters of what a worker says about an end
 _LOG_LINE_BYTES = 16  # what each counts for beside its bytes, here and in the worker
 _BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
-
-
-class Run:
-    """A live run. `instances` are its own and its children's, all in `worker`."""
-
-    def __init__(self, record: Record, program: Program, worker: Worker, store: Store) -> None:
-        self.record = record
-        self.program = program
-        self.worker = worker
-        self.journal = Journal(store, record.seq, self._credit)
-        self.instances = {record.seq: program}
-        self.child_ends: set[asyncio.Task[None]] = set()
-        self.kernel_usage: Counter[str] = Counter()
-        self.started = False
-        self.ending = False
-        self.log_bytes = 0
-        self.inbox_bytes = 0  # delivered and not received yet
-        self.inbox_messages = 0
-        self.messages = 0
-        self.kill_reason: str | None = None
-        self.verdict: str | None = None  # why the server failed it, whatever the worker says
-        self.timers: list[asyncio.TimerHandle] = []
-        self.stored: asyncio.Future[None]  # that it has begun; there once it is started
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def _credit(self, taken: int) -> None:
-        self.worker.send(m.Credit(self.record.seq, taken))
 
 
 class Runs:
@@ -104,6 +80,7 @@ class Runs:
         self._config = config
         self._programs = programs
         self._asks = Asks(self, programs, channels)
+        self.figures = RunFigures()
         self._next_instance = boot << _BOOT_BITS
         self._live: dict[str, Run] = {}
         self._tenants: Counter[str] = Counter()  # live runs of each
@@ -134,16 +111,27 @@ class Runs:
         return self._draining
 
     # -- What requests do ----------------------------------------------------------------------
-    async def start(self, program: Program, request: RunRequest) -> Run:
-        """Start a run of a program.
+    async def start(
+        self,
+        program: Program,
+        request: RunRequest,
+        *,
+        tenant: str | None = None,
+        listener: Listener | None = None,
+    ) -> Run:
+        """Start a run of a program, in the name of its tenant or of the one that is named.
+
+        With a listener the run passes: its client hears its messages and nobody keeps them.
 
         Raises:
             Problem: 400 no such entry; 429, 503 with Retry-After.
         """
         entry = program.entry(request.entry)
         problem: Exception | None = None
-        for worker in self._admit(program.tenant):
-            run = Run(self._new_record(program, entry, request), program, worker, self._store)
+        tenant = tenant or program.tenant
+        for worker in self._admit(tenant):
+            record = self._new_record(tenant, program, entry, request)
+            run = Run(record, program, worker, self._store, listener)
             self._enter(run)
             try:
                 # Whoever asked may go away; half a start must not stay behind.
@@ -243,9 +231,14 @@ class Runs:
             self._fail(run, "the server was shut down")
         await self._wait_until_idle(seconds=_KILL_GRACE_SECONDS)
 
-    def statistics(self) -> dict[str, int]:
-        """Return how many runs and instances are live."""
-        return {"runs": len(self._live), "instances": len(self._instances)}
+    def statistics(self) -> dict[str, Any]:
+        """Return how many runs and instances are live, and what became of the others."""
+        live = {"runs": len(self._live), "instances": len(self._instances)}
+        return {**live, **self.figures.statistics()}
+
+    def live_by_tenant(self) -> dict[str, int]:
+        """Return how many live runs each tenant has that has any."""
+        return dict(self._tenants)
 
     # -- Starting ------------------------------------------------------------------------------
     def _admit(self, tenant: str) -> list[Worker]:
@@ -265,11 +258,11 @@ class Runs:
             raise unavailable("no worker is ready")
         return workers
 
-    def _new_record(self, program: Program, entry: str, request: RunRequest) -> Record:
+    def _new_record(self, tenant: str, program: Program, entry: str, request: RunRequest) -> Record:
         return Record(
             seq=self.new_instance(),
             id=f"run_{secrets.token_hex(12)}",
-            tenant=program.tenant,
+            tenant=tenant,
             program=program.id,
             program_name=program.name,
             entry=entry,
@@ -303,9 +296,11 @@ class Runs:
         worker.send(m.Start(record.seq, run.program.module, record.entry, data, limits))
         run.started = True
         record.status = "running"
+        self.figures.started(record.tenant, time.monotonic() - run.admitted)
         run.journal.append("status", record.outcome())
-        run.stored = self._store.write(lambda connection: insert_run(connection, record))
-        self._must(run.stored)
+        if not run.passing:
+            run.stored = self._store.write(lambda connection: insert_run(connection, record))
+            self._must(run.stored)
         wall = record.limits["wall_ms"] / 1000 + _WALL_GRACE_SECONDS
         words = f"the run took longer than its limit of {record.limits['wall_ms']} ms"
         self._later(run, wall, lambda: self.kill(run, words))
@@ -427,6 +422,8 @@ class Runs:
             if run is None or item[0] != run.record.seq:
                 continue  # it has ended meanwhile
             run.messages += 1
+            if run.messages == 1:
+                self.figures.first_message(time.monotonic() - run.admitted)
             # The worker enforces both; we do not rely on it.
             if run.journal.sent + len(item[1]) > RUN_OUTPUT_BYTES_MAX:
                 self.kill(run, f"it sent more than its limit of {RUN_OUTPUT_BYTES_MAX} bytes")
@@ -508,7 +505,7 @@ class Runs:
         finals = [("usage", ended.usage), ("status", ended.outcome())]
         row = run.journal.seal(finals)
         try:
-            await self._store.write(lambda connection: finish_run(connection, ended, row))
+            await self._keep(run, ended, row)
         except sqlite3.Error:
             # Nobody may believe in a result that is not kept: the next start calls it failed, too.
             _log.exception("the result of run %s could not be stored", ended.id)
@@ -517,7 +514,17 @@ class Runs:
             finals = [("usage", ended.usage), ("status", ended.outcome())]
         run.record = ended
         run.journal.finish(finals)
+        self.figures.ended(ended, time.monotonic() - run.admitted)
         self._leave(run)
+
+    async def _keep(self, run: Run, ended: Record, row: tuple[int, bytes]) -> None:
+        """Store a run's end; a run that passes is stored only if it failed."""
+        if not run.passing:
+            await self._store.write(lambda connection: finish_run(connection, ended, row))
+        elif (ended.status, ended.exit_code) != ("exited", 0) and not run.unwanted:
+            record = run.record
+            self._must(self._store.write(lambda connection: insert_run(connection, record)))
+            await self._store.write(lambda connection: finish_run(connection, ended, row))
 
     async def _end_in_kernel(self, run: Run, instance: int) -> None:
         try:

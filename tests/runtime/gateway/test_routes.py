@@ -19,7 +19,7 @@ from symphony_runtime.gateway.routes import ROUTES, Access
 from tests.e2e import programs as guests
 from tests.support.house import House
 
-LATER = ("/", "/metrics", "/v1/models", "/v1/runs/x/trace", "/v1/admin/tenants")
+LATER = ("/", "/v1/models", "/v1/runs/x/trace", "/v1/admin/tenants")
 
 
 def ask(
@@ -85,7 +85,9 @@ def test_every_route_but_the_open_ones_refuses_without_its_key(tmp_path: Path) -
         wrong = [None, "", "Bearer", "Bearer ", "Bearer sym_x_y", tenant[:-1], tenant + "x",
                  tenant.replace("Bearer", "Basic"), house.key]  # fmt: skip
         for route in ROUTES:
-            others = {Access.TENANT: [admin], Access.ADMIN: [tenant], Access.OPEN: []}
+            others: dict[Access, list[str]] = {
+                Access.TENANT: [admin], Access.ADMIN: [tenant], Access.OPEN: [], Access.ANY: [],
+            }  # fmt: skip
             for key in [*wrong, *others[route.access]]:
                 headers = {} if key is None else {"Authorization": key}
                 async with session.request(

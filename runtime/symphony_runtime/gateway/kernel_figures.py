@@ -1,0 +1,116 @@
+"""The kernel's figures for scrapes: asked for at most once a second, and growing over restarts.
+
+A kernel that starts again counts from zero. What its predecessors had counted when they were last
+asked is added, so that a counter never falls while the gateway lives; when the gateway itself
+starts again it counts from what the kernel says, as Prometheus expects of any process.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from symphony_kernel.protocol.errno import SyscallError
+
+from symphony_runtime.gateway.links import KernelAwayError
+
+AGE_SECONDS_MAX = 1.0
+COUNTERS = (
+    "calls", "failed", "dropped", "steps", "rows", "decode_rows", "decode_steps", "prefill_tokens",
+    "decode_tokens", "preds", "preds_starved", "step_ms", "copies", "prefix_cache_query_tokens",
+    "prefix_cache_hit_tokens", "prefix_cache_evicted_pages",
+)  # fmt: skip
+USED = ("prompt_tokens", "cached_tokens", "completion_tokens")  # of each tenant
+
+
+class Kernel(Protocol):
+    """The part of `KernelLink` that is used here."""
+
+    @property
+    def pid(self) -> int:
+        """Of the kernel; 0 while it is away."""
+
+    async def ask(self, what: str, **args: Any) -> Any:
+        """Return the kernel's answer."""
+
+
+class KernelFigures:
+    """Asks, remembers, and adds up what earlier kernels had counted."""
+
+    def __init__(self, kernel: Kernel, now: Callable[[], float] = time.monotonic) -> None:
+        self._kernel = kernel
+        self._now = now
+        self._pid = 0  # of the kernel whose figures are `_last`
+        self._last: dict[str, Any] = {}
+        self._asked = float("-inf")
+        self._before: dict[str, Any] = {}  # the sum of earlier kernels
+        self._asking: asyncio.Task[None] | None = None
+        self.restarts = 0
+
+    async def latest(self) -> dict[str, Any]:
+        """Return the figures: `metrics` of the kernel with its counters summed over restarts.
+
+        Without a kernel only counters, `histograms` and `tenants` are there; {} before the first
+        answer of any kernel. Not older than AGE_SECONDS_MAX while there is one.
+        """
+        if self._asking is None and self._is_old():
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            await asyncio.shield(self._asking)
+        return self._whole()
+
+    def _is_old(self) -> bool:
+        return self._kernel.pid != self._pid or self._now() - self._asked >= AGE_SECONDS_MAX
+
+    async def _ask(self) -> None:
+        pid = self._kernel.pid
+        try:
+            found = await self._kernel.ask("metrics")
+        except (KernelAwayError, SyscallError):
+            return
+        finally:
+            self._asking = None
+        if self._pid not in (0, pid):
+            self._before = _counted(self._before, self._last)
+            self.restarts += 1
+        self._pid, self._last, self._asked = pid, found, self._now()
+
+    def _whole(self) -> dict[str, Any]:
+        if not self._last:
+            return {}
+        counted = _counted(self._before, self._last)
+        if self._kernel.pid != self._pid:
+            return counted  # what it holds now is nothing, or not known yet
+        tenants = {
+            name: {**held, **counted["tenants"][name]}
+            for name, held in self._last["tenants"].items()
+        }
+        # Tenants of a kernel that has gone hold nothing in this one.
+        return {**self._last, **counted, "tenants": {**counted["tenants"], **tenants}}
+
+
+def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """Return only what grows, summed."""
+    named = {**before.get("tenants", {}), **last.get("tenants", {})}
+    return {
+        **_sum(COUNTERS, before, last),
+        "histograms": {
+            name: _sum_histograms(before.get("histograms", {}).get(name), view)
+            for name, view in last.get("histograms", {}).items()
+        },
+        "tenants": {
+            name: _sum(USED, before.get("tenants", {}).get(name, {}), last["tenants"].get(name, {}))
+            for name in named
+        },
+    }
+
+
+def _sum(keys: Iterable[str], *parts: dict[str, Any]) -> dict[str, Any]:
+    return {key: sum(part.get(key, 0) for part in parts) for key in keys}
+
+
+def _sum_histograms(before: dict[str, Any] | None, view: dict[str, Any]) -> dict[str, Any]:
+    if before is None or before["bounds"] != view["bounds"]:
+        return view
+    counts = [old + new for old, new in zip(before["counts"], view["counts"], strict=True)]
+    return {"bounds": view["bounds"], "counts": counts, "sum": before["sum"] + view["sum"]}
