@@ -11,7 +11,6 @@ from typing import Any
 from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
 from symphony_runtime.gateway import handlers, seeing, streaming
-from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.problems import Handler
 
