@@ -4,9 +4,10 @@
 // A step goes through the layers one after the other. Per layer, each stage is a number of tasks
 // that any threads compute in any order; a stage begins when the one before has ended:
 //
-//     plan.enter_tasks()                 enter:  norms and rotation of q and k, K and V into the pool
-//     plan.attend_tasks(layer)           attend: the weighted sums, whole or of a part of the entries
-//     plan.merge_tasks(layer)            merge:  of rows whose entries were split; often none
+//     enter_tasks()          enter:  K (normed, rotated) and V of new tokens into the pool; none in a
+//                                    step of single tokens, which attend takes along
+//     attend_tasks(layer)    attend: the weighted sums, whole or over a part of the entries
+//     merge_tasks(layer)     merge:  of queries whose entries were split; often none
 //
 // A query's result is a function of its own entries alone, to the last bit: entries are summed up in
 // blocks of BLOCK_TOKENS that begin at multiples of it, each block by itself, and blocks are merged
@@ -52,8 +53,8 @@ size_t pool_bytes(const AttentionShape &shape);
 void *pool_allocate(size_t bytes);
 void pool_free(void *pool, size_t bytes);
 
-// Copies `count` slots in every layer; all reads come before all writes; destinations are distinct.
-void pool_copy(const AttentionShape &shape, void *pool, const int64_t *sources,
+// Copies `count` slots of one layer; all reads come before all writes; destinations are distinct.
+void pool_copy(const AttentionShape &shape, void *pool, int32_t layer, const int64_t *sources,
                const int64_t *destinations, int64_t count);
 
 // Fills pages with NaN in every layer.

@@ -1,0 +1,327 @@
+#include "attention.h"
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "attention_block.h"
+#include "attention_plan.h"
+#include "attention_pool.h"
+
+namespace symphony {
+
+namespace {
+
+// A head's numbers turned by a position's angles, after a norm if there is one, times `scale`.
+// `turned` has room for head_dim floats.
+struct Rotation {
+    int head_dim;
+    float norm_epsilon;
+    const float *cosines, *sines;  // [head_dim / 2] of the position
+
+    void turn(const float *from, const float *norm, float scale, float *turned) const {
+        const int half = head_dim / 2;
+        const __m512 factor = _mm512_set1_ps(norm ? scale * root(from) : scale);
+        for (int i = 0; i < half; i += LANES) {
+            const __mmask16 lanes = first_lanes(half - i);
+            __m512 x = _mm512_mul_ps(load(from + i, lanes), factor);
+            __m512 y = _mm512_mul_ps(load(from + half + i, lanes), factor);
+            if (norm) {
+                x = _mm512_mul_ps(x, load(norm + i, lanes));
+                y = _mm512_mul_ps(y, load(norm + half + i, lanes));
+            }
+            const __m512 cosine = load(cosines + i, lanes), sine = load(sines + i, lanes);
+            store(turned + i, _mm512_fmsub_ps(x, cosine, _mm512_mul_ps(y, sine)), lanes);
+            store(turned + half + i, _mm512_fmadd_ps(y, cosine, _mm512_mul_ps(x, sine)), lanes);
+        }
+    }
+
+  private:
+    float root(const float *from) const {
+        __m512 squares = _mm512_setzero_ps();
+        for (int i = 0; i < head_dim; i += LANES) {
+            const __m512 x = load(from + i, first_lanes(head_dim - i));
+            squares = _mm512_fmadd_ps(x, x, squares);
+        }
+        return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(head_dim) + norm_epsilon);
+    }
+};
+
+// What a task works with, of one thread.
+struct Scratch {
+    Scratch(const PoolLayout &layout)
+        : turned(layout.head_dim + LANES),
+          queries(size_t(QUERIES_MAX) * layout.key_units),
+          scores(size_t(QUERIES_MAX) * SCORES_STRIDE),
+          sums(size_t(QUERIES_MAX) * layout.width),
+          last_pair(layout.width) {}
+
+    Aligned<float> turned;
+    Aligned<uint32_t> queries;    // [rows][key_units]
+    Aligned<float> scores;        // [rows][SCORES_STRIDE], then weights in place
+    Aligned<float> sums;          // [rows][width]
+    Aligned<uint32_t> last_pair;  // [width]: a token without its neighbour
+    float maxima[QUERIES_MAX];
+    float totals[QUERIES_MAX];
+    Factors factors[QUERIES_MAX];
+};
+
+// Joins a block's maximum and total with those so far.
+inline Factors join(float maximum, float total, float *so_far, float *total_so_far) {
+    if (maximum == -INFINITE) return {1.0f, 0.0f};
+    const float top = std::max(maximum, *so_far);
+    const __m512 powers = exp2_negative<6>(
+        _mm512_mask_mov_ps(_mm512_set1_ps(maximum - top), 1, _mm512_set1_ps(*so_far - top)));
+    float both[LANES];
+    _mm512_storeu_ps(both, powers);
+    *so_far = top;
+    *total_so_far = std::fma(total, both[1], *total_so_far * both[0]);
+    return {both[0], both[1]};
+}
+
+}  // namespace
+
+struct Attention::Impl {
+    Impl(const AttentionShape &given, void *memory)
+        : layout(given),
+          planner(given, layout),
+          pool(static_cast<uint32_t *>(memory)),
+          norm_epsilon(given.norm_epsilon) {
+        for (int i = 0; i < given.threads; ++i) scratch.push_back(std::make_unique<Scratch>(layout));
+    }
+
+    const PoolLayout layout;
+    Planner planner;
+    uint32_t *const pool;
+    const float norm_epsilon;
+    std::vector<std::unique_ptr<Scratch>> scratch;
+
+    Rotation rotation(const AttentionLayer &layer, int32_t token) const {
+        const size_t at = size_t(planner.rows.positions[token]) * (layout.head_dim / 2);
+        return {layout.head_dim, norm_epsilon, layer.cosines + at, layer.sines + at};
+    }
+
+    template <class T>
+    void enter_token(const AttentionLayer &layer, int32_t token, int kv_head, float *turned) const {
+        const int head_dim = layout.head_dim;
+        const float *keys = layer.qkv + token * layer.qkv_stride +
+                            size_t(layout.heads + kv_head) * head_dim;
+        const float *values = keys + size_t(layout.kv_heads) * head_dim;
+        const int64_t slot = planner.slots[token];
+        uint32_t *page = layout.page(pool, layer.layer, slot / PAGE_TOKENS, kv_head);
+        const int lane = int(slot % PAGE_TOKENS);
+        rotation(layer, token).turn(keys, layer.k_norm, 1.0f, turned);
+        write_key<T>(layout, page, lane, turned);
+        write_value<T>(layout, page, lane, values);
+    }
+
+    // The queries of a task as its rows, scaled so that weights are powers of two.
+    template <class T>
+    void enter_queries(const AttentionLayer &layer, const Task &task, int head, int heads,
+                       Scratch &my) const {
+        const float scale = float(1.4426950408889634 / std::sqrt(double(layout.head_dim)));
+        auto *units = reinterpret_cast<typename T::Element *>(my.queries.data());
+        for (int i = 0; i < task.count; ++i) {
+            const int32_t token = planner.members[task.first + i];
+            const Rotation rotation = this->rotation(layer, token);
+            const float *from = layer.qkv + token * layer.qkv_stride + size_t(head) * layout.head_dim;
+            for (int h = 0; h < heads; ++h, from += layout.head_dim, units += layout.head_dim) {
+                rotation.turn(from, layer.q_norm, scale, my.turned.data());
+                for (int d = 0; d < layout.head_dim; d += LANES) {
+                    const __mmask16 lanes = first_lanes(layout.head_dim - d);
+                    T::store(units + d, load(my.turned.data() + d, lanes), lanes);
+                }
+            }
+        }
+    }
+
+    // Finds block `index` of a task's pages; copies the last token if it has no neighbour.
+    template <class T>
+    Block find_block(const Task &task, int layer, int index, Scratch &my) const {
+        Block block;
+        const int begin = index * BLOCK_TOKENS;
+        block.entries = std::min(task.high - begin, BLOCK_TOKENS);
+        block.first_page = std::max(task.low - begin, 0) / PAGE_TOKENS;
+        block.last_page = (block.entries + PAGE_TOKENS - 1) / PAGE_TOKENS;
+        const int32_t *table = planner.rows.tables + task.table + index * BLOCK_PAGES;
+        for (int page = block.first_page; page < block.last_page; ++page) {
+            block.keys[page] = layout.page(pool, layer, table[page], task.kv_head);
+            block.values[page] = block.keys[page] + layout.values_at;
+        }
+        if (T::PER_UNIT == 2 && block.entries % 2) {
+            const int unit = block.entries % PAGE_TOKENS / 2;
+            const uint32_t *pair = block.values[block.last_page - 1] + size_t(unit) * layout.width;
+            for (int d = 0; d < layout.width; ++d) my.last_pair.data()[d] = pair[d] & 0xFFFF;
+        }
+        return block;
+    }
+
+    template <class T>
+    void attend_block(const Task &task, int32_t window, int index, const Block &block, int heads,
+                      float *sums, Scratch &my, float *partial_totals) const {
+        const int rows = task.count * heads;
+        const uint32_t *queries = my.queries.data();
+        float *scores = my.scores.data();
+        for_tiles(rows, [&](int row, auto size) {
+            score_rows<T, size()>(layout.key_units, queries + size_t(row) * layout.key_units, block,
+                                  scores + size_t(row) * SCORES_STRIDE);
+        });
+        for (int i = 0; i < task.count; ++i) {
+            const Visible visible = planner.visible(planner.members[task.first + i], window,
+                                                    index * BLOCK_TOKENS, block);
+            for (int row = i * heads; row < (i + 1) * heads; ++row) {
+                float total;
+                const float maximum =
+                    weigh<T>(scores + size_t(row) * SCORES_STRIDE, block, visible, &total);
+                if (partial_totals) {
+                    partial_totals[2 * row] = maximum;
+                    partial_totals[2 * row + 1] = total;
+                    my.factors[row] = {0.0f, 1.0f};
+                } else {
+                    my.factors[row] = join(maximum, total, &my.maxima[row], &my.totals[row]);
+                }
+            }
+        }
+        for_tiles(rows, [&](int row, auto size) {
+            value_rows<T, size()>(block, layout.width, my.last_pair.data(),
+                                  scores + size_t(row) * SCORES_STRIDE, my.factors + row,
+                                  sums + size_t(row) * layout.width);
+        });
+    }
+
+    template <class T>
+    void attend_heads(const AttentionLayer &layer, const Task &task, int head, int heads,
+                      Scratch &my) {
+        const int32_t window = planner.of(layer.layer).window;
+        const int rows = task.count * heads;
+        enter_queries<T>(layer, task, head, heads, my);
+        std::fill_n(my.maxima, rows, -INFINITE);
+        std::fill_n(my.totals, rows, 0.0f);
+        if (task.partial < 0) std::fill_n(my.sums.data(), size_t(rows) * layout.width, 0.0f);
+        for (int index = task.block_begin; index < task.block_end; ++index) {
+            const Block block = find_block<T>(task, layer.layer, index, my);
+            float *sums = my.sums.data(), *totals = nullptr;
+            if (task.partial >= 0) {
+                const size_t at = planner.partial(task, index) + first_of(task, head);
+                sums = planner.sums() + at * layout.width;
+                totals = planner.partial_totals.data() + 2 * at;
+                std::fill_n(sums, size_t(rows) * layout.width, 0.0f);
+            }
+            attend_block<T>(task, window, index, block, heads, sums, my, totals);
+        }
+        if (task.partial < 0) finish<T>(layer, task, head, heads, my);
+    }
+
+    // Divides a task's sums by their totals and writes them out.
+    template <class T>
+    void finish(const AttentionLayer &layer, const Task &task, int head, int heads, Scratch &my) const {
+        auto *out = static_cast<typename T::Element *>(layer.out);
+        for (int i = 0; i < task.count; ++i) {
+            const int32_t token = planner.members[task.first + i];
+            for (int h = 0; h < heads; ++h) {
+                const int row = i * heads + h;
+                const float *sums = my.sums.data() + size_t(row) * layout.width;
+                auto *place = out + token * layer.out_stride + size_t(head + h) * layout.head_dim;
+                const __m512 total = _mm512_set1_ps(my.totals[row]);
+                for (int d = 0; d < layout.head_dim; d += LANES)
+                    T::store(place + d, _mm512_div_ps(_mm512_load_ps(sums + d), total),
+                             first_lanes(layout.head_dim - d));
+            }
+        }
+    }
+
+    size_t first_of(const Task &task, int head) const {
+        return size_t(head - task.kv_head * layout.shared);
+    }
+
+    // The heads that share a kv head, as many at a time as a block takes.
+    template <class Work>
+    void for_heads(const Task &task, Work work) const {
+        for (int h = 0; h < layout.shared; h += QUERIES_MAX)
+            work(task.kv_head * layout.shared + h, std::min(layout.shared - h, QUERIES_MAX));
+    }
+
+    template <class T>
+    void attend(const AttentionLayer &layer, const Task &task, Scratch &my) {
+        if (task.entering)
+            enter_token<T>(layer, planner.members[task.first], task.kv_head, my.turned.data());
+        for_heads(task, [&](int head, int heads) { attend_heads<T>(layer, task, head, heads, my); });
+    }
+
+    template <class T>
+    void merge(const AttentionLayer &layer, const Task &task, Scratch &my) const {
+        for_heads(task, [&](int head, int heads) {
+            const int rows = task.count * heads;
+            std::fill_n(my.maxima, rows, -INFINITE);
+            std::fill_n(my.totals, rows, 0.0f);
+            std::fill_n(my.sums.data(), size_t(rows) * layout.width, 0.0f);
+            for (int index = task.block_begin; index < task.block_end; ++index) {
+                const size_t at = planner.source(task, index) + first_of(task, head);
+                for (int row = 0; row < rows; ++row) merge_row(at + row, row, my);
+            }
+            finish<T>(layer, task, head, heads, my);
+        });
+    }
+
+    void merge_row(size_t at, int row, Scratch &my) const {
+        const float *totals = planner.partial_totals.data() + 2 * at;
+        const Factors factors = join(totals[0], totals[1], &my.maxima[row], &my.totals[row]);
+        const float *from = planner.sums() + at * layout.width;
+        float *sums = my.sums.data() + size_t(row) * layout.width;
+        for (int d = 0; d < layout.width; d += LANES) {
+            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(factors.keep));
+            const __m512 taken = _mm512_set1_ps(factors.take);
+            _mm512_store_ps(sums + d, _mm512_fmadd_ps(_mm512_load_ps(from + d), taken, kept));
+        }
+    }
+};
+
+Attention::Attention(const AttentionShape &shape, void *pool)
+    : impl_(std::make_unique<Impl>(shape, pool)) {}
+
+Attention::~Attention() = default;
+
+void Attention::plan(const StepRows &rows) { impl_->planner.plan(rows); }
+
+int32_t Attention::enter_tasks() const { return impl_->planner.enter_tasks(); }
+
+int32_t Attention::attend_tasks(int32_t layer) const {
+    return int32_t(impl_->planner.of(layer).tasks.size());
+}
+
+int32_t Attention::merge_tasks(int32_t layer) const {
+    return int32_t(impl_->planner.of(layer).merges.size());
+}
+
+void Attention::enter(const AttentionLayer &layer, int32_t task, int32_t thread) {
+    Impl &impl = *impl_;
+    float *turned = impl.scratch[size_t(thread)]->turned.data();
+    impl.planner.for_entering(task, [&](int32_t token) {
+        for (int kv_head = 0; kv_head < impl.layout.kv_heads; ++kv_head) {
+            if (impl.layout.per_unit == 2)
+                impl.enter_token<PairUnits>(layer, token, kv_head, turned);
+            else
+                impl.enter_token<FloatUnits>(layer, token, kv_head, turned);
+        }
+    });
+}
+
+void Attention::attend(const AttentionLayer &layer, int32_t task, int32_t thread) {
+    const Task &mine = impl_->planner.of(layer.layer).tasks[size_t(task)];
+    Scratch &my = *impl_->scratch[size_t(thread)];
+    if (impl_->layout.per_unit == 2)
+        impl_->attend<PairUnits>(layer, mine, my);
+    else
+        impl_->attend<FloatUnits>(layer, mine, my);
+}
+
+void Attention::merge(const AttentionLayer &layer, int32_t task, int32_t thread) {
+    const Task &mine = impl_->planner.of(layer.layer).merges[size_t(task)];
+    Scratch &my = *impl_->scratch[size_t(thread)];
+    if (impl_->layout.per_unit == 2)
+        impl_->merge<PairUnits>(layer, mine, my);
+    else
+        impl_->merge<FloatUnits>(layer, mine, my);
+}
+
+}  // namespace symphony

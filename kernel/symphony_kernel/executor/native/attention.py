@@ -1,0 +1,262 @@
+"""The page pool in its native layout, and attention on it by itself (see attention.h)."""
+
+from collections.abc import Sequence
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_float,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.executor.native.library import Library
+
+Array = npt.NDArray[np.generic]
+Float32 = npt.NDArray[np.float32]
+UInt8 = npt.NDArray[np.uint8]
+
+
+class AttentionShape(Structure):
+    """`AttentionShape` of attention.h."""
+
+    _fields_ = (
+        ("layers", c_int32),
+        ("heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("element_bytes", c_int32),
+        ("threads", c_int32),
+        ("pages", c_int64),
+        ("windows", c_void_p),
+        ("norm_epsilon", c_float),
+    )
+
+
+class StepRows(Structure):
+    """`StepRows` of attention.h."""
+
+    _fields_ = (
+        ("rows", c_int32),
+        ("tokens", c_int32),
+        ("offsets", c_void_p),
+        ("starts", c_void_p),
+        ("table_offsets", c_void_p),
+        ("tables", c_void_p),
+        ("positions", c_void_p),
+        ("parents", c_void_p),
+        ("trees", c_void_p),
+    )
+
+
+class AttentionLayer(Structure):
+    """`AttentionLayer` of attention.h."""
+
+    _fields_ = (
+        ("layer", c_int32),
+        ("qkv", c_void_p),
+        ("qkv_stride", c_int64),
+        ("out", c_void_p),
+        ("out_stride", c_int64),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolShape:
+    """What attention knows of a model. `windows` has an entry for each layer, None: all."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    element_bytes: int  # 2: bfloat16, 4: float32
+    pages: int
+    windows: tuple[int | None, ...]
+    norm_epsilon: float = 0.0
+    threads: int = 1
+
+
+@dataclass(slots=True)
+class FlatRows:
+    """A step's rows, flat (see `StepRows` in attention.h for what each array is)."""
+
+    offsets: Int32  # [rows + 1]
+    starts: Int32  # [rows]
+    table_offsets: Int32  # [rows + 1]
+    tables: Int32
+    positions: Int32  # [tokens]
+    parents: Int32 | None = None  # [tokens]
+    trees: UInt8 | None = None  # [rows]
+
+    def structure(self) -> StepRows:
+        """Return what C reads; it refers to these arrays and does not keep them alive."""
+        return StepRows(
+            len(self.starts),
+            len(self.positions),
+            self.offsets.ctypes.data,
+            self.starts.ctypes.data,
+            self.table_offsets.ctypes.data,
+            self.tables.ctypes.data,
+            self.positions.ctypes.data,
+            None if self.parents is None else self.parents.ctypes.data,
+            None if self.trees is None else self.trees.ctypes.data,
+        )
+
+
+class PagePool:
+    """K and V of every layer, in the layout that the native kernels read.
+
+    Not safe for two threads at once, nor beside a step.
+    """
+
+    def __init__(self, library: Library, shape: PoolShape) -> None:
+        self.shape = shape
+        self._windows = np.array([window or 0 for window in shape.windows], np.int32)
+        self.structure = AttentionShape(
+            len(shape.windows),
+            shape.heads,
+            shape.kv_heads,
+            shape.head_dim,
+            shape.element_bytes,
+            shape.threads,
+            shape.pages,
+            self._windows.ctypes.data,
+            shape.norm_epsilon,
+        )
+        given, slots = POINTER(AttentionShape), c_void_p
+        self._free = library.function("symphony_pool_free", c_void_p, c_uint64)
+        self._copy = library.function(
+            "symphony_pool_copy", given, c_void_p, slots, slots, c_int64, result=c_int32
+        )
+        self._poison = library.function("symphony_pool_poison", given, c_void_p, c_void_p, c_int64)
+        move = (given, c_void_p, c_int32, slots, c_int64, c_void_p)
+        self._read = library.function("symphony_pool_read", *move)
+        self._write = library.function("symphony_pool_write", *move)
+        size = library.function("symphony_pool_bytes", given, result=c_uint64)
+        self.bytes = size(byref(self.structure))
+        allocate = library.function("symphony_pool_allocate", c_uint64, result=c_void_p)
+        self.address = allocate(self.bytes)
+        if not self.address:
+            raise MemoryError(f"no {self.bytes} bytes for the page pool")
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.address:
+            self._free(self.address, self.bytes)
+            self.address = 0
+
+    def copy(self, group: Int64) -> None:
+        """Copy slots of all layers: [2, c] sources and destinations, all reads first."""
+        pairs = np.ascontiguousarray(group, np.int64)
+        source, destination = pairs.ctypes.data, pairs.ctypes.data + pairs.strides[0]
+        if self._copy(byref(self.structure), self.address, source, destination, pairs.shape[1]):
+            raise MemoryError(f"no memory to copy {pairs.shape[1]} slots")
+
+    def poison(self, pages: Int32) -> None:
+        """Fill pages with NaN."""
+        pages = np.ascontiguousarray(pages, np.int32)
+        self._poison(byref(self.structure), self.address, pages.ctypes.data, len(pages))
+
+    def read(self, layer: int, slots: Int64) -> Array:
+        """Return [n, 2, kv_heads, head_dim] of a layer's slots, bfloat16 as its uint16 bits."""
+        slots = np.ascontiguousarray(slots, np.int64)
+        plain = np.empty(self._plain_shape(len(slots)), self._plain_type)
+        self._read(
+            byref(self.structure), self.address, layer, slots.ctypes.data, len(slots),
+            plain.ctypes.data,
+        )  # fmt: skip
+        return plain
+
+    def write(self, layer: int, slots: Int64, plain: Array) -> None:
+        """Write what `read` returned, or the like, into a layer's slots."""
+        slots = np.ascontiguousarray(slots, np.int64)
+        assert plain.shape == self._plain_shape(len(slots))
+        assert plain.dtype == self._plain_type
+        plain = np.ascontiguousarray(plain)
+        self._write(
+            byref(self.structure), self.address, layer, slots.ctypes.data, len(slots),
+            plain.ctypes.data,
+        )  # fmt: skip
+
+    def _plain_shape(self, slots: int) -> tuple[int, int, int, int]:
+        return (slots, 2, self.shape.kv_heads, self.shape.head_dim)
+
+    @property
+    def _plain_type(self) -> "np.dtype[np.generic]":
+        return np.dtype(np.uint16 if self.shape.element_bytes == 2 else np.float32)
+
+
+@dataclass(slots=True)
+class LayerWork:
+    """One layer's share of a step: what attention reads and writes."""
+
+    layer: int
+    qkv: Float32  # [tokens, (heads + 2 * kv_heads) * head_dim]
+    out: Array  # [tokens, heads * head_dim], bfloat16 as uint16 bits
+    cosines: Float32  # [positions, head_dim / 2]
+    sines: Float32
+    q_norm: Float32 | None = None  # [head_dim]
+    k_norm: Float32 | None = None
+
+
+class LoneAttention:
+    """Attention without the rest of the network, with a team of threads of its own."""
+
+    def __init__(self, library: Library, pool: PagePool) -> None:
+        create = library.function(
+            "symphony_attention_create", POINTER(AttentionShape), c_void_p, result=c_void_p
+        )
+        self._destroy = library.function("symphony_attention_destroy", c_void_p)
+        self._plan = library.function(
+            "symphony_attention_plan", c_void_p, POINTER(StepRows), result=c_int32
+        )
+        self._compute = library.function(
+            "symphony_attention_compute", c_void_p, POINTER(AttentionLayer), c_int32
+        )
+        self._handle = create(byref(pool.structure), pool.address)
+        if not self._handle:
+            raise MemoryError("no memory or no threads for attention")
+        self._rows: FlatRows | None = None
+
+    def close(self) -> None:
+        """End its threads."""
+        if self._handle:
+            self._destroy(self._handle)
+            self._handle = 0
+
+    def plan(self, rows: FlatRows) -> None:
+        """Prepare a step."""
+        self._rows = rows  # C refers to its arrays
+        if self._plan(self._handle, byref(rows.structure())):
+            raise MemoryError("no memory to plan a step")
+
+    def compute(self, works: Sequence[LayerWork]) -> None:
+        """Enter and attend, layer after layer."""
+        layers = (AttentionLayer * len(works))(*(self._layer(work) for work in works))
+        self._compute(self._handle, layers, len(works))
+
+    def _layer(self, work: LayerWork) -> AttentionLayer:
+        def address(array: Float32 | None) -> int | None:
+            return None if array is None else int(array.ctypes.data)
+
+        return AttentionLayer(
+            work.layer,
+            work.qkv.ctypes.data,
+            work.qkv.shape[1],
+            work.out.ctypes.data,
+            work.out.shape[1],
+            address(work.q_norm),
+            address(work.k_norm),
+            address(work.cosines),
+            address(work.sines),
+        )

@@ -1,0 +1,94 @@
+// The arithmetic of attention on the pool's units of 4 bytes: a pair of bfloat16 or one float32.
+#pragma once
+
+#include <limits>
+
+#include "types.h"
+
+namespace symphony {
+
+constexpr float INFINITE = std::numeric_limits<float>::infinity();
+// 16 floats to 16 bfloat16, to nearest even.
+inline __m256i to_bfloat16(__m512 x) {
+#ifdef __AVX512BF16__
+    return (__m256i)_mm512_cvtneps_pbh(x);
+#else
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    up = _mm512_mask_set1_epi32(up, nan, 0x7FC00000);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
+#endif
+}
+
+struct PairUnits {
+    using Element = uint16_t;
+    static constexpr int PER_UNIT = 2;
+    static constexpr int EXP_DEGREE = 4;  // its error is far below the rounding of weights
+
+    // sum + a.x * b.x + a.y * b.y in each lane.
+    static inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
+#ifdef __AVX512BF16__
+        return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+#else
+        const __m512i high = _mm512_set1_epi32(int(0xFFFF0000));
+        sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
+                              _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
+        return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, high)),
+                               _mm512_castsi512_ps(_mm512_and_si512(b, high)), sum);
+#endif
+    }
+
+    static inline void store(void *elements, __m512 x, __mmask16 lanes) {
+        _mm256_mask_storeu_epi16(elements, lanes, to_bfloat16(x));
+    }
+
+    // One token's 16 dimensions into its half of the pairs of V.
+    static inline void store_value(uint32_t *units, int token, __m512 x, __mmask16 lanes) {
+        const __m512i wide = _mm512_cvtepu16_epi32(to_bfloat16(x));
+        const __m512i pairs = token % 2 ? _mm512_slli_epi32(wide, 16) : wide;
+        uint32_t halves = _pdep_u32(lanes, 0x55555555u);
+        _mm512_mask_storeu_epi16(units, halves << (token % 2), pairs);
+    }
+};
+
+struct FloatUnits {
+    using Element = float;
+    static constexpr int PER_UNIT = 1;
+    static constexpr int EXP_DEGREE = 6;
+
+    static inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
+        return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+    }
+
+    static inline void store(void *elements, __m512 x, __mmask16 lanes) {
+        _mm512_mask_storeu_ps(elements, lanes, x);
+    }
+
+    static inline void store_value(uint32_t *units, int, __m512 x, __mmask16 lanes) {
+        _mm512_mask_storeu_ps(units, lanes, x);
+    }
+};
+
+// Minimax polynomials of 2^f on [-0.5, 0.5]. That of degree 6 is good to one unit in the last place,
+// and 1 at 0; that of degree 4 to 3e-6.
+constexpr float EXP2_4[] = {0.9999993f, 0.6931218f, 0.24024744f, 0.05591786f, 0.009570102f};
+constexpr float EXP2_6[] = {1.0f,         0.6931472f,    0.24022646f,  0.055503286f,
+                            0.009618489f, 0.0013399931f, 0.00015345812f};
+
+// 2^x for x <= 0 and -inf.
+template <int DEGREE>
+inline __m512 exp2_negative(__m512 x) {
+    static_assert(DEGREE == 4 || DEGREE == 6);
+    x = _mm512_max_ps(_mm512_set1_ps(-160.0f), x);  // 0 from here on; in this order NaN stays NaN
+    const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 f = _mm512_sub_ps(x, whole);
+    const float *c = DEGREE == 4 ? EXP2_4 : EXP2_6;
+    __m512 sum = _mm512_set1_ps(c[DEGREE]);
+#pragma GCC unroll 8
+    for (int i = DEGREE - 1; i >= 0; --i) sum = _mm512_fmadd_ps(sum, f, _mm512_set1_ps(c[i]));
+    return _mm512_scalef_ps(sum, whole);
+}
+
+}  // namespace symphony
