@@ -225,6 +225,5 @@ SCHEMAS: dict[str, Any] = {
     "KvFile": _object({"len": _INTEGER, "pages": _INTEGER}, {"path": _STRING, "tier": _STRING}),
     "KvPage": _page("KvFile"),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
-    **OPENAI_SCHEMAS,
     "Statistics": _object({"kernel": {"type": "object"}, "gateway": {"type": "object"}}),
 }
