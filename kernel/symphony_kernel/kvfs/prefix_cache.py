@@ -236,9 +236,8 @@ class PrefixCache:
         node.page = _GONE
         parent = node.parent
         parent.children -= 1
+        parent.used = max(parent.used, node.used)  # to use what came after it was to use it
         if not parent.children:
-            # To use what came after it was to use it.
-            parent.used = max(parent.used, node.used)
             self._push(tree, parent)
 
     # -- Giving up ------------------------------------------------------------------------------

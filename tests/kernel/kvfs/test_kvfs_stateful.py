@@ -222,11 +222,18 @@ class KVFSMachine(RuleBasedStateMachine):
             pages = self.offered.setdefault((chosen.file.tenant, tokens), [])
             pages.append(chosen.entries[end - PAGE_TOKENS : end])
 
-    @precondition(lambda self: len(self.files) < FILES_MAX)
+    @rule(choice=CHOICES, which=st.integers(0, 2))
+    def offer_and_match(self, choice: int, which: int) -> None:
+        self.offer(choice)
+        self.match(choice, 60, which)
+
+    @precondition(lambda self: len(self.files) < FILES_MAX and self.offered)
     @rule(choice=CHOICES, n=BOUNDS, which=st.integers(0, 2))
     def match(self, choice: int, n: int, which: int) -> None:
-        """The tokens of some file and one more, for a tenant that may not be the file's."""
-        tokens = [token for token, _, _ in self.idle(choice).entries[:n]]
+        """Tokens that were offered and one more, for a tenant that may not be theirs."""
+        if len(self.files) == FILES_MAX or not self.offered:
+            return
+        tokens = sorted(self.offered)[choice % len(self.offered)][1][:n]
         tenant = self.tenants[which]
         free = self.kvfs.pool.free
         try:
@@ -243,7 +250,7 @@ class KVFSMachine(RuleBasedStateMachine):
         for start in range(0, file.length, PAGE_TOKENS):
             end = start + PAGE_TOKENS
             values = ahead.values[file.slots(np.arange(start, end))].tolist()
-            known = self.offered[tenant, tuple(tokens[:end])]
+            known = self.offered[tenant, tokens[:end]]
             (found,) = [page for page in known if [value for _, _, value in page] == values][:1]
             modelled.entries += found
         self.files.append(modelled)
