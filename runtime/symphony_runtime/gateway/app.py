@@ -23,6 +23,8 @@ from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.http import SERVICES, Services
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.links import KernelLink, WorkerLinks
+from symphony_runtime.gateway.openai.errors import openai_errors_middleware
+from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.problems import Handler, problems_middleware
 from symphony_runtime.gateway.programs import Programs
@@ -89,9 +91,10 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
 
 def build_app(services: Services) -> web.Application:
     """Return the application that serves the route table."""
-    middlewares = [_count, problems_middleware, _authenticate]
+    middlewares = [_count, problems_middleware, openai_errors_middleware, _authenticate]
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
+    app[OPENAI] = OpenAI(services.runs, services.programs)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
         app.router.add_route(route.method, _pattern(route.path), route.handler, name=route.name)

@@ -15,7 +15,8 @@ from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Program, Programs
 
 if TYPE_CHECKING:
-    from symphony_runtime.gateway.runs import Run, Runs
+    from symphony_runtime.gateway.live import Run
+    from symphony_runtime.gateway.runs import Runs
 
 _log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from symphony_runtime.gateway.http import (
     tenant_of,
 )
 from symphony_runtime.gateway.links import KernelAwayError
+from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import bad_request, not_found, unavailable
 from symphony_runtime.gateway.run import parse_request
-from symphony_runtime.gateway.runs import Run
 from symphony_runtime.gateway.streaming import stream_events
 
 _RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer

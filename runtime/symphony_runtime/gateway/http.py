@@ -73,8 +73,15 @@ async def read_json(request: web.Request, what: str, limit: int) -> Any:
         Problem: 400 no JSON, 413 too large.
     """
     body = await read_body(request, what, limit)
-    if not body:
-        return {}
+    return await parse_json(body) if body else {}
+
+
+async def parse_json(body: bytes) -> Any:
+    """Return a body's JSON.
+
+    Raises:
+        Problem: 400.
+    """
     try:
         if len(body) > _IN_THREAD_BYTES:
             return await asyncio.to_thread(_parse, body)

@@ -8,6 +8,7 @@ from aiohttp import web
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX
 
 from symphony_runtime.gateway.http import to_json
+from symphony_runtime.gateway.openai.schemas import OPENAI_SCHEMAS
 from symphony_runtime.gateway.run import FINAL, LIMITS_MAX, LIVE, PRIORITY_MAX, USAGE_KEYS
 
 if TYPE_CHECKING:
@@ -111,11 +112,12 @@ def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
     always = (500,) if route.access.value == "open" else (401, 500)
     for status in sorted({*route.problems, *always}):
+        content = "application/problem+json" if route.errors == "Problem" else "application/json"
         responses.setdefault(
             str(status),
             {
                 "description": _PROBLEMS[status],
-                "content": {"application/problem+json": {"schema": _reference("Problem")}},
+                "content": {content: {"schema": _reference(route.errors)}},
             },
         )
     return responses
@@ -225,5 +227,6 @@ SCHEMAS: dict[str, Any] = {
     "KvFile": _object({"len": _INTEGER, "pages": _INTEGER}, {"path": _STRING, "tier": _STRING}),
     "KvPage": _page("KvFile"),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
+    **OPENAI_SCHEMAS,
     "Statistics": _object({"kernel": {"type": "object"}, "gateway": {"type": "object"}}),
 }

@@ -91,7 +91,7 @@ async def problems_middleware(request: web.Request, handler: Handler) -> web.Str
     except Problem as problem:
         return problem.response()
     except web.HTTPException as error:
-        return _of_framework(error).response()
+        return of_framework(error).response()
     except Exception as error:
         if isinstance(error, ConnectionError) and _has_gone(request):
             return web.Response(status=_CLIENT_GONE)  # in the middle of a stream or of its body
@@ -103,7 +103,8 @@ def _has_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 
-def _of_framework(error: web.HTTPException) -> Problem:
+def of_framework(error: web.HTTPException) -> Problem:
+    """Return what the framework raises, such as for a route that is not there, as a problem."""
     kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
     details = {404: "there is no such route", 405: "the route does not take this method"}
     kept = {k: v for k, v in error.headers.items() if k in ("Allow", "Location")}

@@ -11,6 +11,7 @@ from typing import Any
 from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
 from symphony_runtime.gateway import handlers, seeing, streaming
+from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.problems import Handler
 
@@ -63,6 +64,7 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     body: tuple[str, str] | None = None  # content type and schema component
     access: Access = Access.TENANT
+    errors: str = "Problem"  # schema component of its errors
 
 
 _FLAG: Schema = {"type": "string", "enum": ["0", "1", "false", "true"]}
@@ -81,6 +83,7 @@ _RESUME = (
     ),
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
+_OPENAI_PROBLEMS = (400, 404, 413, 415, 429, 503)
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -180,6 +183,31 @@ ROUTES: tuple[Route, ...] = (
         "DELETE", "/v1/kv/{path}", "deleteKv", handlers.delete_kv,
         "Remove a name; views that programs have open stay valid",
         {204: Answer("removed")}, problems=(400, 404, 503),
+    ),
+    Route(
+        "GET", "/v1/models", "listModels", openai.list_models,
+        "The model, then the tenant's named programs: each may be a request's `model`",
+        {200: Answer("all of them", "ModelList")}, problems=(503,), errors="OpenAIError",
+    ),
+    Route(
+        "GET", "/v1/models/{model}", "getModel", openai.get_model, "One of them",
+        {200: Answer("it is there", "Model")}, problems=(404, 503), errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/completions", "createCompletion", openai.create_completion,
+        "OpenAI's completions, by a program that ships with the server or by the one named",
+        {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion",
+                     streamed="OpenAIChunks")},
+        problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
+        errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/chat/completions", "createChatCompletion", openai.create_chat_completion,
+        "OpenAI's chat completions, likewise",
+        {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion",
+                     streamed="OpenAIChunks")},
+        problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
+        errors="OpenAIError",
     ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", handlers.statistics,

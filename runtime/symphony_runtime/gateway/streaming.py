@@ -9,9 +9,10 @@ from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
 from symphony_runtime.gateway.http import flag, number, services, tenant_of, to_json
 from symphony_runtime.gateway.journal import Event, Reader
+from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.run import Record, encode_message
-from symphony_runtime.gateway.runs import Run, Runs
+from symphony_runtime.gateway.runs import Runs
 
 _HEARTBEAT_SECONDS = 15.0  # so that proxies and we ourselves notice who has gone
 _INBOX_SECONDS = 0.05  # before a program with a full inbox is tried again

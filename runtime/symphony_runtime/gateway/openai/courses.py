@@ -1,0 +1,60 @@
+"""The course of a run, as records: of the shipped program, or of any other."""
+
+import codecs
+from collections.abc import AsyncIterator
+
+from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.openai.inbox import Inbox
+from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Records, Usage
+from symphony_runtime.gateway.run import Record as RunRecord
+from symphony_runtime.gateway.runs import Runs
+from symphony_runtime.gateway.tape import Tape
+
+Batches = AsyncIterator[list[Record]]
+
+
+async def shipped_records(run: Run, inbox: Inbox) -> Batches:
+    """Yield what the shipped program tells; the last record is a Usage or a Failure."""
+    records, tape = Records(), run.journal
+    assert isinstance(tape, Tape)
+    while data := await inbox.next():
+        tape.take(len(data))
+        batch = records.feed(data)
+        if batch:
+            yield batch
+            if not isinstance(batch[-1], Piece):
+                return
+    yield [_failure(run.record)]
+
+
+async def own_records(runs: Runs, run: Run) -> Batches:
+    """Yield what any other program says, as one choice: its messages' text, then its usage."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    reader = runs.open(run, 0)
+    try:
+        while (events := await reader.next()) is not None:
+            messages = [event.data for event in events if event.kind == "message"]
+            if messages and (text := decoder.decode(b"".join(messages))):
+                yield [Piece(0, text, None)]
+    finally:
+        reader.close()
+    record = run.record
+    if (record.status, record.exit_code) != ("exited", 0):
+        yield [_failure(record)]
+        return
+    used = record.usage or {}
+    usage = Usage(
+        used.get("prompt_tokens", 0),
+        used.get("cached_tokens", 0),
+        used.get("completion_tokens", 0),
+    )
+    yield [Piece(0, decoder.decode(b"", final=True), "stop"), usage]
+
+
+def _failure(record: RunRecord) -> Failure:
+    """Return why a run that has ended has told nothing, or not all."""
+    ended = record.status
+    if record.status == "exited":
+        ended = f"exited with code {record.exit_code}"
+    reason = f": {record.reason}" if record.reason else ""
+    return Failure(500, f"run_{record.status}", None, f"run {record.id} {ended}{reason}")

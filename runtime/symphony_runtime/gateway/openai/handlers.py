@@ -1,0 +1,163 @@
+"""The handlers of the OpenAI routes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
+
+from symphony_runtime.gateway.http import answer, parse_json, read_body, tenant_of
+from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.openai.courses import Batches, own_records, shipped_records
+from symphony_runtime.gateway.openai.errors import OpenAIError, refused
+from symphony_runtime.gateway.openai.inbox import Inbox
+from symphony_runtime.gateway.openai.requests import (
+    Model,
+    Wanted,
+    model_of,
+    no_such_model,
+    parse_chat,
+    parse_completion,
+    parse_for_program,
+)
+from symphony_runtime.gateway.openai.serving import Clients, answer_stream, answer_whole, now
+from symphony_runtime.gateway.openai.shapes import ChatShape, CompletionShape, Shape
+from symphony_runtime.gateway.openai.shipped import Shipped
+from symphony_runtime.gateway.programs import Program, Programs
+from symphony_runtime.gateway.run import RunRequest
+from symphony_runtime.gateway.runs import Runs
+
+_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
+_MODELS_SHOWN_MAX = 500
+Parse = Callable[[dict[str, Any], Model], Wanted]
+
+
+class OpenAI:
+    """What the routes are served with."""
+
+    def __init__(self, runs: Runs, programs: Programs) -> None:
+        self.runs = runs
+        self.programs = programs
+        self.shipped = Shipped(programs)
+        self.clients = Clients(runs)
+        self.started = now()
+        self._model: tuple[int, Model] | None = None  # of the kernel with this process id
+
+    def model(self) -> Model:
+        """Return the model that the kernel serves.
+
+        Raises:
+            OpenAIError: 503, there is no kernel now.
+        """
+        kernel = self.runs.kernel
+        if not kernel.ready:
+            raise OpenAIError(503, "the kernel is not ready", code="unavailable",
+                              headers={"Retry-After": "1"})  # fmt: skip
+        if self._model is None or self._model[0] != kernel.pid:
+            about = kernel.about["model"]
+            model = Model(
+                about["name"], about["vocab_size"], tuple(about["eos"]), about["max_context"]
+            )
+            self._model = kernel.pid, model
+        return self._model[1]
+
+
+OPENAI = web.AppKey("openai", OpenAI)
+
+
+async def list_models(request: web.Request) -> web.StreamResponse:
+    """List the model and the tenant's named programs."""
+    with_ = request.app[OPENAI]
+    model = with_.model()
+    programs, _ = await with_.programs.page(tenant_of(request), "", _MODELS_SHOWN_MAX)
+    named = [_program_view(program) for program in programs if program.name]
+    return await answer({"object": "list", "data": [_model_view(with_, model), *named]})
+
+
+async def get_model(request: web.Request) -> web.StreamResponse:
+    """Show the model, or a program as one."""
+    with_ = request.app[OPENAI]
+    name, model = request.match_info["model"], with_.model()
+    if name == model.name:
+        return await answer(_model_view(with_, model))
+    program = await with_.programs.find(tenant_of(request), name)
+    if program is None:
+        raise no_such_model(name)
+    return await answer({**_program_view(program), "id": name})
+
+
+async def create_completion(request: web.Request) -> web.StreamResponse:
+    """Go on with prompts."""
+    return await _create(request, parse_completion, CompletionShape)
+
+
+async def create_chat_completion(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    return await _create(request, parse_chat, ChatShape)
+
+
+async def _create(request: web.Request, parse: Parse, shape: type[Shape]) -> web.StreamResponse:
+    with_, tenant = request.app[OPENAI], tenant_of(request)
+    raw = await read_body(request, "the request", _BODY_BYTES_MAX)
+    body = await parse_json(raw)
+    name, model = model_of(body), with_.model()
+    if name == model.name:
+        wanted = parse(body, model)
+        run, batches = await _start_shipped(with_, tenant, wanted)
+    else:
+        program = await with_.programs.find(tenant, name)
+        if program is None:
+            raise no_such_model(name)
+        wanted = parse_for_program(body, raw)
+        run, batches = await _start_own(with_, program, wanted)
+    looks = shape(run.record.id, name, now(), include_usage=wanted.include_usage)
+    with_.clients.enter(run, request)
+    served = False
+    try:
+        if wanted.stream:
+            headers = {"X-Run-Id": run.record.id}
+            response = await answer_stream(request, batches, looks, headers)
+        else:
+            response = await answer_whole(batches, looks, wanted.choices)
+            response.headers["X-Run-Id"] = run.record.id
+        served = True
+    finally:
+        with_.clients.leave(run, served=served)
+    return response
+
+
+async def _start_shipped(with_: OpenAI, tenant: str, wanted: Wanted) -> tuple[Run, Batches]:
+    program = await with_.shipped.program()
+    inbox = Inbox()
+    run = await with_.runs.start(program, _request(wanted.job), tenant=tenant, listener=inbox)
+    return run, shipped_records(run, inbox)
+
+
+async def _start_own(with_: OpenAI, program: Program, wanted: Wanted) -> tuple[Run, Batches]:
+    run = await with_.runs.start(program, _request(wanted.job))
+    return run, own_records(with_.runs, run)
+
+
+def _request(data: bytes) -> RunRequest:
+    if len(data) > RUN_INPUT_BYTES_MAX:
+        raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
+    return RunRequest(input=data)
+
+
+def _model_view(with_: OpenAI, model: Model) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": with_.started,
+        "owned_by": "symphony",
+        "max_model_len": model.context,
+    }
+
+
+def _program_view(program: Program) -> dict[str, Any]:
+    return {
+        "id": program.name or program.id,
+        "object": "model",
+        "created": program.created_ms // 1000,
+        "owned_by": program.tenant,
+    }

@@ -1,0 +1,308 @@
+//! One answer: its KV file, the tokens that come, its text.
+
+use crate::calls;
+use crate::failure::Failure;
+use crate::job::Job;
+use crate::logprobs::{Entries, Entry};
+use crate::text::Text;
+use crate::wire::{Finish, Wire};
+use std::collections::BTreeMap;
+use symphony::msgpack::Writer;
+use symphony::Errno;
+
+/// Forbids a token; the server wants finite numbers.
+const NEVER: f32 = -1e29;
+/// Tokens that the server may be ahead of this program.
+const AHEAD: u64 = 16;
+
+/// How passes are made, learned at the first one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Decoding {
+    /// The server goes on by itself.
+    Ahead,
+    /// A pass for each token.
+    Stepwise,
+}
+
+pub struct Branch {
+    /// Which of its prompt's answers it is.
+    number: usize,
+    kv: i32,
+    max: usize,
+    pub ticket: i32,
+    decoding: Decoding,
+    /// Tokens so far, the one that ended it included.
+    pub count: usize,
+    logprob: f32,
+    /// Tokens without the one that ended it; those from `decoded` on are not in `text` yet.
+    tokens: Vec<u32>,
+    decoded: usize,
+    text: Text,
+    entries: Vec<Entry>,
+    /// What is to be told next.
+    ready: String,
+    ready_entries: Entries,
+    seen: BTreeMap<u32, u32>,
+    finish: Finish,
+    told: bool,
+}
+
+impl Branch {
+    pub fn new(number: usize, kv: i32, max: usize, job: &Job) -> Branch {
+        let stepwise = job.penalizes() || max == 1;
+        Branch {
+            number,
+            kv,
+            max,
+            ticket: 0,
+            decoding: if stepwise { Decoding::Stepwise } else { Decoding::Ahead },
+            count: 0,
+            logprob: 0.0,
+            tokens: Vec::new(),
+            decoded: 0,
+            text: Text::default(),
+            entries: Vec::new(),
+            ready: String::new(),
+            ready_entries: Entries::default(),
+            seen: BTreeMap::new(),
+            finish: if max == 0 { Finish::Length } else { Finish::Going },
+            told: false,
+        }
+    }
+
+    pub fn going(&self) -> bool {
+        self.finish == Finish::Going
+    }
+
+    /// Begins with the prompt's tokens that are not in the file.
+    pub fn start(&mut self, tokens: &[u32], job: &Job) -> Result<(), Failure> {
+        if self.decoding == Decoding::Ahead {
+            match calls::generate(self.kv, tokens, &self.options(job)) {
+                Ok(ticket) => {
+                    self.ticket = ticket;
+                    return Ok(());
+                }
+                Err(error) if error.errno == Errno::ENOSYS => self.decoding = Decoding::Stepwise,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.ticket = calls::pred(self.kv, tokens, &self.options(job))?;
+        Ok(())
+    }
+
+    /// Takes the tokens that are ready, and goes on; `false`: none are.
+    pub fn take(&mut self, job: &Job, room: &mut [u8]) -> Result<bool, Failure> {
+        let length = match calls::take(self.ticket, room)? {
+            None => return Ok(false),
+            Some(length) => length,
+        };
+        if self.decoding == Decoding::Stepwise {
+            self.ticket = 0;
+        }
+        for record in room[..length].chunks_exact(job.record_bytes()) {
+            if self.going() {
+                self.add(record, job);
+            }
+        }
+        // The next pass is under way before this one's text is looked at.
+        self.proceed(job)?;
+        if job.watches() {
+            self.look(job)?;
+        }
+        if !self.going() {
+            self.close(job)?;
+        }
+        Ok(true)
+    }
+
+    /// One more token.
+    fn add(&mut self, record: &[u8], job: &Job) {
+        let (token, logprob) = pair(record);
+        self.count += 1;
+        self.logprob += logprob;
+        if job.ends.contains(&token) && self.count > job.min {
+            self.finish = Finish::Stop;
+            return;
+        }
+        self.tokens.push(token);
+        if job.penalizes() {
+            *self.seen.entry(token).or_insert(0) += 1;
+        }
+        if job.logprobs.is_some() {
+            let top = record[8..].chunks_exact(8).map(pair).collect();
+            self.entries.push(Entry { start: usize::MAX, token, logprob: Some(logprob), top });
+        }
+        if self.count >= self.max {
+            self.finish = Finish::Length;
+        }
+    }
+
+    /// Starts the next pass where one is needed.
+    fn proceed(&mut self, job: &Job) -> Result<(), Failure> {
+        let again = match self.decoding {
+            Decoding::Stepwise => true,
+            // The part without an end is over: from here on the answer may end.
+            Decoding::Ahead => self.count == self.minimum(job) && self.count > 0,
+        };
+        if !self.going() || !again {
+            return Ok(());
+        }
+        self.cancel();
+        let last = *self.tokens.last().expect("it goes on, so there is a token");
+        self.start(&[last], job)
+    }
+
+    /// Tokens before which the answer must not end.
+    fn minimum(&self, job: &Job) -> usize {
+        if job.ends.is_empty() {
+            0
+        } else {
+            job.min.min(self.max)
+        }
+    }
+
+    fn cancel(&mut self) {
+        if self.ticket != 0 {
+            calls::cancel(self.ticket);
+            self.ticket = 0;
+        }
+    }
+
+    /// Adds the new tokens' text, and looks for one to stop at.
+    fn look(&mut self, job: &Job) -> Result<(), Failure> {
+        self.decode(job)?;
+        let stops: &[Vec<u8>] = if self.count > job.min { &job.stop } else { &[] };
+        if self.text.release(stops, &mut self.ready) {
+            self.finish = Finish::Stop;
+            self.entries.retain(|entry| entry.start < self.text.released);
+        }
+        self.encode_entries()
+    }
+
+    /// Gives the tokens that came last their text.
+    fn decode(&mut self, job: &Job) -> Result<(), Failure> {
+        if job.logprobs.is_none() {
+            calls::detokenize(&self.tokens[self.decoded..], self.text.tail())?;
+        } else {
+            let fresh = self.entries.len() - (self.tokens.len() - self.decoded);
+            for entry in &mut self.entries[fresh..] {
+                entry.start = self.text.end();
+                calls::detokenize(&[entry.token], self.text.tail())?;
+            }
+        }
+        self.decoded = self.tokens.len();
+        Ok(())
+    }
+
+    /// Makes the entries ready whose text is released.
+    fn encode_entries(&mut self) -> Result<(), Failure> {
+        let released = self.text.released;
+        let going = self.finish == Finish::Going;
+        let ready = self.entries.iter().take_while(|e| !going || e.start < released).count();
+        for entry in self.entries.drain(..ready) {
+            self.ready_entries.push(&entry)?;
+        }
+        Ok(())
+    }
+
+    /// The end: no pass is under way any more, and all text is ready.
+    pub fn close(&mut self, job: &Job) -> Result<(), Failure> {
+        self.cancel();
+        if self.decoded < self.tokens.len() {
+            self.decode(job)?;
+        }
+        self.text.finish(&mut self.ready);
+        self.encode_entries()
+    }
+
+    /// Says something before the answer.
+    pub fn say(&mut self, text: &str) {
+        self.ready.push_str(text);
+    }
+
+    /// Whether there is something to tell.
+    pub fn speaks(&self) -> bool {
+        !self.told && (!self.going() || !self.ready.is_empty())
+    }
+
+    /// How likely the answer is, a token on average.
+    pub fn score(&self) -> f32 {
+        self.logprob / self.count.max(1) as f32
+    }
+
+    /// Tells what is ready.
+    pub fn tell(&mut self, choice: u16, job: &Job, wire: &mut Wire) {
+        if job.logprobs.is_some() {
+            let entries = core::mem::take(&mut self.ready_entries).into_bytes();
+            wire.piece_with(choice, self.finish, &self.ready, &entries);
+        } else {
+            wire.piece(choice, self.finish, &self.ready);
+        }
+        self.ready.clear();
+        self.told = !self.going();
+    }
+
+    /// The file of the prompt and the answer, cut to what is known to be in it.
+    pub fn file(&self) -> i32 {
+        self.kv
+    }
+
+    fn options(&self, job: &Job) -> Vec<u8> {
+        let ahead = self.decoding == Decoding::Ahead;
+        let minimum = self.minimum(job);
+        let forbids = self.count < minimum;
+        let bias = self.bias(job, forbids);
+        let mut out = Writer::new();
+        let plain = job.sampling.is_none();
+        let logprobs = job.logprobs.filter(|count| *count > 0);
+        let count = usize::from(!plain)
+            + usize::from(!bias.is_empty())
+            + usize::from(logprobs.is_some())
+            + if ahead { 3 } else { 0 };
+        if count == 0 {
+            return Vec::new();
+        }
+        out.map(count);
+        if !plain {
+            job.write_get(self.number, &mut out);
+        }
+        if !bias.is_empty() {
+            out.str("bias").map(bias.len());
+            for (token, bias) in &bias {
+                out.uint(u64::from(*token)).f32(*bias);
+            }
+        }
+        if let Some(count) = logprobs {
+            out.str("logprobs").uint(count as u64);
+        }
+        if ahead {
+            let (max, ends): (usize, &[u32]) =
+                if forbids { (minimum, &[]) } else { (self.max - self.count, &job.ends) };
+            out.str("max").uint(max as u64).str("ahead").uint(AHEAD);
+            out.str("stop").array(ends.len());
+            ends.iter().fold(&mut out, |out, token| out.uint(u64::from(*token)));
+        }
+        out.into_bytes()
+    }
+
+    /// What is added to the logits of the next token.
+    fn bias(&self, job: &Job, forbids: bool) -> Vec<(u32, f32)> {
+        if !forbids && self.seen.is_empty() {
+            return job.bias.clone();
+        }
+        let mut sum: BTreeMap<u32, f32> = job.bias.iter().copied().collect();
+        for (token, times) in &self.seen {
+            *sum.entry(*token).or_insert(0.0) -= job.presence + job.frequency * *times as f32;
+        }
+        if forbids {
+            job.ends.iter().for_each(|token| drop(sum.insert(*token, NEVER)));
+        }
+        sum.into_iter().collect()
+    }
+}
+
+/// A token and its log-probability.
+fn pair(bytes: &[u8]) -> (u32, f32) {
+    let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+    (u32::from_le_bytes(word(0)), f32::from_le_bytes(word(4)))
+}

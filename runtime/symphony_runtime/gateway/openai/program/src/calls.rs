@@ -1,0 +1,95 @@
+//! The ABI's calls as this program needs them: few allocations, tickets as plain numbers.
+
+use symphony::{raw, Errno, Error, Result};
+
+fn check(call: &'static str, result: i32) -> Result<u32> {
+    if result < 0 {
+        Err(Error::new(call, Errno::new(result.wrapping_neg())))
+    } else {
+        Ok(result as u32)
+    }
+}
+
+/// An empty KV file. Handles are not closed: the program's end does that.
+pub fn kv_create() -> Result<i32> {
+    check("kv_create", unsafe { raw::kv_create() }).map(|kv| kv as i32)
+}
+
+pub fn kv_fork(kv: i32) -> Result<i32> {
+    check("kv_fork", unsafe { raw::kv_fork(kv) }).map(|kv| kv as i32)
+}
+
+/// A ticket for one forward pass.
+pub fn pred(kv: i32, tokens: &[u32], options: &[u8]) -> Result<i32> {
+    let none = core::ptr::null();
+    let result = unsafe {
+        raw::pred(kv, tokens.as_ptr(), tokens.len(), none, options.as_ptr(), options.len())
+    };
+    check("pred", result).map(|ticket| ticket as i32)
+}
+
+/// Computes tokens for the file's sake; a failure is the file's answer from then on.
+pub fn fill(kv: i32, tokens: &[u32]) -> Result<i32> {
+    pred(kv, tokens, b"\x81\xa3get\xa4none")
+}
+
+/// A ticket for run-ahead decoding.
+pub fn generate(kv: i32, tokens: &[u32], options: &[u8]) -> Result<i32> {
+    let result = unsafe {
+        raw::generate(kv, tokens.as_ptr(), tokens.len(), options.as_ptr(), options.len())
+    };
+    check("generate", result).map(|ticket| ticket as i32)
+}
+
+/// Waits until one of the tickets is ready; its index.
+pub fn wait(tickets: &[i32]) -> Result<usize> {
+    let result = unsafe { raw::wait(tickets.as_ptr(), tickets.len(), -1) };
+    check("wait", result).map(|index| index as usize)
+}
+
+/// Appends what a ticket has to `out`: `None` where nothing is ready.
+pub fn take(ticket: i32, out: &mut [u8]) -> Result<Option<usize>> {
+    match check("take", unsafe { raw::take(ticket, out.as_mut_ptr(), out.len()) }) {
+        Ok(length) => Ok(Some(length as usize)),
+        Err(error) if error.errno == Errno::EAGAIN => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+pub fn cancel(ticket: i32) {
+    // An errno would say that the work has ended.
+    let _ = unsafe { raw::cancel(ticket) };
+}
+
+/// Appends the tokens' bytes to `out`.
+pub fn detokenize(tokens: &[u32], out: &mut Vec<u8>) -> Result<()> {
+    let start = out.len();
+    let mut room = 8 * tokens.len() + 32;
+    loop {
+        out.resize(start + room, 0);
+        let at = out[start..].as_mut_ptr();
+        let result = unsafe { raw::detokenize(tokens.as_ptr(), tokens.len(), at, room) };
+        let length = check("detokenize", result)? as usize;
+        if length <= room {
+            out.truncate(start + length);
+            return Ok(());
+        }
+        room = length;
+    }
+}
+
+/// The tokens of msgpack messages through the model's chat template.
+pub fn chat(messages: &[u8]) -> Result<Vec<u32>> {
+    let mut room = messages.len() / 2 + 64;
+    loop {
+        let mut out = vec![0; room];
+        let result =
+            unsafe { raw::chat(messages.as_ptr(), messages.len(), out.as_mut_ptr(), room) };
+        let length = check("chat", result)? as usize;
+        if length <= room {
+            out.truncate(length);
+            return Ok(out);
+        }
+        room = length;
+    }
+}

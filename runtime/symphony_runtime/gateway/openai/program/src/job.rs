@@ -1,0 +1,151 @@
+//! What the gateway asks for: one msgpack map, checked there and so believed here.
+
+use crate::calls;
+use crate::failure::Failure;
+use symphony::msgpack::Writer;
+use symphony::{model, msgpack, process, Value};
+
+pub enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+    /// msgpack messages, as `chat` takes them.
+    Messages(Vec<u8>),
+}
+
+impl Prompt {
+    pub fn tokens(&self) -> Result<Vec<u32>, Failure> {
+        Ok(match self {
+            Prompt::Text(text) => model::tokenize(text)?,
+            Prompt::Tokens(tokens) => tokens.clone(),
+            Prompt::Messages(messages) => calls::chat(messages)?,
+        })
+    }
+}
+
+/// How tokens are drawn; `None` in the job: always the best one.
+pub struct Sampling {
+    pub temperature: f32,
+    pub top_k: u64,
+    pub top_p: f32,
+    pub min_p: f32,
+    pub seed: Option<u64>,
+}
+
+pub struct Job {
+    pub prompts: Vec<Prompt>,
+    /// Answers to each prompt, and how many of them are told.
+    pub best_of: usize,
+    pub n: usize,
+    /// Tokens of an answer; `None`: as many as fit.
+    pub max: Option<usize>,
+    /// Where `max` is left out: at most so many.
+    pub most: usize,
+    pub min: usize,
+    pub context: usize,
+    pub sampling: Option<Sampling>,
+    pub presence: f32,
+    pub frequency: f32,
+    pub bias: Vec<(u32, f32)>,
+    pub stop: Vec<Vec<u8>>,
+    /// Tokens that end an answer, and are no part of it.
+    pub ends: Vec<u32>,
+    pub logprobs: Option<usize>,
+    pub echo: bool,
+    pub stream: bool,
+}
+
+impl Job {
+    pub fn read() -> Option<Job> {
+        let value = msgpack::decode(&process::input()).ok()?;
+        let count = |key| value.get(key).and_then(Value::as_u32).map(|n| n as usize);
+        let flag = |key| value.get(key).and_then(Value::as_bool).unwrap_or(false);
+        let list = |key| value.get(key).and_then(Value::as_array).unwrap_or(&[]);
+        let n = count("n").unwrap_or(1);
+        Some(Job {
+            prompts: read_prompts(&value)?,
+            n,
+            best_of: count("best_of").unwrap_or(n),
+            max: count("max"),
+            most: count("most").unwrap_or(usize::MAX),
+            min: count("min").unwrap_or(0),
+            context: count("context")?,
+            sampling: value.get("sample").and_then(read_sampling),
+            presence: number(&value, "presence", 0.0),
+            frequency: number(&value, "frequency", 0.0),
+            bias: value.get("bias").map_or(Some(Vec::new()), read_bias)?,
+            stop: list("stop").iter().filter_map(Value::as_bytes).map(<[u8]>::to_vec).collect(),
+            ends: list("ends").iter().filter_map(Value::as_u32).collect(),
+            logprobs: count("logprobs"),
+            echo: flag("echo"),
+            stream: flag("stream"),
+        })
+    }
+
+    /// Whether the options of each pass depend on the tokens before it.
+    pub fn penalizes(&self) -> bool {
+        self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    /// Whether text is looked at as it grows, not at the end alone.
+    pub fn watches(&self) -> bool {
+        self.stream || !self.stop.is_empty() || self.logprobs.is_some()
+    }
+
+    /// Bytes of one token in a result.
+    pub fn record_bytes(&self) -> usize {
+        8 * (1 + self.logprobs.unwrap_or(0))
+    }
+
+    /// Writes the option `get`; the `branch`-th answer to a prompt has a seed of its own.
+    pub fn write_get(&self, branch: usize, out: &mut Writer) {
+        out.str("get");
+        let sampling = match &self.sampling {
+            None => {
+                out.str("argmax");
+                return;
+            }
+            Some(sampling) => sampling,
+        };
+        out.map(1).str("sample").map(4 + usize::from(sampling.seed.is_some()));
+        out.str("temperature").f32(sampling.temperature).str("top_k").uint(sampling.top_k);
+        out.str("top_p").f32(sampling.top_p).str("min_p").f32(sampling.min_p);
+        if let Some(seed) = sampling.seed {
+            out.str("seed").uint(seed.wrapping_add(branch as u64));
+        }
+    }
+}
+
+fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {
+    let prompt = |value: &Value| match value {
+        Value::Str(text) => Some(Prompt::Text(text.clone())),
+        Value::Bin(bytes) => {
+            let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            Some(Prompt::Tokens(bytes.chunks_exact(4).map(word).collect()))
+        }
+        _ => None,
+    };
+    match value.get("messages") {
+        Some(messages) => Some(vec![Prompt::Messages(messages.as_bytes()?.to_vec())]),
+        None => value.get("prompts")?.as_array()?.iter().map(prompt).collect(),
+    }
+}
+
+fn read_sampling(value: &Value) -> Option<Sampling> {
+    value.as_map()?;
+    Some(Sampling {
+        temperature: number(value, "temperature", 1.0),
+        top_k: value.get("top_k").and_then(Value::as_u64).unwrap_or(0),
+        top_p: number(value, "top_p", 1.0),
+        min_p: number(value, "min_p", 0.0),
+        seed: value.get("seed").and_then(Value::as_u64),
+    })
+}
+
+fn read_bias(value: &Value) -> Option<Vec<(u32, f32)>> {
+    let pair = |(k, v): &(Value, Value)| Some((k.as_u32()?, v.as_f64()? as f32));
+    value.as_map()?.iter().map(pair).collect()
+}
+
+fn number(value: &Value, key: &str, default: f32) -> f32 {
+    value.get(key).and_then(Value::as_f64).map_or(default, |x| x as f32)
+}

@@ -1,0 +1,192 @@
+//! The program that serves `/v1/completions` and its like: an ordinary LIP that ships with the server.
+//!
+//! The gateway hands it a checked job and turns what it tells into HTTP. Every answer to every prompt
+//! is a branch of its own, and all passes of a step are under way before it waits.
+
+mod branch;
+mod calls;
+mod failure;
+mod job;
+mod logprobs;
+mod text;
+mod wire;
+
+use branch::Branch;
+use failure::Failure;
+use job::{Job, Prompt};
+use wire::Wire;
+
+symphony::main!(run);
+
+/// Bytes that are taken from a ticket at once.
+const ROOM: usize = 16 << 10;
+/// After a wait, tickets are tried until so many in a row were not ready.
+const MISSES_MAX: usize = 8;
+
+fn run() -> i32 {
+    let mut wire = Wire::default();
+    let outcome = match Job::read() {
+        Some(job) => serve(&job, &mut wire),
+        None => Err(Failure::refused("bad_job", "", "the job is none".into())),
+    };
+    let code = match outcome {
+        Ok(()) => 0,
+        Err(failure) => {
+            wire.failure(&failure);
+            i32::from(failure.status >= 500)
+        }
+    };
+    // Who cannot be told has gone.
+    wire.flush().map_or(1, |()| code)
+}
+
+fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
+    let mut usage = Usage::default();
+    let mut branches = Vec::with_capacity(job.prompts.len() * job.best_of);
+    for prompt in &job.prompts {
+        let tokens = prompt.tokens()?;
+        let max = room_for_answer(job, tokens.len())?;
+        usage.prompt += tokens.len();
+        begin(job, &tokens, max, &mut usage, &mut branches)?;
+        if job.echo {
+            echo(job, prompt, &tokens, &mut branches)?;
+        }
+    }
+    decode(job, &mut branches, wire)?;
+    usage.completion = branches.iter().map(|branch| branch.count).sum();
+    if !job.stream {
+        for (prompt, answers) in branches.chunks_mut(job.best_of).enumerate() {
+            tell_best(job, prompt, answers, wire);
+        }
+    }
+    wire.usage(usage.prompt, usage.cached, usage.completion);
+    Ok(())
+}
+
+#[derive(Default)]
+struct Usage {
+    prompt: usize,
+    cached: usize,
+    completion: usize,
+}
+
+/// How many tokens an answer may have after a prompt of so many.
+fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
+    let refused = |what: String| Failure::refused("context_length_exceeded", "prompt", what);
+    if prompt == 0 {
+        return Err(Failure::refused("invalid_prompt", "prompt", "the prompt has no tokens".into()));
+    }
+    let least = job.max.unwrap_or(1);
+    if prompt + least > job.context {
+        return Err(refused(format!(
+            "the model's context is {} tokens; the prompt has {}, and {} are to follow",
+            job.context, prompt, least
+        )));
+    }
+    Ok(job.max.unwrap_or_else(|| job.most.min(job.context - prompt)))
+}
+
+/// Starts all answers to a prompt: the prompt is computed once.
+fn begin(
+    job: &Job,
+    tokens: &[u32],
+    max: usize,
+    usage: &mut Usage,
+    branches: &mut Vec<Branch>,
+) -> Result<(), Failure> {
+    let first = branches.len();
+    let (last, rest) = tokens.split_last().expect("a prompt has tokens");
+    let kv = calls::kv_create()?;
+    let _ = &usage.cached;
+    if job.best_of == 1 {
+        branches.push(Branch::new(0, kv, max, job));
+        return if max > 0 { branches[first].start(tokens, job) } else { Ok(()) };
+    }
+    if !rest.is_empty() && max > 0 {
+        calls::fill(kv, rest)?;
+    }
+    for number in 0..job.best_of {
+        let mut branch = Branch::new(number, calls::kv_fork(kv)?, max, job);
+        if max > 0 {
+            branch.start(&[*last], job)?;
+        }
+        branches.push(branch);
+    }
+    Ok(())
+}
+
+/// Puts the prompt's text before each of its answers.
+fn echo(
+    job: &Job,
+    prompt: &Prompt,
+    tokens: &[u32],
+    branches: &mut [Branch],
+) -> Result<(), Failure> {
+    let text = match prompt {
+        Prompt::Text(text) => text.clone(),
+        _ => {
+            let mut bytes = Vec::new();
+            calls::detokenize(tokens, &mut bytes)?;
+            String::from_utf8_lossy(&bytes).into_owned()
+        }
+    };
+    let first = branches.len() - job.best_of;
+    branches[first..].iter_mut().for_each(|branch| branch.say(&text));
+    Ok(())
+}
+
+/// Lets all branches go on to their ends.
+fn decode(job: &Job, branches: &mut [Branch], wire: &mut Wire) -> Result<(), Failure> {
+    let mut room = vec![0; ROOM.max(job.record_bytes())];
+    let mut tickets = Vec::with_capacity(branches.len());
+    let mut owners = Vec::with_capacity(branches.len());
+    if job.stream {
+        tell_pieces(job, branches, wire)?;
+    }
+    loop {
+        tickets.clear();
+        owners.clear();
+        for (owner, branch) in branches.iter().enumerate().filter(|(_, branch)| branch.going()) {
+            tickets.push(branch.ticket);
+            owners.push(owner);
+        }
+        if tickets.is_empty() {
+            return Ok(());
+        }
+        let first = calls::wait(&tickets)?;
+        let mut misses = 0;
+        for offset in 0..tickets.len() {
+            let owner = owners[(first + offset) % owners.len()];
+            misses = if branches[owner].take(job, &mut room)? { 0 } else { misses + 1 };
+            if misses >= MISSES_MAX {
+                break;
+            }
+        }
+        if job.stream {
+            tell_pieces(job, branches, wire)?;
+        }
+    }
+}
+
+/// Tells what has come, in one message; the last one goes with the usage.
+fn tell_pieces(job: &Job, branches: &mut [Branch], wire: &mut Wire) -> Result<(), Failure> {
+    for (choice, branch) in branches.iter_mut().enumerate() {
+        if branch.speaks() {
+            branch.tell(choice as u16, job, wire);
+        }
+    }
+    if branches.iter().any(Branch::going) {
+        wire.flush()?;
+    }
+    Ok(())
+}
+
+/// Tells the likeliest answers to a prompt.
+fn tell_best(job: &Job, prompt: usize, answers: &mut [Branch], wire: &mut Wire) {
+    if job.best_of > job.n {
+        answers.sort_by(|a, b| b.score().total_cmp(&a.score()));
+    }
+    for (number, branch) in answers[..job.n].iter_mut().enumerate() {
+        branch.tell((prompt * job.n + number) as u16, job, wire);
+    }
+}

@@ -1,0 +1,73 @@
+//! What the gateway is told: records `[length u32][kind u8][...]`, a step's in one message.
+//!
+//! - `p` piece: choice u16, finish u8, then its text
+//! - `l` piece with log-probabilities: choice u16, finish u8, the text's length u32, its text, then
+//!   msgpack [[bytes, log-probability or nil, [[bytes, log-probability], ...]], ...]
+//! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
+//! - `e` failure, the last one: msgpack {status, code, param, message}
+
+use crate::failure::Failure;
+use symphony::msgpack::Writer;
+use symphony::process;
+
+/// Why a choice has ended, or that it goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Finish {
+    Stop = 0,
+    Length = 1,
+    Going = 255,
+}
+
+#[derive(Default)]
+pub struct Wire {
+    out: Vec<u8>,
+}
+
+impl Wire {
+    pub fn piece(&mut self, choice: u16, finish: Finish, text: &str) {
+        self.begin(b'p', choice, finish, text.len());
+        self.out.extend_from_slice(text.as_bytes());
+    }
+
+    pub fn piece_with(&mut self, choice: u16, finish: Finish, text: &str, logprobs: &[u8]) {
+        self.begin(b'l', choice, finish, 4 + text.len() + logprobs.len());
+        self.out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        self.out.extend_from_slice(text.as_bytes());
+        self.out.extend_from_slice(logprobs);
+    }
+
+    pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize) {
+        self.head(b'u', 12);
+        for count in [prompt, cached, completion] {
+            self.out.extend_from_slice(&(count as u32).to_le_bytes());
+        }
+    }
+
+    pub fn failure(&mut self, failure: &Failure) {
+        let mut map = Writer::new();
+        map.map(4).str("status").uint(u64::from(failure.status)).str("code").str(failure.code);
+        map.str("param").str(failure.param).str("message").str(&failure.message);
+        self.head(b'e', map.bytes().len());
+        self.out.extend_from_slice(map.bytes());
+    }
+
+    /// Sends what was said since the last time, in messages that are not too long.
+    pub fn flush(&mut self) -> symphony::Result<()> {
+        const MESSAGE: usize = 1 << 20;
+        let outcome = self.out.chunks(MESSAGE).try_for_each(process::send);
+        self.out.clear();
+        outcome
+    }
+
+    fn begin(&mut self, kind: u8, choice: u16, finish: Finish, length: usize) {
+        self.head(kind, 3 + length);
+        self.out.extend_from_slice(&choice.to_le_bytes());
+        self.out.push(finish as u8);
+    }
+
+    fn head(&mut self, kind: u8, length: usize) {
+        self.out.extend_from_slice(&(1 + length as u32).to_le_bytes());
+        self.out.push(kind);
+    }
+}

@@ -1,0 +1,102 @@
+"""What the shipped program tells, from its messages; `program/src/wire.rs` writes it."""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+_HEAD = struct.Struct("<IB")
+_PIECE = struct.Struct("<HB")
+_LENGTH = struct.Struct("<I")
+_USAGE = struct.Struct("<III")
+_FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 255: None}
+_PIECE_KIND, _LOGPROBS_KIND, _USAGE_KIND, _FAILURE_KIND = b"plue"
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """A token's bytes, its log-probability (None: a prompt's first) and the likeliest ones."""
+
+    token: bytes
+    logprob: float | None
+    top: list[tuple[bytes, float]]
+
+
+@dataclass(slots=True)
+class Piece:
+    """The next text of a choice; `finish` is why it has ended, None while it goes on."""
+
+    choice: int
+    text: str
+    finish: str | None
+    logprobs: list[TokenLogprob] | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of a whole request."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+
+@dataclass(slots=True)
+class Failure:
+    """The request cannot be answered, or not to its end."""
+
+    status: int
+    code: str
+    param: str | None
+    message: str
+
+
+Record = Piece | Usage | Failure
+
+
+class Records:
+    """Cuts messages into records; one may span several messages."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Record]:
+        """Return the records that are complete."""
+        if self._rest:
+            data = self._rest + data
+        records: list[Record] = []
+        at = 0
+        while len(data) - at >= _HEAD.size:
+            length, kind = _HEAD.unpack_from(data, at)
+            end = at + _LENGTH.size + length
+            if end > len(data):
+                break
+            records.append(_read(kind, data, at + _HEAD.size, end))
+            at = end
+        self._rest = data[at:]
+        return records
+
+
+def _read(kind: int, data: bytes, at: int, end: int) -> Record:
+    if kind == _PIECE_KIND:
+        choice, finish = _PIECE.unpack_from(data, at)
+        return Piece(choice, data[at + _PIECE.size : end].decode(), _FINISHES[finish])
+    if kind == _LOGPROBS_KIND:
+        choice, finish = _PIECE.unpack_from(data, at)
+        begin = at + _PIECE.size + _LENGTH.size
+        (length,) = _LENGTH.unpack_from(data, at + _PIECE.size)
+        text = data[begin : begin + length].decode()
+        return Piece(choice, text, _FINISHES[finish], _logprobs(data[begin + length : end]))
+    if kind == _USAGE_KIND:
+        return Usage(*_USAGE.unpack_from(data, at))
+    assert kind == _FAILURE_KIND, kind
+    told: dict[str, Any] = msgpack.unpackb(data[at:end])
+    return Failure(told["status"], told["code"], told["param"] or None, told["message"])
+
+
+def _logprobs(packed: bytes) -> list[TokenLogprob]:
+    return [
+        TokenLogprob(token, logprob, [(t, p) for t, p in top])
+        for token, logprob, top in msgpack.unpackb(packed)
+    ]

@@ -1,0 +1,331 @@
+"""What a client may ask of the completion routes, checked, as a job for the shipped program.
+
+Fields that are null count as left out, as OpenAI's own clients send them. What is not known or not
+done is refused by name: no request is answered as if it had asked for less.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from symphony_kernel.protocol.limits import PRED_BIAS_MAX
+
+from symphony_runtime.gateway.openai.errors import OpenAIError, refused
+from symphony_runtime.gateway.openai.fields import Fields
+
+CHOICES_MAX = 1_024  # answers of one request, all prompts together
+STOPS_MAX = 16
+STOP_BYTES_MAX = 1_024
+LOGPROBS_MAX = 20
+COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's
+_TOKENS_MAX = 1 << 24
+
+# Taken and without effect here: they ask for nothing that would be answered differently.
+_IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+            "prompt_cache_retention", "request_id", "priority", "verbosity"}  # fmt: skip
+# Taken only with the value that asks for nothing.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (False,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What requests are checked against."""
+
+    name: str
+    vocab_size: int
+    eos: tuple[int, ...]
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A request for the shipped program. `choices`: how many answers it gets."""
+
+    job: bytes
+    choices: int
+    stream: bool
+    include_usage: bool
+
+
+def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
+    """Return the job of a `/v1/completions` body.
+
+    Raises:
+        OpenAIError: 400.
+    """
+    fields = Fields(body, _IGNORED, _ONLY)
+    prompts = _prompts(fields.take("prompt"), model)
+    job = _common(fields, model, default=COMPLETION_TOKENS_DEFAULT, least=0)
+    job["prompts"] = prompts
+    job["echo"] = fields.flag("echo")
+    best_of = fields.integer("best_of", job["n"], job["n"], CHOICES_MAX)
+    logprobs = fields.optional_integer("logprobs", 0, LOGPROBS_MAX)
+    if logprobs is not None:
+        job["logprobs"] = logprobs
+    stream, include_usage = _stream(fields)
+    if best_of > job["n"] and stream:
+        raise refused("`best_of` cannot be streamed", "best_of")
+    if job["echo"] and logprobs is not None:
+        raise refused("`echo` with `logprobs` is not supported", "logprobs")
+    job["best_of"] = best_of
+    fields.end()
+    choices = len(prompts) * job["n"]
+    if len(prompts) * best_of > CHOICES_MAX:
+        raise refused(f"a request has at most {CHOICES_MAX} answers", "n")
+    return _wanted(job, choices, stream, include_usage)
+
+
+def parse_chat(body: dict[str, Any], model: Model) -> Wanted:
+    """Return the job of a `/v1/chat/completions` body.
+
+    Raises:
+        OpenAIError: 400.
+    """
+    fields = Fields(body, _IGNORED, _ONLY)
+    messages = read_messages(fields.take("messages"), "messages")
+    job = _common(fields, model, default=None, least=1)
+    job["messages"] = msgpack.packb(messages)
+    top = fields.optional_integer("top_logprobs", 0, LOGPROBS_MAX)
+    if fields.flag("logprobs"):
+        job["logprobs"] = top or 0
+    elif top is not None:
+        raise refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
+    stream, include_usage = _stream(fields)
+    fields.end()
+    return _wanted(job, job["n"], stream, include_usage)
+
+
+def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
+    """Return the job of a program of the tenant's own: the request as it came.
+
+    Raises:
+        OpenAIError: 400, it wants more than one answer, or its stream options are wrong.
+    """
+    # What else the request may say is the program's business.
+    known = ("stream", "stream_options", "n")
+    fields = Fields({key: body[key] for key in known if key in body}, set(), {})
+    if fields.integer("n", 1, 1, CHOICES_MAX) != 1:
+        raise refused("a program gives one answer: `n` must be 1", "n")
+    stream, include_usage = _stream(fields)
+    return Wanted(raw, 1, stream, include_usage)
+
+
+def read_messages(value: Any, param: str) -> list[dict[str, str]]:
+    """Return a conversation as the chat template takes it: content is text.
+
+    Raises:
+        OpenAIError: 400.
+    """
+    if not isinstance(value, list) or not value:
+        raise refused(f"`{param}` must be a list of messages, one at least", param)
+    return [_message(item, f"{param}[{i}]") for i, item in enumerate(value)]
+
+
+def pack(job: dict[str, Any]) -> bytes:
+    """Return a job as the program reads it.
+
+    Raises:
+        OpenAIError: 400, text in it is not Unicode.
+    """
+    try:
+        packed: bytes = msgpack.packb(job)
+    except UnicodeEncodeError as error:
+        raise refused("the request holds a lone surrogate, which is no character") from error
+    return packed
+
+
+def _wanted(job: dict[str, Any], choices: int, stream: bool, include_usage: bool) -> Wanted:
+    job["stream"] = stream
+    return Wanted(pack(job), choices, stream, include_usage)
+
+
+# --- Prompts -------------------------------------------------------------------------------------
+def _prompts(value: Any, model: Model) -> list[str | bytes]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise refused("`prompt` must be a string, a list of strings, token ids, or a list of "
+                      "lists of token ids", "prompt")  # fmt: skip
+    if isinstance(value[0], int):
+        return [_token_ids(value, model)]
+    if len(value) > CHOICES_MAX:
+        raise refused(f"a request has at most {CHOICES_MAX} prompts", "prompt")
+    return [item if isinstance(item, str) else _token_ids(item, model) for item in value]
+
+
+def _token_ids(value: Any, model: Model) -> bytes:
+    # There may be very many: all at once.
+    if not isinstance(value, list) or not value or not {int}.issuperset(map(type, value)):
+        raise refused("`prompt` must hold strings, or non-empty lists of token ids", "prompt")
+    if min(value) < 0 or max(value) >= model.vocab_size:
+        raise refused(f"a token id in `prompt` must be below {model.vocab_size}", "prompt")
+    return struct.pack(f"<{len(value)}I", *value)
+
+
+def _message(value: Any, param: str) -> dict[str, str]:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise refused(f"`{param}` must be an object with a `role`", param)
+    for key in ("tool_calls", "function_call", "tool_call_id", "audio", "refusal"):
+        if value.get(key):
+            raise refused(f"`{key}` is not supported", f"{param}.{key}")
+    message = {"role": value["role"], "content": _content(value.get("content"), param)}
+    if isinstance(value.get("name"), str):
+        message["name"] = value["name"]
+    return message
+
+
+def _content(value: Any, param: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    parts: list[Any] = value if isinstance(value, list) else [None]
+    texts = [part["text"] for part in parts if isinstance(part, dict) and _is_text(part)]
+    if len(texts) != len(parts):
+        raise refused("content must be a string or a list of text parts", f"{param}.content")
+    return "".join(texts)
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    kinds = ("text", "input_text", "output_text")
+    return part.get("type") in kinds and isinstance(part.get("text"), str)
+
+
+# --- What both have ------------------------------------------------------------------------------
+def _common(fields: Fields, model: Model, default: int | None, least: int) -> dict[str, Any]:
+    job: dict[str, Any] = {"context": model.context}
+    fields.skip("model")
+    job["n"] = fields.integer("n", 1, 1, CHOICES_MAX)
+    most = fields.optional_integer("max_completion_tokens", least, _TOKENS_MAX)
+    older = fields.optional_integer("max_tokens", least, _TOKENS_MAX)
+    most = older if most is None else most
+    job["max"] = default if most is None else most
+    job["min"] = fields.integer("min_tokens", 0, 0, _TOKENS_MAX)
+    if job["max"] is not None and job["min"] > job["max"]:
+        raise refused("`min_tokens` is above `max_tokens`", "min_tokens")
+    _sampling(fields, job)
+    job["stop"] = _stops(fields.take("stop", None))
+    ends = list(_stop_tokens(fields.take("stop_token_ids", None), model))
+    job["ends"] = ends if fields.flag("ignore_eos") else ends + list(model.eos)
+    job["bias"] = _bias(fields.take("logit_bias", None), model)
+    _penalties(fields, job)
+    return job
+
+
+def _sampling(fields: Fields, job: dict[str, Any]) -> None:
+    temperature = fields.number("temperature", 1.0, 0.0, 100.0)
+    top_k = fields.integer("top_k", 0, -1, 2**31 - 1)
+    top_p = fields.number("top_p", 1.0, 0.0, 1.0)
+    min_p = fields.number("min_p", 0.0, 0.0, 1.0)
+    seed = fields.optional_integer("seed", -(2**63), 2**64 - 1)
+    if temperature == 0.0:
+        return
+    sample = {"temperature": temperature, "top_k": max(top_k, 0), "top_p": top_p, "min_p": min_p}
+    if seed is not None:
+        sample["seed"] = seed % 2**64
+    job["sample"] = sample
+
+
+def _penalties(fields: Fields, job: dict[str, Any]) -> None:
+    job["presence"] = fields.number("presence_penalty", 0.0, -2.0, 2.0)
+    job["frequency"] = fields.number("frequency_penalty", 0.0, -2.0, 2.0)
+    if job["presence"] == job["frequency"] == 0.0:
+        return
+    room = PRED_BIAS_MAX - len(job["bias"]) - len(job["ends"])
+    if job["max"] is not None and job["max"] > room:
+        raise refused(f"with penalties an answer has at most {room} tokens", "max_tokens")
+    job["most"] = room
+
+
+def _stops(value: Any) -> list[str]:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or len(stops) > STOPS_MAX:
+        raise refused(f"`stop` must be a string or a list of at most {STOPS_MAX} strings", "stop")
+    for stop in stops:
+        if not isinstance(stop, str) or len(stop) > STOP_BYTES_MAX:
+            raise refused(f"each of `stop` must be a string, {STOP_BYTES_MAX} at most", "stop")
+    return [stop for stop in stops if stop]
+
+
+def _stop_tokens(value: Any, model: Model) -> list[int]:
+    tokens = value or []
+    if not isinstance(tokens, list) or not {int}.issuperset(map(type, tokens)):
+        raise refused("`stop_token_ids` must be a list of token ids", "stop_token_ids")
+    if tokens and not (min(tokens) >= 0 and max(tokens) < model.vocab_size):
+        raise refused(f"a stop token id must be below {model.vocab_size}", "stop_token_ids")
+    if len(tokens) > STOPS_MAX:
+        raise refused(f"`stop_token_ids` has at most {STOPS_MAX} items", "stop_token_ids")
+    return tokens
+
+
+def _bias(value: Any, model: Model) -> dict[int, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > PRED_BIAS_MAX // 2:
+        raise refused(f"`logit_bias` must be an object of at most {PRED_BIAS_MAX // 2} tokens",
+                      "logit_bias")  # fmt: skip
+    return dict(_bias_pair(key, bias, model) for key, bias in value.items())
+
+
+def _bias_pair(key: str, bias: Any, model: Model) -> tuple[int, float]:
+    token = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else model.vocab_size
+    if token >= model.vocab_size:
+        raise refused(f"a key of `logit_bias` must be a token id below {model.vocab_size}",
+                      "logit_bias")  # fmt: skip
+    if isinstance(bias, bool) or not isinstance(bias, (int, float)) or not -100 <= bias <= 100:
+        raise refused("a value of `logit_bias` must be a number from -100 to 100", "logit_bias")
+    return token, float(bias)
+
+
+def _stream(fields: Fields) -> tuple[bool, bool]:
+    stream = fields.flag("stream")
+    options = fields.take("stream_options", None)
+    if options is None:
+        return stream, False
+    if not isinstance(options, dict):
+        raise refused("`stream_options` must be an object", "stream_options")
+    if not stream:
+        raise refused("`stream_options` needs `stream: true`", "stream_options")
+    inner = Fields(options, {"include_obfuscation"}, {"continuous_usage_stats": (False,)})
+    include_usage = inner.flag("include_usage")
+    inner.end()
+    return stream, include_usage
+
+
+def model_of(body: Any) -> str:
+    """Return the model that a body names.
+
+    Raises:
+        OpenAIError: 400.
+    """
+    if not isinstance(body, dict):
+        raise refused("the body must be a JSON object")
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise refused("you must provide a `model`", "model")
+    return model
+
+
+def no_such_model(name: str) -> OpenAIError:
+    """There is none, or it is another tenant's: the two look the same."""
+    message = f"The model `{name}` does not exist or you do not have access to it."
+    return OpenAIError(404, message, param="model", code="model_not_found")

@@ -1,0 +1,162 @@
+"""One request, answered whole or as a stream.
+
+The run is the client's: when the client goes away, the run ends. What goes wrong before the first
+byte has been answered is an error of its own; afterwards it is an event in the stream.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.openai.errors import OpenAIError
+from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Usage
+from symphony_runtime.gateway.openai.shapes import DONE
+from symphony_runtime.gateway.runs import Runs
+
+GONE = "its client went away"
+_LOOK_SECONDS = 0.1  # between two looks at which clients are still there
+
+
+class Answer(Protocol):
+    """How a kind of answer looks: see `Shape`."""
+
+    def chunk(self, piece: Piece) -> bytes:
+        """Return a piece of a stream."""
+
+    def end(self, usage: Usage) -> bytes:
+        """Return what ends a stream."""
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """Return a whole answer."""
+
+
+class Clients:
+    """The clients of live requests: who leaves takes the run along."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._present: dict[Run, web.Request] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def enter(self, run: Run, request: web.Request) -> None:
+        """A request waits for its run."""
+        self._present[run] = request
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def leave(self, run: Run, *, served: bool) -> None:
+        """A request has got all that it wanted of its run, or has gone."""
+        self._present.pop(run, None)
+        if not served:
+            self._drop(run)
+
+    def _look(self) -> None:
+        self._timer = None
+        for run, request in list(self._present.items()):
+            if request.transport is None or request.transport.is_closing():
+                del self._present[run]
+                self._drop(run)
+        if self._present:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _drop(self, run: Run) -> None:
+        run.unwanted = True
+        self._runs.kill(run, GONE)
+
+
+def failure_error(failure: Failure) -> OpenAIError:
+    """Return what a program could not do, as an answer."""
+    headers = {"Retry-After": "1"} if failure.status in (429, 503) else {}
+    return OpenAIError(
+        failure.status, failure.message, param=failure.param, code=failure.code, headers=headers
+    )
+
+
+async def answer_whole(
+    batches: AsyncIterator[list[Record]], answer: Answer, choices: int
+) -> web.Response:
+    """Answer when everything is there.
+
+    Raises:
+        OpenAIError: the program says why it cannot.
+    """
+    texts: list[Piece | None] = [None] * choices
+    usage = Usage()
+    async for batch in batches:
+        for record in batch:
+            if isinstance(record, Piece):
+                texts[record.choice] = _joined(texts[record.choice], record)
+            elif isinstance(record, Usage):
+                usage = record
+            else:
+                raise failure_error(record)
+    pieces = [piece for piece in texts if piece is not None]
+    assert len(pieces) == choices
+    return web.Response(body=answer.whole(pieces, usage), content_type="application/json")
+
+
+async def answer_stream(
+    request: web.Request,
+    batches: AsyncIterator[list[Record]],
+    answer: Answer,
+    headers: dict[str, str],
+) -> web.StreamResponse:
+    """Answer piece by piece; what a step brings is written at once.
+
+    Raises:
+        OpenAIError: nothing has been answered yet, and the program says why it cannot.
+        ConnectionError: the client has gone.
+    """
+    response: web.StreamResponse | None = None
+    async for batch in batches:
+        failed = next((r for r in batch if isinstance(r, Failure)), None)
+        if response is None:
+            if failed is not None:
+                raise failure_error(failed)
+            response = web.StreamResponse(headers={**_STREAM, **headers})
+            await response.prepare(request)
+        await response.write(b"".join(_events(batch, answer)))
+        if failed is not None:
+            break
+    assert response is not None, "a run tells its usage or a failure"
+    await response.write_eof()
+    return response
+
+
+_STREAM = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",
+}
+
+
+def _events(batch: list[Record], answer: Answer) -> list[bytes]:
+    events = []
+    for record in batch:
+        if isinstance(record, Piece):
+            events.append(answer.chunk(record))
+        elif isinstance(record, Usage):
+            events.append(answer.end(record))
+        else:
+            error: dict[str, Any] = failure_error(record).document()
+            events.append(b"data: %s\n\n" % json.dumps(error).encode() + DONE)
+    return events
+
+
+def _joined(before: Piece | None, piece: Piece) -> Piece:
+    if before is None:
+        return piece
+    logprobs = before.logprobs
+    if logprobs is not None:
+        logprobs = logprobs + (piece.logprobs or [])
+    return Piece(piece.choice, before.text + piece.text, piece.finish, logprobs)
+
+
+def now() -> int:
+    """Return the seconds since 1970."""
+    return int(time.time())

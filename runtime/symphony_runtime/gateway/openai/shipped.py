@@ -1,0 +1,44 @@
+"""The program that serves the routes: it ships with the server and belongs to no tenant.
+
+It is kept like any other program, in a tenant's place whose name no tenant can have, so that its
+artefact is checked in the same way. Its runs are their callers'.
+"""
+
+import asyncio
+from importlib import resources
+
+from symphony_runtime.gateway.programs import Program, Programs
+
+OWNER = "~server"
+NAME = "openai"
+_FILE = "openai.wasm"
+
+
+def wasm() -> bytes:
+    """Return the program's bytes."""
+    return resources.files(__package__).joinpath(_FILE).read_bytes()
+
+
+class Shipped:
+    """Makes the program ready once, at the first request or before it."""
+
+    def __init__(self, programs: Programs) -> None:
+        self._programs = programs
+        self._program: Program | None = None
+        self._making: asyncio.Task[Program] | None = None
+
+    async def program(self) -> Program:
+        """Return the program; it is compiled where this server has not done so yet."""
+        if self._program is None:
+            if self._making is None:
+                self._making = asyncio.create_task(self._make())
+            try:
+                self._program = await asyncio.shield(self._making)
+            finally:
+                self._making = None if self._making.done() else self._making
+        return self._program
+
+    async def _make(self) -> Program:
+        data = await asyncio.to_thread(wasm)
+        program, _ = await self._programs.upload(OWNER, NAME, data)
+        return program
