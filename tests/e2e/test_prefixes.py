@@ -1,0 +1,98 @@
+"""What one run computed and offered, another run of its tenant need not compute again."""
+
+import asyncio
+import base64
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import symphony_kernel
+from symphony_runtime.client import Client
+from symphony_runtime.gateway.auth import _make_key
+from symphony_runtime.gateway.store import Store
+
+from tests.e2e.programs import wasm
+from tests.support.guests import main
+from tests.support.server import running_server
+
+WEIGHTS = Path(symphony_kernel.__file__).parent / "tiny_model" / "weights" / "model.safetensors"
+
+# Input: u32 tokens. Computes what no run has offered and offers it all; sends how many tokens were
+# known, and the most probable next one.
+COMPLETE = wasm(
+    main(
+        """(local.set $n (i32.shr_u (call $input_read (i32.const 0) (i32.const 4096))
+                                    (i32.const 2)))
+           (local.set $kv (call $kv_match (i32.const 0) (local.get $n)))
+           (if (i32.lt_s (local.get $kv) (i32.const 0))
+             (then (local.set $kv (call $kv_create)))
+             (else (local.set $known (call $kv_len (local.get $kv)))))
+           (call $say (local.get $known))
+           (drop (call $claim
+             (call $pred (local.get $kv) (i32.shl (local.get $known) (i32.const 2))
+                         (i32.sub (local.get $n) (local.get $known)) (i32.const 0)
+                         (i32.const 0) (i32.const 0))
+             (i32.const 5000) (i32.const 8)))
+           (call $say (i32.load (i32.const 5000)))
+           (i32.lt_s (call $kv_offer (local.get $kv)) (i32.const 0))""",
+        locals_="(local $n i32) (local $kv i32) (local $known i32)",
+    )
+)
+
+
+def numbers(result: dict[str, Any]) -> list[int]:
+    assert (result["status"], result["exit_code"]) == ("exited", 0), result["reason"]
+    sent = (
+        message.encode() if isinstance(message, str) else base64.b64decode(message["base64"])
+        for message in result["messages"]
+    )
+    return [struct.unpack("<I", message)[0] for message in sent]
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A server's folder with two tenants."""
+
+    async def make() -> None:
+        store = Store(tmp_path / "symphony.sqlite")
+        for tenant in ("default", "acme"):
+            await _make_key(store, tmp_path / f"{tenant}.key", tenant)
+        await store.close()
+
+    asyncio.run(make())
+    return tmp_path
+
+
+def test_the_second_run_computes_only_the_rest(data_dir: Path) -> None:
+    executor = "torch" if WEIGHTS.is_file() else "simulated"
+    text = "".join(chr(5 + i % 100) + "\0\0\0" for i in range(100))
+    longer = text + "\x07\0\0\0" * 10
+
+    async def scenario() -> None:
+        async with server.client() as client, Client(server.url, other) as stranger:
+            for each in (client, stranger):
+                await each.upload(COMPLETE, name="complete")
+            first = await client.run("complete", input=text)
+            assert (first["usage"]["prompt_tokens"], first["usage"]["cached_tokens"]) == (100, 0)
+            before = await server.wait_until_idle()
+            second = await client.run("complete", input=text)
+            after = await server.wait_until_idle()
+            assert (second["usage"]["prompt_tokens"], second["usage"]["cached_tokens"]) == (4, 96)
+            assert after["prefill_tokens"] - before["prefill_tokens"] == 4
+            assert after["prefix_cache_hit_tokens"] - before["prefix_cache_hit_tokens"] == 96
+            assert numbers(second) == [96, numbers(first)[1]]
+            third = await client.run("complete", input=longer)
+            assert third["usage"]["cached_tokens"] == 96
+            fourth = await client.run("complete", input=longer)
+            assert fourth["usage"]["cached_tokens"] == 96
+            assert numbers(fourth) == numbers(third)
+            foreign = await stranger.run("complete", input=text)
+            assert foreign["usage"]["cached_tokens"] == 0
+            assert numbers(foreign) == numbers(first)
+            idle = await server.wait_until_idle()
+            assert idle["pages_free"] + idle["prefix_cache_idle_pages"] == idle["pages"]
+
+    other = (data_dir / "acme.key").read_text().strip()
+    with running_server(data_dir, executor=executor) as server:
+        asyncio.run(scenario())
