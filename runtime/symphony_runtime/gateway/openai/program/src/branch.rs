@@ -28,6 +28,7 @@ pub struct Branch {
     /// Which of its prompt's answers it is.
     number: usize,
     kv: i32,
+    prompt: usize,
     max: usize,
     pub ticket: i32,
     decoding: Decoding,
@@ -48,11 +49,12 @@ pub struct Branch {
 }
 
 impl Branch {
-    pub fn new(number: usize, kv: i32, max: usize, job: &Job) -> Branch {
+    pub fn new(number: usize, kv: i32, prompt: usize, max: usize, job: &Job) -> Branch {
         let stepwise = job.penalizes() || max == 1;
         Branch {
             number,
             kv,
+            prompt,
             max,
             ticket: 0,
             decoding: if stepwise { Decoding::Stepwise } else { Decoding::Ahead },
@@ -242,9 +244,14 @@ impl Branch {
         self.told = !self.going();
     }
 
-    /// The file of the prompt and the answer, cut to what is known to be in it.
+    /// The file of the prompt and the answer.
     pub fn file(&self) -> i32 {
         self.kv
+    }
+
+    /// Tokens that the file holds at least.
+    pub fn entries(&self) -> usize {
+        self.prompt + self.count.saturating_sub(1)
     }
 
     fn options(&self, job: &Job) -> Vec<u8> {

@@ -19,6 +19,22 @@ pub fn kv_fork(kv: i32) -> Result<i32> {
     check("kv_fork", unsafe { raw::kv_fork(kv) }).map(|kv| kv as i32)
 }
 
+/// A file with the longest offered beginning of the tokens, and how many it holds.
+pub fn kv_match(tokens: &[u32]) -> Result<Option<(i32, usize)>> {
+    let kv = match check("kv_match", unsafe { raw::kv_match(tokens.as_ptr(), tokens.len()) }) {
+        Ok(kv) => kv as i32,
+        Err(error) if error.errno == Errno::ENOENT => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    check("kv_len", unsafe { raw::kv_len(kv) }).map(|length| Some((kv, length as usize)))
+}
+
+/// Offers what the file holds to later requests.
+pub fn kv_offer(kv: i32) {
+    // A wish: the answer is given, whatever comes of it.
+    let _ = unsafe { raw::kv_offer(kv) };
+}
+
 /// A ticket for one forward pass.
 pub fn pred(kv: i32, tokens: &[u32], options: &[u8]) -> Result<i32> {
     let none = core::ptr::null();

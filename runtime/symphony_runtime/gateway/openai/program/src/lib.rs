@@ -22,6 +22,8 @@ symphony::main!(run);
 const ROOM: usize = 16 << 10;
 /// After a wait, tickets are tried until so many in a row were not ready.
 const MISSES_MAX: usize = 8;
+/// A prefix is found again by whole pages: shorter files are not worth a call.
+const PAGE_TOKENS: usize = 16;
 
 fn run() -> i32 {
     let mut wire = Wire::default();
@@ -60,7 +62,16 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
         }
     }
     wire.usage(usage.prompt, usage.cached, usage.completion);
+    wire.flush()?;
+    offer(job, &branches);
     Ok(())
+}
+
+/// Offers the files of each prompt's first answer, now that the client has everything.
+fn offer(job: &Job, branches: &[Branch]) {
+    for branch in branches.iter().step_by(job.best_of).filter(|b| b.entries() >= PAGE_TOKENS) {
+        calls::kv_offer(branch.file());
+    }
 }
 
 #[derive(Default)]
@@ -74,7 +85,11 @@ struct Usage {
 fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
     let refused = |what: String| Failure::refused("context_length_exceeded", "prompt", what);
     if prompt == 0 {
-        return Err(Failure::refused("invalid_prompt", "prompt", "the prompt has no tokens".into()));
+        return Err(Failure::refused(
+            "invalid_prompt",
+            "prompt",
+            "the prompt has no tokens".into(),
+        ));
     }
     let least = job.max.unwrap_or(1);
     if prompt + least > job.context {
@@ -86,7 +101,7 @@ fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
     Ok(job.max.unwrap_or_else(|| job.most.min(job.context - prompt)))
 }
 
-/// Starts all answers to a prompt: the prompt is computed once.
+/// Starts all answers to a prompt: what of it is not known yet is computed once.
 fn begin(
     job: &Job,
     tokens: &[u32],
@@ -94,22 +109,30 @@ fn begin(
     usage: &mut Usage,
     branches: &mut Vec<Branch>,
 ) -> Result<(), Failure> {
-    let first = branches.len();
-    let (last, rest) = tokens.split_last().expect("a prompt has tokens");
-    let kv = calls::kv_create()?;
-    let _ = &usage.cached;
-    if job.best_of == 1 {
-        branches.push(Branch::new(0, kv, max, job));
-        return if max > 0 { branches[first].start(tokens, job) } else { Ok(()) };
+    if max == 0 {
+        branches.extend((0..job.best_of).map(|number| Branch::new(number, 0, 0, max, job)));
+        return Ok(());
     }
-    if !rest.is_empty() && max > 0 {
+    let known = if tokens.len() > PAGE_TOKENS { calls::kv_match(tokens)? } else { None };
+    let (kv, cached) = match known {
+        Some(known) => known,
+        None => (calls::kv_create()?, 0),
+    };
+    usage.cached += cached;
+    let fresh = &tokens[cached..];
+    if job.best_of == 1 {
+        let mut branch = Branch::new(0, kv, tokens.len(), max, job);
+        branch.start(fresh, job)?;
+        branches.push(branch);
+        return Ok(());
+    }
+    let (rest, last) = fresh.split_at(fresh.len() - 1);
+    if !rest.is_empty() {
         calls::fill(kv, rest)?;
     }
     for number in 0..job.best_of {
-        let mut branch = Branch::new(number, calls::kv_fork(kv)?, max, job);
-        if max > 0 {
-            branch.start(&[*last], job)?;
-        }
+        let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);
+        branch.start(last, job)?;
         branches.push(branch);
     }
     Ok(())

@@ -115,7 +115,10 @@ mod tests {
     #[test]
     fn false_starts_are_shown() {
         let (seen, stopped) = grow(&[b"x\n", b"y", b"\n"], &["\n\n"]);
-        assert_eq!((seen, stopped), (vec!["x".into(), "\ny".into(), "".into(), "\n".into()], false));
+        assert_eq!(
+            (seen, stopped),
+            (vec!["x".into(), "\ny".into(), "".into(), "\n".into()], false)
+        );
     }
 
     #[test]

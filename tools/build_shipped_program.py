@@ -1,0 +1,78 @@
+"""Compile the program that ships with the server, and record what it was made of.
+
+    python tools/build_shipped_program.py
+
+The Wasm is committed, so that a server needs no Rust. `program/built.json` beside its source names
+the compiler and the hashes of the source (the SDK's included) and of the result: a test compares
+them, and so tells where somebody changed the one without the other.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from symphony_runtime.projects import ProjectError, build, find_rust_toolchain
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "runtime" / "symphony_runtime" / "gateway" / "openai"
+PROGRAM = FOLDER / "program"
+WASM = FOLDER / "openai.wasm"
+RECORD = PROGRAM / "built.json"
+SDK = ROOT / "guest_sdk" / "rust"
+
+
+def sources() -> list[Path]:
+    """Return the files that the Wasm depends on, sorted; not what only native tests compile."""
+    found = [*PROGRAM.glob("src/**/*.rs"), *SDK.glob("src/**/*.rs")]
+    found += [PROGRAM / "Cargo.toml", PROGRAM / "Cargo.lock", SDK / "Cargo.toml"]
+    native = ("testing", "tests")
+    return sorted(path for path in found if not {path.stem, path.parent.name} & set(native))
+
+
+def source_hash() -> str:
+    """Return one hash of all of them, with their names."""
+    digest = hashlib.sha256()
+    for path in sources():
+        digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def compiler() -> str:
+    """Return the version of the compiler that would be used.
+
+    Raises:
+        ProjectError: there is none.
+    """
+    rustc = find_rust_toolchain().rustc
+    asked = subprocess.run([rustc, "--version"], capture_output=True, text=True, check=True)  # noqa: S603 - the developer's own
+    return asked.stdout.strip()
+
+
+def describe(wasm: bytes) -> dict[str, str]:
+    """Return what is recorded of a build from the present source."""
+    return {
+        "compiler": compiler(),
+        "source": source_hash(),
+        "wasm": hashlib.sha256(wasm).hexdigest(),
+    }
+
+
+def main() -> int:
+    """Build, install, record."""
+    try:
+        made = build(PROGRAM)
+    except ProjectError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    shutil.copyfile(made, WASM)
+    RECORD.write_text(json.dumps(describe(WASM.read_bytes()), indent=2) + "\n")
+    sys.stdout.write(f"   {WASM.name:24} {WASM.stat().st_size / 1024:6.1f} KB\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
