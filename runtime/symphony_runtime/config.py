@@ -20,6 +20,7 @@ from typing import Any
 
 from symphony_kernel.protocol.limits import (
     DRAIN_SECONDS_MAX,
+    PREFIX_CACHE_SHARE,
     RUNS_LIVE_MAX,
     TENANT_RUNS_LIVE_MAX,
 )
@@ -56,6 +57,7 @@ class ServeOptions:
     dtype: str = "auto"
     executor: str = "torch"
     pool_bytes: int | None = None
+    prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for prefixes that programs offer
     threads: int | None = None
     drain_seconds: float = DRAIN_SECONDS_MAX
     runs_live_max: int = RUNS_LIVE_MAX
@@ -75,6 +77,7 @@ class ServeOptions:
         bounds = {
             "port": (0, 65_535),
             "workers": (1, WORKERS_MAX),
+            "prefix_cache_share": (0, 1),
             "runs_live_max": (1, RUNS_LIVE_MAX),
             "tenant_runs_live_max": (1, RUNS_LIVE_MAX),
         }

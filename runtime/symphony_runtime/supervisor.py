@@ -43,6 +43,7 @@ _STOP_SECONDS = 5.0  # from a role's SIGTERM to its SIGKILL
 _GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
 _LINE_BYTES_MAX = 1 << 20  # of a role's output
+_BAR_WIDTH = 30  # characters
 _WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
 # What a worker may see of our environment: where Python and its packages are, nothing else.
 _WORKER_ENVIRONMENT = (
@@ -69,8 +70,16 @@ class RoleSpec:
 class Role:
     """One role's process, and the next one when it dies."""
 
-    def __init__(self, spec: RoleSpec, console: "Console") -> None:
+    def __init__(
+        self,
+        spec: RoleSpec,
+        console: "Console",
+        on_progress: Callable[[str, dict[str, Any] | None], None] = lambda _role, _event: None,
+    ) -> None:
+        """`on_progress` hears of a role how far it is (its event), and None when it begins."""
         self.spec = spec
+        self._on_progress = on_progress
+        self._notices: dict[str, dict[str, Any]] = {}  # the last of each key, for the process
         self.about: dict[str, Any] = {}  # of the last ready event
         self.ready = asyncio.Event()
         self.starts = 0
@@ -117,6 +126,12 @@ class Role:
         self.kill()
         await process.wait()
 
+    def tell(self, key: str, notice: dict[str, Any]) -> None:
+        """Write a line to the role, and to the next process, unless a later one has its key."""
+        self._notices[key] = notice
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(json.dumps(notice).encode() + b"\n")
+
     def kill(self) -> None:
         """SIGKILL the role's whole process group."""
         self._stopping.set()
@@ -126,6 +141,7 @@ class Role:
     async def _run_once(self) -> int:
         self.starts += 1
         self._words.clear()
+        self._on_progress(self.spec.name, None)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -142,7 +158,8 @@ class Role:
             if self._stopping.is_set():  # it was asked to stop while it was started
                 _signal(process, signal.SIGTERM)
             assert process.stdin is not None
-            process.stdin.write(json.dumps(self.spec.config).encode() + b"\n")
+            for line in (self.spec.config, *self._notices.values()):
+                process.stdin.write(json.dumps(line).encode() + b"\n")
             reading = asyncio.gather(self._read_events(process), self._read_words(process))
             code = await process.wait()
             _kill_group(process)  # a compiler that it started must not outlive it
@@ -165,6 +182,7 @@ class Role:
                 self.ready.set()
             elif event.get("event") == "progress":
                 self._console.progress(self.spec.name, str(event.get("what")), event.get("share"))
+                self._on_progress(self.spec.name, event)
 
     async def _read_words(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -211,7 +229,8 @@ class Console:
             return
         self._shown = shown
         if self._terminal:
-            self._write(f"\r\x1b[K{role}: {what} {percent:3d} %")
+            bar = "#" * (percent * _BAR_WIDTH // 100)
+            self._write(f"\r\x1b[K{role}: {what} [{bar:{_BAR_WIDTH}}] {percent:3d} %")
             self._unfinished = True
         else:
             self._write(f"{role}: {what} {percent} %\n")
@@ -229,7 +248,7 @@ class Supervisor:
         self._options = options
         self._console = console
         specs = role_specs(options, run_dir)
-        self._roles = [Role(spec, console) for spec in specs]
+        self._roles = [Role(spec, console, self._pass_on) for spec in specs]
         self._gateway = self._roles[-1]
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -295,6 +314,12 @@ class Supervisor:
             self._console.say(f"    {key}")
         self._console.say(f"serving {self._options.model} on {url}")
 
+    def _pass_on(self, role: str, event: dict[str, Any] | None) -> None:
+        """Tell the gateway how far a role is: it answers those who ask whether we are ready."""
+        if role != self._gateway.spec.name:
+            progress = {key: (event or {}).get(key) for key in ("what", "share")}
+            self._gateway.tell(role, {"event": "progress", "role": role, **progress})
+
     def _signalled(self) -> None:
         (self._stop_now if self._stop.is_set() else self._stop).set()
 
@@ -332,6 +357,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "device": options.device,
         "dtype": options.dtype,
         "pool_bytes": options.pool_bytes,
+        "prefix_cache_share": options.prefix_cache_share,
         "threads": options.threads,
         "simulated": options.simulated,
     }
