@@ -61,6 +61,54 @@ sys.stdin.read()
     asyncio.run(scenario())
 
 
+def test_a_role_hears_notices_and_the_next_process_the_last_of_each(tmp_path: Path) -> None:
+    script = """
+config = json.loads(sys.stdin.readline())
+print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)
+for line in sys.stdin:
+    heard = json.loads(line)
+    print(json.dumps({"event": "progress", "what": heard["what"], "share": 0.5}), flush=True)
+    if heard["what"] == "end":
+        os._exit(3)
+"""
+
+    async def scenario() -> None:
+        heard: list[str | None] = []
+        small = role(tmp_path, script)
+        small._on_progress = lambda name, event: heard.append(event["what"] if event else None)
+        keeping = asyncio.create_task(small.keep())
+        await asyncio.wait_for(small.ready.wait(), 20)
+        small.tell("a", {"what": "old"})
+        small.tell("a", {"what": "new"})
+        small.tell("b", {"what": "end"})
+        small.tell("b", {"what": "last"})
+        async with asyncio.timeout(20):
+            while heard.count("last") < 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        await small.stop()
+        await keeping
+        assert heard == [None, "old", "new", "end", None, "new", "last"]
+
+    asyncio.run(scenario())
+
+
+def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere() -> None:
+    for terminal in (True, False):
+        said: list[str] = []
+        console = Console(said.append, terminal=terminal)
+        for percent in range(0, 101, 5):
+            console.progress("kernel", "loading the model", percent / 100)
+        console.say("serving")
+        if terminal:
+            assert said[10].endswith("[" + "#" * 15 + " " * 15 + "]  50 %")
+            assert all(words.startswith("\r\x1b[K") for words in said[:-1])
+        else:
+            assert said == [
+                *(f"kernel: loading the model {share} %\n" for share in (0, 25, 50, 75, 100)),
+                "serving\n",
+            ]
+
+
 def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
     script = f"{READY}\ntime.sleep(0.05)\nos._exit(3) if not os.path.exists('{tmp_path}/once') "
     script += f"and open('{tmp_path}/once', 'w').close() is None else sys.stdin.read()"

@@ -1,11 +1,12 @@
 """The gateway's process: `python -m symphony_runtime.gateway`, started by the supervisor.
 
-One JSON line of configuration comes on stdin, which then stays open: its end means that the
-supervisor is gone. Events leave as JSON lines on stdout, logs on stderr. Exit code 2: the
-configuration cannot be served, and starting again would not help.
+One JSON line of configuration comes on stdin, then lines that say how far other roles are; its end
+means that the supervisor is gone. Events leave as JSON lines on stdout, logs on stderr. Exit code
+2: the configuration cannot be served, and starting again would not help.
 """
 
 import asyncio
+import io
 import json
 import logging
 import os
@@ -15,14 +16,16 @@ from typing import Any
 
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.progress import Progress
 
 
 async def _run(config: GatewayConfig) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    await loop.connect_read_pipe(lambda: _Orphaned(), sys.stdin)
-    async with serve(config) as gateway:
+    progress = Progress()
+    await loop.connect_read_pipe(lambda: _Supervisor(progress), sys.stdin)
+    async with serve(config, progress) as gateway:
         ready: dict[str, Any] = {"event": "ready", "pid": os.getpid(), "port": gateway.port}
         if gateway.default_key is not None:
             ready["default_key"] = gateway.default_key
@@ -30,8 +33,19 @@ async def _run(config: GatewayConfig) -> None:
         await stop.wait()
 
 
-class _Orphaned(asyncio.Protocol):
-    """The end of stdin: no supervisor, so no kernel and no worker either."""
+class _Supervisor(asyncio.Protocol):
+    """What the supervisor says; its end leaves no kernel and no worker either."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Some lines, or a part of one."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            notice = json.loads(line)
+            self._progress.note(notice["role"], notice["what"], notice["share"])
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Exit at once; the next start fails the runs that were live."""
@@ -53,7 +67,9 @@ def main() -> int:
     """Run the gateway until SIGTERM; return the exit code."""
     logging.basicConfig(level=_log_level(), format="%(levelname)s %(name)s: %(message)s")
     try:
-        config = GatewayConfig.parse(json.loads(sys.stdin.readline()))
+        # Unbuffered: the lines that follow are for the event loop.
+        with io.FileIO(sys.stdin.fileno(), closefd=False) as first:
+            config = GatewayConfig.parse(json.loads(first.readline()))
         asyncio.run(_run(config))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")

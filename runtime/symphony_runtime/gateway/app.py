@@ -28,6 +28,7 @@ from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.problems import Handler, problems_middleware
 from symphony_runtime.gateway.programs import Programs
+from symphony_runtime.gateway.progress import Progress
 from symphony_runtime.gateway.routes import ROUTES, Access
 from symphony_runtime.gateway.run import fail_live_runs, next_boot
 from symphony_runtime.gateway.runs import Runs
@@ -49,8 +50,8 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
-    """Boot the gateway, and stop it at the end of the block.
+async def serve(config: GatewayConfig, progress: Progress | None = None) -> AsyncIterator[Gateway]:
+    """Boot the gateway, and stop it at the end of the block; `progress` is the other roles'.
 
     Raises:
         ConfigError: what the operator asked for cannot be served.
@@ -74,7 +75,9 @@ async def serve(config: GatewayConfig) -> AsyncIterator[Gateway]:
         stack.push_async_callback(workers.close)
         linking = asyncio.create_task(kernel.run())
         stack.callback(linking.cancel)
-        services = Services(keys, programs, runs, store, channels, KernelFigures(kernel))
+        services = Services(
+            keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress()
+        )
         app = build_app(services)
         runner = web.AppRunner(
             app,

@@ -1,7 +1,6 @@
-"""The handlers of programs, runs, KV files and health. Streams are in `streaming`."""
+"""The handlers of programs, runs and KV files. Streams are in `streaming`, health in `seeing`."""
 
 import asyncio
-import os
 from typing import Any
 
 from aiohttp import web
@@ -30,40 +29,6 @@ from symphony_runtime.gateway.streaming import stream_events
 
 _RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 _CANCEL_SECONDS_MAX = 10.0
-
-
-# --- Health --------------------------------------------------------------------------------------
-async def healthz(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
-    """The gateway answers."""
-    return await answer({"status": "ok"})
-
-
-async def readyz(request: web.Request) -> web.StreamResponse:
-    """Tell which roles are there; 200 once a run can start."""
-    runs = services(request).runs
-    linked = await _workers_in_kernel(request)
-    workers = {n: w for n, w in runs.workers.workers.items() if n in linked}
-    roles: list[dict[str, Any]] = [
-        {"role": "gateway", "pid": os.getpid(), "ready": not runs.draining},
-        {"role": "kernel", "pid": runs.kernel.pid or None, "ready": runs.kernel.ready},
-    ]
-    for name in runs.workers.expected:
-        worker = workers.get(name)
-        roles.append(
-            {"role": name, "pid": worker.pid if worker else None, "ready": worker is not None}
-        )
-    ready = not runs.draining and runs.kernel.ready and bool(workers)
-    return await answer({"roles": roles}, status=200 if ready else 503)
-
-
-async def _workers_in_kernel(request: web.Request) -> list[str]:
-    """Return the workers that the kernel takes calls from: a run needs one that is there, too."""
-    try:
-        statistics = await services(request).runs.kernel.ask("statistics")
-    except KernelAwayError:
-        return []
-    workers: list[str] = statistics["workers"]
-    return workers
 
 
 # --- Programs ------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.problems import Problem, bad_request, too_large
 from symphony_runtime.gateway.programs import Programs
+from symphony_runtime.gateway.progress import Progress
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store
 
@@ -29,6 +30,7 @@ class Services:
     store: Store
     channels: Channels
     kernel_figures: KernelFigures
+    progress: Progress
 
 
 SERVICES = web.AppKey("services", Services)

@@ -180,8 +180,12 @@ SCHEMAS: dict[str, Any] = {
     "Readiness": _object(
         {
             "roles": _list(
-                _object({"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": {"type": "boolean"}})
-            )
+                _object(
+                    {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": {"type": "boolean"}},
+                    {"progress": _object({"what": _STRING, "share": {"type": "number"}})},
+                )
+            ),
+            "missing": _list(_STRING),
         }
     ),
     "OpenApi": {"type": "object"},

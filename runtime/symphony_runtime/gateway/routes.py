@@ -87,11 +87,11 @@ _OPENAI_PROBLEMS = (400, 404, 413, 415, 429, 503)
 
 ROUTES: tuple[Route, ...] = (
     Route(
-        "GET", "/healthz", "healthz", handlers.healthz, "The gateway answers",
+        "GET", "/healthz", "healthz", seeing.healthz, "The gateway answers",
         {200: Answer("it does", "Health")}, access=Access.OPEN,
     ),
     Route(
-        "GET", "/readyz", "readyz", handlers.readyz, "Which roles are there",
+        "GET", "/readyz", "readyz", seeing.readyz, "Which roles are there",
         {200: Answer("a run can start", "Readiness"), 503: Answer("it cannot", "Readiness")},
         access=Access.OPEN,
     ),

@@ -1,16 +1,67 @@
-"""What operators look at: `/metrics`."""
+"""What operators and their machines look at: `/healthz`, `/readyz`, `/metrics`."""
 
 import os
+from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.http import Services, services
+from symphony_runtime.gateway.http import Services, answer, services
+from symphony_runtime.gateway.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.metrics import CONTENT_TYPE, Scrape, render
 from symphony_runtime.gateway.roles import RoleFigures, read_role
 
 METRICS = "text/plain"
 
 
+# --- Health --------------------------------------------------------------------------------------
+async def healthz(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
+    """The gateway answers."""
+    return await answer({"status": "ok"})
+
+
+async def readyz(request: web.Request) -> web.StreamResponse:
+    """Tell which roles are there and what is missing; 200 once a run can start."""
+    with_ = services(request)
+    runs = with_.runs
+    linked = await _workers_in_kernel(runs.kernel)
+    workers = {n: w for n, w in runs.workers.workers.items() if n in linked}
+    roles: list[dict[str, Any]] = [
+        {"role": "gateway", "pid": os.getpid(), "ready": not runs.draining},
+        {"role": "kernel", "pid": runs.kernel.pid or None, "ready": runs.kernel.ready},
+    ]
+    for name in runs.workers.expected:
+        worker = workers.get(name)
+        roles.append(
+            {"role": name, "pid": worker.pid if worker else None, "ready": worker is not None}
+        )
+    for role in roles:
+        progress = with_.progress.of(role["role"])
+        if progress is not None and not role["ready"]:
+            role["progress"] = progress
+    ready = not runs.draining and runs.kernel.ready and bool(workers)
+    missing = [_missing(role) for role in roles if not role["ready"]]
+    return await answer({"roles": roles, "missing": missing}, status=200 if ready else 503)
+
+
+def _missing(role: dict[str, Any]) -> str:
+    if role["role"] == "gateway":
+        return "gateway: shutting down"
+    progress = role.get("progress")
+    if progress is None:
+        return f"{role['role']}: not there"
+    return f"{role['role']}: {progress['what']}, {int(100 * progress['share'])} %"
+
+
+async def _workers_in_kernel(kernel: KernelLink) -> list[str]:
+    """Return the workers that the kernel takes calls from: a run needs one that is there, too."""
+    try:
+        workers: list[str] = await kernel.ask("workers")
+    except KernelAwayError:
+        return []
+    return workers
+
+
+# --- Figures -------------------------------------------------------------------------------------
 async def metrics(request: web.Request) -> web.StreamResponse:
     """Answer a scrape."""
     with_ = services(request)

@@ -1,9 +1,12 @@
 """`/metrics`: the exposition parses, its counters move with runs, and each key sees its own."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_runtime.client import Client
@@ -122,6 +125,47 @@ def test_each_key_sees_its_own(tmp_path: Path) -> None:
             # Nothing from which the other tenant's use could be reckoned.
             assert names(own) <= {name for name, labels in admin if "tenant" in dict(labels)}
             assert "preds_total" not in names(own)
+
+    asyncio.run(scenario())
+
+
+def test_the_page_names_every_family_and_no_other(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+    rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    described = set(re.findall(r"`(\w+)(?:\{[\w,]+\})?`", " ".join(rows)))
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(DECODE, "decode")
+        await client.run("decode")
+        served = names(await scrape(house, house.admin_key))
+        histograms = {name.removesuffix("_bucket") for name in served if name.endswith("_bucket")}
+        parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
+        assert described == served - parts | histograms
+
+    in_house(tmp_path, scenario)
+
+
+def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with House(tmp_path, worker=False) as house, aiohttp.ClientSession() as session:
+            progress = house.gateway.services.progress
+
+            async def ready() -> tuple[int, dict[str, Any]]:
+                async with session.get(f"{house.url}/readyz") as response:
+                    return response.status, await response.json()
+
+            status, found = await ready()
+            assert (status, found["missing"]) == (503, ["worker-0: not there"])
+            await house.stop_kernel()
+            await asyncio.sleep(0.05)
+            progress.note("kernel", "loading the model", 0.45)
+            status, found = await ready()
+            assert status == 503
+            assert found["missing"][0] == "kernel: loading the model, 45 %"
+            assert found["roles"][1]["progress"] == {"what": "loading the model", "share": 0.45}
+            progress.note("kernel", None, None)
+            assert (await ready())[1]["missing"][0] == "kernel: not there"
+            await house.start_kernel()
 
     asyncio.run(scenario())
 

@@ -1,0 +1,21 @@
+"""How far the other roles are with what they do before they are ready, as the supervisor says."""
+
+from typing import Any
+
+
+class Progress:
+    """The last word about each role."""
+
+    def __init__(self) -> None:
+        self._roles: dict[str, dict[str, Any]] = {}
+
+    def note(self, role: str, what: str | None, share: float | None) -> None:
+        """A role does something and has done a share of it (0 to 1); None: it has just begun."""
+        if what is None or share is None:
+            self._roles.pop(role, None)
+        else:
+            self._roles[role] = {"what": what, "share": share}
+
+    def of(self, role: str) -> dict[str, Any] | None:
+        """Return {what, share} of a role, if anything is known."""
+        return self._roles.get(role)
