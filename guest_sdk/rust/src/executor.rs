@@ -124,6 +124,59 @@ impl<T> fmt::Debug for Ticket<T> {
     }
 }
 
+/// A ticket whose result comes in pieces, until an empty one. Dropping it cancels what is left.
+pub(crate) struct Pieces {
+    call: &'static str,
+    ticket: i32,
+    state: State,
+}
+
+impl Pieces {
+    /// The ticket that a call returned.
+    pub(crate) fn new(call: &'static str, result: i32) -> Pieces {
+        let state = match check(call, result) {
+            Ok(_) => State::Started(result),
+            Err(error) => State::Failed(error.errno),
+        };
+        Pieces { call, ticket: result, state }
+    }
+
+    /// The next piece; empty at the end and ever after.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<u8>>> {
+        let result = match self.state {
+            State::Failed(errno) => Err(errno),
+            State::Finished => Ok(Vec::new()),
+            State::Started(ticket) => {
+                let waker = context.waker().clone();
+                let slot = RUNTIME.with(|r| r.reactor.borrow_mut().register(ticket, waker));
+                self.state = State::Registered(slot);
+                return Poll::Pending;
+            }
+            State::Registered(slot) => {
+                match RUNTIME.with(|r| r.reactor.borrow_mut().poll(slot, context.waker())) {
+                    Some(result) => result,
+                    None => return Poll::Pending,
+                }
+            }
+        };
+        let more = result.as_ref().map_or(false, |piece| !piece.is_empty());
+        self.state = if more { State::Started(self.ticket) } else { State::Finished };
+        Poll::Ready(result.map_err(|errno| Error::new(self.call, errno)))
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        match self.state {
+            State::Failed(_) | State::Finished => return,
+            State::Registered(slot) => drop(RUNTIME.with(|r| r.reactor.borrow_mut().remove(slot))),
+            State::Started(_) => {}
+        }
+        // An answer would only say that the work had ended already.
+        let _ = unsafe { raw::cancel(self.ticket) };
+    }
+}
+
 // --- The reactor: which tickets are under way, and what came of them --------------------------
 
 enum Slot {

@@ -4,6 +4,7 @@ use crate::error::{check, filled, Errno, Error, Result};
 use crate::msgpack;
 use crate::pred::Pred;
 use crate::raw;
+use crate::stream::Generate;
 use crate::value::Value;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -198,6 +199,12 @@ impl KvFile {
     /// Begins a forward pass over tokens that come after the entries so far.
     pub fn pred<'a>(&'a self, tokens: &'a [u32]) -> Pred<'a> {
         Pred::new(self, tokens)
+    }
+
+    /// Begins a generation behind the entries so far and `tokens`: the server samples, appends and
+    /// goes on by itself.
+    pub fn generate<'a>(&'a self, tokens: &'a [u32]) -> Generate<'a> {
+        Generate::new(self, tokens)
     }
 
     /// A copy that shares pages until either side writes.

@@ -35,7 +35,7 @@
 //!
 //! - [`process`]: input, messages, log, time, children, queues
 //! - [`model`]: what the model is, tokens, chat template
-//! - [`KvFile`] and [`kv`]: KV files; [`pred`]: forward passes
+//! - [`KvFile`] and [`kv`]: KV files; [`pred`]: forward passes; [`stream`]: run-ahead decoding
 //! - [`spawn`], [`join_all`], [`select`]: tasks in one instance, over tickets
 //! - [`decode`]: samplers, stopping, text that grows
 //! - [`testing`]: a program's tests without a server
@@ -66,6 +66,7 @@ pub mod msgpack;
 pub mod pred;
 pub mod process;
 pub mod raw;
+pub mod stream;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
 mod value;

@@ -40,7 +40,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    fn write(&self, out: &mut Writer) {
+    pub(crate) fn write(&self, out: &mut Writer) {
         out.map(4 + usize::from(self.seed.is_some()));
         out.str("temperature").f32(self.temperature).str("top_k").uint(u64::from(self.top_k));
         out.str("top_p").f32(self.top_p).str("min_p").f32(self.min_p);
@@ -385,7 +385,7 @@ fn word(bytes: &[u8]) -> [u8; 4] {
     [bytes[0], bytes[1], bytes[2], bytes[3]]
 }
 
-fn choices(bytes: &[u8]) -> Option<Vec<Choice>> {
+pub(crate) fn choices(bytes: &[u8]) -> Option<Vec<Choice>> {
     let choice = |pair: &[u8]| Choice {
         token: u32::from_le_bytes(word(pair)),
         logprob: f32::from_le_bytes(word(&pair[4..])),

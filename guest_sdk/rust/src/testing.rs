@@ -13,10 +13,12 @@
 //! ```
 //!
 //! Files, forward passes, tokens, messages, sleeping and children behave as on a server. Time is
-//! virtual. All passes under way are computed at the next wait, as in one step of a server's batch.
+//! virtual. All passes under way, and the next token of each generation, are computed at the next
+//! wait, as in one step of a server's batch.
 //! Queues, grants, and options that are not in every server answer `ENOSYS`.
 
 pub(crate) mod calls;
+mod generations;
 mod passes;
 
 use alloc::collections::{BTreeMap, VecDeque};
@@ -76,12 +78,21 @@ struct Ticket {
     state: Work,
 }
 
+impl Ticket {
+    /// Whether a generation keeps this file from other calls.
+    fn keeps(&self, kv: i32) -> bool {
+        matches!(&self.state, Work::Generation(generation) if generation.keeps(kv))
+    }
+}
+
 enum Work {
     /// Ready after the next wait.
     Pass(Vec<u8>),
     /// Ready at a time.
     Sleep(i64),
     Ready(Result<Vec<u8>, i32>),
+    /// Gives records, a step at each wait.
+    Generation(generations::Generation),
     /// Never ready.
     Silence,
 }

@@ -1,6 +1,7 @@
 //! The calls of [`crate::raw`], answered by the host of this thread.
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
+use super::generations::{self, Generation};
 use super::{passes, Exit, Work, World, EOS, PAGE_SIZE, VOCAB_SIZE, WORLD};
 use crate::msgpack::{self, Writer};
 use crate::value::Value;
@@ -38,6 +39,9 @@ unsafe fn put<T: Copy>(values: &[T], out: *mut T, cap: usize) -> Answer {
 }
 
 fn file(world: &mut World, kv: i32) -> Result<&mut Vec<u32>, Errno> {
+    if world.tickets.values().any(|ticket| ticket.keeps(kv)) {
+        return Err(Errno::EBUSY);
+    }
     world.files.get_mut(&kv).ok_or(Errno::EBADF)
 }
 
@@ -145,7 +149,7 @@ pub unsafe fn channel_recv(_: *const u8, _: usize) -> i32 {
 pub unsafe fn wait(tickets_ptr: *const i32, n: usize, timeout_ms: i64) -> i32 {
     with(|world| {
         let tickets = unsafe { items(tickets_ptr, n) };
-        let passes = std::mem::take(&mut world.passes);
+        let passes = std::mem::take(&mut world.passes) + generations::step(world);
         world.seen.passes_per_wait.push(passes);
         for ticket in world.tickets.values_mut() {
             if let Work::Pass(result) = &mut ticket.state {
@@ -178,6 +182,7 @@ fn ready(world: &World, tickets: &[i32]) -> Result<Option<usize>, Errno> {
     for (index, id) in tickets.iter().enumerate() {
         match world.tickets.get(id).ok_or(Errno::EBADF)?.state {
             Work::Ready(_) => return Ok(Some(index)),
+            Work::Generation(ref generation) if generation.ready() => return Ok(Some(index)),
             Work::Sleep(until) if until <= world.clock => return Ok(Some(index)),
             _ => {}
         }
@@ -189,6 +194,12 @@ pub unsafe fn take(ticket: i32, ptr: *mut u8, cap: usize) -> i32 {
     with(|world| {
         world.seen.takes += 1;
         let clock = world.clock;
+        if let Some(result) = generations::take(world, ticket, cap) {
+            return match result? {
+                Ok(records) => unsafe { put(&records, ptr, cap) },
+                Err(length) => Ok(length),
+            };
+        }
         let result = match &world.tickets.get(&ticket).ok_or(Errno::EBADF)?.state {
             Work::Ready(result) => result.clone(),
             Work::Sleep(until) if *until <= clock => Ok(Vec::new()),
@@ -273,8 +284,19 @@ pub unsafe fn pred(
     })
 }
 
-pub unsafe fn generate(_: i32, _: *const u32, _: usize, _: *const u8, _: usize) -> i32 {
-    with(|_| Err(Errno::ENOSYS))
+pub unsafe fn generate(
+    kv: i32,
+    tokens: *const u32,
+    n: usize,
+    opts: *const u8,
+    opts_len: usize,
+) -> i32 {
+    with(|world| {
+        let history = file(world, kv)?.clone();
+        let (tokens, options) = unsafe { (items(tokens, n), items(opts, opts_len)) };
+        let made = Generation::new(kv, history, tokens, options)?;
+        Ok(world.issue(Work::Generation(made)))
+    })
 }
 
 pub unsafe fn constraint(_: i32, _: *const u8, _: usize) -> i32 {
