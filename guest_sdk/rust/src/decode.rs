@@ -5,6 +5,7 @@ use crate::executor::Ticket;
 use crate::kv::KvFile;
 use crate::model;
 use crate::pred::{Choice, Pred, Sampling};
+use crate::stream::{Generate, Stream};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -32,6 +33,14 @@ impl Sampler {
         match self {
             Sampler::Greedy => pred.argmax(),
             Sampler::Random(sampling) => pred.sample(sampling),
+        }
+    }
+
+    /// Starts the generation, with this choice in every step.
+    pub fn begin(&self, generate: Generate<'_>) -> Stream {
+        match self {
+            Sampler::Greedy => generate.argmax(),
+            Sampler::Random(sampling) => generate.sample(sampling),
         }
     }
 }
@@ -97,8 +106,10 @@ pub enum Finish {
 
 /// A text that grows token by token at the end of a KV file.
 ///
-/// The token chosen last is not in the file: it would be the next pass's. So `kv.len()` is what the
-/// file had, plus the prompt, plus the tokens so far without the last.
+/// The server runs ahead while the program looks at what came (see [`crate::stream`]). Until the
+/// generation has ended, or has been dropped, other calls on its file answer `EBUSY`. The token
+/// chosen last is not in the file: it would be the next pass's. So, once it has ended, `kv.len()` is
+/// what the file had, plus the prompt, plus the tokens without the last.
 ///
 /// ```
 /// # let host = symphony::testing::Host::new();
@@ -118,9 +129,14 @@ pub enum Finish {
 #[must_use = "a generation computes as it is asked for its text"]
 pub struct Generation<'a> {
     kv: &'a KvFile,
-    next: Vec<u32>,
+    prompt: Vec<u32>,
+    stream: Option<Stream>,
+    /// The file's length before, where there is a text to stop at: what was ahead is rolled back.
+    before: u32,
+    failed: Option<Error>,
     tokens: Vec<u32>,
     max_tokens: usize,
+    ahead: u32,
     sampler: Sampler,
     stop_tokens: Vec<u32>,
     stop_texts: Vec<String>,
@@ -135,13 +151,17 @@ impl<'a> Generation<'a> {
     /// ends the text. An empty prompt is `EINVAL`: a pass needs a token to look at.
     pub fn new(kv: &'a KvFile, prompt: &[u32]) -> Result<Generation<'a>> {
         if prompt.is_empty() {
-            return Err(Error::new("pred", Errno::EINVAL));
+            return Err(Error::new("generate", Errno::EINVAL));
         }
         Ok(Generation {
             kv,
-            next: prompt.to_vec(),
+            prompt: prompt.to_vec(),
+            stream: None,
+            before: 0,
+            failed: None,
             tokens: Vec::new(),
             max_tokens: 128,
+            ahead: 8,
             sampler: Sampler::Greedy,
             stop_tokens: model::info()?.eos,
             stop_texts: Vec::new(),
@@ -154,6 +174,12 @@ impl<'a> Generation<'a> {
     /// At most so many tokens.
     pub fn max_tokens(mut self, count: usize) -> Self {
         self.max_tokens = count;
+        self
+    }
+
+    /// How many tokens the server may compute before this program has looked at them; 8 without it.
+    pub fn ahead(mut self, count: u32) -> Self {
+        self.ahead = count;
         self
     }
 
@@ -194,14 +220,47 @@ impl<'a> Generation<'a> {
         if self.finish.is_some() {
             return Ok(None);
         }
-        let choice = self.sampler.choose(self.kv.pred(&self.next)).await?;
-        self.next.clear();
-        self.next.push(choice.token);
+        let choice = match self.choice().await {
+            Ok(Some(choice)) => choice,
+            Ok(None) => {
+                self.finish = Some(Finish::Length); // the context's
+                return Ok(None);
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                return Err(error);
+            }
+        };
         self.tokens.push(choice.token);
         if self.stop_tokens.contains(&choice.token) {
             self.finish = Some(Finish::Token(choice.token));
         }
         Ok(Some(choice))
+    }
+
+    async fn choice(&mut self) -> Result<Option<Choice>> {
+        if let Some(error) = self.failed {
+            return Err(error);
+        }
+        if self.stream.is_none() {
+            if !self.stop_texts.is_empty() {
+                self.before = self.kv.len()?;
+            }
+            let max = u32::try_from(self.max_tokens).unwrap_or(u32::MAX);
+            let generate = self.kv.generate(&self.prompt).max(max).ahead(self.ahead);
+            self.stream = Some(self.sampler.begin(generate.stop(&self.stop_tokens)));
+        }
+        match &mut self.stream {
+            Some(stream) => stream.next().await,
+            None => Ok(None),
+        }
+    }
+
+    /// A text has ended it, which the server does not know of: what it computed behind goes.
+    fn roll_back(&mut self) -> Result<()> {
+        self.stream = None;
+        let kept = self.prompt.len() + self.tokens.len() - 1;
+        self.kv.truncate(self.before + kept as u32)
     }
 
     /// The next piece of text, never empty and never half a character; `None` at the end.
@@ -214,6 +273,9 @@ impl<'a> Generation<'a> {
             };
             self.held.push_str(&piece);
             let ready = self.release();
+            if let (Some(Finish::Text(_)), Some(_)) = (&self.finish, &self.stream) {
+                self.roll_back()?;
+            }
             if !ready.is_empty() {
                 return Ok(Some(ready));
             }
@@ -350,6 +412,33 @@ mod tests {
             assert_eq!(generation.tokens(), &[104, 101, 108]);
             assert_eq!(kv.tokens(0..3).unwrap(), [0, 104, 101]);
             assert_eq!(kv.len().unwrap(), 3);
+        });
+    }
+
+    #[test]
+    fn what_the_server_ran_ahead_of_a_text_to_stop_at_is_rolled_back() {
+        reciting("hello world").run(|| {
+            let kv = KvFile::create().unwrap();
+            let first = block_on(Generation::new(&kv, &[0]).unwrap().max_tokens(2).text());
+            assert_eq!((first.unwrap().as_str(), kv.len().unwrap()), ("he", 2));
+            let mut generation = Generation::new(&kv, &[101]).unwrap().ahead(6).stop(" w");
+            assert_eq!(block_on(generation.text()).unwrap(), "llo");
+            assert_eq!(generation.finish(), Some(&Finish::Text(" w".into())));
+            assert_eq!(generation.tokens(), b"llo w".map(u32::from));
+            assert_eq!(kv.tokens(2..7).unwrap(), b"ello ".map(u32::from));
+            assert_eq!(kv.len().unwrap(), 7);
+        });
+    }
+
+    #[test]
+    fn an_error_is_no_end() {
+        Host::new().run(|| {
+            let kv = KvFile::create().unwrap();
+            let mut generation = Generation::new(&kv, &[999]).unwrap();
+            for _ in 0..2 {
+                assert_eq!(block_on(generation.text()).unwrap_err().errno, Errno::EINVAL);
+            }
+            assert_eq!(generation.finish(), None);
         });
     }
 
