@@ -192,7 +192,7 @@ def test_a_process_has_input_messages_clocks_and_a_log() -> None:
     assert result.logs == [(0, b"finer"), (2, b"2 things")]
 
 
-@pytest.mark.parametrize("entry", ["files", "passes", "channels", "dropped"])
+@pytest.mark.parametrize("entry", ["files", "passes", "streams", "channels", "dropped"])
 def test_the_probe_finds_everything_as_it_should_be(entry: str) -> None:
     succeeds(run(entry, close=False))
 

@@ -17,6 +17,7 @@ symphony::main!(async own_process);
 symphony::entry!("values", values);
 symphony::entry!("files", async files);
 symphony::entry!("passes", async passes);
+symphony::entry!("streams", async streams);
 symphony::entry!("children", async children);
 symphony::entry!("child", async child);
 symphony::entry!("channels", async channels);
@@ -159,6 +160,50 @@ async fn passes() -> Result {
     let start = base.len()?;
     let placed = base.pred(&tokens).positions(&[start, start + 1, start + 2]).argmax().await?;
     same(placed, at_once[2]);
+    Ok(())
+}
+
+async fn streams() -> Result {
+    let seeded = Sampling { temperature: 1.5, seed: Some(9), ..Sampling::default() };
+    let kv = KvFile::create()?;
+    kv.pred(&[7, 8]).none().await?;
+    let loops = kv.fork()?;
+    let streams = kv.fork()?;
+    let all = streams.generate(&[9]).max(20).ahead(3).sample(&seeded).rest().await?;
+    let mut next = 9;
+    for choice in &all {
+        let looped = loops.pred(&[next]).sample(&seeded).await?;
+        same(looped, *choice);
+        next = choice.token;
+    }
+    assert_eq!((all.len(), streams.len()?), (20, 2 + 1 + 19));
+    assert_eq!(streams.tokens(0..22)?, loops.tokens(0..22)?);
+
+    // Four at once, each taken as it comes, beside a sleep that ends first.
+    let branches = (0..4u32).map(|i| async move {
+        let kv = KvFile::create()?;
+        let mut stream = kv.generate(&[i]).max(30).argmax();
+        let mut count = 0;
+        while stream.next().await?.is_some() {
+            count += 1;
+        }
+        symphony::Result::Ok((count, kv.len()?))
+    });
+    assert!(join_all(branches).await.into_iter().all(|ended| ended == Ok((30, 30))));
+
+    // Busy while it goes on; cancelled, the file says what was appended.
+    let mut stream = kv.generate(&[9]).ahead(2).argmax();
+    assert_eq!(errno(kv.len()), Some(Errno::EBUSY));
+    let first = stream.next().await?.map(|choice| choice.token);
+    process::sleep(ms(20)).await?;
+    stream.cancel();
+    let length = kv.len()?;
+    assert!((3..=6).contains(&length), "{}", length);
+    kv.truncate(3)?;
+    let again = kv.generate(&[first.unwrap()]).max(1).argmax().rest().await?;
+    assert_eq!(again.len(), 1);
+    let refused = kv.generate(&[]).argmax().rest().await;
+    assert_eq!(errno(refused), Some(Errno::EINVAL));
     Ok(())
 }
 
