@@ -243,6 +243,7 @@ class Kernel:
         if what == "workers" and not args:
             return sorted(self._workers)
         answers: dict[str, Callable[..., Any]] = {
+            "lips": self._processes.lips,
             "kv_list": self._syscalls.kv_list,
             "kv_stat": self._syscalls.kv_stat,
             "kv_remove": self._syscalls.kv_remove,

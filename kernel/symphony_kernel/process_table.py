@@ -367,6 +367,19 @@ class ProcessTable:
             for name, tenant in self._kvfs.tenants.items()
         }
 
+    def lips(self, tenant: str) -> dict[int, dict[str, int]]:
+        """Return what each live LIP of a tenant holds and has computed, by its root."""
+        found: dict[int, dict[str, int]] = {}
+        for instance in self._instances.values():
+            lip = instance.lip
+            if instance.tenant.name == tenant and lip.root not in found:
+                found[lip.root] = {
+                    "tokens": lip.tokens,
+                    "kv_pages": lip.account.pages,
+                    "instances": lip.instances,
+                }
+        return found
+
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:
         """Compare what instances hold with what KVFS counts.

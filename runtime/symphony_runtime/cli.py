@@ -150,6 +150,8 @@ async def _run(client: Client, options: argparse.Namespace) -> int:
 
 async def _follow_run(client: Client, run: str, options: argparse.Namespace) -> int:
     """Show a run until it ends; Ctrl-C cancels it."""
+    if options.json:
+        print(json.dumps({"id": 0, "event": "run", "run": run}), flush=True)
     loop = asyncio.get_running_loop()
     following = asyncio.create_task(_show_events(client.events(run), options))
     loop.add_signal_handler(signal.SIGINT, following.cancel)
@@ -291,6 +293,12 @@ async def _runs(client: Client, options: argparse.Namespace) -> int:
     headings = ("ID", "PROGRAM", "STATUS", "TOKENS", "BEGUN", "REASON")
     _print_listing(options, runs, headings, rows)
     return 0
+
+
+async def _top(client: Client, options: argparse.Namespace) -> int:
+    from symphony_runtime.top import show
+
+    return await show(client, as_json=options.json)
 
 
 async def _logs(client: Client, options: argparse.Namespace) -> int:
@@ -496,6 +504,7 @@ def _parser() -> argparse.ArgumentParser:
     programs.add_argument("action", nargs="?", choices=("list", "rm"), default="list")
     programs.add_argument("program", nargs="?", help="name or id, for rm")
     add("runs", "list runs, newest first", _with_server(_runs), server, listing, limited)
+    add("top", "show what the server does, once a second", _with_server(_top), server, listing)
     logs = add("logs", "show what a run has logged", _with_server(_logs), server, listing)
     logs.add_argument("run")
     logs.add_argument("-f", "--follow", action="store_true", help="until the run ends")

@@ -112,6 +112,13 @@ class Client:
         """
         return await self._json("GET", "/v1/admin/statistics", {"check": str(int(check))})
 
+    async def metrics(self) -> str:
+        """Return what Prometheus would get: text that `prometheus_client.parser` reads."""
+        with _translated():
+            async with self._session.get(f"{self.url}/metrics") as response:
+                await _check(response)
+                return (await response.read()).decode()
+
     # -- Programs ------------------------------------------------------------------------------
     async def upload(self, wasm: bytes, name: str | None = None) -> JsonObject:
         """Upload a program; return its view."""
@@ -162,6 +169,12 @@ class Client:
     def runs(self) -> AsyncIterator[JsonObject]:
         """Give all runs, newest first."""
         return self._pages("/v1/runs")
+
+    async def live_runs(self) -> list[JsonObject]:
+        """Return the newest live runs, each with what it holds (`held`)."""
+        query = {"live": "1", "limit": "200"}
+        runs: list[JsonObject] = (await self._json("GET", "/v1/runs", query))["data"]
+        return runs
 
     async def events(
         self, run: str, after: int = 0, *, follow: bool = True

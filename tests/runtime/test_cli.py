@@ -149,8 +149,10 @@ def test_events_as_json(simulated_server: RunningServer, tmp_path: Path) -> None
     echo = program(tmp_path, "echo", guests.ECHO_WASM)
     done = symphony(simulated_server, "run", echo, "--input", "x", "--json")
     events = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["event"] for event in events] == ["status", "message", "usage", "status"]
+    assert [event["event"] for event in events] == ["run", "status", "message", "usage", "status"]
     assert done.returncode == 7
+    listed = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "1").stdout)
+    assert events[0]["run"] == listed[0]["id"]
 
 
 def test_listings(simulated_server: RunningServer, tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class Ask(Message):
     """A request that is not on a hot path; answered by an `Answer` with its `seq`.
 
     gateway -> kernel: "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
-    "kv_remove" {tenant, path}, "statistics" {}, "metrics" {}, "workers" {}, "check_integrity" {}.
+    "kv_remove" {tenant, path}, "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
+    "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
     {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
     "channel_recv" {instance, name} -> bytes.

@@ -83,13 +83,25 @@ async def start_run(request: web.Request) -> web.StreamResponse:
 
 
 async def list_runs(request: web.Request) -> web.StreamResponse:
-    """List runs, newest first."""
+    """List runs, newest first; or the live ones, with what they hold."""
     limit = page_limit(request)
+    if flag(request, "live"):
+        return await _list_live(request, limit)
     after = request.query.get("after", "")
     records = await services(request).runs.page(tenant_of(request), after, limit + 1)
     shown = records[:limit]
     following = shown[-1].id if len(records) > limit else None
     return await answer({"data": [record.view() for record in shown], "next": following})
+
+
+async def _list_live(request: web.Request, limit: int) -> web.StreamResponse:
+    runs, tenant = services(request).runs, tenant_of(request)
+    if request.query.get("after"):
+        raise bad_request("bad-cursor", "`live` has no pages: it lists the newest, up to `limit`")
+    held = await _ask_kernel(request, "lips")
+    shown = runs.live(tenant)[:limit]
+    data = [{**record.view(), "held": held.get(record.seq)} for record in shown]
+    return await answer({"data": data, "next": None})
 
 
 async def get_run(request: web.Request) -> web.StreamResponse:

@@ -175,6 +175,7 @@ _RUN = {
     "created_ms": _INTEGER,
     "ended_ms": _INTEGER_OR_NULL,
 }
+_HELD = _object(dict.fromkeys(("tokens", "kv_pages", "instances"), _INTEGER))
 SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object(
@@ -219,7 +220,7 @@ SCHEMAS: dict[str, Any] = {
         ),
         "additionalProperties": False,
     },
-    "Run": _object(_RUN),
+    "Run": _object(_RUN, {"held": {"oneOf": [_HELD, {"type": "null"}]}}),
     "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(_reference("Message"))}),
     "RunStarted": _object({"id": _STRING}),
     "RunPage": _page("Run"),

@@ -137,8 +137,8 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET", "/v1/runs", "listRuns", handlers.list_runs, "List runs",
-        {200: Answer("a page, newest first", "RunPage")}, problems=(400,),
-        parameters=(_LIMIT, _AFTER),
+        {200: Answer("a page, newest first", "RunPage")}, problems=(400, 503),
+        parameters=(_LIMIT, _AFTER, Parameter("live", "only those, with what they hold", _FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}", "getRun", handlers.get_run,
@@ -205,6 +205,14 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/chat/completions", "createChatCompletion", openai.create_chat_completion,
         "OpenAI's chat completions, likewise",
         {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion",
+                     streamed="OpenAIChunks")},
+        problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
+        errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/responses", "createResponse", openai.create_response,
+        "OpenAI's responses, for text: nothing is stored, and there are no tools",
+        {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse",
                      streamed="OpenAIChunks")},
         problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
         errors="OpenAIError",

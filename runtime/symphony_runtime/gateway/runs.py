@@ -170,10 +170,14 @@ class Runs:
             before = (found.record if isinstance(found, Run) else found).seq
         records = await self._store.read(lambda c: list_runs(c, tenant, before, limit))
         # What is live is ahead of the database, and may not be in it yet.
-        live = [r.record for r in self._live.values() if r.record.tenant == tenant]
         merged = {record.seq: record for record in records}
-        merged |= {record.seq: record for record in live if record.seq < before}
+        merged |= {record.seq: record for record in self.live(tenant) if record.seq < before}
         return [merged[seq] for seq in sorted(merged, reverse=True)[:limit]]
+
+    def live(self, tenant: str) -> list[Record]:
+        """Return a tenant's live runs, newest first."""
+        live = [run.record for run in self._live.values() if run.record.tenant == tenant]
+        return sorted(live, key=lambda record: -record.seq)
 
     async def result(self, run: Run | Record) -> dict[str, Any]:
         """Return all that is told of a run, so far."""
