@@ -1,10 +1,11 @@
-"""The executor on plain torch: the embedded default on the CPU, and correct on any device.
+"""The embedded executor: on the CPU with kernels of our own, and on plain torch on any device.
 
-All device work happens on one thread of its own, one step after the other; torch releases the GIL
-while it computes, so the kernel's loop goes on beside it.
+All device work happens on one thread of its own, one step after the other; the lock of Python is
+released while it computes, so the kernel's loop goes on beside it.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,15 +13,18 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from symphony_kernel.executor.base import Batch, Int32, Int64, ModelInfo, Row
+from symphony_kernel.executor.base import Batch, Int32, ModelInfo, Row
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
 from symphony_kernel.executor.models.loader import Progress, Weights
+from symphony_kernel.executor.native.build import NativeUnavailable
+from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.executor.native.network import NativeNetwork
+from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.sampling import Ask, answer
-from symphony_kernel.executor.step import Geometry, plan_step
+from symphony_kernel.executor.torch_network import TorchNetwork
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
     KV_POOL_BYTES_DEFAULT,
@@ -28,6 +32,7 @@ from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
 )
 
+_log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 # Logits are computed for as many places at a time as fit into this.
@@ -35,33 +40,21 @@ _LOGITS_BYTES_MAX = 64 << 20
 
 
 class TorchExecutor:
-    """A model and its page pool on one device (see `base.Executor`).
-
-    The pool is [layers, slots, 2, kv_heads, head_dim] in the model's dtype. After the pages' slots
-    it has one page of zeros, which belongs to nobody and pads what is gathered.
-    """
+    """A model and its page pool on one device (see `base.Executor`)."""
 
     def __init__(
         self,
         model: ModelInfo,
-        decoder: Decoder,
+        network: Network,
         pages: int,
-        thread: ThreadPoolExecutor | None = None,
+        logits_places: int,
+        thread: ThreadPoolExecutor,
     ) -> None:
         self._model = model
-        self._decoder = decoder
         self._pages = pages
-        self._thread = thread or _one_thread(None)
-        config = decoder.config
-        slots = (pages + 1) * PAGE_TOKENS
-        self._pool = torch.zeros(
-            (config.layers, slots, 2, config.kv_heads, config.head_dim),
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
-        windows = tuple(dict.fromkeys(config.windows))
-        self._geometry = Geometry(windows, pages * PAGE_TOKENS, decoder.dtype, decoder.device)
-        self._logits_places = max(1, _LOGITS_BYTES_MAX // (4 * config.vocab_size))
+        self._network = network
+        self._logits_places = logits_places
+        self._thread = thread
 
     @classmethod
     def load(
@@ -90,14 +83,21 @@ class TorchExecutor:
         kind = getattr(torch, model.dtype)
         room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
         pages = pool_pages(config, room, kind.itemsize)
+        places = max(1, _LOGITS_BYTES_MAX // (4 * config.vocab_size))
         thread = _one_thread(threads)
 
-        def build() -> Decoder:
+        def build() -> Network:
+            library = _library(place)
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
-                return Decoder(config, weights, kind)
+                if library is None:
+                    return TorchNetwork(Decoder(config, weights, kind), pages)
+                return NativeNetwork(
+                    library, config, weights, kind,
+                    pages=pages, threads=torch.get_num_threads(), logits_places=places,
+                )  # fmt: skip
 
         try:
-            return cls(model, thread.submit(build).result(), pages, thread)
+            return cls(model, thread.submit(build).result(), pages, places, thread)
         except BaseException:
             thread.shutdown()
             raise
@@ -116,22 +116,19 @@ class TorchExecutor:
         """Compute one step (see `base.Executor.run`)."""
         return await self._on_thread(lambda: self._step(batch))
 
+    @property
+    def network(self) -> Network:
+        """What computes: for measurements, between steps."""
+        return self._network
+
     async def poison(self, pages: Int32) -> None:
         """Fill pages with NaN, after the steps given so far: for tests of what a step reads."""
-
-        def fill() -> None:
-            slots = pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)
-            self._pool[:, torch.from_numpy(slots.ravel()).to(self._pool.device)] = float("nan")
-
-        await self._on_thread(fill)
+        await self._on_thread(lambda: self._network.poison(pages))
 
     async def close(self) -> None:
         """Wait for the last step and give the device back."""
-        await self._on_thread(self._release)
+        await self._on_thread(self._network.release)
         self._thread.shutdown()
-
-    def _release(self) -> None:
-        self._pool = self._pool.new_empty(0)
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         def run() -> _T:
@@ -142,26 +139,21 @@ class TorchExecutor:
 
     def _step(self, batch: Batch) -> list[bytes | SyscallError]:
         for group in batch.copies:
-            self._copy(group)
+            self._network.copy(group)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)
         if not batch.rows:
             return results
-        plan = plan_step(batch.rows, self._geometry)
-        hidden = self._decoder.forward(plan.inputs, self._pool)
-        for index, result in zip(plan.indices, self._answers(hidden, plan.rows), strict=True):
+        indices = self._network.forward(batch.rows)
+        answers = self._answers([batch.rows[index] for index in indices])
+        for index, result in zip(indices, answers, strict=True):
             results[index] = result
         return results
 
-    def _copy(self, group: Int64) -> None:
-        source, destination = torch.from_numpy(group).to(self._pool.device)
-        self._pool.index_copy_(1, destination, self._pool.index_select(1, source))
-
-    def _answers(self, hidden: Tensor, rows: list[Row]) -> list[bytes | SyscallError]:
+    def _answers(self, rows: list[Row]) -> list[bytes | SyscallError]:
         """Return each row's result from the outputs at its places."""
         results: list[bytes | SyscallError] = [b""] * len(rows)
         for begin, asks, owners in _portions(rows, self._logits_places):
-            count = sum(len(ask.positions) for ask in asks)
-            logits = self._decoder.logits(hidden[begin : begin + count])
+            logits = self._network.logits(begin, sum(len(ask.positions) for ask in asks))
             for owner, part in zip(owners, answer(logits, asks), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
@@ -206,6 +198,17 @@ def _device(name: str) -> str:
     if name not in ("cpu", "cuda"):
         raise CheckpointError(f"device {name!r} is none of auto, cpu, cuda")
     return name
+
+
+def _library(place: torch.device) -> Library | None:
+    """Return the native kernels, or nothing where torch has to compute."""
+    if place.type != "cpu":
+        return None
+    try:
+        return load_library()
+    except NativeUnavailable as error:
+        _log.warning("torch computes, several times slower than native kernels: %s", error)
+        return None
 
 
 def _one_thread(threads: int | None) -> ThreadPoolExecutor:

@@ -25,6 +25,7 @@ FLAGS = (
     # Whether a product and a sum are fused is said where it is meant, so that a number has the same
     # bits in each instance of a template.
     "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
+    "-Wno-maybe-uninitialized",  # of which gcc 12 suspects its own intrinsics
 )  # fmt: skip
 _COMPILERS = ("c++", "g++", "clang++")
 _COMPILE_SECONDS_MAX = 300

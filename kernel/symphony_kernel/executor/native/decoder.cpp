@@ -1,0 +1,387 @@
+#include "decoder.h"
+
+#include <chrono>
+
+namespace symphony {
+
+namespace {
+
+constexpr int32_t NORM_TASK_ELEMENTS = 1 << 13;
+
+__m512 silu(__m512 x) {
+    const __m512 falling = _mm512_mul_ps(_mm512_abs_ps(x), _mm512_set1_ps(-1.44269504f));
+    const __m512 e = exp2_negative<6>(falling);
+    const __m512 one = _mm512_set1_ps(1.0f);
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    const __m512 over = _mm512_mask_mov_ps(one, negative, e);
+    return _mm512_mul_ps(x, _mm512_div_ps(over, _mm512_add_ps(one, e)));
+}
+
+struct Layer {
+    Matrix qkv, output, gate_up, down;
+    const float *input_norm, *query_norm, *key_norm, *middle_norm;
+};
+
+// The weights: where each tensor goes, and the memory of all.
+template <class T>
+class Weights {
+  public:
+    explicit Weights(const DecoderShape &shape)
+        : shape_(shape), layers_(static_cast<size_t>(shape.layers)) {
+        size_t units = 0;
+        for (Layer &layer : layers_) {
+            place(layer.qkv, (shape.heads + 2 * shape.kv_heads) * shape.head_dim, shape.hidden, units);
+            place(layer.output, shape.hidden, shape.heads * shape.head_dim, units);
+            place(layer.gate_up, 2 * gate_width(), shape.hidden, units);
+            place(layer.down, shape.hidden, shape.middle, units);
+        }
+        place(head_, shape.vocab, shape.hidden, units);
+        memory_ = std::make_unique<Mapped>(units * sizeof(uint32_t));
+        auto *base = reinterpret_cast<uint32_t *>(memory_->data());
+        for (Layer &layer : layers_) {
+            for (Matrix *m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+                m->panels = base;
+                base += m->panel_units() * m->count;
+            }
+            if (shape.qkv_bias) layer.qkv.bias = zeros(layer.qkv.count * PANEL);
+            if (shape.output_bias) layer.output.bias = zeros(layer.output.count * PANEL);
+            if (shape.mlp_bias) {
+                layer.gate_up.bias = zeros(layer.gate_up.count * PANEL);
+                layer.down.bias = zeros(layer.down.count * PANEL);
+            }
+            layer.input_norm = zeros(shape.hidden);
+            layer.middle_norm = zeros(shape.hidden);
+            layer.query_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
+            layer.key_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
+        }
+        head_.panels = base;
+        last_norm_ = zeros(shape.hidden);
+    }
+
+    const Layer &layer(int32_t index) const { return layers_[static_cast<size_t>(index)]; }
+    const Matrix &head() const { return head_; }
+    const float *last_norm() const { return last_norm_; }
+
+    void set_matrix(Team &team, Part part, int32_t layer, const void *values) {
+        Matrix &matrix = of(part, layer);
+        const int32_t outputs = outputs_of(part), depth = depth_of(part);
+        const size_t row_bytes = static_cast<size_t>(depth) * sizeof(typename T::Element);
+        constexpr int32_t TASK = 8 * LANES;
+        team.begin();
+        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
+            const int32_t first = task * TASK;
+            pack(matrix, static_cast<const char *>(values) + row_bytes * first,
+                 std::min(TASK, outputs - first), depth, sizeof(typename T::Element),
+                 [&](int32_t row) { return place_of(part, first + row); });
+        });
+        team.end();
+    }
+
+    void set_bias(Part part, int32_t layer, const float *values) {
+        auto *bias = const_cast<float *>(of(part, layer).bias);
+        for (int32_t i = 0; i < outputs_of(part); ++i) bias[place_of(part, i)] = values[i];
+    }
+
+    void set_norm(Part part, int32_t layer, const float *values) {
+        const float *to = last_norm_;
+        int32_t size = shape_.hidden;
+        if (part == Part::INPUT_NORM) to = this->layer(layer).input_norm;
+        if (part == Part::MIDDLE_NORM) to = this->layer(layer).middle_norm;
+        if (part == Part::QUERY_NORM) to = this->layer(layer).query_norm;
+        if (part == Part::KEY_NORM) to = this->layer(layer).key_norm;
+        if (part == Part::QUERY_NORM || part == Part::KEY_NORM) size = shape_.head_dim;
+        std::memcpy(const_cast<float *>(to), values, static_cast<size_t>(size) * sizeof(float));
+    }
+
+  private:
+    // A panel of the fused matrix holds 16 outputs of gate and the same 16 of up.
+    int32_t gate_width() const { return static_cast<int32_t>(rounded_up(shape_.middle, LANES)); }
+
+    void place(Matrix &matrix, int32_t outputs, int32_t depth, size_t &units) {
+        matrix.bias = nullptr;
+        matrix.count = static_cast<int32_t>(rounded_up(outputs, PANEL) / PANEL);
+        matrix.units = (depth + T::PER_UNIT - 1) / T::PER_UNIT;
+        units += matrix.panel_units() * matrix.count;
+    }
+
+    const float *zeros(int32_t count) {
+        vectors_.emplace_back(static_cast<size_t>(rounded_up(count, PANEL)), 0.0f);
+        return vectors_.back().data();
+    }
+
+    Matrix &of(Part part, int32_t index) {
+        if (part == Part::HEAD) return head_;
+        Layer &layer = layers_[static_cast<size_t>(index)];
+        if (part == Part::OUTPUT) return layer.output;
+        if (part == Part::DOWN) return layer.down;
+        return part == Part::GATE || part == Part::UP ? layer.gate_up : layer.qkv;
+    }
+
+    int32_t outputs_of(Part part) const {
+        if (part == Part::HEAD) return shape_.vocab;
+        if (part == Part::QUERY) return shape_.heads * shape_.head_dim;
+        if (part == Part::KEY || part == Part::VALUE) return shape_.kv_heads * shape_.head_dim;
+        return part == Part::GATE || part == Part::UP ? shape_.middle : shape_.hidden;
+    }
+
+    int32_t depth_of(Part part) const {
+        if (part == Part::OUTPUT) return shape_.heads * shape_.head_dim;
+        return part == Part::DOWN ? shape_.middle : shape_.hidden;
+    }
+
+    int32_t place_of(Part part, int32_t output) const {
+        const int32_t width = shape_.head_dim;
+        if (part == Part::KEY) return shape_.heads * width + output;
+        if (part == Part::VALUE) return (shape_.heads + shape_.kv_heads) * width + output;
+        if (part == Part::GATE) return output / LANES * PANEL + output % LANES;
+        if (part == Part::UP) return output / LANES * PANEL + LANES + output % LANES;
+        return output;
+    }
+
+    DecoderShape shape_;
+    std::vector<Layer> layers_;
+    Matrix head_{};
+    const float *last_norm_ = nullptr;
+    std::vector<std::vector<float>> vectors_;  // whose data stays where it is
+    std::unique_ptr<Mapped> memory_;
+};
+
+// Adds up the time between its marks.
+class Stopwatch {
+  public:
+    explicit Stopwatch(double *seconds) : seconds_(seconds), last_(now()) {}
+    void mark(Phase phase) {
+        if (!seconds_) return;
+        const auto time = now();
+        seconds_[static_cast<int>(phase)] += std::chrono::duration<double>(time - last_).count();
+        last_ = time;
+    }
+
+  private:
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point now() const { return seconds_ ? Clock::now() : Clock::time_point(); }
+    double *seconds_;
+    Clock::time_point last_;
+};
+
+// Numbers in the model's type are stored through T; see attention_units.h.
+template <class T>
+class TypedDecoder : public Decoder {
+  public:
+    using Element = typename T::Element;
+
+    TypedDecoder(const DecoderShape &shape, const AttentionShape &attention, void *pool)
+        : shape_(shape),
+          team_(shape.threads),
+          attention_(attention, pool),
+          weights_(shape),
+          stream_(rounded_up(shape.hidden, PANEL)),
+          chosen_(rounded_up(shape.hidden, PANEL)),
+          normed_(shape.hidden),
+          qkv_(rounded_up((shape.heads + 2 * shape.kv_heads) * shape.head_dim, PANEL)),
+          mixed_(shape.heads * shape.head_dim),
+          chosen_mixed_(shape.heads * shape.head_dim),
+          middle_(shape.middle),
+          last_(shape.hidden) {}
+
+    void set_matrix(Part part, int32_t layer, const void *values) override {
+        weights_.set_matrix(team_, part, layer, values);
+    }
+    void set_bias(Part part, int32_t layer, const float *values) override {
+        weights_.set_bias(part, layer, values);
+    }
+    void set_norm(Part part, int32_t layer, const float *values) override {
+        weights_.set_norm(part, layer, values);
+    }
+    void set_embedding(const void *values) override {
+        embedding_ = static_cast<const Element *>(values);
+    }
+    void set_rotation(const float *cosines, const float *sines) override {
+        cosines_ = cosines;
+        sines_ = sines;
+    }
+    void set_profile(double *seconds) override { profile_ = seconds; }
+
+    void step(const StepRows &rows, const StepTokens &tokens, float *logits,
+              int32_t count) override {
+        Stopwatch watch(profile_);
+        reserve(rows.tokens, tokens.wanted_count);
+        team_.begin();
+        attention_.plan(rows);
+        embed(tokens.tokens, rows.tokens);
+        watch.mark(Phase::PLAN);
+        for (int32_t layer = 0; layer < shape_.layers; ++layer) {
+            attend(layer, rows.tokens, watch);
+            if (layer + 1 < shape_.layers) {
+                transform(layer, stream_, mixed_, rows.tokens, watch);
+            }
+        }
+        // Of the last layer's second half only what is wanted.
+        choose(tokens);
+        watch.mark(Phase::PLAN);
+        transform(shape_.layers - 1, chosen_, chosen_mixed_, tokens.wanted_count, watch);
+        norm(chosen_, weights_.last_norm(), tokens.wanted_count, last_);
+        watch.mark(Phase::NORM);
+        project(0, count, logits);
+        watch.mark(Phase::HEAD);
+        team_.end();
+    }
+
+    void logits(int32_t first, int32_t count, float *logits) override {
+        Stopwatch watch(profile_);
+        team_.begin();
+        project(first, count, logits);
+        team_.end();
+        watch.mark(Phase::HEAD);
+    }
+
+  private:
+    void reserve(int32_t tokens, int32_t wanted) {
+        stream_.reserve(tokens);
+        normed_.reserve(std::max(tokens, wanted));
+        qkv_.reserve(tokens);
+        mixed_.reserve(tokens);
+        middle_.reserve(std::max(tokens, wanted));
+        chosen_.reserve(wanted);
+        chosen_mixed_.reserve(wanted);
+        last_.reserve(wanted);
+    }
+
+    static Inputs inputs(const Rows<Element> &from, int32_t rows) {
+        return Inputs{from.row(0), from.stride() / T::PER_UNIT, rows};
+    }
+
+    void embed(const uint32_t *tokens, int32_t count) {
+        for (int32_t row = 0; row < count; ++row) {
+            const Element *from = embedding_ + static_cast<size_t>(tokens[row]) * shape_.hidden;
+            float *to = stream_.row(row);
+            for (int32_t i = 0; i < shape_.hidden; i += LANES) {
+                store(to + i, load(from + i, first_lanes(shape_.hidden - i)));
+            }
+        }
+    }
+
+    void norm(const Rows<float> &from, const float *weight, int32_t rows, const Rows<Element> &to) {
+        const int32_t task_rows = std::max(1, NORM_TASK_ELEMENTS / shape_.hidden);
+        team_.run((rows + task_rows - 1) / task_rows, [&](int32_t task, int32_t) {
+            const int32_t end = std::min(rows, (task + 1) * task_rows);
+            for (int32_t row = task * task_rows; row < end; ++row) {
+                norm_row(from.row(row), weight, to.row(row));
+            }
+        });
+    }
+
+    void norm_row(const float *from, const float *weight, Element *to) const {
+        __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int32_t i = 0; i < shape_.hidden; i += PANEL) {  // zeros past the end
+            const __m512 x = load(from + i), y = load(from + i + LANES);
+            sums[0] = _mm512_fmadd_ps(x, x, sums[0]);
+            sums[1] = _mm512_fmadd_ps(y, y, sums[1]);
+        }
+        const float sum = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
+        const float mean = sum / static_cast<float>(shape_.hidden) + shape_.norm_epsilon;
+        const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean));
+        for (int32_t i = 0; i < shape_.hidden; i += LANES) {
+            const __m512 x = _mm512_mul_ps(load(from + i), scale);
+            T::store(to + i, _mm512_mul_ps(x, load(weight + i)), first_lanes(shape_.hidden - i));
+        }
+    }
+
+    // From the residual stream to what the heads have mixed.
+    void attend(int32_t index, int32_t rows, Stopwatch &watch) {
+        const Layer &layer = weights_.layer(index);
+        norm(stream_, layer.input_norm, rows, normed_);
+        watch.mark(Phase::NORM);
+        multiply<T>(team_, layer.qkv, inputs(normed_, rows),
+                    [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+                        float *to = qkv_.row(row) + panel * PANEL;
+                        store(to, left);
+                        store(to + LANES, right);
+                    });
+        watch.mark(Phase::QKV);
+        const AttentionLayer work{index,           qkv_.row(0),      qkv_.stride(),
+                                  mixed_.row(0),   mixed_.stride(),  layer.query_norm,
+                                  layer.key_norm,  cosines_,         sines_};
+        team_.run(attention_.enter_tasks(),
+                  [&](int32_t task, int32_t thread) { attention_.enter(work, task, thread); });
+        team_.run(attention_.attend_tasks(index),
+                  [&](int32_t task, int32_t thread) { attention_.attend(work, task, thread); });
+        team_.run(attention_.merge_tasks(index),
+                  [&](int32_t task, int32_t thread) { attention_.merge(work, task, thread); });
+        watch.mark(Phase::ATTENTION);
+    }
+
+    // The rest of a layer, on rows of the stream and of what the heads have mixed.
+    void transform(int32_t index, const Rows<float> &stream, const Rows<Element> &mixed,
+                   int32_t rows, Stopwatch &watch) {
+        const Layer &layer = weights_.layer(index);
+        const auto add = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+            float *to = stream.row(row) + panel * PANEL;
+            store(to, _mm512_add_ps(load(to), left));
+            store(to + LANES, _mm512_add_ps(load(to + LANES), right));
+        };
+        multiply<T>(team_, layer.output, inputs(mixed, rows), add);
+        watch.mark(Phase::OUTPUT);
+        norm(stream, layer.middle_norm, rows, normed_);
+        watch.mark(Phase::NORM);
+        multiply<T>(team_, layer.gate_up, inputs(normed_, rows),
+                    [&](int32_t row, int32_t panel, __m512 gate, __m512 up) {
+                        T::store(middle_.row(row) + panel * LANES, _mm512_mul_ps(silu(gate), up),
+                                 0xFFFF);
+                    });
+        watch.mark(Phase::GATE_UP);
+        multiply<T>(team_, layer.down, inputs(middle_, rows), add);
+        watch.mark(Phase::DOWN);
+    }
+
+    void choose(const StepTokens &tokens) {
+        const size_t stream_bytes = static_cast<size_t>(shape_.hidden) * sizeof(float);
+        const size_t mixed_bytes =
+            static_cast<size_t>(shape_.heads) * shape_.head_dim * sizeof(Element);
+        for (int32_t i = 0; i < tokens.wanted_count; ++i) {
+            std::memcpy(chosen_.row(i), stream_.row(tokens.wanted[i]), stream_bytes);
+            std::memcpy(chosen_mixed_.row(i), mixed_.row(tokens.wanted[i]), mixed_bytes);
+        }
+    }
+
+    void project(int32_t first, int32_t count, float *logits) {
+        const Inputs rows{last_.row(first), last_.stride() / T::PER_UNIT, count};
+        const int32_t vocab = shape_.vocab;
+        multiply<T>(team_, weights_.head(), rows,
+                    [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+                        const int32_t at = panel * PANEL;
+                        float *to = logits + static_cast<size_t>(row) * vocab + at;
+                        store(to, left, first_lanes(vocab - at));
+                        if (vocab - at > LANES) {
+                            store(to + LANES, right, first_lanes(vocab - at - LANES));
+                        }
+                    });
+    }
+
+    DecoderShape shape_;
+    Team team_;
+    Attention attention_;
+    Weights<T> weights_;
+    const Element *embedding_ = nullptr;
+    const float *cosines_ = nullptr, *sines_ = nullptr;
+    double *profile_ = nullptr;
+    // By token of the step, and by wanted token.
+    Rows<float> stream_, chosen_;
+    Rows<Element> normed_;
+    Rows<float> qkv_;
+    Rows<Element> mixed_, chosen_mixed_;
+    Rows<Element> middle_;
+    Rows<Element> last_;
+};
+
+}  // namespace
+
+std::unique_ptr<Decoder> Decoder::make(const DecoderShape &shape, const AttentionShape &attention,
+                                       void *pool) {
+    if (shape.element_bytes == 2) {
+        return std::make_unique<TypedDecoder<PairUnits>>(shape, attention, pool);
+    }
+    return std::make_unique<TypedDecoder<FloatUnits>>(shape, attention, pool);
+}
+
+}  // namespace symphony

@@ -1,0 +1,64 @@
+// A decoder-only transformer of the Llama family, and a step of it from tokens to logits.
+//
+// The residual stream, the sums of all products and the logits are float32; what enters a product is
+// in the model's type. Nothing of a row's arithmetic depends on the rest of the step.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "memory.h"
+#include "product.h"
+#include "team.h"
+
+namespace symphony {
+
+struct DecoderShape {
+    int32_t layers, hidden, middle, heads, kv_heads, head_dim, vocab;
+    int32_t element_bytes;  // 2: bfloat16, 4: float32
+    int32_t threads;
+    float norm_epsilon;
+    int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether there are such
+};
+
+// The tensors of a checkpoint. Those from HEAD on are of no layer.
+enum class Part : int32_t { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, INPUT_NORM, QUERY_NORM,
+                            KEY_NORM, MIDDLE_NORM, HEAD, LAST_NORM, COUNT };
+
+// What a step's time goes into.
+enum class Phase : int32_t { PLAN, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, COUNT };
+
+struct StepTokens {
+    const uint32_t *tokens;  // [rows.tokens]
+    const int32_t *wanted;   // [wanted_count] tokens whose logits may be asked for
+    int32_t wanted_count;
+};
+
+// Not for two calls at once. Pointers marked "kept" must stay valid.
+class Decoder {
+  public:
+    static std::unique_ptr<Decoder> make(const DecoderShape &shape, const AttentionShape &attention,
+                                         void *pool);
+    virtual ~Decoder() = default;
+
+    // Packs a matrix [outputs][inputs] in the model's type, or copies a vector in float32.
+    virtual void set_matrix(Part part, int32_t layer, const void *values) = 0;
+    virtual void set_bias(Part part, int32_t layer, const float *values) = 0;
+    virtual void set_norm(Part part, int32_t layer, const float *values) = 0;
+    // Kept: [vocab][hidden] in the model's type.
+    virtual void set_embedding(const void *values) = 0;
+    // Kept: [positions][head_dim / 2] each, for all positions that steps will have.
+    virtual void set_rotation(const float *cosines, const float *sines) = 0;
+    // Kept: [Phase::COUNT] seconds that are added to; null: none are taken.
+    virtual void set_profile(double *seconds) = 0;
+
+    // Computes a step, and the logits of the first `count` wanted tokens into [count][vocab].
+    virtual void step(const StepRows &rows, const StepTokens &tokens, float *logits,
+                      int32_t count) = 0;
+    // Logits of wanted tokens [first, first + count) of the last step.
+    virtual void logits(int32_t first, int32_t count, float *logits) = 0;
+};
+
+}  // namespace symphony

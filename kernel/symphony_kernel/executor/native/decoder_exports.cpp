@@ -1,0 +1,62 @@
+// The network, for Python. Functions that return a number return 0, or 1 when there is no memory.
+#include <exception>
+#include <new>
+
+#include "decoder.h"
+#include "exports.h"
+
+using namespace symphony;
+
+// Null when there is no memory or no thread.
+SYMPHONY_EXPORT void *symphony_decoder_create(const DecoderShape *shape,
+                                              const AttentionShape *attention, void *pool) try {
+    return Decoder::make(*shape, *attention, pool).release();
+} catch (const std::exception &) {
+    return nullptr;
+}
+
+SYMPHONY_EXPORT void symphony_decoder_destroy(void *decoder) {
+    delete static_cast<Decoder *>(decoder);
+}
+
+SYMPHONY_EXPORT void symphony_decoder_set_matrix(void *decoder, int32_t part, int32_t layer,
+                                                 const void *values) {
+    static_cast<Decoder *>(decoder)->set_matrix(static_cast<Part>(part), layer, values);
+}
+
+SYMPHONY_EXPORT void symphony_decoder_set_bias(void *decoder, int32_t part, int32_t layer,
+                                               const float *values) {
+    static_cast<Decoder *>(decoder)->set_bias(static_cast<Part>(part), layer, values);
+}
+
+SYMPHONY_EXPORT void symphony_decoder_set_norm(void *decoder, int32_t part, int32_t layer,
+                                               const float *values) {
+    static_cast<Decoder *>(decoder)->set_norm(static_cast<Part>(part), layer, values);
+}
+
+SYMPHONY_EXPORT void symphony_decoder_set_embedding(void *decoder, const void *values) {
+    static_cast<Decoder *>(decoder)->set_embedding(values);
+}
+
+SYMPHONY_EXPORT void symphony_decoder_set_rotation(void *decoder, const float *cosines,
+                                                   const float *sines) {
+    static_cast<Decoder *>(decoder)->set_rotation(cosines, sines);
+}
+
+SYMPHONY_EXPORT void symphony_decoder_set_profile(void *decoder, double *seconds) {
+    static_cast<Decoder *>(decoder)->set_profile(seconds);
+}
+
+SYMPHONY_EXPORT int32_t symphony_decoder_step(void *decoder, const StepRows *rows,
+                                              const StepTokens *tokens, float *logits,
+                                              int32_t count) try {
+    static_cast<Decoder *>(decoder)->step(*rows, *tokens, logits, count);
+    return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
+}
+
+SYMPHONY_EXPORT void symphony_decoder_logits(void *decoder, int32_t first, int32_t count,
+                                             float *logits) {
+    static_cast<Decoder *>(decoder)->logits(first, count, logits);
+}

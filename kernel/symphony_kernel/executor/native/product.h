@@ -1,0 +1,197 @@
+// Matrix products with weights that are packed once.
+//
+// A matrix is cut into panels of 32 outputs. A panel is [units of depth][32 outputs], where a unit is
+// 4 bytes: a pair of bfloat16 or one float32. It is read from its begin to its end, once for up to 14
+// rows of inputs, whose sums stay in registers:
+//
+//     inputs  [rows][stride] units         one unit, broadcast      14 rows
+//     panel   [units][32]                  two registers         x  2 registers of sums
+//
+// Each sum is added up in the order of the depth, whatever the number of rows and of threads: a row
+// has the same bits alone and in any company.
+#pragma once
+
+#include <algorithm>
+
+#include <cstring>
+
+#include "attention_units.h"
+#include "team.h"
+#include "types.h"
+
+namespace symphony {
+
+constexpr int PANEL = 2 * LANES;  // outputs
+constexpr int ROWS_MAX = 14;      // of inputs that go through a panel together
+
+// A packed matrix; its memory is somebody else's.
+struct Matrix {
+    uint32_t *panels;   // [count][units][PANEL]
+    const float *bias;  // [count * PANEL], or null
+    int32_t count;
+    int32_t units;
+
+    size_t panel_units() const { return static_cast<size_t>(units) * PANEL; }
+    const uint32_t *panel(int32_t index) const { return panels + panel_units() * index; }
+};
+
+// Puts `outputs` rows of `depth` elements of `element_bytes` (2 or 4) into a matrix. Row i becomes
+// output place(i); what no row fills stays as it is.
+template <class Place>
+void pack(Matrix &matrix, const void *rows, int32_t outputs, int32_t depth, int32_t element_bytes,
+          const Place &place) {
+    const size_t row_bytes = static_cast<size_t>(depth) * element_bytes;
+    const auto *bytes = static_cast<const unsigned char *>(rows);
+    for (int32_t first = 0; first < outputs; first += LANES) {
+        const int32_t end = std::min(first + LANES, outputs);
+        // All rows of a line of the panel together: it is written while it is in the cache.
+        for (int32_t unit = 0; unit < matrix.units; ++unit) {
+            const size_t at = static_cast<size_t>(unit) * 4;
+            const size_t size = std::min<size_t>(4, row_bytes - at);
+            for (int32_t row = first; row < end; ++row) {
+                uint32_t value = 0;
+                std::memcpy(&value, bytes + row_bytes * row + at, size);
+                const int32_t output = place(row);
+                matrix.panels[matrix.panel_units() * (output / PANEL) +
+                              static_cast<size_t>(unit) * PANEL + output % PANEL] = value;
+            }
+        }
+    }
+}
+
+// Multiplies ROWS rows of inputs by a panel into sums [ROWS][PANEL], and meanwhile fetches two lines
+// at `ahead` for each unit, `step` bytes further each time.
+template <class T, int ROWS>
+void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel, int32_t units,
+                   const char *ahead, int64_t step, float *sums) {
+    constexpr int GROUPS = (ROWS + 2) / 3;
+    __m512 left[ROWS], right[ROWS];
+#pragma GCC unroll 14
+    for (int row = 0; row < ROWS; ++row) left[row] = right[row] = _mm512_setzero_ps();
+    // One pointer for each three rows: so many fit into the processor's registers.
+    const uint32_t *groups[GROUPS];
+#pragma GCC unroll 5
+    for (int group = 0; group < GROUPS; ++group) {
+        groups[group] = inputs + 3 * group * stride;
+        asm("" : "+r"(groups[group]));
+    }
+    for (int32_t unit = 0; unit < units; ++unit) {
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        _mm_prefetch(ahead + LINE_BYTES, _MM_HINT_T1);
+        ahead += step;
+        const __m512i first = _mm512_load_si512(panel);
+        const __m512i second = _mm512_load_si512(panel + LANES);
+        panel += PANEL;
+#pragma GCC unroll 14
+        for (int row = 0; row < ROWS; ++row) {
+            const __m512i input =
+                _mm512_set1_epi32(static_cast<int>(groups[row / 3][row % 3 * stride]));
+            left[row] = T::dot(left[row], input, first);
+            right[row] = T::dot(right[row], input, second);
+        }
+#pragma GCC unroll 5
+        for (int group = 0; group < GROUPS; ++group) ++groups[group];
+    }
+#pragma GCC unroll 14
+    for (int row = 0; row < ROWS; ++row) {
+        _mm512_store_ps(sums + row * PANEL, left[row]);
+        _mm512_store_ps(sums + row * PANEL + LANES, right[row]);
+    }
+}
+
+using MultiplyRows = void (*)(const uint32_t *, int64_t, const uint32_t *, int32_t, const char *,
+                              int64_t, float *);
+
+template <class T>
+constexpr MultiplyRows MULTIPLY_ROWS[ROWS_MAX + 1] = {
+    nullptr,
+    multiply_rows<T, 1>, multiply_rows<T, 2>, multiply_rows<T, 3>, multiply_rows<T, 4>,
+    multiply_rows<T, 5>, multiply_rows<T, 6>, multiply_rows<T, 7>, multiply_rows<T, 8>,
+    multiply_rows<T, 9>, multiply_rows<T, 10>, multiply_rows<T, 11>, multiply_rows<T, 12>,
+    multiply_rows<T, 13>, multiply_rows<T, 14>,
+};
+
+struct Inputs {
+    const void *data;  // [rows][stride]; past the depth, up to a whole unit, finite
+    int64_t stride;    // units
+    int32_t rows;
+};
+
+// Multiplies rows [row_begin, row_end) by one panel and hands each row's two registers of sums, with
+// the bias, to out(row, panel index, left, right). `next` is the panel that comes after.
+template <class T, class Out>
+void multiply_panel(const Matrix &matrix, int32_t index, const uint32_t *next, const Inputs &inputs,
+                    int32_t row_begin, int32_t row_end, const Out &out) {
+    alignas(LINE_BYTES) float sums[ROWS_MAX * PANEL];
+    __m512 left_bias = _mm512_setzero_ps(), right_bias = _mm512_setzero_ps();
+    if (matrix.bias) {
+        left_bias = _mm512_loadu_ps(matrix.bias + index * PANEL);
+        right_bias = _mm512_loadu_ps(matrix.bias + index * PANEL + LANES);
+    }
+    const int32_t blocks = (row_end - row_begin + ROWS_MAX - 1) / ROWS_MAX;
+    // The next panel comes into the cache while the first rows go through this one.
+    const int64_t half = static_cast<int64_t>(matrix.panel_units() * 2 / LINE_BYTES * LINE_BYTES);
+    const char *ahead = reinterpret_cast<const char *>(next);
+    int32_t row = row_begin;
+    for (int32_t block = 0; block < blocks; ++block) {
+        const int32_t count = (row_end - row + blocks - block - 1) / (blocks - block);
+        const int64_t step = blocks == 1 ? 2 * LINE_BYTES : block < 2 ? LINE_BYTES : 0;
+        MULTIPLY_ROWS<T>[count](
+            static_cast<const uint32_t *>(inputs.data) + row * inputs.stride, inputs.stride,
+            matrix.panel(index), matrix.units, block == 1 ? ahead + half : ahead, step, sums);
+        for (int32_t i = 0; i < count; ++i) {
+            const float *mine = sums + i * PANEL;
+            out(row + i, index, _mm512_add_ps(_mm512_load_ps(mine), left_bias),
+                _mm512_add_ps(_mm512_load_ps(mine + LANES), right_bias));
+        }
+        row += count;
+    }
+}
+
+// How a product is cut into tasks: so many panels, so many rows.
+struct Cut {
+    int32_t panels, rows;
+    int32_t panel_tasks, row_tasks;
+};
+
+inline Cut cut_product(const Matrix &matrix, int32_t rows, int32_t threads) {
+    constexpr int64_t TASK_DOTS = 1 << 16;  // products of registers; some 8 microseconds
+    constexpr int64_t TASK_UNITS = 1 << 15; // of a matrix, 128 KB: some 5 microseconds of reading
+    Cut cut{1, rows, 0, 0};
+    const int64_t dots = static_cast<int64_t>(matrix.units) * 2 * rows;
+    if (dots > TASK_DOTS) {
+        const int64_t parts = std::min<int64_t>((dots + TASK_DOTS - 1) / TASK_DOTS,
+                                                (rows + 4 * ROWS_MAX - 1) / (4 * ROWS_MAX));
+        cut.rows = static_cast<int32_t>(rounded_up((rows + parts - 1) / parts, ROWS_MAX));
+    } else {
+        const int64_t fits = std::min(TASK_DOTS / std::max<int64_t>(dots, 1),
+                                      TASK_UNITS / static_cast<int64_t>(matrix.panel_units()));
+        cut.panels = static_cast<int32_t>(
+            std::max<int64_t>(1, std::min<int64_t>(fits, matrix.count / (threads * 4))));
+    }
+    cut.panel_tasks = (matrix.count + cut.panels - 1) / cut.panels;
+    cut.row_tasks = (rows + cut.rows - 1) / cut.rows;
+    return cut;
+}
+
+// Multiplies all rows by the whole matrix on the team's threads; see `multiply_panel`.
+template <class T, class Out>
+void multiply(Team &team, const Matrix &matrix, const Inputs &inputs, const Out &out) {
+    if (inputs.rows == 0) return;
+    const Cut cut = cut_product(matrix, inputs.rows, team.threads());
+    // The task after the next is probably this thread's.
+    const int32_t others = cut.row_tasks == 1 ? team.threads() - 1 : 0;
+    team.run(cut.panel_tasks * cut.row_tasks, [&](int32_t task, int32_t) {
+        const int32_t row = task % cut.row_tasks * cut.rows;
+        const int32_t row_end = std::min(row + cut.rows, inputs.rows);
+        const int32_t begin = task / cut.row_tasks * cut.panels;
+        const int32_t end = std::min(begin + cut.panels, matrix.count);
+        for (int32_t index = begin; index < end; ++index) {
+            const int32_t after = index + 1 < end ? index + 1 : end + others * cut.panels;
+            const uint32_t *next = matrix.panel(std::min(after, matrix.count - 1));
+            multiply_panel<T>(matrix, index, next, inputs, row, row_end, out);
+        }
+    });
+}
+
+}  // namespace symphony

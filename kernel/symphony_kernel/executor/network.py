@@ -1,0 +1,37 @@
+"""What computes a step for the executor: a model's weights and its page pool on one device.
+
+Two things do: torch, on any device, and the native kernels, on a CPU that has what they need. All
+calls come from one thread.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32, Int64, Row
+
+
+class Network(Protocol):
+    """A model and the K and V of its pages."""
+
+    def copy(self, group: Int64) -> None:
+        """Copy slots of all layers: [2, c] sources and destinations, all reads first."""
+
+    def poison(self, pages: Int32) -> None:
+        """Fill pages with NaN."""
+
+    def forward(self, rows: Sequence[Row]) -> list[int]:
+        """Compute the entries of at least one row.
+
+        Returns the rows that want results, in the order in which `logits` numbers their places.
+        """
+
+    def logits(self, first: int, count: int) -> Tensor:
+        """Return [count, vocab_size] float32 logits of places of the last `forward`.
+
+        The caller may write to them; they are good until the next call of anything here.
+        """
+
+    def release(self) -> None:
+        """Give the memory back."""
