@@ -21,6 +21,7 @@ from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
     PAGES_PASSED_STEPS_MAX,
     PREFILL_QUANTUM_TOKENS,
+    PREFILL_TOKENS_MIN,
     STEP_ROWS_MAX,
     STEP_TOKENS_MAX,
 )
@@ -75,7 +76,7 @@ class _Room:
 
     tokens: int
     prefill: int  # of them, for prompts; below 0 after a tree that was taken whole
-    prefilled: bool = False  # a prompt has a share of it
+    prefilled: int = 0  # tokens that prompts have got
     limited: bool = False  # others must not get far ahead of a prompt that waits
     held: bool = False  # the pages that are free are for a work that has waited too long
 
@@ -84,7 +85,7 @@ class _Room:
         self.tokens -= count
         if work.count > 1:
             self.prefill -= count
-            self.prefilled = True
+            self.prefilled += count
 
 
 def _constant(*values: int) -> Int32:
@@ -165,18 +166,18 @@ class Batcher:
 
     def _chunk(self, work: Work, room: "_Room") -> int:
         count = work.remaining
-        if work.options.parents is not None:  # as a step's first it may take more than its time
-            fits = count <= room.tokens and (count <= room.prefill or not room.prefilled)
+        if work.options.parents is not None:  # among a step's first it may take more than its time
+            early = room.prefilled < PREFILL_TOKENS_MIN
+            fits = count <= room.tokens and (count <= room.prefill or early)
             return count if fits else 0
         return min(count, room.tokens, max(room.prefill, 0), self._limits.quantum)
 
     def _leave_for_later(self, queue: FairQueue, room: "_Room") -> bool:
         """Pass over a prompt or tree that has no room; return whether others may have some."""
-        if room.prefill <= 0:
-            if not queue.decodes:
-                return False
-            queue.limit_others(self._limits.tokens)
-            room.limited = True
+        if room.prefill <= 0 and not queue.decodes:
+            return False
+        room.limited = True
+        queue.limit_others(self._limits.tokens)
         queue.set_aside()
         return True
 

@@ -261,14 +261,14 @@ class FairQueue:
         self._ceiling = _NO_CEILING
 
     def precedes(self, root: int) -> bool:
-        """Whether a LIP that has no work waiting would come first if it had."""
+        """Whether a LIP that has no work waiting would have as good a claim as any if it had."""
         lip = self._lips.get(root)
         if lip is None or lip.active or not self._heap:
             return False
         first = self._heap[0][2]
         if lip.tenant is not first:
-            return lip.tenant.counter < first.counter
-        return lip.counter < first.lips[0][0]
+            return lip.tenant.counter <= first.counter
+        return lip.counter <= first.lips[0][0]
 
     def waits(self, root: int) -> bool:
         """Whether a LIP has work waiting."""

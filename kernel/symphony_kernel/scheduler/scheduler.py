@@ -19,6 +19,7 @@ from symphony_kernel.scheduler.clock import Clock
 from symphony_kernel.scheduler.costs import StepCosts
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
 from symphony_kernel.scheduler.figures import Figures
+from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
 
 _STEPS_AHEAD_MAX = 2  # one computes, and a full one may wait behind it
@@ -53,6 +54,7 @@ class Scheduler:
         vocab_size: int,
         weights: CostWeights | None = None,
         limits: StepLimits | None = None,
+        traced: Emit | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
@@ -66,6 +68,7 @@ class Scheduler:
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
         self._figures = Figures()
+        self._traces = Traces(traced or (lambda _root, _events: None))
         self._turn: float | None = None  # when the works came that `poll` has not seen
         self._replies: dict[int, int] | None = None  # while `complete` gives them: each LIP's
 
@@ -79,6 +82,8 @@ class Scheduler:
         else:  # it waited behind a pred that has just been answered: nobody else need answer
             self._replies[work.root] = self._replies.get(work.root, 0) - 1
         self._figures.submitted(work.root, self._turn or self._clock.now())
+        if self._traces.runs:
+            self._traces.submitted(work, self._clock.now())
         if self._steps and not self._waiting:
             self._batcher.reserve_ahead(work)
         self._queue.push(work)
@@ -95,6 +100,7 @@ class Scheduler:
             gone = self._queue.forget_lip(root)
             self._answers.forget(root)
             self._figures.forget(root)
+            self._traces.close(root, self._clock.now())
         else:
             gone = self._queue.forget_instance(root, instance)
         gone += [
@@ -108,6 +114,10 @@ class Scheduler:
                 work.finished = True
                 work.file.unreserve()
         self._changed = self._clock.now()
+
+    def trace(self, root: int) -> None:
+        """Tell of a LIP's preds and steps from now on, until it is forgotten."""
+        self._traces.open(root, self._clock.now())
 
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """Give a tenant a share relative to the others' (1 by default)."""
@@ -130,8 +140,10 @@ class Scheduler:
         now = self._clock.now()
         if self._steps:
             return self._form(now) if self._may_run_ahead(now) else None
+        # Prompts leave room for decodes that come: only rows can be too few for them.
         wait = 0.0
-        if not self._next_is_full() or self._answers.any_expected(self._queue.precedes):
+        limits = self._batcher.limits
+        if self._ready < limits.rows or self._answers.any_expected(self._queue.precedes):
             wait = self._answers.wait_seconds(now, self._queue)
         return wait if wait > _SOON_SECONDS else self._form(now)
 
@@ -139,7 +151,10 @@ class Scheduler:
         """Take the results of the oldest step, in the order of its rows."""
         self._ended(step)
         vocab_size = self._vocab_size
-        self._figures.completing(self._clock.now())
+        now = self._clock.now()
+        self._figures.completing(now)
+        if self._traces.runs:
+            self._traces.stepped(step, max(step.launched, self._completed), now)
         replies = self._replies = {}
         for part, result in zip(step.parts, results, strict=True):
             work = part.work
@@ -203,7 +218,9 @@ class Scheduler:
         those who fill it: a stream beside a LIP of a thousand branches would be in every second
         step only, and twice as long a wait behind prompts would break the bound on gaps.
         """
-        if not self._next_is_full() or self._prompts_are_bounded(now):
+        limits, ready = self._batcher.limits, self._ready
+        full = ready >= limits.rows or (ready > 0 and self._queue.tokens >= limits.tokens)
+        if not full or self._prompts_are_bounded(now):
             return False
         precedes = self._queue.precedes
         if self._answers.any_expected(precedes):
@@ -221,16 +238,17 @@ class Scheduler:
         queue = self._queue
         if queue.works == queue.decodes or isinf(self._batcher.limits.decode_gap_ms):
             return False
+        if any(step.decodes for step in self._steps):
+            return True
         if queue.lips_active > 1:
             return queue.decodes > 0 or self._answers.anybody_decodes(now)
         first = queue.first()
         return first is not None and self._answers.anybody_decodes(now, besides=first.root)
 
-    def _next_is_full(self) -> bool:
-        """Whether later arrivals could not join the next step anyway."""
-        limits, queue = self._batcher.limits, self._queue
-        ready = queue.works - len(self._waiting)
-        return ready >= limits.rows or (ready > 0 and queue.tokens >= limits.tokens)
+    @property
+    def _ready(self) -> int:
+        """Works that do not wait for pages."""
+        return self._queue.works - len(self._waiting)
 
     def _form(self, now: float) -> Step | float | None:
         formed = self._batcher.form(self._queue, self._prefill_tokens(now))
@@ -249,13 +267,14 @@ class Scheduler:
             return None
         return self._wait_for_pages(now)
 
-    def _prefill_tokens(self, now: float) -> int | None:
-        """Return how many tokens of prompts the next step may have; None: any number."""
-        if not self._prompts_are_bounded(now):
-            return None
+    def _prefill_tokens(self, now: float) -> int:
+        """Return how many tokens of prompts the next step may have, and leave the decodes room."""
         limits = self._batcher.limits
-        decodes = min(self._queue.decodes, limits.rows)
-        return self._costs.prefill_tokens(decodes, limits.decode_gap_ms / 1000)
+        decodes = min(self._queue.decodes, limits.rows - 1, limits.tokens // 2)
+        room = limits.tokens - decodes
+        if not self._prompts_are_bounded(now):
+            return room
+        return min(room, self._costs.prefill_tokens(decodes, limits.decode_gap_ms / 1000))
 
     def _wait_for_pages(self, now: float) -> float:
         """Nothing can run for want of pages: wait a little for a program to free some.
@@ -295,6 +314,8 @@ class Scheduler:
         work.finished = True
         work.file.unreserve()
         self._changed = self._clock.now()
+        if self._traces.runs:
+            self._traces.ended(work, self._changed, errno)
         work.done(-errno)
 
     def _ended(self, step: Step) -> None:
