@@ -1,6 +1,6 @@
 """Random checkpoints in Hugging Face layout, for benchmarks and tests.
 
-    python benchmarks/checkpoints.py DIR [--shape 135m|small] [--dtype bf16|fp32] [--seed 0]
+    python benchmarks/checkpoints.py DIR [--shape 135m|0.5b|small] [--dtype bf16|fp32] [--seed 0]
 
 The weights are noise from a seed, so the model says nothing of sense, but its shapes, its speed and
 its tokenizer (byte-level, every id has a text) are a real model's.
@@ -32,7 +32,7 @@ _DTYPES = {"bf16": ("bfloat16", torch.bfloat16), "fp32": ("float32", torch.float
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A Llama's sizes, in elements; `context` in tokens."""
+    """A Llama's or Qwen2's sizes, in elements; `context` in tokens."""
 
     hidden: int
     layers: int
@@ -42,10 +42,16 @@ class Shape:
     vocab: int
     context: int = 8192
     tied: bool = True
+    kind: str = "llama"  # or qwen2, which adds biases to queries, keys and values
+    rope_theta: float = 100000.0
+    norm_eps: float = 1e-5
 
 
 SHAPES = {
     "135m": Shape(576, 30, 9, 3, 1536, 49152),  # SmolLM2-135M's
+    "0.5b": Shape(  # Qwen2-0.5B's
+        896, 24, 14, 2, 4864, 151936, kind="qwen2", rope_theta=1e6, norm_eps=1e-6
+    ),
     "small": Shape(64, 2, 4, 2, 96, 512, 1024),
 }
 
@@ -76,8 +82,8 @@ def make_checkpoint(
 
 def _config(shape: Shape, dtype: str) -> dict[str, object]:
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen2ForCausalLM" if shape.kind == "qwen2" else "LlamaForCausalLM"],
+        "model_type": shape.kind,
         "attention_bias": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
@@ -91,8 +97,8 @@ def _config(shape: Shape, dtype: str) -> dict[str, object]:
         "num_attention_heads": shape.heads,
         "num_hidden_layers": shape.layers,
         "num_key_value_heads": shape.kv_heads,
-        "rms_norm_eps": 1e-5,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
+        "rms_norm_eps": shape.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": shape.rope_theta},
         "tie_word_embeddings": shape.tied,
         "vocab_size": shape.vocab,
     }
@@ -126,7 +132,7 @@ def make_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
 
 
 def make_weights(shape: Shape, dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
-    """Return a Llama's tensors by their names in transformers."""
+    """Return the model's tensors by their names in transformers."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*size: int) -> torch.Tensor:
@@ -148,6 +154,8 @@ def make_weights(shape: Shape, dtype: torch.dtype, seed: int) -> dict[str, torch
         prefix = f"model.layers.{layer}."
         for name, size in sizes.items():
             weights[f"{prefix}{name}.weight"] = draw(*size)
+            if shape.kind == "qwen2" and name.endswith(("q_proj", "k_proj", "v_proj")):
+                weights[f"{prefix}{name}.bias"] = draw(size[0])
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{prefix}{norm}.weight"] = torch.ones(shape.hidden, dtype=dtype)
     weights["model.norm.weight"] = torch.ones(shape.hidden, dtype=dtype)

@@ -1,0 +1,73 @@
+"""Measures the machine: `python -m benchmarks.serving.rates` prints what `Rates` needs, as JSON.
+
+It is a process of its own, so that the threads of a library for products are nowhere near the
+client. Each figure is the best of several repeats.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+_BYTES = 1 << 28  # a thread's share: far above any cache
+_SIDE = 4096
+
+
+def main(threads: int) -> None:
+    """Print {"read": {threads: bytes/s}, "bf16": operations/s}."""
+    figures = {
+        "read": {str(count): read_rate(count) for count in sorted({1, threads})},
+        "bf16": product_rate(threads),
+    }
+    json.dump(figures, sys.stdout)
+
+
+def read_rate(threads: int, repeats: int = 5) -> float:
+    """Return the bytes/s that so many threads read from memory."""
+    parts = [np.ones(_BYTES // 8, np.int64) for _ in range(threads)]
+    return threads * _BYTES / _best(lambda: _together(parts), repeats)
+
+
+def _together(parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> None:
+    # NumPy lets go of the interpreter while it reduces.
+    workers = [threading.Thread(target=part.max) for part in parts]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def product_rate(threads: int, repeats: int = 3) -> float:
+    """Return the operations/s of torch's bf16 product of two square matrices."""
+    import torch
+
+    torch.set_num_threads(threads)
+    left, right = (torch.randn(_SIDE, _SIDE).to(torch.bfloat16) for _ in range(2))
+    return 2 * _SIDE**3 / _best(lambda: torch.mm(left, right), repeats)
+
+
+def _best(work: Callable[[], object], repeats: int) -> float:
+    found = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started)
+    return min(found)
+
+
+def measure(threads: int) -> dict[str, object]:
+    """Measure in a process of its own and return what it printed."""
+    command = [sys.executable, "-m", "benchmarks.serving.rates", str(threads)]
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True)
+    figures: dict[str, object] = json.loads(done.stdout)
+    return figures
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
