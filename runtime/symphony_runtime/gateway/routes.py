@@ -210,6 +210,14 @@ ROUTES: tuple[Route, ...] = (
         errors="OpenAIError",
     ),
     Route(
+        "POST", "/v1/responses", "createResponse", openai.create_response,
+        "OpenAI's responses, for text: nothing is stored, and there are no tools",
+        {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse",
+                     streamed="OpenAIChunks")},
+        problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
+        errors="OpenAIError",
+    ),
+    Route(
         "GET", "/v1/admin/statistics", "statistics", handlers.statistics,
         "The counters of kernel and gateway",
         {200: Answer("the counters", "Statistics")}, problems=(400, 503),

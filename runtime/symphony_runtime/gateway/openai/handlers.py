@@ -19,8 +19,16 @@ from symphony_runtime.gateway.openai.requests import (
     parse_chat,
     parse_completion,
     parse_for_program,
+    parse_response,
 )
-from symphony_runtime.gateway.openai.serving import Clients, answer_stream, answer_whole, now
+from symphony_runtime.gateway.openai.responses import ResponseShape
+from symphony_runtime.gateway.openai.serving import (
+    Answer,
+    Clients,
+    answer_stream,
+    answer_whole,
+    now,
+)
 from symphony_runtime.gateway.openai.shapes import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.shipped import Shipped
 from symphony_runtime.gateway.programs import Program, Programs
@@ -30,6 +38,7 @@ from symphony_runtime.gateway.runs import Runs
 _BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 _MODELS_SHOWN_MAX = 500
 Parse = Callable[[dict[str, Any], Model], Wanted]
+MakeShape = Callable[[str, str, Wanted, dict[str, Any]], Answer]  # run, model, request, its body
 
 
 class OpenAI:
@@ -88,15 +97,28 @@ async def get_model(request: web.Request) -> web.StreamResponse:
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """Go on with prompts."""
-    return await _create(request, parse_completion, CompletionShape)
+    return await _create(request, parse_completion, _shaped(CompletionShape))
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    return await _create(request, parse_chat, ChatShape)
+    return await _create(request, parse_chat, _shaped(ChatShape))
 
 
-async def _create(request: web.Request, parse: Parse, shape: type[Shape]) -> web.StreamResponse:
+async def create_response(request: web.Request) -> web.StreamResponse:
+    """Answer text or a conversation, in the shape of the Responses interface."""
+
+    def shape(run: str, name: str, _: Wanted, body: dict[str, Any]) -> Answer:
+        return ResponseShape(run, name, now(), body)
+
+    return await _create(request, parse_response, shape)
+
+
+def _shaped(shape: type[Shape]) -> MakeShape:
+    return lambda run, name, wanted, _: shape(run, name, now(), include_usage=wanted.include_usage)
+
+
+async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.StreamResponse:
     with_, tenant = request.app[OPENAI], tenant_of(request)
     raw = await read_body(request, "the request", _BODY_BYTES_MAX)
     body = await parse_json(raw)
@@ -110,7 +132,7 @@ async def _create(request: web.Request, parse: Parse, shape: type[Shape]) -> web
             raise no_such_model(name)
         wanted = parse_for_program(body, raw)
         run, batches = await _start_own(with_, program, wanted)
-    looks = shape(run.record.id, name, now(), include_usage=wanted.include_usage)
+    looks = shape(run.record.id, name, wanted, body)
     with_.clients.enter(run, request)
     served = False
     try:

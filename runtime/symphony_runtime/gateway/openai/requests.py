@@ -43,6 +43,11 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
+    "background": (False,),
+    "include": ([],),
+    "reasoning": ({},),
+    "text": ({}, {"format": {"type": "text"}}),
+    "truncation": ("disabled",),
 }
 
 
@@ -103,7 +108,7 @@ def parse_chat(body: dict[str, Any], model: Model) -> Wanted:
     fields = Fields(body, _IGNORED, _ONLY)
     messages = read_messages(fields.take("messages"), "messages")
     job = _common(fields, model, default=None, least=1)
-    job["messages"] = msgpack.packb(messages)
+    job["messages"] = pack(messages)
     top = fields.optional_integer("top_logprobs", 0, LOGPROBS_MAX)
     if fields.flag("logprobs"):
         job["logprobs"] = top or 0
@@ -112,6 +117,36 @@ def parse_chat(body: dict[str, Any], model: Model) -> Wanted:
     stream, include_usage = _stream(fields)
     fields.end()
     return _wanted(job, job["n"], stream, include_usage)
+
+
+def parse_response(body: dict[str, Any], model: Model) -> Wanted:
+    """Return the job of a `/v1/responses` body.
+
+    Raises:
+        OpenAIError: 400.
+    """
+    fields = Fields(body, _IGNORED, _ONLY)
+    asked = fields.take("input")
+    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else _items(asked)
+    instructions = fields.take("instructions", "")
+    if not isinstance(instructions, str):
+        raise refused("`instructions` must be a string", "instructions")
+    if instructions:
+        messages = [{"role": "system", "content": instructions}, *messages]
+    job = _common(fields, model, default=None, least=1, most="max_output_tokens")
+    if job["n"] != 1:
+        raise refused("a response is one answer", "n")
+    job["messages"] = pack(messages)
+    stream, _ = _stream(fields)
+    fields.end()
+    return _wanted(job, 1, stream, include_usage=False)
+
+
+def _items(value: Any) -> list[dict[str, str]]:
+    for i, item in enumerate(value if isinstance(value, list) else []):
+        if isinstance(item, dict) and item.get("type", "message") != "message":
+            raise refused(f"items of type {item['type']!r} are not supported", f"input[{i}]")
+    return read_messages(value, "input")
 
 
 def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
@@ -140,14 +175,14 @@ def read_messages(value: Any, param: str) -> list[dict[str, str]]:
     return [_message(item, f"{param}[{i}]") for i, item in enumerate(value)]
 
 
-def pack(job: dict[str, Any]) -> bytes:
-    """Return a job as the program reads it.
+def pack(value: Any) -> bytes:
+    """Return a job, or messages, as the program reads them.
 
     Raises:
         OpenAIError: 400, text in it is not Unicode.
     """
     try:
-        packed: bytes = msgpack.packb(job)
+        packed: bytes = msgpack.packb(value)
     except UnicodeEncodeError as error:
         raise refused("the request holds a lone surrogate, which is no character") from error
     return packed
@@ -211,14 +246,20 @@ def _is_text(part: dict[str, Any]) -> bool:
 
 
 # --- What both have ------------------------------------------------------------------------------
-def _common(fields: Fields, model: Model, default: int | None, least: int) -> dict[str, Any]:
+def _common(
+    fields: Fields,
+    model: Model,
+    default: int | None,
+    least: int,
+    most: str = "max_completion_tokens",
+) -> dict[str, Any]:
     job: dict[str, Any] = {"context": model.context}
     fields.skip("model")
     job["n"] = fields.integer("n", 1, 1, CHOICES_MAX)
-    most = fields.optional_integer("max_completion_tokens", least, _TOKENS_MAX)
+    newer = fields.optional_integer(most, least, _TOKENS_MAX)
     older = fields.optional_integer("max_tokens", least, _TOKENS_MAX)
-    most = older if most is None else most
-    job["max"] = default if most is None else most
+    asked = older if newer is None else newer
+    job["max"] = default if asked is None else asked
     job["min"] = fields.integer("min_tokens", 0, 0, _TOKENS_MAX)
     if job["max"] is not None and job["min"] > job["max"]:
         raise refused("`min_tokens` is above `max_tokens`", "min_tokens")

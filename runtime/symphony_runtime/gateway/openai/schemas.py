@@ -64,8 +64,21 @@ OPENAI_SCHEMAS: dict[str, Any] = {
             "usage": {"type": "object", "required": list(_COUNTS), "properties": _COUNTS},
         },
     },
+    "OpenAIResponse": {
+        "type": "object",
+        "required": ["id", "object", "created_at", "model", "status", "output", "usage"],
+        "properties": {
+            "id": _STRING,
+            "object": {"const": "response"},
+            "created_at": _INTEGER,
+            "model": _STRING,
+            "status": {"type": "string", "enum": ["completed", "incomplete"]},
+            "output": {"type": "array", "items": {"type": "object"}},
+            "usage": {"type": "object"},
+        },
+    },
     "OpenAIChunks": {
         "type": "string",
-        "description": "server-sent events; each data is a chunk, the last one is [DONE]",
+        "description": "server-sent events; each data is JSON, but for a last [DONE]",
     },
 }

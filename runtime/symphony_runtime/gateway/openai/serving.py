@@ -5,17 +5,15 @@ byte has been answered is an error of its own; afterwards it is an event in the 
 """
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiohttp import web
 
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Usage
-from symphony_runtime.gateway.openai.shapes import DONE
 from symphony_runtime.gateway.runs import Runs
 
 GONE = "its client went away"
@@ -25,11 +23,17 @@ _LOOK_SECONDS = 0.1  # between two looks at which clients are still there
 class Answer(Protocol):
     """How a kind of answer looks: see `Shape`."""
 
+    def begin(self) -> bytes:
+        """Return what begins a stream."""
+
     def chunk(self, piece: Piece) -> bytes:
         """Return a piece of a stream."""
 
     def end(self, usage: Usage) -> bytes:
         """Return what ends a stream."""
+
+    def failed(self, error: OpenAIError) -> bytes:
+        """Return the end of a stream that cannot go on."""
 
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
         """Return a whole answer."""
@@ -114,15 +118,14 @@ async def answer_stream(
     """
     response: web.StreamResponse | None = None
     async for batch in batches:
-        failed = next((r for r in batch if isinstance(r, Failure)), None)
+        data = b"".join(_event(record, answer) for record in batch)
         if response is None:
-            if failed is not None:
-                raise failure_error(failed)
+            if isinstance(batch[0], Failure):
+                raise failure_error(batch[0])
             response = web.StreamResponse(headers={**_STREAM, **headers})
             await response.prepare(request)
-        await response.write(b"".join(_events(batch, answer)))
-        if failed is not None:
-            break
+            data = answer.begin() + data
+        await response.write(data)
     assert response is not None, "a run tells its usage or a failure"
     await response.write_eof()
     return response
@@ -135,17 +138,12 @@ _STREAM = {
 }
 
 
-def _events(batch: list[Record], answer: Answer) -> list[bytes]:
-    events = []
-    for record in batch:
-        if isinstance(record, Piece):
-            events.append(answer.chunk(record))
-        elif isinstance(record, Usage):
-            events.append(answer.end(record))
-        else:
-            error: dict[str, Any] = failure_error(record).document()
-            events.append(b"data: %s\n\n" % json.dumps(error).encode() + DONE)
-    return events
+def _event(record: Record, answer: Answer) -> bytes:
+    if isinstance(record, Piece):
+        return answer.chunk(record)
+    if isinstance(record, Usage):
+        return answer.end(record)
+    return answer.failed(failure_error(record))
 
 
 def _joined(before: Piece | None, piece: Piece) -> Piece:

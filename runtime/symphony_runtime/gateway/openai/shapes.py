@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import Any
 
+from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.records import Piece, TokenLogprob, Usage
 
 DONE = b"data: [DONE]\n\n"
@@ -22,7 +23,7 @@ class Shape(ABC):
     kind = ""
     chunk_kind = ""
 
-    def __init__(self, run: str, model: str, created: int, *, include_usage: bool = False) -> None:
+    def __init__(self, run: str, model: str, created: int, *, include_usage: bool) -> None:
         self.id = self.prefix + run.removeprefix("run_")
         self.model = model
         self.created = created
@@ -31,6 +32,10 @@ class Shape(ABC):
         head = {"id": self.id, "object": self.chunk_kind, "created": created, "model": model}
         self._head = b"data: " + _compact(head)[:-1].encode() + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def begin(self) -> bytes:
+        """Return what begins a stream."""
+        return b""
 
     def chunk(self, piece: Piece) -> bytes:
         """Return a piece of a stream as a server-sent event."""
@@ -41,6 +46,10 @@ class Shape(ABC):
         if not self._include_usage:
             return DONE
         return self._head + b'],"usage":' + _compact(usage_of(usage)).encode() + b"}\n\n" + DONE
+
+    def failed(self, error: OpenAIError) -> bytes:
+        """Return the end of a stream that cannot go on."""
+        return b"data: %s\n\n" % json.dumps(error.document()).encode() + DONE
 
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
         """Return a whole answer's JSON; `pieces` has one for each choice."""

@@ -1,0 +1,578 @@
+"""OpenAI's own client against a real server: what it sends is answered as it expects."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+from openai.types import Completion
+from symphony_kernel import tiny_model
+from symphony_runtime.client import message_bytes
+from tokenizers import Tokenizer
+from wasmtime import wat2wasm
+
+from tests.e2e import programs as guests
+from tests.support.parity_guests import greedy
+from tests.support.server import RunningServer
+
+MODEL = "tiny"
+PROMPT = "import os\n\n\ndef read_lines(path):\n    "
+LONG_PROMPT = '"""Read and write files."""\n\nimport os\n\n' * 6
+MESSAGES: Any = [{"role": "system", "content": "Code"}, {"role": "user", "content": "read a file"}]
+CROWD = 32
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
+
+
+def complete(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Completion:
+    fields = {"max_tokens": TOKENS, "temperature": 0, **fields}
+    completion: Completion = client.completions.create(model=MODEL, prompt=prompt, **fields)
+    return completion
+
+
+def text(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> str:
+    return complete(client, prompt, **fields).choices[0].text
+
+
+def streamed(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> list[Any]:
+    return list(complete(client, prompt, stream=True, **fields))
+
+
+def joined(chunks: list[Any]) -> str:
+    return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+
+async def greedy_text(server: RunningServer, tokenizer: Tokenizer, prompt: str) -> str:
+    """The same by a guest that makes a pass a token; it is compared with transformers elsewhere."""
+    async with server.client() as own:
+        program = await own.upload(wat2wasm(greedy(TOKENS)), name="greedy-openai")
+        result = await own.run(program["id"], input=prompt)
+    data = b"".join(map(message_bytes, result["messages"]))
+    tokens = np.frombuffer(data, "<u4").tolist()
+    return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+# --- Completions ---------------------------------------------------------------------------------
+def test_greedy_is_what_a_program_of_one_s_own_decodes(
+    server: RunningServer, client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
+    expected = asyncio.run(greedy_text(server, tokenizer, PROMPT))
+    completion = complete(client, extra_body={"ignore_eos": True})
+    assert completion.choices[0].text == expected
+    assert completion.choices[0].finish_reason == "length"
+    usage = completion.usage
+    assert usage is not None
+    prompt_tokens = len(tokenizer.encode(PROMPT, add_special_tokens=False).ids)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (prompt_tokens, TOKENS)
+    assert usage.total_tokens == prompt_tokens + TOKENS
+    assert completion.object == "text_completion"
+    assert completion.id.startswith("cmpl-")
+    chunks = streamed(client, extra_body={"ignore_eos": True})
+    assert joined(chunks) == expected
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert len(chunks) > TOKENS // 2
+    assert {chunk.id for chunk in chunks} == {chunks[0].id}
+
+
+def test_prompts_may_be_texts_or_tokens_one_or_many(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
+    tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    other = "class Reader:\n"
+    alone = [text(client, PROMPT), text(client, other)]
+    assert text(client, tokens) == alone[0]
+    both = [choice.text for choice in complete(client, [PROMPT, other]).choices]
+    assert both == alone
+    ids = [tokens, tokenizer.encode(other, add_special_tokens=False).ids]
+    assert [choice.text for choice in complete(client, ids).choices] == alone
+    usage = complete(client, ids).usage
+    assert usage is not None
+    assert usage.prompt_tokens == sum(map(len, ids))
+    assert [choice.index for choice in complete(client, ids).choices] == [0, 1]
+
+
+def test_several_answers_share_the_prompt(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"temperature": 1.0, "seed": 7, "n": 3}
+    first, again = complete(client, **fields), complete(client, **fields)
+    texts = [choice.text for choice in first.choices]
+    assert len(set(texts)) == 3
+    assert texts == [choice.text for choice in again.choices]
+    assert texts[0] == text(client, temperature=1.0, seed=7)
+    pieces: dict[int, str] = {}
+    for chunk in streamed(client, **fields):
+        for choice in chunk.choices:
+            pieces[choice.index] = pieces.get(choice.index, "") + choice.text
+    assert [pieces[i] for i in range(3)] == texts
+    assert len(complete(client, n=2, temperature=0).choices) == 2
+    assert text(client, n=2) == text(client)
+
+
+def test_the_best_of_several_is_the_likeliest(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"temperature": 1.0, "seed": 3, "logprobs": 0}
+
+    def score(choice: Any) -> float:
+        logprobs = choice.logprobs.token_logprobs
+        return float(sum(logprobs) / len(logprobs))
+
+    all_five = sorted(complete(client, n=5, **fields).choices, key=score, reverse=True)
+    best = complete(client, n=2, best_of=5, **fields)
+    assert [c.text for c in best.choices] == [c.text for c in all_five[:2]]
+    assert best.usage is not None
+    assert best.usage.completion_tokens > 2 * TOKENS
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**63, -5])
+def test_a_seed_gives_the_same_text(client: openai.OpenAI, seed: int) -> None:
+    fields: dict[str, Any] = {"temperature": 1.3, "seed": seed}
+    assert text(client, **fields) == text(client, **fields)
+    assert text(client, **fields) == joined(streamed(client, **fields))
+
+
+def test_without_a_seed_texts_differ(client: openai.OpenAI) -> None:
+    assert len({text(client, temperature=1.5) for _ in range(4)}) > 1
+
+
+def test_samplers_can_leave_only_the_best(client: openai.OpenAI) -> None:
+    best = text(client)
+    for extra in ({"top_k": 1}, {"min_p": 1.0}, {"top_p": 0.0}):
+        assert text(client, temperature=1.0, extra_body=extra) == best
+
+
+def test_texts_to_stop_at_are_found_across_tokens_and_not_shown(client: openai.OpenAI) -> None:
+    whole = text(client, max_tokens=48)
+    tried = 0
+    for start in range(3, len(whole) - 6, 5):
+        stop = whole[start : start + 6]
+        expected = whole[: whole.index(stop)]
+        completion = complete(client, max_tokens=48, stop=stop)
+        assert completion.choices[0].text == expected
+        assert completion.choices[0].finish_reason == "stop"
+        chunks = streamed(client, max_tokens=48, stop=["\0never", stop, "\1", "\2"])
+        assert joined(chunks) == expected
+        assert chunks[-1].choices[0].finish_reason == "stop"
+        tried += 1
+    assert tried > 5
+    assert text(client, max_tokens=48, stop=[whole[-4:] + "\0"]) == whole
+
+
+def test_characters_are_never_split(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    vocabulary = tokenizer.get_vocab()
+    pieces = [vocabulary[c] for c in "\u00e2\u0124\u00ac"]  # the bytes of the euro sign, spelled
+    fields: dict[str, Any] = {
+        "temperature": 1.0,
+        "logit_bias": dict.fromkeys(map(str, pieces), 100),
+        "max_tokens": 200,
+        "extra_body": {"ignore_eos": True},
+    }
+    characters = 0
+    for seed in range(3):
+        whole = text(client, seed=seed, **fields)
+        assert all(ord(c) > 0x7F for c in whole)
+        assert joined(streamed(client, seed=seed, **fields)) == whole
+        characters += len(whole) - whole.count("\ufffd")
+    assert characters > 5
+
+
+def test_the_end_of_a_text_can_be_put_off(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    whole = complete(client, logprobs=0)
+    assert whole.choices[0].logprobs is not None
+    spelled = whole.choices[0].logprobs.tokens or []
+    fifth = tokenizer.encode(spelled[4], add_special_tokens=False).ids
+    assert len(fifth) == 1
+    early: dict[str, Any] = {"stop_token_ids": fifth}
+    plain = complete(client, extra_body=early)
+    assert plain.choices[0].finish_reason == "stop"
+    assert plain.usage is not None
+    place = spelled.index(spelled[4])
+    assert plain.usage.completion_tokens == place + 1
+    assert plain.choices[0].text == "".join(spelled[:place])
+    later = complete(client, extra_body={**early, "min_tokens": TOKENS - 2})
+    assert later.usage is not None
+    assert later.usage.completion_tokens >= TOKENS - 2
+    assert spelled[4] not in later.choices[0].text[len(plain.choices[0].text) :][:1]
+    streamed_later = streamed(client, extra_body={**early, "min_tokens": TOKENS - 2})
+    assert joined(streamed_later) == later.choices[0].text
+
+
+def test_penalties_and_bias_change_what_comes(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    token = tokenizer.encode(" the", add_special_tokens=False).ids[0]
+    wanted = text(client, logit_bias={str(token): 100}, max_tokens=5)
+    assert wanted == " the" * 5
+    punished = text(client, logit_bias={str(token): 100}, max_tokens=80, frequency_penalty=2.0)
+    assert punished.startswith(" the" * 40)
+    assert punished != " the" * 80
+    assert text(client, presence_penalty=2.0, max_tokens=64) != text(client, max_tokens=64)
+
+
+def test_echo_puts_the_prompt_first(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    assert text(client, echo=True) == PROMPT + text(client)
+    tokens = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    assert joined(streamed(client, tokens, echo=True)) == PROMPT + text(client)
+    only = complete(client, echo=True, max_tokens=0)
+    assert only.choices[0].text == PROMPT
+    assert only.usage is not None
+    assert only.usage.completion_tokens == 0
+
+
+def test_log_probabilities_of_what_was_chosen(client: openai.OpenAI) -> None:
+    completion = complete(client, logprobs=0)
+    logprobs = completion.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None
+    assert "".join(logprobs.tokens) == completion.choices[0].text
+    assert len(logprobs.token_logprobs) == len(logprobs.tokens) == TOKENS
+    assert all(p is not None and p <= 0 for p in logprobs.token_logprobs)
+    assert logprobs.text_offset is not None
+    for offset, token in zip(logprobs.text_offset, logprobs.tokens, strict=True):
+        assert completion.choices[0].text[offset:].startswith(token)
+    chunks = streamed(client, logprobs=0)
+    parts: Any = [chunk.choices[0].logprobs for chunk in chunks]
+    assert [p for part in parts for p in part.token_logprobs] == logprobs.token_logprobs
+    assert [p for part in parts for p in part.text_offset] == logprobs.text_offset
+
+
+def test_a_known_prompt_is_not_computed_again(client: openai.OpenAI) -> None:
+    def cached(**fields: Any) -> tuple[str, int]:
+        completion = complete(client, LONG_PROMPT + "x = 1\n", **fields)
+        assert completion.usage is not None
+        assert completion.usage.prompt_tokens_details is not None
+        return completion.choices[0].text, completion.usage.prompt_tokens_details.cached_tokens or 0
+
+    first, _ = cached()
+    again, tokens = cached()
+    assert again == first
+    assert tokens >= 32
+    assert tokens % 16 == 0
+    assert cached(n=2)[1] == tokens
+
+
+def test_a_stream_ends_with_its_usage_and_done(server: RunningServer) -> None:
+    async def scenario() -> list[str]:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 3, "stream": True,
+                "stream_options": {"include_usage": True}, "temperature": 0}  # fmt: skip
+        headers = {"Authorization": f"Bearer {server.key}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(f"{server.url}/v1/completions", json=body) as response,
+        ):
+            assert response.status == 200
+            assert response.content_type == "text/event-stream"
+            return (await response.text()).split("\n\n")
+
+    events = asyncio.run(scenario())
+    assert events[-1] == ""
+    assert events[-2] == "data: [DONE]"
+    last = json.loads(events[-3].removeprefix("data: "))
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 3
+    earlier = [json.loads(event.removeprefix("data: ")) for event in events[:-3]]
+    assert all(chunk["usage"] is None for chunk in earlier)
+
+
+# --- Chat ----------------------------------------------------------------------------------------
+def test_a_conversation_goes_through_the_model_s_template(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_completion_tokens=TOKENS, temperature=0
+    )
+    rendered = '<|endoftext|>"""Code"""\n\n# read a file\n'
+    tokens = tokenizer.encode(rendered, add_special_tokens=False).ids
+    assert answer.choices[0].message.content == text(client, tokens)
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(tokens)
+    parts: Any = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]}
+             for m in MESSAGES]  # fmt: skip
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=parts,
+            max_tokens=TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert "".join(delta.content or "" for delta in deltas) == answer.choices[0].message.content
+    assert [delta.role for delta in deltas if delta.role] == ["assistant"]
+    assert chunks[-1].usage == answer.usage or chunks[-1].usage is not None
+    assert chunks[-2].choices[0].finish_reason == answer.choices[0].finish_reason
+
+
+def test_chat_tells_log_probabilities(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=5, temperature=0, logprobs=True
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert "".join(t.token for t in logprobs.content) == answer.choices[0].message.content
+    assert all(bytes(t.bytes or []).decode() == t.token for t in logprobs.content)
+
+
+# --- Responses -----------------------------------------------------------------------------------
+def test_responses_are_answers_to_text(client: openai.OpenAI) -> None:
+    response = client.responses.create(
+        model=MODEL, input="read a file", instructions="Code", max_output_tokens=TOKENS,
+        temperature=0,
+    )  # fmt: skip
+    chat = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=TOKENS, temperature=0
+    )
+    assert response.output_text == chat.choices[0].message.content
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    assert response.usage is not None
+    assert (response.usage.output_tokens, response.instructions) == (TOKENS, "Code")
+    events: list[Any] = list(
+        client.responses.create(
+            model=MODEL, input=MESSAGES, max_output_tokens=TOKENS, temperature=0, stream=True
+        )
+    )
+    kinds = [event.type for event in events]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == response.output_text == events[-1].response.output_text
+    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added",
+                         "response.content_part.added"]  # fmt: skip
+    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done",
+                          "response.output_item.done", "response.incomplete"]  # fmt: skip
+
+
+def test_a_response_that_ends_by_itself_is_completed(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"input": "read a file", "extra_body": {"stop": "("}, "temperature": 0}
+    response = client.responses.create(model=MODEL, **asked)
+    assert response.status == "completed"
+    assert response.incomplete_details is None
+    with client.responses.stream(model=MODEL, **asked) as stream:
+        assert stream.get_final_response().output_text == response.output_text
+
+
+# --- Models and programs -------------------------------------------------------------------------
+def test_models_are_the_model_and_the_tenant_s_programs(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
+    async def upload() -> None:
+        async with server.client() as own:
+            await own.upload(guests.ECHO_WASM, name="echo-model")
+            await own.upload(guests.SPEAKER_WASM, name="speaker-model")
+            await own.upload(guests.CHATTY_WASM, name="chatty-model")
+
+    asyncio.run(upload())
+    models = list(client.models.list())
+    assert models[0].id == MODEL
+    assert {"echo-model", "speaker-model"} <= {model.id for model in models}
+    assert client.models.retrieve(MODEL).owned_by == "symphony"
+    assert client.models.retrieve("echo-model").id == "echo-model"
+    assert not any("~" in model.owned_by for model in models)
+
+
+def test_a_program_s_messages_are_the_answer(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="chatty-model", messages=MESSAGES)
+    expected = "".join(chr(97 + n % 26) + "x" * 16383 for n in range(200))
+    assert answer.choices[0].message.content == expected
+    chunks = client.completions.create(model="chatty-model", prompt="x", stream=True)
+    assert joined(list(chunks)) == expected
+    streamed_chat = client.chat.completions.create(
+        model="chatty-model", messages=MESSAGES, stream=True
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in streamed_chat) == expected
+
+
+def test_a_program_that_fails_is_an_error_with_its_reason(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.InternalServerError, match="trapped"):
+        client.chat.completions.create(model="speaker-model", messages=MESSAGES)
+    # It exits with 7, after it has sent its input back.
+    with pytest.raises(openai.InternalServerError, match="exited with code 7"):
+        client.completions.create(model="echo-model", prompt="x")
+    with pytest.raises(openai.APIError, match="code 7"):
+        list(client.completions.create(model="echo-model", prompt="x", stream=True))
+    with pytest.raises(openai.BadRequestError):
+        client.completions.create(model="echo-model", prompt="x", n=2)
+
+
+# --- Errors --------------------------------------------------------------------------------------
+def test_errors_are_openai_s(server: RunningServer, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="nothing", prompt="x")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("nothing")
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger,
+        pytest.raises(openai.AuthenticationError) as refused,
+    ):
+        stranger.models.list()
+    assert refused.value.code == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": 5000}, "prompt"),
+        ({"prompt": "x " * 3000}, "prompt"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [4096]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"n": 0}, "n"),
+        ({"n": "two"}, "n"),
+        ({"best_of": 0}, "best_of"),
+        ({"n": 2, "best_of": 3, "stream": True}, "best_of"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"stop": ["x"] * 20}, "stop"),
+        ({"stop": 5}, "stop"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"suffix": "end"}, "suffix"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
+        ({"extra_body": {"repetition_penalty": 1.2}}, "repetition_penalty"),
+        ({"extra_body": {"min_tokens": 30}}, "min_tokens"),
+        ({"extra_body": {"stop_token_ids": [9999]}}, "stop_token_ids"),
+    ],
+)
+def test_what_is_wrong_is_said(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        complete(client, **fields)
+    assert refused.value.param == param
+    assert refused.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_chat_is_said(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **fields})
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+    ],
+)
+def test_what_responses_do_not_do_is_said(
+    client: openai.OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**{"model": MODEL, "input": "x", **fields})
+    assert refused.value.param == param
+
+
+# --- Many, and those who leave -------------------------------------------------------------------
+def test_a_crowd_gets_what_each_would_alone(server: RunningServer, client: openai.OpenAI) -> None:
+    prompts = [f"class Case{i}:\n" + "    x = 1\n" * (i % 7) for i in range(CROWD)]
+    alone = [text(client, prompt) for prompt in prompts[:4]]
+
+    async def scenario() -> list[str]:
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key=server.key, max_retries=0
+        ) as own:
+
+            async def ask(number: int, prompt: str) -> str:
+                fields: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS,
+                                          "temperature": 0}  # fmt: skip
+                if number % 2:
+                    return (await own.completions.create(**fields)).choices[0].text  # type: ignore[no-any-return]
+                stream = await own.completions.create(**fields, stream=True)
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            return await asyncio.gather(*map(ask, range(CROWD), prompts))
+
+    together = asyncio.run(scenario())
+    assert together[:4] == alone
+    asyncio.run(server.wait_until_idle())
+
+
+def test_who_leaves_takes_the_run_along(server: RunningServer, client: openai.OpenAI) -> None:
+    endless: dict[str, Any] = {"max_tokens": 1800, "extra_body": {"ignore_eos": True}}
+
+    def spent() -> int:
+        counters = asyncio.run(server.wait_until_idle(seconds=5))
+        return int(counters["decode_rows"])
+
+    before = spent()
+    stream: Any = complete(client, stream=True, **endless)
+    next(iter(stream))
+    stream.close()
+    after_stream = spent()
+    assert 0 < after_stream - before < 1700
+    with pytest.raises(openai.APITimeoutError):
+        complete(client.with_options(timeout=0.3), **endless)
+    assert 0 < spent() - after_stream < 1700
+
+
+def test_requests_are_not_kept_as_runs_nor_as_programs(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
+    async def known() -> tuple[set[str], set[str]]:
+        async with server.client() as own:
+            return (
+                {run["id"] async for run in own.runs()},
+                {program["id"] async for program in own.programs()},
+            )
+
+    before = asyncio.run(known())
+    completion = complete(client)
+    asyncio.run(server.wait_until_idle())
+    runs, programs = asyncio.run(known())
+    assert (runs, programs) == before
+    assert f"run_{completion.id.removeprefix('cmpl-')}" not in runs
+
+
+def test_a_live_request_is_a_run_that_can_be_cancelled(
+    server: RunningServer, client: openai.OpenAI
+) -> None:
+    stream: Any = complete(client, stream=True, max_tokens=1800, extra_body={"ignore_eos": True})
+    first = next(iter(stream))
+    run = f"run_{first.id.removeprefix('cmpl-')}"
+
+    async def cancel() -> dict[str, Any]:
+        async with server.client() as own:
+            assert (await own.result(run))["program_name"] == "openai"
+            return await own.cancel(run)
+
+    assert asyncio.run(cancel())["status"] == "killed"
+    with pytest.raises(openai.APIError, match="cancelled"):
+        list(stream)
