@@ -96,6 +96,14 @@ WORKER_PROGRAMS_BYTES_MAX = 256 << 20  # of machine code that no run uses, befor
 # --- HTTP (gateway) ------------------------------------------------------------------------------
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with Retry-After
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
+TRACE_EVENTS_MAX = 16_384  # of one run, of its calls and again of its preds' steps: the last ones
+TRACE_BUNDLE_EVENTS = 256  # events that leave together, or what there is
+TRACE_BUNDLE_MS_MAX = 250  # after so long
+TENANT_TRACED_RUNS_MAX = 64  # live ones
+TENANT_BODY_BYTES_MAX = 256 << 20  # of request bodies held in memory at once: past it 429
+TENANT_RUNS_KEPT_MAX = 10_000  # ended runs; of more the oldest are deleted
+TENANT_KEPT_BYTES_MAX = 1 << 30  # of their stored messages and logs, likewise
+RUN_KEPT_SECONDS_MAX = 7 * 86_400  # after its end
 CHANNEL_ITEMS_MAX = 1_024
 TENANT_CHANNELS_MAX = 1_024
 TENANT_CHANNEL_BYTES_MAX = 64 << 20  # items that no run has taken yet, of all its channels
