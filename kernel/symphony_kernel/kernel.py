@@ -137,7 +137,12 @@ class Kernel:
             prefix_cache_share=options.prefix_cache_share,
         )
         self._scheduler = Scheduler(
-            self._clock, executor.pages, executor.model.vocab_size, options.weights, options.steps
+            self._clock,
+            executor.pages,
+            executor.model.vocab_size,
+            options.weights,
+            options.steps,
+            self._traced,
         )
         self._processes = ProcessTable(self._kvfs, self._scheduler, self._exceeded)
         self._syscalls = Syscalls(
@@ -274,6 +279,10 @@ class Kernel:
     def _exceeded(self, instance: int, reason: str) -> None:
         if self._gateway is not None:
             self._gateway.send(m.Exceeded(instance, reason))
+
+    def _traced(self, root: int, events: list[Any]) -> None:
+        if self._gateway is not None:
+            self._gateway.send(m.Traced(root, events))
 
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""

@@ -38,6 +38,9 @@ class WorkQueue(Protocol):
     def forget(self, root: int, instance: int | None = None) -> None:
         """Drop all work of an instance, or of a whole LIP; nobody is told."""
 
+    def trace(self, root: int) -> None:
+        """Tell of a LIP's preds and steps from now on, until it is forgotten."""
+
 
 class Grant(NamedTuple):
     """A capability on its way to another instance, with a reference to its file."""
@@ -182,6 +185,8 @@ class ProcessTable:
         if above is None:
             account = self._account(f"run {instance}", tenant.account, kv_tokens)
             lip = self._lips[instance] = Lip(instance, account, weight, tokens)
+            if options.get("trace"):
+                self._scheduler.trace(instance)
         else:
             lip = above.lip
             if above.depth >= RUN_CHILD_DEPTH_MAX or lip.instances > RUN_CHILDREN_MAX:
@@ -419,9 +424,11 @@ class ProcessTable:
 
 def _read_options(options: dict[str, Any]) -> tuple[float, int, int]:
     """Return weight, kv_tokens and tokens; SyscallError EINVAL."""
-    unknown = set(options) - {"weight", "kv_tokens", "tokens"}
+    unknown = set(options) - {"weight", "kv_tokens", "tokens", "trace"}
     if unknown:
         raise SyscallError(Errno.EINVAL, f"unknown options {sorted(map(str, unknown))}")
+    if type(options.get("trace", False)) is not bool:
+        raise SyscallError(Errno.EINVAL, "trace is true or false")
     weight = options.get("weight", 1.0)
     if type(weight) not in (int, float) or not 0 < weight < 1e6:
         raise SyscallError(Errno.EINVAL, "weight must be a positive number")

@@ -31,6 +31,7 @@ SAMPLES: list[m.Message] = [
     m.Output([[1, b"x"]]),
     m.Logs([[1, 3, b"x"]]),
     m.Received(1, 2, 30),
+    m.Traced(1, [[1, "send", 0.5, 0.75, 0, False]]),
     m.Ended(1, "exited", -1, "", {"cpu_ms": 1}),
 ]
 

@@ -6,10 +6,10 @@ runs strangers' code and is not believed. The two hot ones, `Calls` and `Replies
 lists: their items are checked where they are executed.
 
     gateway -> kernel   Hello, Register, End, Ask
-    kernel  -> gateway  Welcome, Answer, Exceeded
+    kernel  -> gateway  Welcome, Answer, Exceeded, Traced
     worker  -> kernel   Hello, Calls
     kernel  -> worker   Welcome, Replies
-    worker  -> gateway  Hello, Output, Logs, Received, Ended, Ask, Unask
+    worker  -> gateway  Hello, Output, Logs, Received, Traced, Ended, Ask, Unask
     gateway -> worker   Welcome, Module, Unload, Start, Deliver, CloseInput, Kill, Credit, Answer
 """
 
@@ -148,7 +148,7 @@ class Register(Message):
     """An instance may call the kernel over the link of `worker`, in the name of `tenant`.
 
     A child names its `parent` (else 0) and the `stage` whose grants it takes (else 0).
-    `options`: {weight: float, kv_tokens: int, tokens: int}. Answered with 0.
+    `options`: {weight: float, kv_tokens: int, tokens: int, trace: bool}. Answered with 0.
     """
 
     KIND: ClassVar[int] = 20
@@ -193,7 +193,10 @@ class Module(Message):
 
 @dataclass(frozen=True, slots=True)
 class Start(Message):
-    """Start an instance. `limits` has every key of the run's limits (see `gateway/runs`)."""
+    """Start an instance. `limits` has every key of the run's limits (see `gateway/runs`).
+
+    With `trace` it and its children tell what they do (`Traced`).
+    """
 
     KIND: ClassVar[int] = 31
     instance: int
@@ -201,6 +204,7 @@ class Start(Message):
     entry: str
     input: bytes
     limits: dict[str, int]
+    trace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +292,20 @@ class Received(Message):
     taken: int
 
 
+@dataclass(frozen=True, slots=True)
+class Traced(Message):
+    """A bundle of events of a traced run, by its first instance; the last comes before its end.
+
+    From a worker, its calls: [instance, call (str; "": its whole life), began, ended, result or
+    nil, suspended (bool)]. From the kernel, its preds: [instance, seq, tokens, submitted, ended,
+    errno or 0, [[step began, ended, rows, tokens, of them its own], ...]]. Monotonic seconds.
+    """
+
+    KIND: ClassVar[int] = 44
+    instance: int
+    events: list[Any]
+
+
 MESSAGES: tuple[type[Message], ...] = (
     Hello,
     Welcome,
@@ -310,6 +328,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Logs,
     Ended,
     Received,
+    Traced,
 )
 _CHECK = dict[type[Message], list[tuple[str, tuple[type, ...]]]]
 

@@ -146,6 +146,8 @@ class Run:
 class Instance:
     """One LIP. Only the worker's loop touches it, between two polls of its fiber."""
 
+    traced = False
+
     __slots__ = (
         "asks",
         "children",

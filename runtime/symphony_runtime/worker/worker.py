@@ -50,6 +50,7 @@ from symphony_runtime.worker.instance import (
 )
 from symphony_runtime.worker.syscalls import family, handlers, imports
 from symphony_runtime.worker.text import Text
+from symphony_runtime.worker.tracing import Trace, TracedInstance, traced
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +91,11 @@ class Worker:
         self.text = Text(_NO_TEXT)
         self._fibers = FiberHost(imports())
         self._handlers = handlers()
+        names = (item.name for item in imports())
+        self._tracing_handlers = [
+            (traced(name, handler), wide)
+            for name, (handler, wide) in zip(names, self._handlers, strict=True)
+        ]
         self.instances: dict[int, Instance] = {}
         self._programs: dict[str, Program] = {}
         self._kernel: Link | None = None
@@ -347,15 +353,23 @@ class Worker:
 
     def _start(self, message: m.Start) -> None:
         run = Run(message.instance, message.limits)
-        lip = Instance(self, run, message.instance, message.input)
+        what = (self, run, message.instance, message.input)
+        lip = TracedInstance(self._new_trace(message), *what) if message.trace else Instance(*what)
         if not self._begin(lip, message.module, message.entry):
             return
         wall_s = run.wall_limit_ms / 1000
         lip.wall_timer = self.loop.call_later(wall_s, self._overstay, lip)
 
+    def _new_trace(self, message: m.Start) -> Trace:
+        return Trace(lambda events: self._send(m.Traced(message.instance, events)))
+
     def start_child(self, parent: Instance, pid: int, made: dict[str, Any], data: bytes) -> None:
         """Start the child that the gateway registered."""
-        lip = Instance(self, parent.run, made["instance"], data, parent, pid)
+        what = (self, parent.run, made["instance"], data, parent, pid)
+        if isinstance(parent, TracedInstance):
+            lip: Instance = TracedInstance(parent.trace, *what)
+        else:
+            lip = Instance(*what)
         parent.children[pid] = lip
         if parent.ended:
             self._report(lip, KILLED, KILLED_CODE, "its parent has ended")
@@ -450,7 +464,8 @@ class Worker:
 
     def _run(self, lip: Instance) -> bool:
         """Poll a fiber and make its calls; whether it wants to go on later."""
-        fiber, table, now = lip.fiber, self._handlers, time.perf_counter
+        fiber, now = lip.fiber, time.perf_counter
+        table = self._tracing_handlers if lip.traced else self._handlers
         began = now()
         until = began + _SLICE_S
         poll, resume = fiber.poll, fiber.resume
