@@ -59,6 +59,16 @@ TOUR = {
         "text true true true",
         "empty EINVAL, an argument is wrong generation: EINVAL, an argument is wrong",
     ],
+    "streams": [
+        "busy EBUSY, the file is in use",
+        "whole true 10 0 true true",
+        "kept true",
+        "stopped true",
+        "together 15",
+        "cancelled true ECANCELED, the work was dropped",
+        "none EINVAL, an argument is wrong",
+        "bad EINVAL, an argument is wrong",
+    ],
     "children": [
         "child true 5 hällo 3 EACCES, the handle lacks the right",
         "file 4",

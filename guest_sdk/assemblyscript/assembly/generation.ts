@@ -3,7 +3,8 @@
 import { Errno, Result, failure, success } from "./errno";
 import { KvFile } from "./kv";
 import { detokenizeBytes, modelInfo } from "./model";
-import { Choice, Pred, PredOptions } from "./pred";
+import { Choice, PredOptions } from "./pred";
+import { TokenStream } from "./stream";
 import { Task, Ticket } from "./tickets";
 import { Utf8Decoder } from "./utf8";
 
@@ -20,9 +21,10 @@ export enum Finish {
 }
 
 /**
- * Tokens after a prompt, one `pred` each. As a `Task` it runs beside others under `runTasks`; alone,
- * `read` gives its text piece by piece and `finish` runs it to its end. Stop tokens are the model's
- * own unless others are set; neither they nor the last token are appended to the file.
+ * Tokens after a prompt. As a `Task` it runs beside others under `runTasks`; alone, `read` gives its
+ * text piece by piece and `finish` runs it to its end. Stop tokens are the model's own unless others
+ * are set; neither they nor the last token are appended to the file. The server runs ahead while the
+ * program looks at what came, so until it has ended other calls on its file answer EBUSY.
  */
 export class Generation extends Task {
   /** What was generated, without stop tokens. */
@@ -37,8 +39,11 @@ export class Generation extends Task {
   stopTokens: Array<u32> = modelInfo().eos;
   /** Texts that end it; they are cut off. With them the text is looked at after each token. */
   stopTexts: Array<string> = [];
+  /** How many tokens the server may compute before they are looked at; -1: its default, 8. */
+  ahead: i32 = -1;
 
-  private pred: Pred | null = null;
+  private stream: TokenStream | null = null;
+  private before: i32 = 0; // the file's length, where a stop text may leave something to roll back
   private decoder: Utf8Decoder = new Utf8Decoder();
   private decoded: i32 = 0; // tokens that are in `content`
   private content: string = "";
@@ -56,16 +61,21 @@ export class Generation extends Task {
     if (maxTokens < 1) this.reason = Finish.LENGTH;
   }
 
-  /** Takes the token that has come (waits for it, outside `runTasks`) and asks for the next one. */
+  /** Takes the token that has come; waits for it, outside `runTasks`. */
   step(): Ticket | null {
     if (this.reason != Finish.NOT) return null;
-    const pred = this.pred;
-    if (pred === null) return this.wait(this.file.pred(this.prompt, this.options));
-    const choice = pred.choice();
-    if (!choice.ok) return this.failed(choice.errno);
-    const next = choice.unwrap();
-    this.accept(next);
-    return this.reason == Finish.NOT ? this.wait(this.file.decode(next.token, this.options)) : null;
+    const stream = this.stream;
+    if (stream === null) return this.begin();
+    const next = stream.next();
+    if (next !== null) {
+      this.accept(next);
+      if (this.reason == Finish.NOT) return stream;
+    } else if (stream.errno != Errno.OK) {
+      this.failed(stream.errno);
+    } else {
+      this.reason = Finish.LENGTH; // the context's
+    }
+    return null;
   }
 
   /** The text since the last `read`, never empty and never half a character; null at the end. */
@@ -97,9 +107,23 @@ export class Generation extends Task {
     return this.logprobs.length ? sum / this.logprobs.length : 0;
   }
 
-  private wait(pred: Pred): Pred {
-    this.pred = pred;
-    return pred;
+  private begin(): Ticket | null {
+    if (this.stopTexts.length) {
+      const before = this.file.length();
+      if (!before.ok) return this.failed(before.errno);
+      this.before = before.unwrap();
+    }
+    const stops = this.stopTokens;
+    this.stream = this.file.generate(this.prompt, this.maxTokens, stops, this.options, this.ahead);
+    return this.stream;
+  }
+
+  /** Ends at a stop text, which the server does not know of: what it computed behind goes. */
+  private rollBack(stream: TokenStream): void {
+    stream.cancel();
+    const kept = this.before + this.prompt.length + this.tokens.length - 1;
+    const errno = this.file.truncate(kept);
+    if (errno != Errno.OK) this.failed(errno);
   }
 
   private failed(errno: Errno): Ticket | null {
@@ -116,7 +140,10 @@ export class Generation extends Task {
     this.tokens.push(choice.token);
     this.logprobs.push(choice.logprob);
     if (this.tokens.length >= this.maxTokens) this.reason = Finish.LENGTH;
-    if (this.stopTexts.length) this.decode();
+    if (!this.stopTexts.length) return;
+    this.decode();
+    const stream = this.stream;
+    if (this.reason == Finish.STOP && stream !== null) this.rollBack(stream);
   }
 
   /** Brings `content` up to the tokens, and cuts it at a stop text. */

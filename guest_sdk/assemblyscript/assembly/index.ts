@@ -8,5 +8,6 @@ export * from "./model";
 export * from "./msgpack";
 export * from "./pred";
 export * from "./process";
+export * from "./stream";
 export * from "./tickets";
 export * from "./utf8";

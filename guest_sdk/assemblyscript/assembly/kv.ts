@@ -4,6 +4,7 @@ import { Errno, Result, errnoOf, failure, success } from "./errno";
 import { Decoder } from "./msgpack";
 import { Pred, PredOptions } from "./pred";
 import * as raw from "./raw";
+import { TokenStream } from "./stream";
 import { encodeUtf8 } from "./utf8";
 
 /** What a handle allows; combine with `|`. */
@@ -138,6 +139,28 @@ export class KvFile {
   /** Appends tokens and asks for nothing. What follows need not wait for it. */
   prefill(tokens: Array<u32>): Pred {
     return this.forward(tokens.dataStart, tokens.length, 0, NOTHING_WANTED);
+  }
+
+  /**
+   * Samples, appends and goes on by itself: at most `max` tokens behind `tokens` (-1: as many as the
+   * context has room for), until one of `stop`, which is given and not appended. The server may
+   * append up to `ahead` tokens that were not taken yet (-1: its default, 8). `options` are a pred's:
+   * `argmax` or `sample`, `bias`, `allow`.
+   */
+  generate(
+    tokens: Array<u32>,
+    max: i32 = -1,
+    stop: Array<u32> = [],
+    options: PredOptions | null = null,
+    ahead: i32 = -1,
+  ): TokenStream {
+    if (!this.ok) return new TokenStream(this.handle, "generate");
+    const asked = options === null ? new PredOptions() : options;
+    const bytes = asked.bytesOfGeneration(max, stop, ahead);
+    const from = changetype<usize>(bytes);
+    return new TokenStream(
+      raw.generate(this.handle, tokens.dataStart, tokens.length, from, bytes.byteLength),
+      "generate");
   }
 
   /** A copy that shares pages until either side writes. */

@@ -164,6 +164,28 @@ export class PredOptions {
     return bytes;
   }
 
+  /** The map with the options that only a generation has: see `KvFile.generate`. */
+  bytesOfGeneration(max: i32, stop: Array<u32>, ahead: i32): ArrayBuffer {
+    const own = new Encoder();
+    let count = this.count + (this.biased ? 1 : 0);
+    if (max >= 0) {
+      own.text("max").integer(max);
+      count++;
+    }
+    if (stop.length) {
+      own.text("stop").array(stop.length);
+      for (let i = 0; i < stop.length; i++) own.unsigned(stop[i]);
+      count++;
+    }
+    if (ahead >= 0) {
+      own.text("ahead").integer(ahead);
+      count++;
+    }
+    const all = new Encoder().map(count).encoded(this.encoder.bytes()).encoded(own.bytes());
+    if (this.biased) all.text("bias").map(this.biased).encoded(this.biases.bytes());
+    return all.bytes();
+  }
+
   private key(name: string): Encoder {
     this.ready = null;
     this.count++;

@@ -87,9 +87,14 @@ export class Ticket {
     return failure<T>(this.failed, this.what);
   }
 
-  private finish(from: usize, length: i32): void {
+  /** Nothing more comes of it, and it is the host's no longer. */
+  protected end(why: Errno): void {
     this.id = 0;
-    this.failed = errnoOf(length);
+    this.failed = why;
+  }
+
+  private finish(from: usize, length: i32): void {
+    this.end(errnoOf(length));
     if (from == 0 || length <= 0) return;
     const bytes = new ArrayBuffer(length);
     memory.copy(changetype<usize>(bytes), from, length);

@@ -3,7 +3,7 @@
 
 import {
   Channel, Chat, Child, Errno, Finish, Generation, KvFile, LogLevel, PredOptions, Rights, Sampling,
-  SaveFlags, Task, Ticket, check, clockMs, describe, detokenize, exit, fail, inputText, join, log,
+  SaveFlags, Task, Ticket, TokenStream, check, clockMs, describe, detokenize, exit, fail, inputText, join, log,
   modelInfo, randomBytes, randomU64, recv, runTasks, send, sleep, tokenize, unixMs, waitAll, waitAny,
 } from "symphony-lip";
 
@@ -17,6 +17,7 @@ export function lip_main(): i32 {
   if (part == "preds") return predsPart();
   if (part == "sampling") return samplingPart();
   if (part == "generation") return generationPart();
+  if (part == "streams") return streamsPart();
   if (part == "children") return childrenPart();
   if (part == "channels") return channelsPart();
   if (part == "errors") return errorsPart();
@@ -210,6 +211,50 @@ function generationPart(): i32 {
 
   const none = new Generation(KvFile.create(), [], 12);
   tell("empty " + describe(none.finish()) + " " + none.text().reason);
+  return 0;
+}
+
+function streamsPart(): i32 {
+  const prompt = tokenize("def read(path):\n    ").unwrap();
+  const sampling = new Sampling().withTemperature(1.5).withSeed(3);
+  const options = new PredOptions().sample(sampling);
+  const file = KvFile.create();
+  const whole = file.generate(prompt, 10, [], options, 2);
+  tell("busy " + describe(file.length().errno));
+  const tokens = whole.rest();
+  let same = true;
+  const looped = KvFile.create();
+  let next = looped.pred(prompt, options).choice().unwrap();
+  for (let i = 0; i < tokens.length; i++) {
+    same = same && next.token == tokens[i].token && near(next.logprob, tokens[i].logprob);
+    next = looped.decode(next.token, options).choice().unwrap();
+  }
+  tell(`whole ${same} ${tokens.length} ${whole.errno} ${whole.done} ${whole.next() === null}`);
+  tell(`kept ${file.length().unwrap() == prompt.length + 9}`);
+
+  const stopped = KvFile.create().generate(prompt, 10, [5, tokens[4].token], options);
+  tell(`stopped ${stopped.rest().length <= 5}`);
+
+  const streams: TokenStream[] = [];
+  for (let i = 0; i < 3; i++) streams.push(KvFile.create().generate(prompt, 4 + i, [], options));
+  let count = 0;
+  while (streams.length) {
+    const index = waitAny(streams);
+    const many = streams[index].nextMany();
+    count += many.length;
+    if (!many.length) streams.splice(index, 1);
+  }
+  tell(`together ${count}`);
+
+  const cut = KvFile.create();
+  const dropped = cut.generate(prompt, -1, [], null, 3);
+  dropped.next();
+  dropped.cancel();
+  const length = cut.length().unwrap();
+  tell(`cancelled ${length >= prompt.length && length <= prompt.length + 5} ${describe(dropped.errno)}`);
+  check(cut.truncate(prompt.length), "truncate");
+  tell("none " + describe(cut.generate([], 3).status()));
+  tell("bad " + describe(cut.generate([1], 3, [], new PredOptions().top(2)).status()));
   return 0;
 }
 
