@@ -12,6 +12,7 @@ import os
 import selectors
 import signal
 import sys
+from math import inf
 from typing import Any
 
 from symphony_kernel.configuration import (
@@ -22,6 +23,7 @@ from symphony_kernel.configuration import (
 )
 from symphony_kernel.executor.models.config import CheckpointError
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.server import Server
 
@@ -46,7 +48,11 @@ async def boot(configuration: Configuration) -> int:
         os._exit(0)  # a thread that loads a model cannot be told to stop
     executor, assets = loading.result()
     # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
-    options = KernelOptions(prefix_cache_share=configuration.prefix_cache_share)
+    options = KernelOptions(
+        steps=StepLimits(decode_gap_ms=configuration.max_decode_gap_ms or inf),
+        prefix_cache_share=configuration.prefix_cache_share,
+        tenant_weights=configuration.tenant_weights,
+    )
     kernel = Kernel(executor, describe(assets), clock, options)
     # 5. What is there now stays: the collector need not look at it again and again, nor at every
     #    batch's few thousand short-lived objects.

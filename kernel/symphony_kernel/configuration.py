@@ -15,7 +15,11 @@ from symphony_kernel.executor.simulated import (
     SimulatedExecutor,
     simulated_model,
 )
-from symphony_kernel.protocol.limits import PREFIX_CACHE_SHARE
+from symphony_kernel.protocol.limits import (
+    DECODE_GAP_MS_DEFAULT,
+    PREFIX_CACHE_SHARE,
+    TENANT_WEIGHT_MAX,
+)
 from symphony_kernel.scheduler.clock import Clock
 
 TINY = "tiny"
@@ -38,6 +42,8 @@ class Configuration:
     pool_bytes: int | None = None
     threads: int | None = None
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for what programs offer
+    max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
+    tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
     simulated: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -68,10 +74,24 @@ def parse_configuration(line: str) -> Configuration:
     share = configuration.prefix_cache_share
     if type(share) not in (int, float) or not 0 <= share <= 1:
         raise ConfigurationError("prefix_cache_share is a number from 0 to 1")
+    _check_shares(configuration)
     unknown = set(configuration.simulated) - {f.name for f in fields(CostModel)}
     if unknown - {"pages", "hashed"}:
         raise ConfigurationError(f"a simulated executor has no {sorted(unknown)}")
     return configuration
+
+
+def _check_shares(configuration: Configuration) -> None:
+    """Check how the device is shared; ConfigurationError."""
+    gap = configuration.max_decode_gap_ms
+    if type(gap) not in (int, float) or not gap >= 0:  # as no NaN is
+        raise ConfigurationError("max_decode_gap_ms is a number, at least 0")
+    weights = configuration.tenant_weights
+    if type(weights) is not dict or not all(
+        type(weight) in (int, float) and 0 < weight < TENANT_WEIGHT_MAX
+        for weight in weights.values()
+    ):
+        raise ConfigurationError("tenant_weights are positive numbers by tenant")
 
 
 def make_executor(

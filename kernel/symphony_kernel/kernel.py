@@ -12,7 +12,7 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -47,6 +47,7 @@ class KernelOptions:
     steps: StepLimits = field(default_factory=StepLimits)
     tenants: TenantLimits | None = None  # by default one tenant may fill the pool
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
 
 
 class Port:
@@ -144,6 +145,8 @@ class Kernel:
             options.steps,
             self._traced,
         )
+        for tenant, weight in options.tenant_weights.items():
+            self._scheduler.set_tenant_weight(tenant, weight)
         self._processes = ProcessTable(self._kvfs, self._scheduler, self._exceeded)
         self._syscalls = Syscalls(
             self._kvfs, self._processes, self._scheduler, executor.model, self._reply

@@ -66,7 +66,7 @@ def _serve(options: argparse.Namespace) -> int:
     from symphony_runtime.supervisor import serve
 
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "executor",
-             "pool_bytes", "threads", "drain_seconds")  # fmt: skip
+             "pool_bytes", "threads", "drain_seconds", "max_decode_gap_ms")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -534,6 +534,10 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
     serve.add_argument("--threads", type=int, help="that the model computes with")
     serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
+    serve.add_argument(
+        "--max-decode-gap-ms", type=float,
+        help="of a step with prompts beside others' decodes; default 200; 0: any time",
+    )  # fmt: skip
     # For tests and benchmarks of everything but the model.
     serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
 

@@ -6,6 +6,10 @@ The file is TOML with the options' names as keys; an option on the command line 
     host = "127.0.0.1"
     port = 8700
     workers = 1
+    max_decode_gap_ms = 200 # a step with prompts beside others' decodes takes no longer
+
+    [tenant_weights]        # shares of the device; 1 where none stands
+    research = 2
 
 Where a server is, is told in two small JSON files ({url, key_file, pid}): `server.json` in its data
 directory, and one for the user, so that the other commands find it without being told.
@@ -19,10 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from symphony_kernel.protocol.limits import (
+    DECODE_GAP_MS_DEFAULT,
     DRAIN_SECONDS_MAX,
     PREFIX_CACHE_SHARE,
+    RUN_KEPT_SECONDS_MAX,
     RUNS_LIVE_MAX,
+    TENANT_KEPT_BYTES_MAX,
+    TENANT_RUNS_KEPT_MAX,
     TENANT_RUNS_LIVE_MAX,
+    TENANT_WEIGHT_MAX,
 )
 
 WORKERS_MAX = 64
@@ -62,6 +71,13 @@ class ServeOptions:
     drain_seconds: float = DRAIN_SECONDS_MAX
     runs_live_max: int = RUNS_LIVE_MAX
     tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
+    run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
+    tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX  # of more the oldest are deleted
+    tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
+    # How long a step may take when prompts are computed beside others' decodes; 0: any time.
+    max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
+    # Tenants' shares of the device relative to each other's; 1.0 where none stands.
+    tenant_weights: dict[str, float] = field(default_factory=dict)
     simulated: dict[str, Any] = field(default_factory=dict)  # cost model of the simulated executor
 
     def checked(self) -> "ServeOptions":
@@ -84,10 +100,22 @@ class ServeOptions:
         for name, (low, high) in bounds.items():
             if not low <= getattr(self, name) <= high:
                 raise OptionsError(f"{name} must be from {low} to {high}")
-        for name, low in {"pool_bytes": 1, "threads": 1, "drain_seconds": 0}.items():
+        least = {
+            "pool_bytes": 1,
+            "threads": 1,
+            "drain_seconds": 0,
+            "max_decode_gap_ms": 0,
+            "run_kept_seconds_max": 0,
+            "tenant_runs_kept_max": 0,
+            "tenant_kept_bytes_max": 0,
+        }
+        for name, low in least.items():
             value = getattr(self, name)
             if value is not None and not value >= low:  # as no NaN is
                 raise OptionsError(f"{name} must be at least {low}")
+        for tenant, weight in self.tenant_weights.items():
+            if type(weight) not in (int, float) or not 0 < weight < TENANT_WEIGHT_MAX:
+                raise OptionsError(f"tenant_weights: that of {tenant} must be a positive number")
         return self
 
 
@@ -111,7 +139,13 @@ def _read_file(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise OptionsError(f"{path}: {error}") from error
     types = {f.name: type(f.default) for f in fields(ServeOptions)}
-    types |= {"data_dir": str, "simulated": dict, "pool_bytes": int, "threads": int}
+    types |= {
+        "data_dir": str,
+        "simulated": dict,
+        "tenant_weights": dict,
+        "pool_bytes": int,
+        "threads": int,
+    }
     for name, value in values.items():
         wanted = types.get(name)
         if wanted is None:

@@ -358,6 +358,8 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "dtype": options.dtype,
         "pool_bytes": options.pool_bytes,
         "prefix_cache_share": options.prefix_cache_share,
+        "max_decode_gap_ms": options.max_decode_gap_ms,
+        "tenant_weights": options.tenant_weights,
         "threads": options.threads,
         "simulated": options.simulated,
     }
@@ -375,6 +377,9 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "port": options.port,
         "runs_live_max": options.runs_live_max,
         "tenant_runs_live_max": options.tenant_runs_live_max,
+        "run_kept_seconds_max": options.run_kept_seconds_max,
+        "tenant_runs_kept_max": options.tenant_runs_kept_max,
+        "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
         "drain_seconds": options.drain_seconds,
     }
     seen = {name: environment[name] for name in _WORKER_ENVIRONMENT if name in environment}

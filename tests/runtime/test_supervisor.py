@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from symphony_runtime.config import (
+    OptionsError,
     ServeOptions,
     ServerPlace,
     read_options,
@@ -200,6 +201,18 @@ def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) ->
     assert (options.port, options.workers, options.drain_seconds) == (5, 3, 2)
     assert options.data_dir == tmp_path / "data"
     assert read_options(None, {}) == ServeOptions()
+
+
+def test_how_the_device_is_shared_reaches_the_kernel(tmp_path: Path) -> None:
+    config = tmp_path / "symphony.toml"
+    config.write_text("max_decode_gap_ms = 50\n[tenant_weights]\nresearch = 2\n")
+    kernel, *_ = role_specs(read_options(config, {}), tmp_path)
+    assert kernel.config["max_decode_gap_ms"] == 50
+    assert kernel.config["tenant_weights"] == {"research": 2}
+    for wrong in ("max_decode_gap_ms = -1", "[tenant_weights]\na = 0", '[tenant_weights]\na = "2"'):
+        config.write_text(wrong)
+        with pytest.raises(OptionsError, match=wrong.split()[0].strip("[]")):
+            read_options(config, {})
 
 
 def test_one_data_directory_has_one_server(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two looks at whose turn it is
 # How long a step may take when prompts are computed beside others' decodes: it is given as many
 # tokens of prompts as fit. An operator may set it (`--max-decode-gap-ms`).
 DECODE_GAP_MS_DEFAULT = 200.0
+TENANT_WEIGHT_MAX = 1e6  # of a tenant's share, relative to the others'
 PREFILL_TOKENS_MIN = 16  # of prompts in a step beside decodes, however little time there is
 DECODING_MS_MAX = 1_000  # since a LIP's last result: so long it counts as decoding
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them

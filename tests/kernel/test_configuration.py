@@ -1,0 +1,37 @@
+"""What the supervisor may tell a kernel, and what it hears of a wrong word."""
+
+import json
+from typing import Any
+
+import pytest
+from symphony_kernel.configuration import Configuration, ConfigurationError, parse_configuration
+from symphony_kernel.protocol.limits import DECODE_GAP_MS_DEFAULT
+
+
+def parse(**values: Any) -> Configuration:
+    given = {"socket": "kernel.sock", "secrets": {"gateway": "00ff"}, **values}
+    return parse_configuration(json.dumps(given))
+
+
+def test_the_device_is_shared_as_the_operator_says() -> None:
+    assert parse().max_decode_gap_ms == DECODE_GAP_MS_DEFAULT
+    assert parse().tenant_weights == {}
+    told = parse(max_decode_gap_ms=50, tenant_weights={"a": 2, "b": 0.5})
+    assert (told.max_decode_gap_ms, told.tenant_weights) == (50, {"a": 2, "b": 0.5})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_decode_gap_ms": -1},
+        {"max_decode_gap_ms": "200"},
+        {"max_decode_gap_ms": float("nan")},
+        {"tenant_weights": {"a": 0}},
+        {"tenant_weights": {"a": True}},
+        {"tenant_weights": {"a": "2"}},
+        {"tenant_weights": [2]},
+    ],
+)
+def test_a_share_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        parse(**wrong)
