@@ -13,34 +13,38 @@ namespace symphony {
 namespace {
 
 // A head's numbers turned by a position's angles, after a norm if there is one, times `scale`.
-// `turned` has room for head_dim floats.
 struct Rotation {
     int head_dim;
     float norm_epsilon;
     const float *cosines, *sines;  // [head_dim / 2] of the position
 
-    void turn(const float *from, const float *norm, float scale, float *turned) const {
+    // Calls sink(d, 16 numbers, how many of them there are) for each part. WHOLE: half a head is a
+    // multiple of 16.
+    template <bool WHOLE, class Sink>
+    void turn(const float *from, const float *norm, float scale, Sink sink) const {
         const int half = head_dim / 2;
-        const __m512 factor = _mm512_set1_ps(norm ? scale * root(from) : scale);
+        const __m512 factor = _mm512_set1_ps(norm ? scale * root<WHOLE>(from) : scale);
         for (int i = 0; i < half; i += LANES) {
-            const __mmask16 lanes = first_lanes(half - i);
-            __m512 x = _mm512_mul_ps(load(from + i, lanes), factor);
-            __m512 y = _mm512_mul_ps(load(from + half + i, lanes), factor);
+            const int left = half - i;
+            __m512 x = _mm512_mul_ps(load_part<WHOLE>(from + i, left), factor);
+            __m512 y = _mm512_mul_ps(load_part<WHOLE>(from + half + i, left), factor);
             if (norm) {
-                x = _mm512_mul_ps(x, load(norm + i, lanes));
-                y = _mm512_mul_ps(y, load(norm + half + i, lanes));
+                x = _mm512_mul_ps(x, load_part<WHOLE>(norm + i, left));
+                y = _mm512_mul_ps(y, load_part<WHOLE>(norm + half + i, left));
             }
-            const __m512 cosine = load(cosines + i, lanes), sine = load(sines + i, lanes);
-            store(turned + i, _mm512_fmsub_ps(x, cosine, _mm512_mul_ps(y, sine)), lanes);
-            store(turned + half + i, _mm512_fmadd_ps(y, cosine, _mm512_mul_ps(x, sine)), lanes);
+            const __m512 cosine = load_part<WHOLE>(cosines + i, left);
+            const __m512 sine = load_part<WHOLE>(sines + i, left);
+            sink(i, _mm512_fmsub_ps(x, cosine, _mm512_mul_ps(y, sine)), left);
+            sink(half + i, _mm512_fmadd_ps(y, cosine, _mm512_mul_ps(x, sine)), left);
         }
     }
 
   private:
+    template <bool WHOLE>
     float root(const float *from) const {
         __m512 squares = _mm512_setzero_ps();
         for (int i = 0; i < head_dim; i += LANES) {
-            const __m512 x = load(from + i, first_lanes(head_dim - i));
+            const __m512 x = load_part<WHOLE>(from + i, head_dim - i);
             squares = _mm512_fmadd_ps(x, x, squares);
         }
         return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(head_dim) + norm_epsilon);
@@ -50,7 +54,7 @@ struct Rotation {
 // What a task works with, of one thread.
 struct Scratch {
     Scratch(const PoolLayout &layout)
-        : turned(layout.head_dim + LANES),
+        : turned(size_t(layout.head_dim) + LANES),
           queries(size_t(QUERIES_MAX) * layout.key_units),
           scores(size_t(QUERIES_MAX) * SCORES_STRIDE),
           sums(size_t(QUERIES_MAX) * layout.width),
@@ -107,12 +111,28 @@ struct Attention::Impl {
         const float *keys = layer.qkv + token * layer.qkv_stride +
                             size_t(layout.heads + kv_head) * head_dim;
         const float *values = keys + size_t(layout.kv_heads) * head_dim;
-        const int64_t slot = planner.slots[token];
+        const int64_t slot = planner.slots[size_t(token)];
         uint32_t *page = layout.page(pool, layer.layer, slot / PAGE_TOKENS, kv_head);
         const int lane = int(slot % PAGE_TOKENS);
-        rotation(layer, token).turn(keys, layer.k_norm, 1.0f, turned);
-        write_key<T>(layout, page, lane, turned);
+        turn<T>(rotation(layer, token), keys, layer.k_norm, 1.0f, turned,
+                [&](int d, __m512 x, int) { write_key<T>(layout, page, lane, d, x); });
         write_value<T>(layout, page, lane, values);
+    }
+
+    // Turns a head, and hands it on in parts that begin at multiples of 16.
+    template <class T, class Sink>
+    void turn(const Rotation &rotation, const float *from, const float *norm, float scale,
+              float *turned, Sink sink) const {
+        const int head_dim = layout.head_dim;
+        if (head_dim % (2 * LANES) == 0) {
+            rotation.turn<true>(from, norm, scale, sink);
+            return;
+        }
+        rotation.turn<false>(from, norm, scale, [&](int d, __m512 x, int left) {
+            store_part<FloatUnits, false>(turned + d, x, left);
+        });
+        for (int d = 0; d < head_dim; d += LANES)
+            sink(d, load_part<false>(turned + d, head_dim - d), head_dim - d);
     }
 
     // The queries of a task as its rows, scaled so that weights are powers of two.
@@ -122,17 +142,21 @@ struct Attention::Impl {
         const float scale = float(1.4426950408889634 / std::sqrt(double(layout.head_dim)));
         auto *units = reinterpret_cast<typename T::Element *>(my.queries.data());
         for (int i = 0; i < task.count; ++i) {
-            const int32_t token = planner.members[task.first + i];
+            const int32_t token = planner.members[size_t(task.first + i)];
             const Rotation rotation = this->rotation(layer, token);
             const float *from = layer.qkv + token * layer.qkv_stride + size_t(head) * layout.head_dim;
-            for (int h = 0; h < heads; ++h, from += layout.head_dim, units += layout.head_dim) {
-                rotation.turn(from, layer.q_norm, scale, my.turned.data());
-                for (int d = 0; d < layout.head_dim; d += LANES) {
-                    const __mmask16 lanes = first_lanes(layout.head_dim - d);
-                    T::store(units + d, load(my.turned.data() + d, lanes), lanes);
-                }
-            }
+            for (int h = 0; h < heads; ++h, from += layout.head_dim, units += layout.head_dim)
+                turn<T>(rotation, from, layer.q_norm, scale, my.turned.data(),
+                        [&](int d, __m512 x, int left) { write_part<T>(units + d, x, left); });
         }
+    }
+
+    template <class T>
+    static void write_part(typename T::Element *place, __m512 x, int left) {
+        if (left >= LANES)
+            T::store(place, x);
+        else
+            store_part<T, false>(place, x, left);
     }
 
     // Finds block `index` of a task's pages; copies the last token if it has no neighbour.
@@ -162,12 +186,17 @@ struct Attention::Impl {
         const int rows = task.count * heads;
         const uint32_t *queries = my.queries.data();
         float *scores = my.scores.data();
+        const bool few = rows <= 2 * TILE_QUERIES;
         for_tiles(rows, [&](int row, auto size) {
-            score_rows<T, size()>(layout.key_units, queries + size_t(row) * layout.key_units, block,
-                                  scores + size_t(row) * SCORES_STRIDE);
+            const uint32_t *from = queries + size_t(row) * layout.key_units;
+            float *to = scores + size_t(row) * SCORES_STRIDE;
+            if (few && row == 0)
+                score_rows<T, size(), true>(layout.key_units, from, block, to);
+            else
+                score_rows<T, size(), false>(layout.key_units, from, block, to);
         });
         for (int i = 0; i < task.count; ++i) {
-            const Visible visible = planner.visible(planner.members[task.first + i], window,
+            const Visible visible = planner.visible(planner.members[size_t(task.first + i)], window,
                                                     index * BLOCK_TOKENS, block);
             for (int row = i * heads; row < (i + 1) * heads; ++row) {
                 float total;
@@ -217,15 +246,15 @@ struct Attention::Impl {
     void finish(const AttentionLayer &layer, const Task &task, int head, int heads, Scratch &my) const {
         auto *out = static_cast<typename T::Element *>(layer.out);
         for (int i = 0; i < task.count; ++i) {
-            const int32_t token = planner.members[task.first + i];
+            const int32_t token = planner.members[size_t(task.first + i)];
             for (int h = 0; h < heads; ++h) {
                 const int row = i * heads + h;
                 const float *sums = my.sums.data() + size_t(row) * layout.width;
                 auto *place = out + token * layer.out_stride + size_t(head + h) * layout.head_dim;
                 const __m512 total = _mm512_set1_ps(my.totals[row]);
                 for (int d = 0; d < layout.head_dim; d += LANES)
-                    T::store(place + d, _mm512_div_ps(_mm512_load_ps(sums + d), total),
-                             first_lanes(layout.head_dim - d));
+                    write_part<T>(place + d, _mm512_div_ps(_mm512_load_ps(sums + d), total),
+                                   layout.head_dim - d);
             }
         }
     }

@@ -32,7 +32,8 @@ struct Visible {
     uint16_t pages[BLOCK_PAGES];
 };
 
-template <class T, int R, int C>
+// COLD: the entries come from memory, and V, which lies behind K, is sent for on the way.
+template <class T, int R, int C, bool COLD>
 inline void score_tile(int units, const uint32_t *queries, const uint32_t *const *keys,
                        float *scores) {
     __m512 sums[R][C];
@@ -43,7 +44,11 @@ inline void score_tile(int units, const uint32_t *queries, const uint32_t *const
     for (int u = 0; u < units; ++u) {
         __m512i k[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) k[c] = _mm512_load_si512(keys[c] + size_t(u) * LANES);
+        for (int c = 0; c < C; ++c) {
+            const uint32_t *key = keys[c] + size_t(u) * LANES;
+            k[c] = _mm512_load_si512(key);
+            if (COLD) _mm_prefetch(key + size_t(units) * LANES, _MM_HINT_T1);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m512i q = _mm512_set1_epi32(int(queries[size_t(r) * units + u]));
@@ -58,24 +63,24 @@ inline void score_tile(int units, const uint32_t *queries, const uint32_t *const
             _mm512_store_ps(scores + size_t(r) * SCORES_STRIDE + c * LANES, sums[r][c]);
 }
 
-template <class T, int R>
+template <class T, int R, bool COLD>
 inline void score_rows(int units, const uint32_t *queries, const Block &block, float *scores) {
     constexpr int WIDE = R <= 3 ? 8 : 4;
     int page = block.first_page;
     const int end = block.last_page;
     for (; page + WIDE <= end; page += WIDE)
-        score_tile<T, R, WIDE>(units, queries, block.keys + page, scores + page * LANES);
+        score_tile<T, R, WIDE, COLD>(units, queries, block.keys + page, scores + page * LANES);
     if constexpr (WIDE == 8)
         if (page + 4 <= end) {
-            score_tile<T, R, 4>(units, queries, block.keys + page, scores + page * LANES);
+            score_tile<T, R, 4, COLD>(units, queries, block.keys + page, scores + page * LANES);
             page += 4;
         }
     if (page + 2 <= end) {
-        score_tile<T, R, 2>(units, queries, block.keys + page, scores + page * LANES);
+        score_tile<T, R, 2, COLD>(units, queries, block.keys + page, scores + page * LANES);
         page += 2;
     }
     if (page < end)
-        score_tile<T, R, 1>(units, queries, block.keys + page, scores + page * LANES);
+        score_tile<T, R, 1, COLD>(units, queries, block.keys + page, scores + page * LANES);
 }
 
 // Turns a row of scores (in powers of two) into weights relative to their maximum, in place, as units
@@ -103,7 +108,7 @@ inline float weigh(float *scores, const Block &block, const Visible &visible, fl
         const __m512 x = _mm512_load_ps(scores + page * LANES);
         const __m512 weight = exp2_negative<T::EXP_DEGREE>(_mm512_sub_ps(x, base));
         sums[page % 2] = _mm512_add_ps(sums[page % 2], weight);
-        T::store(weights + page * PAGE_TOKENS, weight, 0xFFFF);
+        T::store(weights + page * PAGE_TOKENS, weight);
     }
     *total = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
     return maximum;

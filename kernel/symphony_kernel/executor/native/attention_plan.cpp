@@ -80,8 +80,7 @@ void Planner::plan(const StepRows &step) {
         const int32_t blocks = part_blocks();
         for (Span &span : spans_) cut(span, blocks, work);
         make_merges(work);
-        auto dearer = [](const Task &a, const Task &b) { return a.cost > b.cost; };
-        std::stable_sort(work.tasks.begin(), work.tasks.end(), dearer);
+        arrange(work.tasks);
     }
     partial_sums.resize(std::max(partial_sums.size(), size_t(partial_rows_) * size_t(width_) + LANES));
     partial_totals.resize(std::max(partial_totals.size(), 2 * size_t(partial_rows_)));
@@ -337,6 +336,20 @@ void Planner::note_sources(const Task &task) {
         for (int32_t block = task.block_begin; block < task.block_end; ++block)
             sources[block - target.block_begin] = int64_t(partial(task, block)) + i * shared_;
     }
+}
+
+// Dearest first, so that the threads end together. Where tasks are many and small, one kv head after
+// the other, so that its entries stay in the cache from task to task.
+void Planner::arrange(std::vector<Task> &tasks) const {
+    float total = 0.0f, most = 0.0f;
+    for (const Task &task : tasks) {
+        total += task.cost;
+        most = std::max(most, task.cost);
+    }
+    const bool small = most * float(4 * threads_ * kv_heads_) <= total;
+    std::stable_sort(tasks.begin(), tasks.end(), [small](const Task &a, const Task &b) {
+        return small && a.kv_head != b.kv_head ? a.kv_head < b.kv_head : a.cost > b.cost;
+    });
 }
 
 void Planner::make_merges(Work &work) {

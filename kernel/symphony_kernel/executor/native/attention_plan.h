@@ -92,6 +92,7 @@ class Planner {
     void add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_head, Work &work);
     void note_sources(const Task &task);
     void make_merges(Work &work);
+    void arrange(std::vector<Task> &tasks) const;
     int32_t length(int32_t row) const;
     const int32_t *table(int32_t row) const { return rows.tables + rows.table_offsets[row]; }
 

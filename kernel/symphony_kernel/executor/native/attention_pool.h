@@ -1,6 +1,7 @@
 // The pool's layout, and numbers on their way into it.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -61,24 +62,27 @@ struct PoolLayout {
     }
 };
 
-// Writes a token's key and value, head_dim floats each, into its lane of a head's page.
+// Writes up to 16 dimensions of a token's key, from the even `d` on, into its lane of a head's page.
 template <class T>
-inline void write_key(const PoolLayout &layout, uint32_t *page, int lane, const float *key) {
-    for (int d = 0; d < layout.head_dim; d += LANES) {
-        const int left = layout.head_dim - d;
-        uint32_t units[LANES];
-        T::store(units, load(key + d, first_lanes(left)), 0xFFFF);
-        const int count = std::min(left, LANES) / T::PER_UNIT;
-        uint32_t *place = page + size_t(d / T::PER_UNIT) * PAGE_TOKENS + lane;
-        for (int u = 0; u < count; ++u) place[size_t(u) * PAGE_TOKENS] = units[u];
+inline void write_key(const PoolLayout &layout, uint32_t *page, int lane, int d, __m512 x) {
+    alignas(LINE_BYTES) uint32_t units[LANES];
+    T::store(units, x);
+    uint32_t *place = page + size_t(d / T::PER_UNIT) * PAGE_TOKENS + lane;
+    const int left = layout.head_dim - d;
+    if (left >= LANES) {
+#pragma GCC unroll 16
+        for (int u = 0; u < LANES / T::PER_UNIT; ++u) place[size_t(u) * PAGE_TOKENS] = units[u];
+    } else {
+        for (int u = 0; u < left / T::PER_UNIT; ++u) place[size_t(u) * PAGE_TOKENS] = units[u];
     }
 }
 
+// Writes a token's value, head_dim floats.
 template <class T>
 inline void write_value(const PoolLayout &layout, uint32_t *page, int lane, const float *value) {
     uint32_t *row = page + layout.values_at + size_t(lane / T::PER_UNIT) * layout.width;
     for (int d = 0; d < layout.head_dim; d += LANES) {
-        const __mmask16 lanes = first_lanes(layout.head_dim - d);
+        const __mmask16 lanes = first_lanes(std::min(layout.head_dim - d, LANES));
         T::store_value(row + d, lane, load(value + d, lanes), lanes);
     }
 }

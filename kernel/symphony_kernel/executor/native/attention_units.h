@@ -1,6 +1,7 @@
 // The arithmetic of attention on the pool's units of 4 bytes: a pair of bfloat16 or one float32.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "types.h"
@@ -20,6 +21,13 @@ inline __m256i to_bfloat16(__m512 x) {
     up = _mm512_mask_set1_epi32(up, nan, 0x7FC00000);
     return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
 #endif
+}
+
+// Of a head's 16 numbers from `d` on those that there are; all of them where a head is `WHOLE`, a
+// multiple of 16: masked accesses are slow.
+template <bool WHOLE>
+inline __m512 load_part(const float *from, int left) {
+    return WHOLE ? load(from) : load(from, first_lanes(std::min(left, LANES)));
 }
 
 struct PairUnits {
@@ -43,6 +51,9 @@ struct PairUnits {
     static inline void store(void *elements, __m512 x, __mmask16 lanes) {
         _mm256_mask_storeu_epi16(elements, lanes, to_bfloat16(x));
     }
+    static inline void store(void *elements, __m512 x) {
+        _mm256_storeu_si256(static_cast<__m256i *>(elements), to_bfloat16(x));
+    }
 
     // One token's 16 dimensions into its half of the pairs of V.
     static inline void store_value(uint32_t *units, int token, __m512 x, __mmask16 lanes) {
@@ -65,11 +76,20 @@ struct FloatUnits {
     static inline void store(void *elements, __m512 x, __mmask16 lanes) {
         _mm512_mask_storeu_ps(elements, lanes, x);
     }
+    static inline void store(void *elements, __m512 x) { _mm512_storeu_ps(elements, x); }
 
     static inline void store_value(uint32_t *units, int, __m512 x, __mmask16 lanes) {
         _mm512_mask_storeu_ps(units, lanes, x);
     }
 };
+
+template <class T, bool WHOLE>
+inline void store_part(void *elements, __m512 x, int left) {
+    if (WHOLE)
+        T::store(elements, x);
+    else
+        T::store(elements, x, first_lanes(std::min(left, LANES)));
+}
 
 // Minimax polynomials of 2^f on [-0.5, 0.5]. That of degree 6 is good to one unit in the last place,
 // and 1 at 0; that of degree 4 to 3e-6.

@@ -1,0 +1,180 @@
+"""`python -m benchmarks.attention`: one layer's attention over pages, native against torch.
+
+Entries lie in a pool of so many layers that the caches cannot hold it, and the layers are computed
+in turn. The two ways take turns, and the best time of each is told, in microseconds a layer, with
+its share of the floor: bytes over the bandwidth, or operations over the rate of a large product,
+whichever takes longer, both measured in the same run.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from symphony_kernel.executor.attention import attend
+from symphony_kernel.executor.base import Row
+from symphony_kernel.executor.native.attention import LayerWork, LoneAttention, PagePool, PoolShape
+from symphony_kernel.executor.native.library import load_library
+from symphony_kernel.executor.native.rows import flat_step
+from symphony_kernel.executor.step import Geometry, plan_step
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+POOL_BYTES = 192 << 20
+SHAPES = {"135M": (9, 3, 64), "0.5B": (14, 2, 64)}
+# (rows, new tokens of each, entries present before)
+CASES = {
+    "decode 1 x 256": (1, 1, 255),
+    "decode 1 x 4,096": (1, 1, 4095),
+    "decode 16 x 256": (16, 1, 255),
+    "decode 16 x 1,024": (16, 1, 1023),
+    "decode 64 x 512": (64, 1, 511),
+    "16 forks x 1,024": (16, 1, 1023),
+    "prefill 1,024": (1, 1024, 0),
+    "prefill 64 after 2,048": (1, 64, 2048),
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine can do at best."""
+
+    bytes_per_us: float
+    operations_per_us: float
+
+
+def _best(work: Callable[[], None], seconds: float, least: int = 3) -> float:
+    """Return the shortest time of several calls, in microseconds."""
+    times: list[float] = []
+    while sum(times) < seconds or len(times) < least:
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times) * 1e6
+
+
+def _measure_machine() -> Machine:
+    stream = torch.ones(64 << 20, dtype=torch.float32)
+    reading = _best(lambda: torch.sum(stream), 0.5)
+    size = 2048
+    a = torch.randn(size, size).bfloat16()
+    multiplying = _best(lambda: torch.mm(a, a), 0.5)
+    return Machine(stream.nbytes / reading, 2 * size**3 / multiplying)
+
+
+def _rows(name: str) -> list[Row]:
+    rows, q, start = CASES[name]
+    needed = -(-(start + q) // PAGE_TOKENS)
+    pages = needed + rows - 1 if "forks" in name else rows * needed
+    free = iter(np.random.default_rng(0).permutation(pages).astype(np.int32))
+    trunk = [next(free) for _ in range(needed - 1)] if "forks" in name else []
+    tables = [
+        np.array([*trunk, *(next(free) for _ in range(needed - len(trunk)))], np.int32)
+        for _ in range(rows)
+    ]
+    return [
+        Row(
+            tokens=np.zeros(q, np.uint32),
+            positions=np.arange(start, start + q, dtype=np.int32),
+            start=start,
+            block_table=table,
+            places=np.empty(0, np.int32),
+        )
+        for table in tables
+    ]
+
+
+def _floor(name: str, shape: tuple[int, int, int], machine: Machine) -> float:
+    """Return the least time of a layer in microseconds."""
+    heads, kv_heads, head_dim = shape
+    rows, q, start = CASES[name]
+    entries = start + q if "forks" in name else rows * (start + q)
+    pairs = rows * sum(start + i + 1 for i in range(q))
+    reading = entries * 2 * kv_heads * head_dim * 2 / machine.bytes_per_us
+    return max(reading, pairs * heads * head_dim * 4 / machine.operations_per_us)
+
+
+def _pages_and_layers(rows: list[Row], shape: tuple[int, int, int]) -> tuple[int, int]:
+    pages = max(int(row.block_table.max()) for row in rows) + 1
+    return pages, -(-POOL_BYTES // (pages * PAGE_TOKENS * 2 * shape[1] * shape[2] * 2))
+
+
+def _native(rows: list[Row], shape: tuple[int, int, int], threads: int) -> Callable[[], None]:
+    heads, kv_heads, head_dim = shape
+    library = load_library()
+    pages, layers = _pages_and_layers(rows, shape)
+    pool = PagePool(library, PoolShape(*shape, 2, pages, (None,) * layers, threads=threads))
+    random = np.random.default_rng(1)
+    slots = np.arange(pages * PAGE_TOKENS)
+    plain = random.standard_normal((PAGE_TOKENS, 2, kv_heads, head_dim)).astype(np.float32)
+    bits = torch.from_numpy(plain).bfloat16().view(torch.int16).numpy().view(np.uint16)
+    for layer in range(layers):
+        pool.write(layer, slots[:PAGE_TOKENS], bits)
+    first = np.repeat(slots[:PAGE_TOKENS][None], pages - 1, axis=0).ravel()
+    pool.copy(np.stack((first, slots[PAGE_TOKENS:])))
+    flat = flat_step(rows).rows
+    count = len(flat.positions)
+    qkv = random.standard_normal((count, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
+    out = np.zeros((count, heads * head_dim), np.uint16)
+    angles = np.zeros((8192, head_dim // 2), np.float32)
+    works = [LayerWork(layer, qkv, out, angles + 1, angles) for layer in range(layers)]
+    attention = LoneAttention(library, pool)
+    attention.plan(flat)
+    return lambda: attention.compute(works)
+
+
+def _torch(rows: list[Row], shape: tuple[int, int, int], _: int) -> Callable[[], None]:
+    heads, kv_heads, head_dim = shape
+    pages, layers = _pages_and_layers(rows, shape)
+    slots = (pages + 1) * PAGE_TOKENS
+    pool = torch.randn(slots, 2, kv_heads, head_dim).bfloat16().repeat(layers, 1, 1, 1, 1)
+    geometry = Geometry((None,), pages * PAGE_TOKENS, torch.bfloat16, torch.device("cpu"))
+    groups = plan_step(rows, geometry).inputs.groups[None]
+    queries = torch.randn(sum(len(row.tokens) for row in rows), heads, head_dim).bfloat16()
+
+    def work() -> None:
+        for layer in range(layers):
+            attend(queries, pool[layer], groups, exact=False)
+
+    return work
+
+
+def _compare(
+    name: str, shape: tuple[int, int, int], threads: int, seconds: float
+) -> npt.NDArray[np.float64]:
+    """Return the best times of a layer, native's and torch's, in microseconds."""
+    rows = _rows(name)
+    ways = [_native(rows, shape, threads), _torch(rows, shape, threads)]
+    rounds = [[_best(way, seconds / 6, least=1) for way in ways] for _ in range(3)]
+    return np.min(np.array(rounds), axis=0) / _pages_and_layers(rows, shape)[1]
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shape", choices=SHAPES, default="135M")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each case")
+    parser.add_argument("--case", choices=CASES, action="append")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    machine = _measure_machine()
+    print(f"{options.shape}, bfloat16, {options.threads} threads, microseconds a layer")
+    reads, computes = machine.bytes_per_us / 1e3, machine.operations_per_us / 1e3
+    print(f"the machine reads {reads:.0f} GB/s and computes {computes:.0f} GFLOP/s")
+    print(f"{'':<24}{'native':>9}{'torch':>9}{'ratio':>7}{'floor':>9}{'share':>7}")
+    shape = SHAPES[options.shape]
+    with torch.inference_mode():
+        for name in options.case or CASES:
+            native, plain = _compare(name, shape, options.threads, options.seconds)
+            floor = _floor(name, shape, machine)
+            print(
+                f"{name:<24}{native:>9.1f}{plain:>9.1f}{plain / native:>7.1f}{floor:>9.1f}"
+                f"{floor / native:>7.0%}"
+            )
+
+
+if __name__ == "__main__":
+    main()
