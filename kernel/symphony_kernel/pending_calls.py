@@ -5,7 +5,7 @@ their files' queues (`kvfs.ordering`), and a pred stays there until the schedule
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,6 +47,11 @@ class Turns:
     reply: Callable[[int, int, Result], None]
     draw_seed: Callable[[], int]
     failed: int = 0  # calls answered with an errno
+    positions: Int32 = field(init=False)  # [entries_max], 0, 1, ..: slices of it are constants
+
+    def __post_init__(self) -> None:
+        self.positions = np.arange(self.entries_max, dtype=np.int32)
+        self.positions.flags.writeable = False
 
     def in_order(
         self,
@@ -251,7 +256,7 @@ class Pred(_Pending):
             return self.positions
         if self.options.parents is not None:
             return tree_depths(self.options.parents) + np.int32(length)
-        return np.arange(length, length + n, dtype=np.int32)
+        return self.turns.positions[length : length + n]
 
     def _seed(self) -> int:
         sampling = self.options.sampling
@@ -351,8 +356,9 @@ class Generation(Pred):
             self._end(-error.errno)
             return
         self.token = None
-        self.work = work.following(token)
-        self.turns.scheduler.submit(self.work)
+        length = self.files[0].length
+        work.renew(token, self.turns.positions[length : length + 1])
+        self.turns.scheduler.submit(work)
 
     def _end(self, result: bytes | int) -> None:
         self.turns.answer(self.caller, self.seq, result)

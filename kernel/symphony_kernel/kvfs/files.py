@@ -280,9 +280,11 @@ class KVFile:
 
     # -- Tables ---------------------------------------------------------------------------------
     def _allow_entries(self, n: int) -> None:
-        for account in self.owner.live().chain():
-            if self.length + n > account.entries_max:
-                raise SyscallError(Errno.EDQUOT, f"{account.name}: {account.entries_max} entries")
+        owner = self.owner
+        if owner.closed:
+            owner = owner.live()
+        if self.length + n > owner.entries_allowed:
+            raise SyscallError(Errno.EDQUOT, f"{owner.name}: {owner.entries_allowed} entries")
 
     def _shares_last_page(self) -> bool:
         if self.length % PAGE_TOKENS == 0:

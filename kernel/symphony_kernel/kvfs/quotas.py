@@ -22,8 +22,8 @@ class Account:
     """Pages charged to an instance, a run or a tenant; only the `Ledger` changes it."""
 
     __slots__ = (
-        "changed_s", "closed", "entries_max", "entry_seconds", "index", "name", "own", "pages",
-        "pages_max", "parent",
+        "changed_s", "closed", "entries_allowed", "entries_max", "entry_seconds", "index",
+        "name", "own", "pages", "pages_max", "parent",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +34,7 @@ class Account:
         self.parent = parent
         self.pages_max = pages_max
         self.entries_max = entries_max  # of any one file: a limit smaller than a page is exact
+        self.entries_allowed = min(entries_max, parent.entries_allowed) if parent else entries_max
         self.pages = 0  # own, and those of all accounts below
         self.own = 0
         self.closed = False

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.options import PredOptions
@@ -85,21 +83,12 @@ class Work:
     def __post_init__(self) -> None:
         self.count = len(self.tokens)
 
-    def following(self, token: UInt32) -> "Work":
-        """Return the pred of one token ([1]) behind this one: the next step of a generation."""
-        return Work(
-            self.instance,
-            self.root,
-            self.tenant,
-            self.seq,
-            self.file,
-            token,
-            np.array([self.file.length], np.int32),
-            self.options,
-            self.done,
-            self.seed,
-            self.weight,
-        )
+    def renew(self, token: UInt32, position: Int32) -> None:
+        """Become a pred of one token ([1], [1]), behind this one: a generation's next step."""
+        self.tokens, self.positions, self.count = token, position, 1
+        self.placed = self.computed = self.passed = 0
+        self.reserved = self.finished = False
+        self.result = None
 
     @property
     def remaining(self) -> int:
