@@ -18,6 +18,7 @@ runs already is measured by --url NAME=http://HOST:PORT (and --key NAME=KEY).
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -179,8 +180,13 @@ def main(arguments: list[str]) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
     about = _about(given)
     name = f"serving-{about['model'].removeprefix('random ')}"
+    # As Ctrl-C does: no server may stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         findings = asyncio.run(_measure(given, name))
+    except KeyboardInterrupt:
+        print("interrupted; the rounds that were done are kept", file=sys.stderr)
+        return 130
     except (MeasureError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

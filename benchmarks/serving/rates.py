@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -60,12 +61,12 @@ def _best(work: Callable[[], object], repeats: int) -> float:
     return min(found)
 
 
-def measure(threads: int) -> dict[str, object]:
+def measure(threads: int) -> dict[str, Any]:
     """Measure in a process of its own and return what it printed."""
     command = [sys.executable, "-m", "benchmarks.serving.rates", str(threads)]
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True)
-    figures: dict[str, object] = json.loads(done.stdout)
+    figures: dict[str, Any] = json.loads(done.stdout)
     return figures
 
 

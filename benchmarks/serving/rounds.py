@@ -78,6 +78,7 @@ class Rounds:
         threads: int,
         seed: int,
         say: Callable[[str], None] = lambda words: print(words, file=sys.stderr, flush=True),
+        measure: Callable[[int], dict[str, Any]] = rates.measure,
     ) -> None:
         self._servers = list(servers)
         self._workloads = list(workloads)
@@ -85,6 +86,7 @@ class Rounds:
         self._threads = threads
         self._seed = seed
         self._say = say
+        self._measure_machine = measure
         self._began = time.monotonic()
         self.measures: list[Measure] = []
         self.rates: list[SeenRates] = []
@@ -102,7 +104,7 @@ class Rounds:
     def measure_rates(self) -> None:
         """Measure what the machine does while all servers are stopped."""
         at = time.monotonic() - self._began
-        self.rates.append(SeenRates(at, rates.measure(self._threads)))
+        self.rates.append(SeenRates(at, self._measure_machine(self._threads)))
 
     async def round(self, turn: int) -> None:
         """Drive each server with each workload once, then measure the machine."""

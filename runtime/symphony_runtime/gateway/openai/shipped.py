@@ -30,12 +30,13 @@ class Shipped:
     async def program(self) -> Program:
         """Return the program; it is compiled where this server has not done so yet."""
         if self._program is None:
-            if self._making is None:
-                self._making = asyncio.create_task(self._make())
+            making = self._making = self._making or asyncio.create_task(self._make())
             try:
-                self._program = await asyncio.shield(self._making)
+                self._program = await asyncio.shield(making)
             finally:
-                self._making = None if self._making.done() else self._making
+                # Others may wait for it too, and one of them may have begun it anew.
+                if making.done() and self._making is making:
+                    self._making = None
         return self._program
 
     async def _make(self) -> Program:
