@@ -170,6 +170,10 @@ class Client:
         """Give all runs, newest first."""
         return self._pages("/v1/runs")
 
+    async def delete_run(self, run: str) -> None:
+        """Forget a run that has ended."""
+        await self._json("DELETE", f"/v1/runs/{_quoted(run)}")
+
     async def live_runs(self) -> list[JsonObject]:
         """Return the newest live runs, each with what it holds (`held`)."""
         query = {"live": "1", "limit": "200"}

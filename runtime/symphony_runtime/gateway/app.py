@@ -29,8 +29,9 @@ from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.problems import Handler, problems_middleware
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
+from symphony_runtime.gateway.retention import Bounds, Retention
 from symphony_runtime.gateway.routes import ROUTES, Access
-from symphony_runtime.gateway.run import fail_live_runs, next_boot
+from symphony_runtime.gateway.run import fail_live_runs, next_boot, now_ms
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store, StoreError
 
@@ -67,12 +68,16 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         boot = await store.write(next_boot)
         programs = Programs(store, config.data_dir, Compiler())
         channels = Channels()
-        runs = Runs(store, programs, channels, config, boot)
+        retention = Retention(store, _bounds(config), now_ms)
+        await retention.load()
+        runs = Runs(store, programs, channels, config, boot, retention)
         kernel = KernelLink(config.kernel_socket, config.secret, runs)
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)
         await workers.open()
         stack.push_async_callback(workers.close)
+        sweeping = asyncio.create_task(retention.run())
+        stack.push_async_callback(_cancel, sweeping)
         linking = asyncio.create_task(kernel.run())
         stack.callback(linking.cancel)
         services = Services(
@@ -92,6 +97,11 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         yield Gateway(services, port, default_key)
 
 
+async def _cancel(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
 def build_app(services: Services) -> web.Application:
     """Return the application that serves the route table."""
     middlewares = [_count, problems_middleware, openai_errors_middleware, _authenticate]
@@ -106,9 +116,13 @@ def build_app(services: Services) -> web.Application:
 
 @web.middleware
 async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
-    response = await handler(request)
+    with_ = request.app[SERVICES]
+    try:
+        response = await handler(request)
+    finally:
+        with_.bodies.release(request)
     route = request.match_info.route.name or "none"
-    request.app[SERVICES].runs.figures.answered(route, response.status)
+    with_.runs.figures.answered(route, response.status)
     return response
 
 
@@ -133,6 +147,14 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
 def _pattern(path: str) -> str:
     """Return the path as the router has it: a KV file's path may hold slashes."""
     return path.replace("{path}", "{path:.+}")
+
+
+def _bounds(config: GatewayConfig) -> Bounds:
+    return Bounds(
+        seconds=config.run_kept_seconds_max,
+        runs=config.tenant_runs_kept_max,
+        bytes=config.tenant_kept_bytes_max,
+    )
 
 
 def _open_store(config: GatewayConfig) -> Store:

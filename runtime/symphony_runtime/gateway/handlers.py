@@ -66,17 +66,19 @@ async def start_run(request: web.Request) -> web.StreamResponse:
     with_ = services(request)
     detach = flag(request, "detach")
     program = await with_.programs.get(tenant_of(request), request.match_info["program"])
-    body = await read_json(request, "the request", _RUN_BODY_BYTES_MAX)
-    wanted = parse_request(body)
-    if detach and wanted.stream:
+    wanted = parse_request(await read_json(request, "the request", _RUN_BODY_BYTES_MAX))
+    stream = wanted.stream
+    if detach and stream:
         raise bad_request("bad-request", "a run is either detached or streamed")
     run = await with_.runs.start(program, wanted)
+    del wanted  # its input is with the worker now, and the run may last
+    with_.bodies.release(request)
     if detach:
         await run.stored
         response = await answer({"id": run.record.id}, status=202)
         response.headers["Location"] = f"/v1/runs/{run.record.id}"
         return response
-    if wanted.stream:
+    if stream:
         return await stream_events(request, run, after=0)
     await asyncio.shield(run.over)
     return await _result(request, run)
@@ -108,6 +110,12 @@ async def get_run(request: web.Request) -> web.StreamResponse:
     """Show a run, with its messages so far."""
     run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
     return await _result(request, run)
+
+
+async def delete_run(request: web.Request) -> web.StreamResponse:
+    """Forget a run that has ended."""
+    await services(request).runs.delete(tenant_of(request), request.match_info["run"])
+    return web.Response(status=204)
 
 
 async def send_message(request: web.Request) -> web.StreamResponse:
@@ -149,7 +157,7 @@ async def statistics(request: web.Request) -> web.StreamResponse:
         kernel = await with_.runs.kernel.ask("statistics")
     except KernelAwayError as error:
         raise unavailable(str(error)) from error
-    counted = (with_.runs, with_.store, with_.channels)
+    counted = (with_.runs, with_.store, with_.channels, with_.bodies)
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 

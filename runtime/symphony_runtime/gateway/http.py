@@ -2,11 +2,16 @@
 
 import asyncio
 import json
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
-from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
+from symphony_kernel.protocol.limits import (
+    PAGE_ITEMS_DEFAULT,
+    PAGE_ITEMS_MAX,
+    TENANT_BODY_BYTES_MAX,
+)
 
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
@@ -20,6 +25,39 @@ from symphony_runtime.gateway.store import Store
 _IN_THREAD_BYTES = 256 << 10  # larger JSON would hold up everybody else's requests
 
 
+class Bodies:
+    """How much of request bodies is in memory for each tenant, while their requests last."""
+
+    def __init__(self) -> None:
+        self._tenants: Counter[str] = Counter()
+        self._requests: dict[int, tuple[str, int]] = {}  # by the identity of those under way
+
+    def hold(self, request: web.BaseRequest, tenant: str, size: int) -> None:
+        """Count more bytes of a request's body.
+
+        Raises:
+            Problem: 429, it would be too much.
+        """
+        if self._tenants[tenant] + size > TENANT_BODY_BYTES_MAX:
+            detail = "the tenant's requests under way hold too much: send fewer large ones at once"
+            raise Problem(429, "too-many-bytes", detail, retry_after=1, limit=TENANT_BODY_BYTES_MAX)
+        self._tenants[tenant] += size
+        _, held = self._requests.get(id(request), (tenant, 0))
+        self._requests[id(request)] = tenant, held + size
+
+    def release(self, request: web.BaseRequest) -> None:
+        """The request's body is not in memory any more."""
+        tenant, held = self._requests.pop(id(request), ("", 0))
+        if held:
+            self._tenants[tenant] -= held
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many bytes all tenants' requests hold."""
+        return {"body_bytes": self._tenants.total()}
+
+
 @dataclass(frozen=True, slots=True)
 class Services:
     """What requests are served with."""
@@ -31,6 +69,7 @@ class Services:
     channels: Channels
     kernel_figures: KernelFigures
     progress: Progress
+    bodies: Bodies = field(default_factory=Bodies)
 
 
 SERVICES = web.AppKey("services", Services)
@@ -55,13 +94,16 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
 
     Raises:
         Problem: 413, it is larger than `limit` bytes; no more than that is read. 415, it is packed.
+            429, the tenant's requests hold too much already.
     """
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise Problem(415, "packed-body", "a body must come as it is, without Content-Encoding")
     if (request.content_length or 0) > limit:
         raise too_large(what, limit)
     body = bytearray()
+    bodies, tenant = services(request).bodies, tenant_of(request)
     async for chunk in request.content.iter_chunked(1 << 16):
+        bodies.hold(request, tenant, len(chunk))
         body += chunk
         if len(body) > limit:
             raise too_large(what, limit)

@@ -1,6 +1,7 @@
 """A live run: its record, its worker, and what it has done so far."""
 
 import asyncio
+import secrets
 import time
 from collections import Counter
 
@@ -9,7 +10,7 @@ from symphony_kernel.protocol import messages as m
 from symphony_runtime.gateway.journal import Journal
 from symphony_runtime.gateway.links import Worker
 from symphony_runtime.gateway.programs import Program
-from symphony_runtime.gateway.run import Record
+from symphony_runtime.gateway.run import Record, RunRequest, now_ms
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tape import Listener, Tape
 
@@ -53,3 +54,23 @@ class Run:
 
     def _credit(self, taken: int) -> None:
         self.worker.send(m.Credit(self.record.seq, taken))
+
+
+def new_record(seq: int, tenant: str, program: Program, entry: str, request: RunRequest) -> Record:
+    """Return the record of a run that is about to begin."""
+    return Record(
+        seq=seq,
+        id=f"run_{secrets.token_hex(12)}",
+        tenant=tenant,
+        program=program.id,
+        program_name=program.name,
+        entry=entry,
+        status="queued",
+        exit_code=None,
+        reason="",
+        priority=request.priority,
+        limits=request.limits,
+        usage=None,
+        created_ms=now_ms(),
+        ended_ms=None,
+    )

@@ -21,7 +21,7 @@ _PROBLEMS = {
     401: "no key, or not a tenant's",
     404: "there is none, or it is not yours",
     405: "the path does not take this method",
-    409: "the run has ended",
+    409: "the run has ended; or, to be deleted, has not",
     413: "the body is too large",
     415: "the body is packed (Content-Encoding)",
     426: "the request is no WebSocket handshake",

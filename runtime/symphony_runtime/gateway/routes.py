@@ -146,6 +146,11 @@ ROUTES: tuple[Route, ...] = (
         {200: Answer("the run", "RunResult")}, problems=(404,),
     ),
     Route(
+        "DELETE", "/v1/runs/{run}", "deleteRun", handlers.delete_run,
+        "Forget a run that has ended, with its messages and its log",
+        {204: Answer("forgotten")}, problems=(404, 409),
+    ),
+    Route(
         "GET", "/v1/runs/{run}/events", "getEvents", streaming.get_events,
         "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
         {200: Answer("the events", "Events", EVENTS)}, problems=(400, 404),

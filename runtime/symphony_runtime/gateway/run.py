@@ -5,7 +5,7 @@ import json
 import sqlite3
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from symphony_kernel.protocol.limits import (
     NAME_BYTES_MAX,
@@ -36,6 +36,7 @@ USAGE_KEYS = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
     "syscalls", "peak_memory_bytes",
 )  # fmt: skip
+_RUN_BYTES = 512  # what a run keeps besides its events, about
 _REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream"}
 
 
@@ -189,20 +190,24 @@ def insert_run(connection: sqlite3.Connection, record: Record) -> None:
     values = (
         record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
         record.status, record.exit_code, record.reason, record.priority,
-        json.dumps(record.limits), None, record.created_ms, None,
+        json.dumps(record.limits), None, record.created_ms, None, 0,
     )  # fmt: skip
-    connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+    places = ", ".join("?" * len(values))
+    connection.execute(f"INSERT INTO runs VALUES ({places})", values)  # noqa: S608 - ours
 
 
-def finish_run(connection: sqlite3.Connection, record: Record, row: tuple[int, bytes]) -> None:
-    """Store a run's end and the rest of its events."""
+def finish_run(connection: sqlite3.Connection, record: Record, row: tuple[int, bytes]) -> int:
+    """Store a run's end and the rest of its events; return the bytes that it keeps."""
+    insert_events(connection, record.seq, row)
+    sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
+    (size,) = connection.execute(sizes, (record.seq,)).fetchone()
     connection.execute(
-        "UPDATE runs SET status = ?, exit_code = ?, reason = ?, usage = ?, ended_ms = ?"
+        "UPDATE runs SET status = ?, exit_code = ?, reason = ?, usage = ?, ended_ms = ?, bytes = ?"
         " WHERE seq = ?",
         (record.status, record.exit_code, record.reason, json.dumps(record.usage), record.ended_ms,
-         record.seq),
+         _RUN_BYTES + size, record.seq),
     )  # fmt: skip
-    insert_events(connection, record.seq, row)
+    return _RUN_BYTES + int(size)
 
 
 def find_run(connection: sqlite3.Connection, tenant: str, run_id: str) -> Record | None:
@@ -236,6 +241,47 @@ def fail_live_runs(connection: sqlite3.Connection, reason: str) -> int:
     return len(records)
 
 
+# --- What is kept --------------------------------------------------------------------------------
+class Ended(NamedTuple):
+    """A run that may be deleted, and the bytes that it keeps."""
+
+    seq: int
+    tenant: str
+    bytes: int
+
+
+def kept_runs(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
+    """Return (tenant, ended runs, their bytes)."""
+    sql = "SELECT tenant, COUNT(*), SUM(bytes) FROM runs WHERE ended_ms NOT NULL GROUP BY tenant"
+    return [tuple(row) for row in connection.execute(sql)]
+
+
+def oldest_runs(connection: sqlite3.Connection, tenant: str, limit: int) -> list[Ended]:
+    """Return a tenant's oldest ended runs."""
+    sql = (
+        "SELECT seq, tenant, bytes FROM runs WHERE tenant = ? AND ended_ms NOT NULL"
+        " ORDER BY seq LIMIT ?"
+    )
+    return [Ended(*row) for row in connection.execute(sql, (tenant, limit))]
+
+
+def runs_ended_by(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[Ended]:
+    """Return runs that ended up to a moment, the earliest first."""
+    sql = "SELECT seq, tenant, bytes FROM runs WHERE ended_ms <= ? ORDER BY ended_ms LIMIT ?"
+    return [Ended(*row) for row in connection.execute(sql, (before_ms, limit))]
+
+
+def delete_runs(connection: sqlite3.Connection, seqs: list[int]) -> list[Ended]:
+    """Delete ended runs with their events; return those that were there."""
+    deleted = []
+    for seq in seqs:
+        sql = "DELETE FROM runs WHERE seq = ? AND ended_ms NOT NULL RETURNING seq, tenant, bytes"
+        for row in connection.execute(sql, (seq,)).fetchall():
+            connection.execute("DELETE FROM run_events WHERE run = ?", (seq,))
+            deleted.append(Ended(*row))
+    return deleted
+
+
 def next_boot(connection: sqlite3.Connection) -> int:
     """Count this start of the gateway; return its number (1, 2, ...)."""
     sql = "INSERT INTO meta VALUES ('boots', 1) ON CONFLICT DO UPDATE SET value = value + 1"
@@ -248,4 +294,5 @@ def _record(row: sqlite3.Row) -> Record:
     values = dict(row)
     values["limits"] = json.loads(values["limits"])
     values["usage"] = json.loads(values["usage"]) if values["usage"] else None
+    del values["bytes"]  # retention's
     return Record(**values)

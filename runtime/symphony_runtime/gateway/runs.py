@@ -10,7 +10,6 @@ it; a cancel, a limit, its own end or the death of a role does.
 import asyncio
 import dataclasses
 import logging
-import secrets
 import sqlite3
 import time
 from collections import Counter
@@ -37,15 +36,17 @@ from symphony_runtime.gateway.journal import (
     stored_messages,
 )
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
-from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.live import Run, new_record
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
 from symphony_runtime.gateway.programs import Program, Programs
+from symphony_runtime.gateway.retention import Retention
 from symphony_runtime.gateway.run import (
     FINAL,
     PRIORITY_DEFAULT,
     USAGE_KEYS,
     Record,
     RunRequest,
+    delete_runs,
     find_run,
     finish_run,
     insert_run,
@@ -75,11 +76,13 @@ class Runs:
         channels: Channels,
         config: GatewayConfig,
         boot: int,
+        retention: Retention,
     ) -> None:
         self._store = store
         self._config = config
         self._programs = programs
         self._asks = Asks(self, programs, channels)
+        self._retention = retention
         self.figures = RunFigures()
         self._next_instance = boot << _BOOT_BITS
         self._live: dict[str, Run] = {}
@@ -130,7 +133,7 @@ class Runs:
         problem: Exception | None = None
         tenant = tenant or program.tenant
         for worker in self._admit(tenant):
-            record = self._new_record(tenant, program, entry, request)
+            record = new_record(self.new_instance(), tenant, program, entry, request)
             run = Run(record, program, worker, self._store, listener)
             self._enter(run)
             try:
@@ -178,6 +181,18 @@ class Runs:
         """Return a tenant's live runs, newest first."""
         live = [run.record for run in self._live.values() if run.record.tenant == tenant]
         return sorted(live, key=lambda record: -record.seq)
+
+    async def delete(self, tenant: str, run_id: str) -> None:
+        """Forget a run that has ended, with its messages and its log.
+
+        Raises:
+            Problem: 404; 409, it is live.
+        """
+        run = await self.find(tenant, run_id)
+        if isinstance(run, Run):
+            raise Problem(409, "run-live", "the run has not ended; cancel it first")
+        seq = run.seq
+        self._retention.gone(await self._store.write(lambda c: delete_runs(c, [seq])))
 
     async def result(self, run: Run | Record) -> dict[str, Any]:
         """Return all that is told of a run, so far."""
@@ -238,7 +253,7 @@ class Runs:
     def statistics(self) -> dict[str, Any]:
         """Return how many runs and instances are live, and what became of the others."""
         live = {"runs": len(self._live), "instances": len(self._instances)}
-        return {**live, **self.figures.statistics()}
+        return {**live, **self.figures.statistics(), **self._retention.statistics()}
 
     def live_by_tenant(self) -> dict[str, int]:
         """Return how many live runs each tenant has that has any."""
@@ -261,24 +276,6 @@ class Runs:
         if not workers:
             raise unavailable("no worker is ready")
         return workers
-
-    def _new_record(self, tenant: str, program: Program, entry: str, request: RunRequest) -> Record:
-        return Record(
-            seq=self.new_instance(),
-            id=f"run_{secrets.token_hex(12)}",
-            tenant=tenant,
-            program=program.id,
-            program_name=program.name,
-            entry=entry,
-            status="queued",
-            exit_code=None,
-            reason="",
-            priority=request.priority,
-            limits=request.limits,
-            usage=None,
-            created_ms=now_ms(),
-            ended_ms=None,
-        )
 
     def new_instance(self) -> int:
         """Return an instance id that was never used."""
@@ -524,11 +521,14 @@ class Runs:
     async def _keep(self, run: Run, ended: Record, row: tuple[int, bytes]) -> None:
         """Store a run's end; a run that passes is stored only if it failed."""
         if not run.passing:
-            await self._store.write(lambda connection: finish_run(connection, ended, row))
+            size = await self._store.write(lambda connection: finish_run(connection, ended, row))
         elif (ended.status, ended.exit_code) != ("exited", 0) and not run.unwanted:
             record = run.record
             self._must(self._store.write(lambda connection: insert_run(connection, record)))
-            await self._store.write(lambda connection: finish_run(connection, ended, row))
+            size = await self._store.write(lambda connection: finish_run(connection, ended, row))
+        else:
+            return
+        self._retention.ended(ended.tenant, size)
 
     async def _end_in_kernel(self, run: Run, instance: int) -> None:
         try:

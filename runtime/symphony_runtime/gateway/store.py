@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _BATCH_MAX = 4_096  # operations of one commit
 
 _SCHEMA = """
@@ -64,9 +64,11 @@ CREATE TABLE runs (
     limits TEXT NOT NULL,             -- JSON
     usage TEXT,                       -- JSON
     created_ms INTEGER NOT NULL,
-    ended_ms INTEGER
+    ended_ms INTEGER,
+    bytes INTEGER NOT NULL DEFAULT 0  -- of its events and itself, once it has ended
 ) STRICT;
 CREATE INDEX runs_by_tenant ON runs (tenant, seq);
+CREATE INDEX runs_by_end ON runs (ended_ms) WHERE ended_ms NOT NULL;
 CREATE INDEX runs_live ON runs (status) WHERE status IN ('queued', 'running');
 CREATE TABLE run_events (
     run INTEGER NOT NULL,
@@ -75,6 +77,17 @@ CREATE TABLE run_events (
     PRIMARY KEY (run, first)
 ) STRICT, WITHOUT ROWID;
 """
+
+# From each version to the next.
+_STEPS = {
+    1: """
+ALTER TABLE runs ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX runs_by_end ON runs (ended_ms) WHERE ended_ms NOT NULL;
+UPDATE runs SET bytes = 512 + (
+    SELECT COALESCE(SUM(LENGTH(body)), 0) FROM run_events WHERE run = seq
+) WHERE ended_ms NOT NULL;
+""",
+}
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], Any]
@@ -234,13 +247,13 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version == SCHEMA_VERSION:
-        return
-    if version != 0:
+    if not 0 <= version <= SCHEMA_VERSION:
         connection.close()
         raise StoreError(
             f"{path} has schema version {version}; this server knows version {SCHEMA_VERSION}"
         )
-    script = f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
-    connection.executescript(script)
+    steps = [_STEPS[step] for step in range(version, SCHEMA_VERSION)] if version else [_SCHEMA]
+    if version < SCHEMA_VERSION:
+        script = f"BEGIN IMMEDIATE;{''.join(steps)}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
+        connection.executescript(script)
     path.chmod(0o600)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
 from symphony_runtime.gateway.problems import Problem
@@ -64,6 +64,7 @@ json_values = st.recursive(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # others compute, too
 @given(
     st.dictionaries(
         st.sampled_from(["input", "entry", "limits", "priority", "stream", "x"]), json_values
