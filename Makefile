@@ -24,7 +24,7 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/*.cpp kernel/symphony_kernel/executor/native/*.h)
 
-.PHONY: help install demo serve check format test bench examples clean
+.PHONY: help install shipped-program demo serve check format test bench examples clean
 
 help:
 	@sed -n '2,12s/^# \{0,1\}//p' Makefile

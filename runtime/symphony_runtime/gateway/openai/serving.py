@@ -118,14 +118,14 @@ async def answer_stream(
     """
     response: web.StreamResponse | None = None
     async for batch in batches:
-        data = b"".join(_event(record, answer) for record in batch)
+        begin = b""
         if response is None:
             if isinstance(batch[0], Failure):
                 raise failure_error(batch[0])
             response = web.StreamResponse(headers={**_STREAM, **headers})
             await response.prepare(request)
-            data = answer.begin() + data
-        await response.write(data)
+            begin = answer.begin()
+        await response.write(begin + b"".join([_event(record, answer) for record in batch]))
     assert response is not None, "a run tells its usage or a failure"
     await response.write_eof()
     return response

@@ -1,0 +1,80 @@
+"""The committed Wasm is what its source says, and small."""
+
+import asyncio
+import hashlib
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_runtime.compiler import compile_program
+from symphony_runtime.gateway.openai import shipped
+from symphony_runtime.projects import ProjectError, find_rust_toolchain
+
+from tools.build_shipped_program import PROGRAM, RECORD, ROOT, SDK, build, compiler, source_hash
+
+REBUILD = "run `make shipped-program`"
+SIZE_MAX = 150 << 10
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, str]:
+    record: dict[str, str] = json.loads(RECORD.read_text())
+    return record
+
+
+def test_the_source_is_what_it_was_built_from(recorded: dict[str, str]) -> None:
+    assert source_hash() == recorded["source"], f"the source has changed: {REBUILD}"
+
+
+def test_the_wasm_is_what_was_built(recorded: dict[str, str]) -> None:
+    data = shipped.wasm()
+    assert hashlib.sha256(data).hexdigest() == recorded["wasm"], REBUILD
+    assert len(data) < SIZE_MAX
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_rebuild_gives_the_same_bytes(recorded: dict[str, str], tmp_path: Path) -> None:
+    try:
+        version = compiler()
+    except ProjectError as error:
+        pytest.skip(f"no Rust for Wasm here: {error}")
+    if version != recorded["compiler"]:
+        pytest.skip(f"built by {recorded['compiler']}; here is {version}")
+    # Elsewhere: neither earlier builds nor the place of the sources may matter.
+    for folder in (PROGRAM, SDK):
+        to = tmp_path / "elsewhere" / folder.relative_to(ROOT)
+        shutil.copytree(folder, to, ignore=shutil.ignore_patterns("target", "build"))
+    made = tmp_path / "made.wasm"
+    build(tmp_path / "elsewhere", made)
+    assert made.read_bytes() == shipped.wasm()
+
+
+def test_it_asks_for_nothing_but_the_abi() -> None:
+    async def manifest() -> Any:
+        return (await compile_program(shipped.wasm())).manifest
+
+    imports = asyncio.run(manifest()).imports
+    assert {name.partition(".")[0] for name in imports} == {"lip"}
+    assert not {"lip.http", "lip.tool", "lip.spawn"} & set(imports)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_its_own_tests_pass() -> None:
+    try:
+        toolchain = find_rust_toolchain()
+    except ProjectError as error:
+        pytest.skip(f"no Rust here: {error}")
+    done = subprocess.run(
+        [toolchain.cargo, "test", "--quiet"],
+        cwd=PROGRAM,
+        env=toolchain.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
