@@ -7,7 +7,10 @@ from typing import Any
 
 from symphony_kernel.protocol.limits import (
     DRAIN_SECONDS_MAX,
+    RUN_KEPT_SECONDS_MAX,
     RUNS_LIVE_MAX,
+    TENANT_KEPT_BYTES_MAX,
+    TENANT_RUNS_KEPT_MAX,
     TENANT_RUNS_LIVE_MAX,
 )
 
@@ -29,6 +32,9 @@ class GatewayConfig:
     port: int  # 0: any free one
     runs_live_max: int = RUNS_LIVE_MAX
     tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
+    run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX
+    tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX
+    tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX
     drain_seconds: float = DRAIN_SECONDS_MAX
 
     @classmethod
