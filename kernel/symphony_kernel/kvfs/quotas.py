@@ -34,7 +34,8 @@ class Account:
         self.parent = parent
         self.pages_max = pages_max
         self.entries_max = entries_max  # of any one file: a limit smaller than a page is exact
-        self.entries_allowed = min(entries_max, parent.entries_allowed) if parent else entries_max
+        above = parent.entries_allowed if parent else entries_max
+        self.entries_allowed: int = min(entries_max, above)
         self.pages = 0  # own, and those of all accounts below
         self.own = 0
         self.closed = False
