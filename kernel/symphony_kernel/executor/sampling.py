@@ -45,17 +45,17 @@ def answer(logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
     begins = np.cumsum([0, *(len(ask.positions) for ask in asks)])
     sound: list[int] = []
     for index, ask in enumerate(asks):
-        error = _check(ask.options, vocab_size)
+        error = problem_of(ask.options, vocab_size)
         if error is None:
             sound.append(index)
             _shape_logits(logits[begins[index] : begins[index + 1]], ask.options)
         else:
             results[index] = error
-    kinds: dict[tuple[Get, int], list[int]] = {}
+    kinds: dict[tuple[Get, int, int], list[int]] = {}
     for index in sound:
         options = asks[index].options
-        kinds.setdefault((options.get, options.top), []).append(index)
-    for (get, _), members in kinds.items():
+        kinds.setdefault((options.get, options.top, options.logprobs), []).append(index)
+    for (get, _, _), members in kinds.items():
         places = np.concatenate([np.arange(begins[i], begins[i + 1]) for i in members])
         chosen = logits
         if len(places) != len(logits):
@@ -67,19 +67,21 @@ def answer(logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
     return results
 
 
-def _check(options: PredOptions, vocab_size: int) -> SyscallError | None:
+def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
     """Return why these options cannot be answered for this vocabulary, or nothing."""
     if options.allow is not None:
         if len(options.allow) != -(-vocab_size // 8):
             return SyscallError(Errno.EINVAL, f"allow must have {-(-vocab_size // 8)} bytes")
-        if not _allowed(options.allow, vocab_size).any():
+        last = options.allow[-1] & 0xFF >> -vocab_size % 8  # bits past the vocabulary say nothing
+        if not last and not options.allow[:-1].lstrip(b"\0"):
             return SyscallError(Errno.EINVAL, "allow allows no token")
     if any(token >= vocab_size for token, _ in options.bias):
         return SyscallError(Errno.EINVAL, "a token in bias is outside the vocabulary")
     if any(token >= vocab_size for token in options.of):
         return SyscallError(Errno.EINVAL, "a token in of is outside the vocabulary")
-    if options.top > vocab_size:
-        return SyscallError(Errno.EINVAL, f"top {options.top} of {vocab_size} tokens")
+    if max(options.top, options.logprobs) > vocab_size:
+        count = max(options.top, options.logprobs)
+        return SyscallError(Errno.EINVAL, f"the best {count} of {vocab_size} tokens")
     return None
 
 
@@ -116,16 +118,24 @@ def _pairs(tokens: Tensor, logs: Tensor) -> npt.NDArray[np.void]:
     return pairs
 
 
+def _chosen(tokens: Tensor, logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+    """Return chosen tokens, and after each as many of the best ones as are wanted."""
+    tokens = tokens[:, None]
+    count = asks[0].options.logprobs
+    if count:
+        tokens = torch.cat((tokens, best_tokens(logits, count)), dim=1)
+    return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
+
+
 def _argmax(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
-    return _split(_pairs(logits.argmax(-1), logits.log_softmax(-1)), asks)
+    return _chosen(logits.argmax(-1), logits, asks)
 
 
 def _sample(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
     samplings = [ask.options.sampling or Sampling() for ask in asks for _ in ask.positions]
     seeds = np.array([ask.seed for ask in asks for _ in ask.positions], np.uint64)
     positions = np.concatenate([ask.positions for ask in asks])
-    tokens = sample(logits, samplings, seeds, positions)
-    return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
+    return _chosen(sample(logits, samplings, seeds, positions), logits, asks)
 
 
 def _top(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:

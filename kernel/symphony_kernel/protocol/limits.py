@@ -27,6 +27,7 @@ PRED_TREE_TOKENS_MAX = 256  # with `parents`: a tree is computed in one step
 PRED_OPTIONS_BYTES_MAX = 1 << 20
 PRED_RESULT_BYTES_MAX = 8 << 20  # of one call: bounds "logits" at "all"
 PRED_TOP_MAX = 1_024  # k of {"top": k}
+PRED_LOGPROBS_MAX = 20
 PRED_BIAS_MAX = 4_096  # entries of `bias`
 GENERATE_AHEAD_DEFAULT = 8  # tokens that may be appended before the program has taken them
 GENERATE_AHEAD_MAX = 1_024
@@ -50,6 +51,8 @@ PREFILL_TOKENS_MIN = 16  # of prompts in a step beside decodes, however little t
 DECODING_MS_MAX = 1_000  # since a LIP's last result: so long it counts as decoding
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
+
+DEVICE_PAUSE_MS_MAX = 20.0  # between two steps; a longer one is want of work
 
 # --- A run (worker); each can be lowered by the run ----------------------------------------------
 RUN_WALL_MS_MAX = 3_600_000

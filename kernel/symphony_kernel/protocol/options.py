@@ -17,6 +17,7 @@ import msgpack
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PRED_BIAS_MAX,
+    PRED_LOGPROBS_MAX,
     PRED_OPTIONS_BYTES_MAX,
     PRED_TOKENS_MAX,
     PRED_TOP_MAX,
@@ -30,8 +31,8 @@ class Get(IntEnum):
     """What a place's distribution is turned into, and the bytes of one place (little-endian)."""
 
     NONE = 0  # nothing
-    ARGMAX = 1  # u32 token, f32 log-probability
-    SAMPLE = 2  # u32 token, f32 log-probability
+    ARGMAX = 1  # u32 token, f32 log-probability; then `logprobs` times the same, best first
+    SAMPLE = 2  # the same
     TOP = 3  # k times (u32, f32), best first
     OF = 4  # an f32 for each id asked about
     LOGITS = 5  # vocab_size times f32
@@ -56,6 +57,7 @@ class PredOptions:
     get: Get = Get.ARGMAX
     sampling: Sampling | None = None  # with Get.SAMPLE
     top: int = 0  # with Get.TOP
+    logprobs: int = 0  # with Get.ARGMAX and Get.SAMPLE: best tokens of the distribution
     of: tuple[int, ...] = ()  # with Get.OF
     bias: tuple[tuple[int, float], ...] = ()
     allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
@@ -72,7 +74,7 @@ class PredOptions:
         """Return the size of one place's result."""
         match self.get:
             case Get.ARGMAX | Get.SAMPLE:
-                return 8
+                return 8 + 8 * self.logprobs
             case Get.TOP:
                 return 8 * self.top
             case Get.OF:
@@ -132,7 +134,10 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
         if reader is None:
             raise _invalid(f"unknown option {key!r}")
         parsed |= reader(value)
-    return PredOptions(**parsed)
+    found = PredOptions(**parsed)
+    if found.logprobs and found.get not in (Get.ARGMAX, Get.SAMPLE):
+        raise _invalid("logprobs goes with get argmax and sample")
+    return found
 
 
 def _parse(data: bytes) -> PredOptions:
@@ -202,6 +207,10 @@ def _sampling(options: dict[Any, Any]) -> Sampling:
     )
 
 
+def _read_logprobs(value: Any) -> dict[str, Any]:
+    return {"logprobs": _integer(value, 0, PRED_LOGPROBS_MAX, "logprobs")}
+
+
 def _read_bias(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or len(value) > PRED_BIAS_MAX:
         raise _invalid(f"bias must be a map of at most {PRED_BIAS_MAX} tokens")
@@ -235,6 +244,7 @@ def _read_keep(value: Any) -> dict[str, Any]:
 _READERS = {
     "at": _read_at,
     "get": _read_get,
+    "logprobs": _read_logprobs,
     "bias": _read_bias,
     "allow": _read_allow,
     "parents": _read_parents,

@@ -201,6 +201,7 @@ class TypedDecoder : public Decoder {
         sines_ = sines;
     }
     void set_profile(double *seconds) override { profile_ = seconds; }
+    Team &team() override { return team_; }
 
     void step(const StepRows &rows, const StepTokens &tokens, float *logits,
               int32_t count) override {

@@ -53,6 +53,8 @@ class Decoder {
     virtual void set_rotation(const float *cosines, const float *sines) = 0;
     // Kept: [Phase::COUNT] seconds that are added to; null: none are taken.
     virtual void set_profile(double *seconds) = 0;
+    // Its threads, for what comes after the logits.
+    virtual Team &team() = 0;
 
     // Computes a step, and the logits of the first `count` wanted tokens into [count][vocab].
     virtual void step(const StepRows &rows, const StepTokens &tokens, float *logits,

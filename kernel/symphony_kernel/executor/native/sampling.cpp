@@ -1,0 +1,298 @@
+#include "sampling.h"
+
+#include <cstring>
+
+#include "sampling_scan.h"
+#include "team.h"
+
+namespace symphony {
+
+namespace {
+
+// top_p looks at this many of the most likely tokens, then at more, then at all.
+constexpr int32_t HEADS[] = {64, 1024};
+// Of so many tokens the noise is computed straight away.
+constexpr size_t FEW = 32;
+constexpr int32_t BUCKETS = 2048;
+constexpr float BUCKETS_SPAN = 32.0f;  // what is less likely than e^-32 of the best shares a bucket
+
+// The tokens that a truncation leaves: those with keys from `key` on and logarithms from `log` on.
+struct Cut {
+    uint64_t key = 0;
+    float log = -INFINITE;
+    // Filled when the tokens are few: their keys, best first.
+    std::vector<uint64_t> few;
+};
+
+// The best token by score; of equals the first, by key (best first) or by token.
+struct Winner {
+    bool by_key;
+    float score = -INFINITE;
+    uint32_t token = 0;
+    uint64_t key = 0;
+    bool any = false;
+
+    void meet(float met_score, uint32_t met_token, uint64_t met_key) {
+        const bool earlier = by_key ? met_key > key : met_token < token;
+        if (any && !(met_score > score) && !(met_score == score && earlier)) return;
+        any = true, score = met_score, token = met_token, key = met_key;
+    }
+};
+
+inline uint32_t noise_bits_of(uint32_t token, uint64_t key) {
+    const __m512i bits = noise_bits(_mm512_set1_epi32(int(token)), key);
+    return uint32_t(_mm_cvtsi128_si32(_mm512_castsi512_si128(bits)));
+}
+
+// The smallest float32 that is no less than x.
+inline float rounded_up_float(double x) {
+    const float near = float(x);
+    return double(near) < x ? std::nextafterf(near, INFINITE) : near;
+}
+
+}  // namespace
+
+struct Sampler::Scratch {
+    explicit Scratch(int32_t vocab) : vocab(vocab) {}
+
+    const int32_t vocab;
+    Best best;
+    std::vector<float> scaled;
+    std::vector<double> masses;
+    std::vector<uint64_t> bucket;
+    Cut cut;
+
+    void answer(const Place &place, float *logits) {
+        if (Get(place.get) == Get::NONE) return;
+        shape(place, logits);
+        if (Get(place.get) == Get::LOGITS) {
+            std::memcpy(place.out, logits, size_t(vocab) * sizeof(float));
+            return;
+        }
+        const float top = maximum(logits, vocab);
+        const Logs logs{top, log_sum(logits, vocab, top)};
+        if (Get(place.get) == Get::OF) {
+            for (int32_t i = 0; i < place.count; ++i) {
+                const float log = logs.of(logits[place.of[i]]);
+                std::memcpy(place.out + size_t(i) * sizeof log, &log, sizeof log);
+            }
+            return;
+        }
+        uint8_t *out = place.out;
+        if (Get(place.get) != Get::TOP) {
+            const uint32_t token = choose(place, logits, logs);
+            put(out, token, logs.of(logits[token]));
+            out += 8;
+        }
+        if (place.count == 0) return;
+        for (uint64_t key : best.find(logits, vocab, place.count)) {
+            put(out, token_of(key), logs.of(logits[token_of(key)]));
+            out += 8;
+        }
+    }
+
+  private:
+    static void put(uint8_t *out, uint32_t token, float log) {
+        std::memcpy(out, &token, sizeof token);
+        std::memcpy(out + sizeof token, &log, sizeof log);
+    }
+
+    // Adds the bias and rules out what is not allowed, in place.
+    void shape(const Place &place, float *logits) const {
+        for (int32_t i = 0; i < place.bias_count; ++i)
+            logits[place.bias_tokens[i]] += place.bias_values[i];
+        if (!place.allow) return;
+        const __m512 ruled_out = _mm512_set1_ps(-INFINITE);
+        for (int32_t i = 0; i < vocab; i += LANES) {
+            const __mmask16 lanes = first_lanes(std::min(vocab - i, LANES));
+            uint16_t allowed = place.allow[i / 8];
+            if (vocab - i > 8) allowed = uint16_t(allowed | place.allow[i / 8 + 1] << 8);
+            _mm512_mask_storeu_ps(logits + i, lanes & __mmask16(~allowed), ruled_out);
+        }
+    }
+
+    uint32_t choose(const Place &place, const float *logits, const Logs &logs) {
+        if (Get(place.get) == Get::ARGMAX || place.temperature == 0.0f)
+            return find(logits, vocab, logs.best);
+        if (place.top_k <= 0 && place.top_p >= 1.0 && place.min_p <= 0.0) {
+            const float at_best = noise(noise_bits_of(find(logits, vocab, logs.best), place.key));
+            return draw(place, logits, logs.best / place.temperature + at_best, nullptr, logs);
+        }
+        scale(place.temperature, logits);
+        const float top = maximum(scaled.data(), vocab);
+        Logs all{top, 0.0f};
+        if (place.top_p < 1.0 || place.min_p > 0.0) all.sum = log_sum(scaled.data(), vocab, top);
+        truncate(place, all);
+        return cut.few.empty() ? draw_truncated(place, all) : draw_few(place);
+    }
+
+    void scale(float temperature, const float *logits) {
+        scaled.resize(size_t(vocab));
+        const __m512 by = _mm512_set1_ps(temperature);
+        for_lanes(logits, vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
+            store(scaled.data() + i, _mm512_div_ps(x, by), lanes);
+        });
+    }
+
+    // ---- Truncation, as `sampling._kept` has it -----------------------------------------------
+
+    void truncate(const Place &place, const Logs &logs) {
+        cut.key = 0;
+        cut.log = -INFINITE;
+        cut.few.clear();
+        if (place.min_p > 0.0)
+            cut.log = rounded_up_float(double(logs.of(logs.best)) + std::log(place.min_p));
+        const int32_t within = place.top_k > 0 ? std::min(place.top_k, vocab) : vocab;
+        if (within < vocab)
+            cut_at(best.find(scaled.data(), vocab, within), place, logs, false);
+        else if (place.top_p < 1.0)
+            cut_mass(place, logs);
+    }
+
+    // Cuts within the best tokens; with `more` behind them returns whether they suffice.
+    bool cut_at(const std::vector<uint64_t> &keys, const Place &place, const Logs &logs, bool more) {
+        size_t count = keys.size();
+        if (place.top_p < 1.0) {
+            masses.clear();
+            double total = 0.0;
+            for (uint64_t key : keys) {
+                masses.push_back(std::exp(double(logs.of(scaled[token_of(key)]))));
+                total += masses.back();
+            }
+            double sum = 0.0;
+            const double bound = place.top_p * (int32_t(count) < vocab && !more ? total : 1.0);
+            size_t kept = 0;
+            while (kept < count && sum < bound) {
+                sum += masses[kept];
+                ++kept;
+            }
+            if (kept == count && more) return false;
+            count = std::max<size_t>(kept, 1);
+        }
+        cut.key = keys[count - 1];
+        if (count <= FEW) {
+            for (size_t i = 0; i < count; ++i)
+                if (logs.of(scaled[token_of(keys[i])]) >= cut.log) cut.few.push_back(keys[i]);
+        }
+        return true;
+    }
+
+    void cut_mass(const Place &place, const Logs &logs) {
+        if (vocab <= HEADS[1]) {
+            cut_at(best.find(scaled.data(), vocab, vocab), place, logs, false);
+            return;
+        }
+        for (int32_t head : HEADS)
+            if (cut_at(best.find(scaled.data(), vocab, head), place, logs, true))
+                return;
+        cut_flat(place, logs);
+    }
+
+    // Most tokens are kept: instead of ordering them, sums up the masses of buckets, and orders the
+    // bucket in which the sum passes the bound.
+    void cut_flat(const Place &place, const Logs &logs) {
+        float least = INFINITE;
+        for (float x : scaled) least = x > -INFINITE ? std::min(least, x) : least;
+        const float span = std::min(logs.best - least, BUCKETS_SPAN);
+        const float per_unit = span > 0.0f ? float(BUCKETS - 1) / span : 0.0f;
+        auto bucket_of = [&](float x) {
+            const float at = (logs.best - x) * per_unit;
+            return at < float(BUCKETS - 1) ? int32_t(at) : BUCKETS - 1;
+        };
+        masses.assign(BUCKETS, 0.0);
+        for_lanes(scaled.data(), vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
+            float terms[LANES];
+            const __m512 log = _mm512_sub_ps(_mm512_sub_ps(x, _mm512_set1_ps(logs.best)),
+                                             _mm512_set1_ps(logs.sum));
+            _mm512_storeu_ps(terms, exp_negative(log));
+            for (int32_t j = 0; j < LANES && lanes >> j; ++j)
+                masses[size_t(bucket_of(scaled[size_t(i + j)]))] += double(terms[j]);
+        });
+        double before = 0.0;
+        int32_t crossing = 0;
+        while (crossing < BUCKETS && before + masses[size_t(crossing)] < place.top_p)
+            before += masses[size_t(crossing++)];
+        if (crossing == BUCKETS) return;
+        bucket.clear();
+        for (int32_t i = 0; i < vocab; ++i)
+            if (bucket_of(scaled[size_t(i)]) == crossing)
+                bucket.push_back(order_key(scaled[size_t(i)], uint32_t(i)));
+        std::sort(bucket.begin(), bucket.end(), std::greater<uint64_t>());
+        for (uint64_t key : bucket) {
+            if (before >= place.top_p) break;
+            cut.key = key;
+            before += std::exp(double(logs.of(scaled[token_of(key)])));
+        }
+    }
+
+    // ---- Draws --------------------------------------------------------------------------------
+
+    uint32_t draw_few(const Place &place) const {
+        Winner winner{true};
+        for (uint64_t key : cut.few) {
+            const uint32_t token = token_of(key);
+            winner.meet(scaled[token] + noise(noise_bits_of(token, place.key)), token, key);
+        }
+        return winner.token;
+    }
+
+    uint32_t draw_truncated(const Place &place, const Logs &logs) const {
+        Place unscaled = place;
+        unscaled.temperature = 1.0f;
+        const uint32_t token = find(scaled.data(), vocab, logs.best);
+        const float at_best = logs.best + noise(noise_bits_of(token, place.key));
+        return draw(unscaled, scaled.data(), at_best, &cut, logs);
+    }
+
+    // The noisy best of the tokens within the cut, if there is one. `reached` is a score that one of
+    // them has.
+    uint32_t draw(const Place &place, const float *logits, float reached, const Cut *within,
+                  const Logs &logs) const {
+        Winner winner{within != nullptr};
+        const float by = 1.0f / place.temperature;
+        // What the bound and the division by multiplication may be off by.
+        const float slack = 1e-6f * (std::fabs(logs.best * by) + 64.0f);
+        __m512 wanted = _mm512_set1_ps(reached - slack);
+        const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        for_lanes(logits, vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
+            const __m512i bits =
+                noise_bits(_mm512_add_epi32(steps, _mm512_set1_epi32(i)), place.key);
+            const __m512 bound = _mm512_fmadd_ps(x, _mm512_set1_ps(by), noise_bound(bits));
+            uint32_t left = _mm512_mask_cmp_ps_mask(lanes, bound, wanted, _CMP_NLT_UQ);
+            if (__builtin_expect(left == 0, 1)) return;
+            uint32_t found[LANES];
+            _mm512_storeu_si512(found, bits);
+            for (; left; left &= left - 1) {
+                const int lane = __builtin_ctz(left);
+                const float logit = logits[i + lane];
+                const uint32_t token = uint32_t(i + lane);
+                const uint64_t key = within ? order_key(logit, token) : 0;
+                if (within && (key < within->key || !(logs.of(logit) >= within->log))) continue;
+                winner.meet(logit / place.temperature + noise(found[lane]), token, key);
+            }
+            if (winner.any) wanted = _mm512_max_ps(wanted, _mm512_set1_ps(winner.score - slack));
+        });
+        return winner.token;
+    }
+};
+
+Sampler::Sampler(int32_t vocab, int32_t threads) : vocab_(vocab) {
+    for (int32_t i = 0; i < threads; ++i) scratch_.push_back(std::make_unique<Scratch>(vocab));
+}
+
+Sampler::~Sampler() = default;
+
+void Sampler::answer(Team *team, const Place *places, int32_t count, float *logits) {
+    auto answer_one = [&](int32_t place, int32_t thread) {
+        scratch_[size_t(thread)]->answer(places[place], logits + size_t(place) * size_t(vocab_));
+    };
+    if (!team || count == 1) {
+        for (int32_t place = 0; place < count; ++place) answer_one(place, 0);
+        return;
+    }
+    team->begin();
+    team->run(count, answer_one);
+    team->end();
+}
+
+}  // namespace symphony

@@ -1,0 +1,53 @@
+// From logits to answers: every `get` of `pred`, place by place.
+//
+// The same semantics as sampling.py, which says what they are, and the same noise: a token is the
+// argmax of logit / temperature + noise(seed, position, token) over the tokens that truncation leaves.
+// The noise of a token costs two logarithms; most tokens are ruled out by a bound that costs none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace symphony {
+
+class Team;
+
+// `options.Get`.
+enum class Get : int32_t { NONE, ARGMAX, SAMPLE, TOP, OF, LOGITS };
+
+// What is wanted at one place, and where it goes. Python has the same as a NumPy type.
+struct Place {
+    uint64_t key;                // of the noise
+    const uint8_t *allow;        // a bit for each token, at least one set; null: all
+    const uint32_t *bias_tokens;
+    const float *bias_values;
+    const uint32_t *of;          // for OF
+    uint8_t *out;
+    double top_p, min_p;
+    float temperature;           // 0: argmax
+    int32_t top_k;               // 0: all
+    int32_t get;
+    int32_t count;               // of TOP, of OF; of best tokens that follow ARGMAX and SAMPLE
+    int32_t bias_count;
+    int32_t unused;
+};
+
+class Sampler {
+  public:
+    Sampler(int32_t vocab, int32_t threads);
+    ~Sampler();
+    Sampler(const Sampler &) = delete;
+    Sampler &operator=(const Sampler &) = delete;
+
+    // Answers `count` places of [count][vocab] logits, which are overwritten. Without a team the
+    // caller does it alone. Not for two calls at once.
+    void answer(Team *team, const Place *places, int32_t count, float *logits);
+
+  private:
+    struct Scratch;
+    const int32_t vocab_;
+    std::vector<std::unique_ptr<Scratch>> scratch_;
+};
+
+}  // namespace symphony
