@@ -29,6 +29,7 @@ from symphony_kernel.server import Server
 
 _log = logging.getLogger(__name__)
 _PROGRESS_SHARE_MIN = 0.05  # between two events
+_SWITCH_SECONDS = 0.0005  # the device's thread and the loop's do not wait long for each other
 _COLLECTOR_THRESHOLDS = (50_000, 20, 50)  # objects, then young and middle collections
 
 
@@ -59,6 +60,7 @@ async def boot(configuration: Configuration) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     # 6. The step loop.
     running = asyncio.create_task(kernel.run())
     # 7. The door: from now on the gateway and the workers may come in.

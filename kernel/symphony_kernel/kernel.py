@@ -1,28 +1,28 @@
 """The kernel: process table, KVFS, syscalls, scheduler and executor on one event loop.
 
-    link -> Port -> syscalls -> scheduler -> _launch -> executor -> complete -> replies -> link
+    link -> Port -> syscalls -> scheduler -> stepper -> executor -> stepper -> replies -> link
 
 Frames are handled as they come and never wait; what they leave behind (works, replies) is picked up
-once a turn. `run` launches steps: while one computes, frames go on coming in, and a step that is
-full already goes to the executor behind it. The replies that a frame or a step gives rise to leave
-in one frame a worker.
+once a turn. The stepper launches steps: while one computes, frames go on coming in, and a step that
+is full already goes to the executor behind it. The replies that a frame or a step gives rise to
+leave in one frame a worker.
 """
 
 import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from symphony_kernel.executor.base import Batch, Executor
+from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.assets import Assets
 from symphony_kernel.kvfs import KVFS, TenantLimits
 from symphony_kernel.pending_calls import Result
 from symphony_kernel.process_table import ProcessTable
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,
@@ -30,10 +30,11 @@ from symphony_kernel.protocol.limits import (
     WORKER_BACKLOG_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import Link, OnFrame
-from symphony_kernel.scheduler.batcher import Step, StepLimits
+from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import Clock, RealClock
 from symphony_kernel.scheduler.fair_queue import CostWeights
 from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.stepping import Stepper
 from symphony_kernel.syscalls import Syscalls
 
 _log = logging.getLogger(__name__)
@@ -108,7 +109,8 @@ class WorkerPort(Port):
                 if size > REPLIES_BYTES_MAX and index > start:
                     self.send(m.Replies(replies[start:index]))
                     start, size = index, len(result)
-        self.send(m.Replies(replies[start:] if start else replies))
+        self.link.send([m.Replies.KIND, replies[start:] if start else replies])
+        self.link.flush()  # this was the step's frame: it need not wait for the loop's next turn
         if self.link.backlog > WORKER_BACKLOG_BYTES_MAX:
             self.cut_off(f"{self.link.backlog} bytes of answers lie unread")
 
@@ -154,10 +156,10 @@ class Kernel:
         self._workers: dict[str, WorkerPort] = {}
         self._gateway: GatewayPort | None = None
         self._dirty: set[WorkerPort] = set()  # with replies that wait
-        self._computing: set[asyncio.Task[None]] = set()
-        self._audits: list[Callable[[], None]] = []  # wait until nothing computes
-        self._wake = asyncio.Event()
-        self._closing = False
+        self._stepper = Stepper(
+            self._clock, self._scheduler, self._kvfs, executor, self._flush, self.stop_with
+        )
+        self._over = asyncio.Event()  # closed, or gone wrong
         self._failure: BaseException | None = None
 
     # -- Peers ---------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ class Kernel:
 
     def _ask(self, message: m.Ask) -> None:
         if message.what == "check_integrity":
-            self._audits.append(lambda: self._answer(message.seq, self._check_integrity))
+            self._stepper.when_idle(lambda: self._answer(message.seq, self._check_integrity))
         else:
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
@@ -298,6 +300,7 @@ class Kernel:
             "mean_decode_rows": (
                 steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
             ),
+            **asdict(self._stepper.statistics),
             "workers": sorted(self._workers),
             "waiting": steps.queue.works,
             "waiting_tokens": steps.queue.tokens,
@@ -329,9 +332,9 @@ class Kernel:
         self._dirty.add(port)
 
     def _turn_over(self) -> None:
-        """Send what has gathered, and let `run` look at what there is to compute."""
+        """Send what has gathered, and look at what there is to compute."""
         self._flush()
-        self._wake.set()
+        self._stepper.plan()
 
     def _flush(self) -> None:
         while self._dirty:
@@ -344,18 +347,9 @@ class Kernel:
         Raises:
             KernelBug: (or whatever else went wrong in the kernel itself) nothing more will be done.
         """
-        while not self._closing and self._failure is None:
-            self._wake.clear()
-            seconds = self._launch()
-            self._flush()  # what could not be placed has been answered
-            if seconds is None:
-                await self._wake.wait()
-                continue
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+        if self._failure is None:
+            self._stepper.run()
+            await self._over.wait()
         if self._failure is not None:
             raise self._failure
 
@@ -363,71 +357,17 @@ class Kernel:
         """The kernel itself has gone wrong: `run` raises this."""
         if self._failure is None:
             self._failure = error
-        self._wake.set()
+        self._stepper.halt()
+        self._over.set()
 
     async def close(self) -> None:
         """End all links and instances, then wait for the steps that compute."""
-        self._closing = True
         for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
             port.link.close()
             port.on_closed()
-        if self._computing:
-            await asyncio.wait(self._computing)
+        await self._stepper.stop()
         await self._executor.close()
-        self._wake.set()
-
-    def _launch(self) -> float | None:
-        """Launch what can be launched; return the seconds after which to look again."""
-        while True:
-            if self._audits:
-                if self._computing:
-                    return None  # when the last step ends
-                for audit in self._audits:
-                    audit()
-                self._audits.clear()
-            polled = self._scheduler.poll()
-            if isinstance(polled, Step):
-                polled.batch.copies = self._kvfs.take_copies()
-                self._start(self._compute(polled))
-            elif polled != 0.0:
-                if self._kvfs.copies_pending and not self._computing:
-                    self._start(self._copy())
-                return polled
-
-    def _start(self, step: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(step)
-        self._computing.add(task)
-        task.add_done_callback(self._stopped)
-
-    def _stopped(self, task: "asyncio.Task[None]") -> None:
-        self._computing.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.stop_with(error)
-        self._wake.set()
-
-    async def _compute(self, step: Step) -> None:
-        try:
-            results = await self._executor.run(step.batch)
-        except KernelBug:
-            raise
-        except Exception:  # the device's: its rows hear EIO, and everything else goes on
-            _log.exception("a step of %d rows failed", len(step.parts))
-            self._kvfs.lose_copies(step.batch.copies)
-            self._scheduler.fail(step)
-        else:
-            self._scheduler.complete(step, results)
-        self._turn_over()
-
-    async def _copy(self) -> None:
-        """Let the executor catch up with copies that no pred has asked for yet."""
-        copies = self._kvfs.take_copies()
-        try:
-            await self._executor.run(Batch([], copies))
-        except KernelBug:
-            raise
-        except Exception:  # the device's: the files that were copied to hear EIO
-            _log.exception("copies failed")
-            self._kvfs.lose_copies(copies)
+        self._over.set()
 
 
 def _after_hello(port: Port) -> OnFrame:

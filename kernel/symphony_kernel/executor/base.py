@@ -10,7 +10,7 @@ as no later step of the old owner can come.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -73,8 +73,15 @@ class Batch:
         return sum(len(row.tokens) for row in self.rows)
 
 
+Results: TypeAlias = list[bytes | SyscallError]  # one a row
+
+
 class Executor(Protocol):
-    """A device with a model and a pool of `pages` pages."""
+    """A device with a model and a pool of `pages` pages.
+
+    It may also have `start(batch) -> Outcome[Results]`, the same as `run` without a coroutine: the
+    step loop takes that where it is there.
+    """
 
     @property
     def model(self) -> ModelInfo:
@@ -84,7 +91,7 @@ class Executor(Protocol):
     def pages(self) -> int:
         """Physical pages in the pool."""
 
-    async def run(self, batch: Batch) -> list[bytes | SyscallError]:
+    async def run(self, batch: Batch) -> Results:
         """Compute one step; return each row's result, places in order (see `options.Get`).
 
         A row whose options cannot be answered (an `allow` mask that allows no token) has a

@@ -4,17 +4,13 @@ All device work happens on one thread of its own, one step after the other; the 
 released while it computes, so the kernel's loop goes on beside it.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 
-from symphony_kernel.executor.base import Batch, Int32, ModelInfo, Row
+from symphony_kernel.executor.base import Batch, Int32, ModelInfo, Results, Row
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
@@ -23,6 +19,7 @@ from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
+from symphony_kernel.executor.outcome import DeviceThread, Outcome
 from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.executor.torch_network import TorchNetwork
 from symphony_kernel.protocol.errno import SyscallError
@@ -33,7 +30,6 @@ from symphony_kernel.protocol.limits import (
 )
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 # Logits are computed for as many places at a time as fit into this.
 _LOGITS_BYTES_MAX = 64 << 20
@@ -48,7 +44,7 @@ class TorchExecutor:
         network: Network,
         pages: int,
         logits_places: int,
-        thread: ThreadPoolExecutor,
+        thread: DeviceThread,
     ) -> None:
         self._model = model
         self._pages = pages
@@ -97,9 +93,9 @@ class TorchExecutor:
                 )  # fmt: skip
 
         try:
-            return cls(model, thread.submit(build).result(), pages, places, thread)
+            return cls(model, thread.call(build), pages, places, thread)
         except BaseException:
-            thread.shutdown()
+            thread.stop()
             raise
 
     @property
@@ -112,9 +108,13 @@ class TorchExecutor:
         """Physical pages in the pool."""
         return self._pages
 
-    async def run(self, batch: Batch) -> list[bytes | SyscallError]:
+    async def run(self, batch: Batch) -> Results:
         """Compute one step (see `base.Executor.run`)."""
-        return await self._on_thread(lambda: self._step(batch))
+        return await self.start(batch)
+
+    def start(self, batch: Batch) -> Outcome[Results]:
+        """Compute one step: the same in one hop to the device's thread and one back."""
+        return self._thread.start(lambda: self._step(batch))
 
     @property
     def network(self) -> Network:
@@ -123,21 +123,14 @@ class TorchExecutor:
 
     async def poison(self, pages: Int32) -> None:
         """Fill pages with NaN, after the steps given so far: for tests of what a step reads."""
-        await self._on_thread(lambda: self._network.poison(pages))
+        await self._thread.start(lambda: self._network.poison(pages))
 
     async def close(self) -> None:
         """Wait for the last step and give the device back."""
-        await self._on_thread(self._network.release)
-        self._thread.shutdown()
+        await self._thread.start(self._network.release)
+        self._thread.stop()
 
-    async def _on_thread(self, work: Callable[[], _T]) -> _T:
-        def run() -> _T:
-            with torch.inference_mode():
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
-
-    def _step(self, batch: Batch) -> list[bytes | SyscallError]:
+    def _step(self, batch: Batch) -> Results:
         for group in batch.copies:
             self._network.copy(group)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)
@@ -211,10 +204,10 @@ def _library(place: torch.device) -> Library | None:
         return None
 
 
-def _one_thread(threads: int | None) -> ThreadPoolExecutor:
+def _one_thread(threads: int | None) -> DeviceThread:
     # torch keeps the number of threads for the process and for each thread that starts work.
     def start() -> None:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    return ThreadPoolExecutor(1, thread_name_prefix="executor", initializer=start)
+    return DeviceThread(start, torch.inference_mode)

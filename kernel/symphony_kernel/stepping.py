@@ -1,0 +1,219 @@
+"""The step loop: launches what the scheduler says, and hands it back what came of it.
+
+    plan -> look -> scheduler.poll -> executor -> ended -> scheduler.complete -> look
+
+Everything is a plain callback of the event loop: no task, no timeout object and no wake-up stands
+between the end of a step and the launch of the next one. What can follow at once is launched before
+the replies leave, so that they are written while the device computes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from symphony_kernel.executor.base import Batch, Executor, Int64, Results
+from symphony_kernel.executor.outcome import Outcome
+from symphony_kernel.kvfs import KVFS
+from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.limits import DEVICE_PAUSE_MS_MAX
+from symphony_kernel.scheduler.batcher import Step
+from symphony_kernel.scheduler.clock import Clock
+from symphony_kernel.scheduler.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+_PAUSE_SECONDS_MAX = DEVICE_PAUSE_MS_MAX / 1000
+Ended: TypeAlias = Callable[[Outcome[Results]], None]
+
+
+@dataclass(slots=True)
+class DeviceStatistics:
+    """Where the device's time went, in milliseconds.
+
+    A pause is the time between two steps in which it computed nothing; those longer than
+    DEVICE_PAUSE_MS_MAX are no pauses but want of work, and not counted.
+    """
+
+    device_busy_ms: float = 0.0
+    device_pauses: int = 0
+    device_pause_ms: float = 0.0
+
+
+class Stepper:
+    """Keeps one executor busy. `flush` sends replies; `failed` hears of faults of the kernel's."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        scheduler: Scheduler,
+        kvfs: KVFS,
+        executor: Executor,
+        flush: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._clock = clock
+        self._scheduler = scheduler
+        self._kvfs = kvfs
+        self._executor = executor
+        self._start = getattr(executor, "start", None) or self._start_task
+        self._tasks: set[asyncio.Task[Results]] = set()
+        self._flush, self._failed = flush, failed
+        self._computing = 0  # steps given to the executor
+        self._running = False
+        self._planned = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._when_idle: list[Callable[[], None]] = []
+        self._drained: asyncio.Event | None = None
+        self._ended = 0.0  # when the device computed last
+        self.statistics = DeviceStatistics()
+
+    # -- From outside --------------------------------------------------------------------------
+    def run(self) -> None:
+        """Launch steps from now on."""
+        self._running = True
+        self.plan()
+
+    def halt(self) -> None:
+        """Launch nothing more."""
+        self._running = False
+        self._cancel_timer()
+
+    async def stop(self) -> None:
+        """Launch nothing more, and wait for the steps that compute."""
+        self.halt()
+        if self._computing:
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+
+    def plan(self) -> None:
+        """Something has changed: look at the loop's next turn what there is to launch."""
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def when_idle(self, action: Callable[[], None]) -> None:
+        """Do something when no step computes, before another one does."""
+        self._when_idle.append(action)
+
+    # -- Launching -----------------------------------------------------------------------------
+    def _look(self) -> None:
+        self._planned = False
+        try:
+            self._launch()
+            self._flush()  # what could not be placed has been answered
+        except Exception as error:  # ours
+            self._failed(error)
+
+    def _launch(self) -> bool:
+        """Launch what can be launched, and look again when that may change; return whether any."""
+        self._cancel_timer()
+        launched = False
+        while self._running and self._may_launch():
+            polled = self._scheduler.poll()
+            if isinstance(polled, Step):
+                polled.batch.copies = self._kvfs.take_copies()
+                self._give(polled.batch, partial(self._computed, polled))
+                launched = True
+            elif polled != 0.0:
+                if self._kvfs.copies_pending and not self._computing:
+                    copies = self._kvfs.take_copies()
+                    self._give(Batch([], copies), partial(self._copied, copies))
+                if polled is not None:
+                    loop = asyncio.get_running_loop()
+                    self._timer = loop.call_later(polled, self._look)
+                break
+        return launched
+
+    def _may_launch(self) -> bool:
+        if not self._when_idle:
+            return True
+        if self._computing:
+            return False  # when the last step has ended
+        actions, self._when_idle = self._when_idle, []
+        for action in actions:
+            action()
+        return True
+
+    def _give(self, batch: Batch, ended: Ended) -> None:
+        self._computing += 1
+        self._start(batch).then(ended)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- Ends ----------------------------------------------------------------------------------
+    def _computed(self, step: Step, outcome: Outcome[Results]) -> None:
+        self._count(outcome)
+        try:
+            if outcome.error is None:
+                self._scheduler.complete(step, outcome.value)
+            else:  # the device's fault: its rows hear EIO, and everything else goes on
+                _check_fault(outcome.error, f"a step of {len(step.parts)} rows failed")
+                self._kvfs.lose_copies(step.batch.copies)
+                self._scheduler.fail(step)
+            self._go_on()
+        except Exception as error:  # ours
+            self._failed(error)
+
+    def _copied(self, copies: list[Int64], outcome: Outcome[Results]) -> None:
+        """The executor has caught up with copies that no pred had asked for yet."""
+        self._count(outcome)
+        try:
+            if outcome.error is not None:  # the files that were copied to hear EIO
+                _check_fault(outcome.error, "copies failed")
+                self._kvfs.lose_copies(copies)
+            self._go_on()
+        except Exception as error:  # ours
+            self._failed(error)
+
+    def _go_on(self) -> None:
+        if self._launch():
+            # The device's thread needs the interpreter for a moment to begin: let it have it.
+            self.plan()
+        else:
+            self._flush()
+
+    def _count(self, outcome: Outcome[Results]) -> None:
+        self._computing -= 1
+        if not self._computing and self._drained is not None:
+            self._drained.set()
+        counts = self.statistics
+        counts.device_busy_ms += 1000 * (outcome.ended - outcome.began)
+        pause = outcome.began - self._ended
+        if pause < _PAUSE_SECONDS_MAX:
+            counts.device_pauses += 1
+            counts.device_pause_ms += 1000 * max(pause, 0.0)
+        self._ended = outcome.ended
+
+    def _start_task(self, batch: Batch) -> Outcome[Results]:
+        """Start a step of an executor that knows only coroutines."""
+        outcome: Outcome[Results] = Outcome()
+        loop = asyncio.get_running_loop()
+        outcome.began = loop.time()
+
+        def ended(task: "asyncio.Task[Results]") -> None:
+            self._tasks.discard(task)
+            outcome.ended = loop.time()
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                outcome.finish(task.result())
+            else:
+                outcome.fail(error)
+
+        task = loop.create_task(self._executor.run(batch))
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+        return outcome
+
+
+def _check_fault(error: BaseException, words: str) -> None:
+    """Log a fault of the device's; raise what is the kernel's own."""
+    if isinstance(error, KernelBug) or not isinstance(error, Exception):
+        raise error
+    _log.error("%s", words, exc_info=error)
