@@ -138,7 +138,7 @@ async def _run(client: Client, options: argparse.Namespace) -> int:
         with _progress(f"checking and compiling {path.name}"):
             program = (await client.upload(_read(path), path.stem))["id"]
     wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
-    given = {name: getattr(options, name) for name in ("entry", "priority")}
+    given = {name: getattr(options, name) for name in ("entry", "priority", "trace")}
     wanted |= {name: value for name, value in given.items() if value is not None}
     with _progress(f"starting {options.program}"):
         run = await client.start(program, **wanted)
@@ -305,6 +305,17 @@ async def _logs(client: Client, options: argparse.Namespace) -> int:
     async for event in client.events(options.run, follow=options.follow):
         if event.kind == "log":
             print(json.dumps(event.data) if options.json else _log_line(event), flush=True)
+    return 0
+
+
+async def _trace(client: Client, options: argparse.Namespace) -> int:
+    from symphony_runtime.traces import write
+
+    trace = await client.trace(options.run)
+    try:
+        write(trace, options.output)
+    except OSError as error:
+        raise CommandError(f"{options.output}: {error.strerror}") from error
     return 0
 
 
@@ -508,6 +519,9 @@ def _parser() -> argparse.ArgumentParser:
     logs = add("logs", "show what a run has logged", _with_server(_logs), server, listing)
     logs.add_argument("run")
     logs.add_argument("-f", "--follow", action="store_true", help="until the run ends")
+    trace = add("trace", "save what a traced run did, for Perfetto", _with_server(_trace), server)
+    trace.add_argument("run", help="of `symphony run --trace`")
+    trace.add_argument("-o", "--output", type=Path, help="else stdout")
     cancel = add("cancel", "end a run", _with_server(_cancel), server, listing)
     cancel.add_argument("run")
     _add_kv(commands, server, listing, limited)
@@ -551,6 +565,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="lower a limit: wall_ms, cpu_ms, memory_bytes, tokens, kv_tokens",
     )  # fmt: skip
     run.add_argument("--priority", type=int, help="0 to 7; a step doubles the share; default 4")
+    run.add_argument(
+        "--trace", action="store_const", const=True, help="keep what it does for `symphony trace`"
+    )
     run.add_argument("--detach", action="store_true", help="only start it, print its id")
     run.add_argument("-i", "--interactive", action="store_true", help="stdin's lines are messages")
     run.add_argument("-l", "--lines", action="store_true", help="end each message with a newline")

@@ -139,7 +139,7 @@ class Client:
 
     # -- Runs ----------------------------------------------------------------------------------
     async def run(self, program: str, input: Any = "", **options: Any) -> JsonObject:  # noqa: A002
-        """Run a program to its end; `options` are entry, limits, priority."""
+        """Run a program to its end; `options` are entry, limits, priority, trace."""
         return await self._start(program, {"input": input, **options}, {})
 
     async def start(self, program: str, input: Any = "", **options: Any) -> str:  # noqa: A002
@@ -169,6 +169,10 @@ class Client:
     def runs(self) -> AsyncIterator[JsonObject]:
         """Give all runs, newest first."""
         return self._pages("/v1/runs")
+
+    async def trace(self, run: str) -> JsonObject:
+        """Return the Chrome trace events of a run that was started with `trace=True`."""
+        return await self._json("GET", f"/v1/runs/{_quoted(run)}/trace")
 
     async def delete_run(self, run: str) -> None:
         """Forget a run that has ended."""

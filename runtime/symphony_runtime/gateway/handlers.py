@@ -20,12 +20,14 @@ from symphony_runtime.gateway.http import (
     read_json,
     services,
     tenant_of,
+    to_json,
 )
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
-from symphony_runtime.gateway.problems import bad_request, not_found, unavailable
+from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
 from symphony_runtime.gateway.run import parse_request
 from symphony_runtime.gateway.streaming import stream_events
+from symphony_runtime.gateway.trace import find_trace, trace_events
 
 _RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 _CANCEL_SECONDS_MAX = 10.0
@@ -116,6 +118,20 @@ async def delete_run(request: web.Request) -> web.StreamResponse:
     """Forget a run that has ended."""
     await services(request).runs.delete(tenant_of(request), request.match_info["run"])
     return web.Response(status=204)
+
+
+async def get_trace(request: web.Request) -> web.StreamResponse:
+    """Show what a traced run did, and when, so far."""
+    runs = services(request).runs
+    run = await runs.find(tenant_of(request), request.match_info["run"])
+    if isinstance(run, Run):
+        record, packed = run.record, run.trace.pack() if run.trace else None
+    else:
+        record, packed = run, await services(request).store.read(lambda c: find_trace(c, run.seq))
+    if packed is None:
+        raise Problem(404, "not-traced", "the run was not traced: start it with `trace` true")
+    body = await asyncio.to_thread(lambda: to_json(trace_events(record, packed)))
+    return web.Response(body=body, content_type="application/json")
 
 
 async def send_message(request: web.Request) -> web.StreamResponse:

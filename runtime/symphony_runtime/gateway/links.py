@@ -39,6 +39,9 @@ class KernelEvents(Protocol):
     def exceeded(self, instance: int, reason: str) -> None:
         """An instance has used up a limit that the kernel counts."""
 
+    def traced(self, instance: int, events: list[Any]) -> None:
+        """The kernel tells of a traced run's preds (see `messages.Traced`)."""
+
     def kernel_lost(self) -> None:
         """The link has ended; every instance in the kernel has, too."""
 
@@ -143,6 +146,8 @@ class KernelLink:
             self._take_answer(message)
         elif isinstance(message, m.Exceeded):
             self._events.exceeded(message.instance, message.reason)
+        elif isinstance(message, m.Traced):
+            self._events.traced(message.instance, message.events)
         elif isinstance(message, m.Welcome):
             self.pid, self.about = message.pid, message.about
             _log.info("linked to the kernel, process %d", message.pid)
@@ -243,7 +248,7 @@ class WorkerEvents(Protocol):
     """Who hears from workers. Instances in messages are claims: check whose they are."""
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
-        """`message` is Output, Logs, Received, Ended, Ask or Unask."""
+        """`message` is Output, Logs, Received, Traced, Ended, Ask or Unask."""
 
     def worker_lost(self, worker: Worker) -> None:
         """Its link has ended, and with it everything that it ran."""

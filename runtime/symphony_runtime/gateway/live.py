@@ -1,18 +1,24 @@
 """A live run: its record, its worker, and what it has done so far."""
 
 import asyncio
+import math
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import TENANT_TRACED_RUNS_MAX
 
 from symphony_runtime.gateway.journal import Journal
 from symphony_runtime.gateway.links import Worker
+from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Program
-from symphony_runtime.gateway.run import Record, RunRequest, now_ms
+from symphony_runtime.gateway.run import PRIORITY_DEFAULT, Record, RunRequest, now_ms
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tape import Listener, Tape
+from symphony_runtime.gateway.trace import RunTrace
 
 
 class Run:
@@ -42,18 +48,38 @@ class Run:
         self.started = False
         self.ending = False
         self.unwanted = False  # its client has gone: how it ends matters to nobody
+        self.trace: RunTrace | None = None  # where it was asked for
         self.log_bytes = 0
         self.inbox_bytes = 0  # delivered and not received yet
         self.inbox_messages = 0
         self.messages = 0
         self.kill_reason: str | None = None
         self.verdict: str | None = None  # why the server failed it, whatever the worker says
+        self.deadline = math.inf  # in the loop's time; set once it is started
         self.timers: list[asyncio.TimerHandle] = []
         self.stored: asyncio.Future[None]  # that it has begun; there once it is started
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def kernel_options(self) -> dict[str, Any]:
+        """Return the options of `Register`."""
+        limits = self.record.limits
+        return {
+            "weight": 2.0 ** (self.record.priority - PRIORITY_DEFAULT),
+            "kv_tokens": limits["kv_tokens"],
+            "tokens": limits["tokens"],
+            **({"trace": True} if self.trace else {}),
+        }
+
     def _credit(self, taken: int) -> None:
         self.worker.send(m.Credit(self.record.seq, taken))
+
+
+def admit_trace(live: Iterable[Run], tenant: str) -> None:
+    """Raise the Problem 429 when a tenant has as many live traced runs as it may have."""
+    traced = sum(1 for run in live if run.trace and run.record.tenant == tenant)
+    if traced >= TENANT_TRACED_RUNS_MAX:
+        detail = f"the tenant has {traced} live traced runs, its limit"
+        raise Problem(429, "too-many-traces", detail, retry_after=1, limit=traced)
 
 
 def new_record(seq: int, tenant: str, program: Program, entry: str, request: RunRequest) -> Record:

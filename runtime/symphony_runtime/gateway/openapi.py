@@ -216,12 +216,20 @@ SCHEMAS: dict[str, Any] = {
                 "limits": {"type": "object", "properties": _LIMITS, "additionalProperties": False},
                 "priority": {"type": "integer", "minimum": 0, "maximum": PRIORITY_MAX},
                 "stream": {"type": "boolean", "default": False},
+                "trace": {"type": "boolean", "default": False},
             },
         ),
         "additionalProperties": False,
     },
     "Run": _object(_RUN, {"held": {"oneOf": [_HELD, {"type": "null"}]}}),
     "RunResult": _object({**_RUN, "output": _STRING, "messages": _list(_reference("Message"))}),
+    "Trace": _object(
+        {
+            "traceEvents": _list({"type": "object"}),
+            "displayTimeUnit": _STRING,
+            "otherData": {"type": "object"},
+        }
+    ),
     "RunStarted": _object({"id": _STRING}),
     "RunPage": _page("Run"),
     "Events": {"type": "string", "description": "server-sent events; each data is JSON"},

@@ -157,6 +157,11 @@ ROUTES: tuple[Route, ...] = (
         parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", _FLAG)),
     ),
     Route(
+        "GET", "/v1/runs/{run}/trace", "getTrace", handlers.get_trace,
+        "What a run that was started with `trace` did: its calls, waits and steps",
+        {200: Answer("Chrome trace events, which Perfetto shows", "Trace")}, problems=(404,),
+    ),
+    Route(
         "POST", "/v1/runs/{run}/messages", "sendMessage", handlers.send_message,
         "Hand the program a message for its `recv`",
         {204: Answer("taken")}, problems=(400, 404, 409, 413, 415, 429),

@@ -37,7 +37,7 @@ USAGE_KEYS = (
     "syscalls", "peak_memory_bytes",
 )  # fmt: skip
 _RUN_BYTES = 512  # what a run keeps besides its events, about
-_REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream"}
+_REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream", "trace"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class RunRequest:
     limits: dict[str, int] = field(default_factory=lambda: dict(LIMITS_MAX))
     priority: int = PRIORITY_DEFAULT
     stream: bool = False
+    trace: bool = False
 
 
 @dataclass(slots=True)
@@ -120,17 +121,19 @@ def parse_request(body: Any) -> RunRequest:
     unknown = sorted(set(body) - _REQUEST_KEYS)
     if unknown:
         raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
-    entry, stream = body.get("entry"), body.get("stream", False)
+    entry = body.get("entry")
     if entry is not None and not (isinstance(entry, str) and len(entry) <= NAME_BYTES_MAX):
         raise bad_request("bad-request", "`entry` must be the name of an export")
-    if not isinstance(stream, bool):
-        raise bad_request("bad-request", "`stream` must be true or false")
+    flags = {name: body.get(name, False) for name in ("stream", "trace")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise bad_request("bad-request", f"`{name}` must be true or false")
     return RunRequest(
         input=_input(body.get("input", "")),
         entry=entry,
         limits=_limits(body.get("limits")),
         priority=_integer(body.get("priority", PRIORITY_DEFAULT), 0, PRIORITY_MAX, "priority"),
-        stream=stream,
+        **flags,
     )
 
 

@@ -15,9 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _BATCH_MAX = 4_096  # operations of one commit
 
+_TRACES = """
+CREATE TABLE run_traces (
+    run INTEGER PRIMARY KEY,
+    body BLOB NOT NULL                -- see `trace.RunTrace.pack`
+) STRICT;
+CREATE TRIGGER run_traces_go AFTER DELETE ON runs BEGIN
+    DELETE FROM run_traces WHERE run = OLD.seq;
+END;
+"""
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
 CREATE TABLE tenants (
@@ -77,6 +86,7 @@ CREATE TABLE run_events (
     PRIMARY KEY (run, first)
 ) STRICT, WITHOUT ROWID;
 """
+_SCHEMA += _TRACES
 
 # From each version to the next.
 _STEPS = {
@@ -87,6 +97,7 @@ UPDATE runs SET bytes = 512 + (
     SELECT COALESCE(SUM(LENGTH(body)), 0) FROM run_events WHERE run = seq
 ) WHERE ended_ms NOT NULL;
 """,
+    2: _TRACES,
 }
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ import msgpack
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TRACE_EVENTS_MAX
 
-from symphony_runtime.gateway.run import Record
+from symphony_runtime.gateway.run import Record, finish_run
 
 _CALL_NAME_MAX = 64  # characters
 _GATEWAY, _WORKER, _KERNEL = 1, 2, 3  # processes of the picture
@@ -108,11 +108,17 @@ def _is_call(event: Any) -> bool:
 
 
 # --- The database --------------------------------------------------------------------------------
-def store_trace(connection: sqlite3.Connection, run: int, packed: bytes) -> int:
-    """Store the trace of a run that has ended, and goes with it; return its bytes."""
-    connection.execute("INSERT INTO run_traces VALUES (?, ?)", (run, packed))
-    connection.execute("UPDATE runs SET bytes = bytes + ? WHERE seq = ?", (len(packed), run))
-    return len(packed)
+def store_end(
+    connection: sqlite3.Connection, ended: Record, row: tuple[int, bytes], packed: bytes | None
+) -> int:
+    """Store a run's end, and its trace where it has one; return the bytes that it keeps."""
+    size = finish_run(connection, ended, row)
+    if packed is None:
+        return size
+    connection.execute("INSERT INTO run_traces VALUES (?, ?)", (ended.seq, packed))
+    added = "UPDATE runs SET bytes = bytes + ? WHERE seq = ?"
+    connection.execute(added, (len(packed), ended.seq))
+    return size + len(packed)
 
 
 def find_trace(connection: sqlite3.Connection, run: int) -> bytes | None:
