@@ -10,6 +10,8 @@ from typing import Protocol
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Row
+from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.protocol.errno import SyscallError
 
 
 class Network(Protocol):
@@ -31,6 +33,12 @@ class Network(Protocol):
         """Return [count, vocab_size] float32 logits of places of the last `forward`.
 
         The caller may write to them; they are good until the next call of anything here.
+        """
+
+    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+        """Return what is asked about places of the last `forward`, from `first` on.
+
+        Each ask has as many places as positions (see `sampling.answer`).
         """
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.outcome import DeviceThread, Outcome
-from symphony_kernel.executor.sampling import Ask, answer
+from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.executor.torch_network import TorchNetwork
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
@@ -146,8 +146,7 @@ class TorchExecutor:
         """Return each row's result from the outputs at its places."""
         results: list[bytes | SyscallError] = [b""] * len(rows)
         for begin, asks, owners in _portions(rows, self._logits_places):
-            logits = self._network.logits(begin, sum(len(ask.positions) for ask in asks))
-            for owner, part in zip(owners, answer(logits, asks), strict=True):
+            for owner, part in zip(owners, self._network.answer(begin, asks), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
                     results[owner] = before + part if before else part

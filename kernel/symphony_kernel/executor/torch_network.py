@@ -8,7 +8,9 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Row
 from symphony_kernel.executor.models.decoder import Decoder
+from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.executor.step import Geometry, plan_step
+from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 
@@ -51,6 +53,10 @@ class TorchNetwork:
     def logits(self, first: int, count: int) -> Tensor:
         """Return the logits of places of the last step."""
         return self._decoder.logits(self._hidden[first : first + count])
+
+    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+        """Answer from the logits of places of the last step."""
+        return answer(self.logits(first, sum(len(ask.positions) for ask in asks)), asks)
 
     def release(self) -> None:
         """Give the pool back."""

@@ -172,8 +172,14 @@ def test_all_sizes_of_vocabularies(library: Library, vocab: int) -> None:
         PredOptions(get=Get.LOGITS),
         PredOptions(logprobs=20, allow=_mask([vocab - 1], vocab)),
         *(
-            PredOptions(get=Get.SAMPLE, sampling=Sampling(*given))
-            for given in [(1.0,), (2.0, 3), (1.0, 0, 0.5), (1.0, 0, 1.0, 0.2), (9.0, 5, 0.9, 0.1)]
+            PredOptions(get=Get.SAMPLE, sampling=given)
+            for given in (
+                Sampling(),
+                Sampling(temperature=2.0, top_k=3),
+                Sampling(top_p=0.5),
+                Sampling(min_p=0.2),
+                Sampling(9.0, 5, 0.9, 0.1),
+            )
         ),
     ]
     asks = [Ask(get, 99 + i, np.arange(3, dtype=np.int32)) for i, get in enumerate(gets)]
@@ -203,8 +209,10 @@ def test_the_noise_is_the_same(library: Library) -> None:
     positions = np.arange(rows, dtype=np.int32)
     values = noise(torch.arange(vocab, dtype=torch.int32), noise_keys(seeds, positions))
     asks = [
-        Ask(PredOptions(get=Get.SAMPLE, sampling=Sampling()), int(seed), position[None])
-        for seed, position in zip(seeds, positions, strict=True)
+        Ask(
+            PredOptions(get=Get.SAMPLE, sampling=Sampling()), index * 7, np.array([index], np.int32)
+        )
+        for index in range(rows)
     ]
     found = sampler.answer(torch.zeros(rows, vocab), asks)
     tokens = [np.frombuffer(part, PAIR)["token"][0] for part in found if isinstance(part, bytes)]

@@ -21,6 +21,9 @@ from symphony_kernel.executor.native.attention import (
     StepRows,
 )
 from symphony_kernel.executor.native.library import Library
+from symphony_kernel.executor.native.sampling import NativeSampler
+from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.protocol.errno import SyscallError
 
 _POSITIONS_MIN = 1024
 
@@ -164,6 +167,7 @@ class NativeNetwork:
         self._set_profile = library.function("symphony_decoder_set_profile", c_void_p, c_void_p)
         self._cosines = self._sines = torch.empty(0)
         self._embedding = _Filler(library, self._decoder, config, weights).fill()
+        self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
         self._logits = torch.empty(0, config.vocab_size)
         self._computed = 0
         self._profile = np.zeros(len(PHASES))
@@ -197,8 +201,14 @@ class NativeNetwork:
             self._more_logits(self._decoder, first, count, self._logits.data_ptr())
         return self._logits[:count]
 
+    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+        """Answer from the logits of places of the last step."""
+        logits = self.logits(first, sum(len(ask.positions) for ask in asks))
+        return self._sampler.answer(logits, asks)
+
     def release(self) -> None:
         """Give weights and pool back."""
+        self._sampler.close()
         if self._decoder:
             self._destroy(self._decoder)
             self._decoder = 0
