@@ -36,13 +36,12 @@ from symphony_runtime.gateway.journal import (
     stored_messages,
 )
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
-from symphony_runtime.gateway.live import Run, new_record
+from symphony_runtime.gateway.live import Run, admit_trace, new_record
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.retention import Retention
 from symphony_runtime.gateway.run import (
     FINAL,
-    PRIORITY_DEFAULT,
     USAGE_KEYS,
     Record,
     RunRequest,
@@ -56,6 +55,7 @@ from symphony_runtime.gateway.run import (
 )
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tape import Listener
+from symphony_runtime.gateway.trace import RunTrace, store_end
 
 _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
@@ -132,9 +132,13 @@ class Runs:
         entry = program.entry(request.entry)
         problem: Exception | None = None
         tenant = tenant or program.tenant
+        if request.trace:
+            admit_trace(self._live.values(), tenant)
         for worker in self._admit(tenant):
             record = new_record(self.new_instance(), tenant, program, entry, request)
             run = Run(record, program, worker, self._store, listener)
+            if request.trace:
+                run.trace = RunTrace(run.admitted, worker.name)
             self._enter(run)
             try:
                 # Whoever asked may go away; half a start must not stay behind.
@@ -294,8 +298,11 @@ class Runs:
             raise
         self.send_module(worker, run.program, artefact)
         limits = dict(record.limits)
-        worker.send(m.Start(record.seq, run.program.module, record.entry, data, limits))
+        traced = run.trace is not None
+        worker.send(m.Start(record.seq, run.program.module, record.entry, data, limits, traced))
         run.started = True
+        if run.trace is not None:
+            run.trace.started = time.monotonic()
         record.status = "running"
         self.figures.started(record.tenant, time.monotonic() - run.admitted)
         run.journal.append("status", record.outcome())
@@ -332,11 +339,8 @@ class Runs:
         Raises:
             KernelAwayError, SyscallError: as the link does.
         """
-        limits = run.record.limits
-        weight = 2.0 ** (run.record.priority - PRIORITY_DEFAULT)
-        options = {"weight": weight, "kv_tokens": limits["kv_tokens"], "tokens": limits["tokens"]}
         tenant, worker = run.record.tenant, run.worker.name
-        await self.kernel.register(instance, tenant, worker, parent, stage, options)
+        await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
     def _enter(self, run: Run) -> None:
         self._live[run.record.id] = run
@@ -385,6 +389,12 @@ class Runs:
         if run is not None:
             self.kill(run, reason)
 
+    def traced(self, instance: int, events: list[Any]) -> None:
+        """Keep what the kernel tells of a traced run."""
+        run = self._instances.get(instance)
+        if run is not None and run.trace is not None:
+            run.trace.take_preds(events)
+
     def kernel_lost(self) -> None:
         """The kernel died, and every instance in it."""
         for run in [run for run in self._live.values() if run.started]:
@@ -410,6 +420,10 @@ class Runs:
             self._take_end(worker, message)
         elif isinstance(message, m.Ask):
             self._asks.ask(worker, message)
+        elif isinstance(message, m.Traced):
+            run = self.run_of(worker, message.instance)
+            if run is not None and run.trace is not None:
+                run.trace.take_calls(message.events)
         elif isinstance(message, m.Unask):
             self._asks.unask(worker, message.seq)
         else:
@@ -521,7 +535,8 @@ class Runs:
     async def _keep(self, run: Run, ended: Record, row: tuple[int, bytes]) -> None:
         """Store a run's end; a run that passes is stored only if it failed."""
         if not run.passing:
-            size = await self._store.write(lambda connection: finish_run(connection, ended, row))
+            packed = run.trace.pack() if run.trace else None
+            size = await self._store.write(lambda c: store_end(c, ended, row, packed))
         elif (ended.status, ended.exit_code) != ("exited", 0) and not run.unwanted:
             record = run.record
             self._must(self._store.write(lambda connection: insert_run(connection, record)))
