@@ -144,6 +144,7 @@ class Gateway:
         self.welcome: asyncio.Future[m.Welcome] = asyncio.get_running_loop().create_future()
         self.closed = asyncio.Event()
         self.exceeded: list[m.Exceeded] = []
+        self.traced: list[m.Traced] = []
         self._answers: dict[int, asyncio.Future[m.Answer]] = {}
         self._seq = 0
         link.receive(self._on_frame, self.closed.set)
@@ -154,6 +155,8 @@ class Gateway:
             self.welcome.set_result(message)
         elif isinstance(message, m.Exceeded):
             self.exceeded.append(message)
+        elif isinstance(message, m.Traced):
+            self.traced.append(message)
         else:
             assert isinstance(message, m.Answer)
             self._answers.pop(message.seq).set_result(message)
