@@ -462,10 +462,9 @@ async def benchmark(given: argparse.Namespace) -> list[dict[str, Any]]:
         )
         try:
             bench = Bench(given.tokens, prompt, {"kernel": kernel.pid, "worker": worker.pid})
-            links = [
-                await connected(kernel_socket, role, keys[role]) for role in ("gateway", CLIENT)
-            ]
-            bench.attach(*links, await to_worker)
+            gateway = await connected(kernel_socket, "gateway", keys["gateway"])
+            client = await connected(kernel_socket, CLIENT, keys[CLIENT])
+            bench.attach(gateway, client, await to_worker)
             bench.tell(m.Welcome(0, {}))
             await wait_ready(worker)
             for program in PROGRAMS:
