@@ -28,6 +28,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.gateway.asks import Asks
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.gateway.deadlines import Deadlines
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.journal import (
     LiveReader,
@@ -35,6 +36,7 @@ from symphony_runtime.gateway.journal import (
     StoredReader,
     stored_messages,
 )
+from symphony_runtime.gateway.keeping import keep_end
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
 from symphony_runtime.gateway.live import Run, admit_trace, new_record
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
@@ -47,7 +49,6 @@ from symphony_runtime.gateway.run import (
     RunRequest,
     delete_runs,
     find_run,
-    finish_run,
     insert_run,
     list_runs,
     merge_usage,
@@ -55,11 +56,10 @@ from symphony_runtime.gateway.run import (
 )
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tape import Listener
-from symphony_runtime.gateway.trace import RunTrace, store_end
+from symphony_runtime.gateway.trace import RunTrace
 
 _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
-_WALL_GRACE_SECONDS = 1.0  # the worker ends a run at its wall limit; this much later we do
 _KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the Kill is broken
 _REASON_MAX = 4_096  # characters of what a worker says about an end
 _LOG_LINE_BYTES = 16  # what each counts for beside its bytes, here and in the worker
@@ -86,6 +86,7 @@ class Runs:
         self.figures = RunFigures()
         self._next_instance = boot << _BOOT_BITS
         self._live: dict[str, Run] = {}
+        self._deadlines = Deadlines(self._live, self.kill)
         self._tenants: Counter[str] = Counter()  # live runs of each
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -141,8 +142,11 @@ class Runs:
                 run.trace = RunTrace(run.admitted, worker.name)
             self._enter(run)
             try:
-                # Whoever asked may go away; half a start must not stay behind.
-                await asyncio.shield(self._spawn(self._launch(run, request.input)))
+                if run.passing:  # its handler is never cancelled
+                    await self._launch(run, request.input)
+                else:
+                    # Whoever asked may go away; half a start must not stay behind.
+                    await asyncio.shield(self._spawn(self._launch(run, request.input)))
                 return run
             except (KernelAwayError, SyscallError) as error:
                 problem = error  # a worker that the kernel does not know (yet): perhaps another
@@ -309,9 +313,7 @@ class Runs:
         if not run.passing:
             run.stored = self._store.write(lambda connection: insert_run(connection, record))
             self._must(run.stored)
-        wall = record.limits["wall_ms"] / 1000 + _WALL_GRACE_SECONDS
-        words = f"the run took longer than its limit of {record.limits['wall_ms']} ms"
-        self._later(run, wall, lambda: self.kill(run, words))
+        self._deadlines.started(run)
         if run.kill_reason is not None:  # it was cancelled before it had begun
             self._send_kill(run)
 
@@ -505,8 +507,11 @@ class Runs:
         usage: dict[str, Any],
     ) -> None:
         # Children first: with their parent's end the kernel forgets them and what they used.
-        ends = (self._end_in_kernel(run, instance) for instance in reversed(run.instances))
-        await asyncio.gather(*run.child_ends, *ends)
+        if len(run.instances) == 1 and not run.child_ends:
+            await self._end_in_kernel(run, record.seq)
+        else:
+            ends = (self._end_in_kernel(run, instance) for instance in reversed(run.instances))
+            await asyncio.gather(*run.child_ends, *ends)
         status, exit_code, reason = outcome
         # A copy: what readers see changes only when the result is on disk.
         ended = dataclasses.replace(
@@ -520,7 +525,9 @@ class Runs:
         finals = [("usage", ended.usage), ("status", ended.outcome())]
         row = run.journal.seal(finals)
         try:
-            await self._keep(run, ended, row)
+            size = await keep_end(self._store, run, ended, row)
+            if size is not None:
+                self._retention.ended(ended.tenant, size)
         except sqlite3.Error:
             # Nobody may believe in a result that is not kept: the next start calls it failed, too.
             _log.exception("the result of run %s could not be stored", ended.id)
@@ -531,19 +538,6 @@ class Runs:
         run.journal.finish(finals)
         self.figures.ended(ended, time.monotonic() - run.admitted)
         self._leave(run)
-
-    async def _keep(self, run: Run, ended: Record, row: tuple[int, bytes]) -> None:
-        """Store a run's end; a run that passes is stored only if it failed."""
-        if not run.passing:
-            packed = run.trace.pack() if run.trace else None
-            size = await self._store.write(lambda c: store_end(c, ended, row, packed))
-        elif (ended.status, ended.exit_code) != ("exited", 0) and not run.unwanted:
-            record = run.record
-            self._must(self._store.write(lambda connection: insert_run(connection, record)))
-            size = await self._store.write(lambda connection: finish_run(connection, ended, row))
-        else:
-            return
-        self._retention.ended(ended.tenant, size)
 
     async def _end_in_kernel(self, run: Run, instance: int) -> None:
         try:

@@ -1,0 +1,20 @@
+"""Keeps what has ended, as far as it is kept."""
+
+from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.run import Record, finish_run, insert_run
+from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.trace import store_end
+
+
+async def keep_end(store: Store, run: Run, ended: Record, row: tuple[int, bytes]) -> int | None:
+    """Store a run's end and return its size; None: a run that passes is kept only if it failed."""
+    if not run.passing:
+        packed = run.trace.pack() if run.trace else None
+        return await store.write(lambda c: store_end(c, ended, row, packed))
+    if (ended.status, ended.exit_code) == ("exited", 0) or run.unwanted:
+        return None
+    record = run.record
+    begun = store.write(lambda connection: insert_run(connection, record))
+    size = await store.write(lambda connection: finish_run(connection, ended, row))
+    await begun
+    return size
