@@ -1,0 +1,61 @@
+"""A trace from a real server: three processes, one clock, one picture."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.programs import DECODE_WASM
+from tests.support.server import RunningServer
+
+
+def symphony(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "symphony_runtime.cli", *arguments],
+        env={**os.environ, **server.environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_decoding_run_is_shown_from_its_call_to_its_step(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    async def scenario() -> str:
+        async with server.client() as client:
+            await client.upload(DECODE_WASM, name="decode-traced")
+            run = await client.run("decode-traced", input="\x20", trace=True)
+            assert run["usage"]["completion_tokens"] == 32
+            return str(run["id"])
+
+    run = asyncio.run(scenario())
+    done = symphony(server, "trace", run, "-o", str(tmp_path / "trace.json"))
+    assert done.returncode == 0, done.stderr
+    assert "spans" in done.stderr
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert symphony(server, "trace", run).stdout == (tmp_path / "trace.json").read_text()
+
+    processes = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"]
+                 if event["name"] == "process_name"}  # fmt: skip
+    assert list(processes.values()) == ["gateway", "worker-0", "kernel"]
+    spans: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            spans[processes[event["pid"]]].append(event)
+    calls = {e["args"]["result"]: e for e in spans["worker-0"] if e["name"] == "pred"}
+    preds = [e for e in spans["kernel"] if e["cat"] == "pred"]
+    waits = [e for e in spans["worker-0"] if e["name"] == "wait"]
+    steps = [e for e in spans["kernel"] if e["name"] == "step" and e["tid"] == 1]
+    assert len(calls) == len(preds) == len(waits) == len(steps) == 32
+    # Each token: the call, then in another process its pred and step, then the end of the wait.
+    for pred, step, wait in zip(preds, steps, waits, strict=True):
+        call = calls[pred["args"]["ticket"]]
+        ends = [round(each["ts"] + each["dur"], 3) for each in (step, pred, wait)]
+        assert call["ts"] <= pred["ts"] <= step["ts"]
+        assert ends == sorted(ends)
+        assert step["args"]["rows"] >= 1
+    missing = symphony(server, "trace", "run_nothing")
+    assert (missing.returncode, missing.stdout) == (1, "")
