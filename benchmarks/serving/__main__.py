@@ -42,6 +42,8 @@ from benchmarks.serving.servers import (
 )
 from benchmarks.serving.workloads import Prompts, Workload, parse_workload
 
+_CONTEXT_STEP = 256  # what llama.cpp rounds a slot's context to
+
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -116,7 +118,10 @@ def _setting(given: argparse.Namespace, model: Path, work: Path) -> Setting:
     for name, option in given.options:
         options.setdefault(name, []).extend(option.split(" "))
     streams = max(w.requests if w.rate else w.streams for w in given.workloads)
-    return Setting(model, given.peers.resolve(), work, given.threads, streams, given.dtype, options)
+    longest = max(w.prompt + w.new for w in given.workloads)
+    context = -(-longest // _CONTEXT_STEP) * _CONTEXT_STEP
+    peers = given.peers.resolve()
+    return Setting(model, peers, work, given.threads, streams, context, given.dtype, options)
 
 
 @asynccontextmanager

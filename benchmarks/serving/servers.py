@@ -23,7 +23,7 @@ from benchmarks.serving.client import Endpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS_MAX = 300.0
-_CONTEXT = 2048  # tokens; all workloads fit
+_KV_BLOCK = 64  # tokens of a block of transformers
 
 
 class ServerError(Exception):
@@ -40,6 +40,7 @@ class Setting:
         work: A folder for logs and data of this measurement.
         threads: That a model computes with.
         streams: The largest number of requests in flight that any workload has.
+        context: Tokens of the longest request, prompt and answer.
         dtype: bf16 or fp32.
         options: More options for a server's command line, by its name.
     """
@@ -49,6 +50,7 @@ class Setting:
     work: Path
     threads: int
     streams: int
+    context: int
     dtype: str = "bf16"
     options: Mapping[str, list[str]] = field(default_factory=dict)
 
@@ -117,7 +119,7 @@ def _llama_cpp(setting: Setting, port: int) -> _Launch:
     command += ["--threads-batch", str(setting.threads), "--parallel", str(setting.streams)]
     # Each slot has room for the longest workload; states of prompts that never come again are not
     # worth keeping.
-    command += ["--ctx-size", str(_CONTEXT * setting.streams), "--no-kv-unified"]
+    command += ["--ctx-size", str(setting.context * setting.streams), "--no-kv-unified"]
     command += ["--cache-ram", "0", "--log-verbosity", "1"]
     return _Launch(command, {}, "/health", extra={"cache_prompt": False})
 
@@ -145,7 +147,7 @@ def _vllm(setting: Setting, port: int) -> _Launch:
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--model", str(setting.model)]
     command += ["--dtype", "bfloat16" if setting.dtype == "bf16" else "float32"]
-    command += ["--max-model-len", str(_CONTEXT), "--no-enable-prefix-caching"]
+    command += ["--max-model-len", str(setting.context), "--no-enable-prefix-caching"]
     command += ["--disable-uvicorn-access-log"]
     preload = [*folder.glob("tcmalloc/usr/lib/*/libtcmalloc_minimal.so.4")]
     preload += folder.glob("venv/lib/libiomp5.so")
@@ -165,6 +167,10 @@ def _transformers(setting: Setting, port: int) -> _Launch:
     command = [str(script), "serve", str(setting.model), "--continuous-batching"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
     command += ["--dtype", "bfloat16" if setting.dtype == "bf16" else "float32"]
+    # Left to itself it fills nine tenths of the machine's memory with KV blocks.
+    blocks = 2 * -(-setting.context * setting.streams // _KV_BLOCK)
+    command += ["--cb-block-size", str(_KV_BLOCK), "--cb-num-blocks", str(blocks)]
+    command += ["--cb-max-batch-tokens", "2048"]
     environment = {"OMP_NUM_THREADS": str(setting.threads), "HF_HUB_OFFLINE": "1"}
     # No id is -1: it never ends early.
     extra = {"generation_config": '{"eos_token_id": -1, "pad_token_id": 0, "do_sample": false}'}

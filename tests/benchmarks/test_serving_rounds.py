@@ -29,7 +29,7 @@ def machine(_threads: int) -> dict[str, Any]:
 
 def setting(folder: Path, model: Path) -> Setting:
     folder.mkdir(parents=True, exist_ok=True)
-    return Setting(model, folder / "peers", folder, 1, 2, "fp32")
+    return Setting(model, folder / "peers", folder, 1, 2, 64, "fp32")
 
 
 async def measured(folder: Path, model: Path) -> tuple[Findings, Rounds, list[Server]]:
