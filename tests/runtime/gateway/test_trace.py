@@ -184,6 +184,7 @@ def test_only_runs_that_ask_are_traced(tmp_path: Path) -> None:
                 await client.trace(run["id"])
             assert refused.value.status == 404
             assert "was not traced" in str(refused.value)
+        wrong: Any
         for wrong in ("yes", 1, None, {}):
             with pytest.raises(ServerError) as refused:
                 await client.run("hello", trace=wrong)
