@@ -19,27 +19,23 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.scheduler.clock import VirtualClock
 
 from tests.support import guests
+from tests.support.generating_guests import (
+    AT,
+    ROOM,
+    begin,
+    generate,
+    given,
+    ids,
+    parts,
+    repeater,
+    taker,
+)
 from tests.support.guests import Step, data, main, result
 from tests.support.rig import Rig, rigged
 
 EBUSY, EBADF, EAGAIN, EINVAL = -Errno.EBUSY, -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL
 EFBIG, ENOMEM = -Errno.EFBIG, -Errno.ENOMEM
-AT, OPTIONS, ROOM = 0, 1024, 2048  # in a guest's memory: prompt, options, records
 MS = CostModel(fixed_us=10_000)
-
-
-def given(**options: Any) -> bytes:
-    """The prompt [7] and options, to be put at AT and OPTIONS."""
-    packed: bytes = msgpack.packb(options) if options else b""
-    return packed
-
-
-def parts(options: bytes) -> tuple[str, ...]:
-    return data(AT, struct.pack("<I", 7)), data(OPTIONS, options)
-
-
-def generate(options: bytes, kv: str = result(0)) -> Step:
-    return ("generate", kv, AT, 1, OPTIONS, len(options))
 
 
 async def play(rig: Rig, options: bytes, *steps: Step) -> list[int | bytes]:
@@ -59,27 +55,6 @@ def in_virtual_time(test: Callable[[Rig], Awaitable[None]], **rig: Any) -> None:
     clock.run(whole())
 
 
-def taker(options: bytes, capacity: int) -> str:
-    """A guest that generates behind [7] and sends what each take gives, until the end."""
-    return main(
-        f"""
-        (local.set $t (call $generate (call $kv_create) (i32.const {AT}) (i32.const 1)
-                                      (i32.const {OPTIONS}) (i32.const {len(options)})))
-        (loop $next
-          (local.set $n (call $claim (local.get $t) (i32.const {ROOM}) (i32.const {capacity})))
-          (if (i32.gt_s (local.get $n) (i32.const 0))
-            (then (drop (call $send (i32.const {ROOM}) (local.get $n)))
-                  (br $next))))
-        (local.get $n)""",
-        *parts(options),
-        locals_="(local $t i32) (local $n i32)",
-    )
-
-
-def ids(records: bytes) -> list[int]:
-    return [token for token, _ in struct.iter_unpack("<If", records)]
-
-
 # -- Taking ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("capacity", [8, 12, 24, 4096])
 @pytest.mark.parametrize("ahead", [0, 1, 8, GENERATE_AHEAD_MAX])
@@ -94,6 +69,22 @@ def test_it_gives_what_a_loop_of_preds_gives(capacity: int, ahead: int) -> None:
         usage = [{k: each.usage[k] for k in ("prompt_tokens", "completion_tokens", "cached_tokens")}
                  for each in (loop, found)]  # fmt: skip
         assert usage[0] == usage[1]
+
+    rigged(test)
+
+
+@pytest.mark.parametrize("capacity", [24, 47, 4096])
+def test_each_record_has_its_best_tokens(capacity: int) -> None:
+    async def test(rig: Rig) -> None:
+        plain = await rig.run(taker(given(max=9), 4096))
+        found = await rig.run(taker(given(max=9, logprobs=2), capacity))
+        assert all(len(m) % 24 == 0 and len(m) <= capacity for m in found.messages)
+        records = [found.output[at : at + 24] for at in range(0, len(found.output), 24)]
+        assert b"".join(record[:8] for record in records) == plain.output
+        for record in records:
+            assert record[:8] == record[8:16]  # the best token was the one to take
+            best, second = (log for _, log in struct.iter_unpack("<If", record[8:]))
+            assert best >= second
 
     rigged(test)
 
@@ -369,7 +360,7 @@ def test_a_run_s_tokens_are_counted_as_those_of_preds() -> None:
     [
         given(ahead=-1), given(ahead=GENERATE_AHEAD_MAX + 1), given(max=0), given(stop=3),
         given(at="all"), given(keep=False), given(parents=[-1]), given(get={"top": 2}),
-        given(get="none"), given(nothing=1), b"\xc1",
+        given(get="none"), given(logprobs=21), given(nothing=1), b"\xc1",
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_start_nothing(options: bytes) -> None:
@@ -411,9 +402,7 @@ def test_tickets_of_one_program_are_bounded() -> None:
         f"""
         (loop $next
           (local.set $kv (call $kv_create))
-          (if (i32.lt_s (local.get $kv) (i32.const 0)) (then (return (local.get $n))))
-          (local.set $t (call $generate (local.get $kv) (i32.const {AT}) (i32.const 1)
-                                        (i32.const {OPTIONS}) (i32.const {len(options)})))
+          (local.set $t {begin(options, "(local.get $kv)")})
           (if (i32.lt_s (local.get $t) (i32.const 0))
             (then (call $say (local.get $t)) (return (local.get $n))))
           (drop (call $kv_close (local.get $kv)))
@@ -433,24 +422,7 @@ def test_tickets_of_one_program_are_bounded() -> None:
 
 
 def test_a_thousand_generations_of_one_program() -> None:
-    options = given(max=3, ahead=2)
-    program = main(
-        f"""
-        (local.set $kv (call $kv_create))
-        (local.set $left (i32.const 1000))
-        (loop $next
-          (local.set $t (call $generate (local.get $kv) (i32.const {AT}) (i32.const 1)
-                                        (i32.const {OPTIONS}) (i32.const {len(options)})))
-          (loop $more
-            (local.set $n (call $claim (local.get $t) (i32.const {ROOM}) (i32.const 8)))
-            (br_if $more (i32.gt_s (local.get $n) (i32.const 0))))
-          (if (i32.lt_s (local.get $n) (i32.const 0)) (then (return (local.get $n))))
-          (drop (call $kv_truncate (local.get $kv) (i32.const 0)))
-          (br_if $next (local.tee $left (i32.sub (local.get $left) (i32.const 1)))))
-        (i32.const 0)""",
-        *parts(options),
-        locals_="(local $kv i32) (local $t i32) (local $n i32) (local $left i32)",
-    )
+    program = repeater(given(max=3, ahead=2), 1000)
 
     async def test(rig: Rig) -> None:
         ended = await rig.run(program)
