@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from ctypes import c_int32
 from pathlib import Path
+from typing import Any
 
 from symphony_kernel.executor.native.build import NativeUnavailable, built_library
 
@@ -34,7 +35,7 @@ class Library:
         return bool(self.function("symphony_computes_bf16", result=c_int32)())
 
 
-Function = Callable[..., int]
+Function = Callable[..., Any]
 
 
 def load_library(say: Callable[[str], None] = _log.info) -> Library:

@@ -1,6 +1,7 @@
 #include "team.h"
 
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -54,8 +55,25 @@ Team::~Team() {
     for (std::thread &other : others_) other.join();
 }
 
+// A thread that wakes up on its waker's core, which happens when no core is idle, waits there until
+// somebody moves it: longer than a step. So the others keep off the caller's core.
+void Team::keep_apart() {
+    const int core = sched_getcpu();
+    if (core == core_ || core < 0) return;
+    core_ = core;
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
+    CPU_CLR(core, &cores);
+    if (CPU_COUNT(&cores) == 0) return;
+    for (std::thread &other : others_) {
+        // A wish: where it is refused, threads run wherever they may.
+        pthread_setaffinity_np(other.native_handle(), sizeof cores, &cores);
+    }
+}
+
 void Team::begin() {
     if (others_.empty()) return;
+    keep_apart();
     step_.fetch_add(1);
     wake_all(step_);
 }

@@ -51,6 +51,7 @@ class Team {
     void run_tasks(int32_t tasks, Call call, const void *work);
     void take_tasks(int32_t thread);
     void serve(int32_t thread);
+    void keep_apart();
 
     // The loop's number above, the tasks that nobody has taken below: one word, so that nobody takes
     // a task of one loop with the description of another.
@@ -64,6 +65,7 @@ class Team {
     alignas(LINE_BYTES) std::atomic<uint32_t> step_{0};
     std::atomic<bool> stopped_{false};
     std::vector<std::thread> others_;
+    int core_ = -1;  // of the caller, when it began the last step
 };
 
 }  // namespace symphony

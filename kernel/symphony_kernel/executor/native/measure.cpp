@@ -1,0 +1,138 @@
+// Single kernels, for tests; and what the machine can do at most, for benchmarks/floor.py.
+#include <chrono>
+#include <exception>
+#include <vector>
+
+#include "exports.h"
+#include "memory.h"
+#include "product.h"
+#include "team.h"
+
+using namespace symphony;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+struct Product {
+    const void *inputs;    // [rows][depth]
+    const void *weights;   // [outputs][depth]
+    const float *bias;     // [outputs] or null
+    float *out;            // [rows][outputs]
+    int32_t rows, depth, outputs, threads;
+};
+
+template <class T>
+void compute(const Product &given) {
+    using Element = typename T::Element;
+    Matrix matrix{};
+    matrix.count = static_cast<int32_t>(rounded_up(given.outputs, PANEL) / PANEL);
+    matrix.units = (given.depth + T::PER_UNIT - 1) / T::PER_UNIT;
+    const Mapped memory(matrix.panel_units() * static_cast<size_t>(matrix.count) * 4);
+    matrix.panels = reinterpret_cast<uint32_t *>(memory.data());
+    pack(matrix, given.weights, given.outputs, given.depth, sizeof(Element),
+         [](int32_t row) { return row; });
+    std::vector<float> bias(static_cast<size_t>(matrix.count) * PANEL);
+    if (given.bias) {
+        std::copy(given.bias, given.bias + given.outputs, bias.begin());
+        matrix.bias = bias.data();
+    }
+    Rows<Element> inputs(given.depth);
+    inputs.reserve(given.rows);
+    for (int32_t row = 0; row < given.rows; ++row) {
+        const auto *from = static_cast<const Element *>(given.inputs);
+        std::copy(from + static_cast<int64_t>(row) * given.depth,
+                  from + static_cast<int64_t>(row + 1) * given.depth, inputs.row(row));
+    }
+    Team team(given.threads);
+    team.begin();
+    const Inputs rows{inputs.row(0), inputs.stride() / T::PER_UNIT, given.rows};
+    multiply<T>(team, matrix, rows, [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+        const int32_t at = panel * PANEL;
+        float *to = given.out + static_cast<size_t>(row) * given.outputs + at;
+        store(to, left, first_lanes(given.outputs - at));
+        if (given.outputs - at > LANES) {
+            store(to + LANES, right, first_lanes(given.outputs - at - LANES));
+        }
+    });
+    team.end();
+}
+
+// Sums that depend on nothing but themselves: as many as hide the time that one takes.
+template <class T>
+float dots(int64_t count) {
+    constexpr int CHAINS = 24;
+    __m512 sums[CHAINS];
+    for (__m512 &sum : sums) sum = _mm512_setzero_ps();
+    __m512i x = _mm512_set1_epi32(0x3F803F80);
+    for (int64_t i = 0; i < count; i += CHAINS) {
+        asm volatile("" : "+v"(x));
+#pragma GCC unroll 24
+        for (int chain = 0; chain < CHAINS; ++chain) sums[chain] = T::dot(sums[chain], x, x);
+    }
+    __m512 sum = sums[0];
+    for (int chain = 1; chain < CHAINS; ++chain) sum = _mm512_add_ps(sum, sums[chain]);
+    return _mm512_reduce_add_ps(sum);
+}
+
+}  // namespace
+
+// A product by itself; 0, or 1 when there is no memory or no thread.
+SYMPHONY_EXPORT int32_t symphony_product(const Product *given, int32_t element_bytes) try {
+    if (element_bytes == 2) {
+        compute<PairUnits>(*given);
+    } else {
+        compute<FloatUnits>(*given);
+    }
+    return 0;
+} catch (const std::exception &) {
+    return 1;
+}
+
+// Seconds in which each thread multiplies and adds `dots` registers without touching memory.
+SYMPHONY_EXPORT double symphony_dot_seconds(int32_t element_bytes, int32_t threads, int64_t count) {
+    Team team(threads);
+    std::vector<float> sums(static_cast<size_t>(threads));
+    const auto work = [&](int32_t task, int32_t) {
+        sums[static_cast<size_t>(task)] =
+            element_bytes == 2 ? dots<PairUnits>(count) : dots<FloatUnits>(count);
+    };
+    team.begin();
+    team.run(threads, [](int32_t, int32_t) {});  // all are awake
+    const auto begin = Clock::now();
+    team.run(threads, work);
+    const double seconds = seconds_since(begin);
+    team.end();
+    return seconds;
+}
+
+// Seconds in which the threads read `bytes` of memory that is in no cache, or less than 0 when there
+// is no memory.
+SYMPHONY_EXPORT double symphony_read_seconds(int32_t threads, int64_t bytes) try {
+    constexpr int64_t TASK = 128 << 10;
+    const Mapped memory(static_cast<size_t>(bytes));
+    std::memset(memory.data(), 1, static_cast<size_t>(bytes));
+    Team team(threads);
+    std::vector<int32_t> sums(static_cast<size_t>(bytes / TASK));
+    const auto work = [&](int32_t task, int32_t) {
+        const char *from = memory.data() + task * TASK;
+        __m512i sum = _mm512_setzero_si512();
+        for (int64_t i = 0; i < TASK; i += 64) {
+            _mm_prefetch(from + i + 4096, _MM_HINT_T0);
+            sum = _mm512_add_epi32(sum, _mm512_load_si512(from + i));
+        }
+        sums[static_cast<size_t>(task)] = _mm512_reduce_add_epi32(sum);
+    };
+    team.begin();
+    const auto begin = Clock::now();
+    team.run(static_cast<int32_t>(bytes / TASK), work);
+    const double seconds = seconds_since(begin);
+    team.end();
+    return seconds;
+} catch (const std::exception &) {
+    return -1.0;
+}
