@@ -163,6 +163,8 @@ def _check_places(options: PredOptions, n: int) -> None:
 def _check_vocabulary(options: PredOptions, vocab_size: int) -> None:
     if options.get is Get.TOP and options.top > vocab_size:
         raise SyscallError(Errno.EINVAL, f"top is at most {vocab_size}")
+    if options.logprobs > vocab_size:
+        raise SyscallError(Errno.EINVAL, f"logprobs is at most {vocab_size}")
     if options.of and max(options.of) >= vocab_size:
         raise SyscallError(Errno.EINVAL, f"an id in of is below {vocab_size}")
     if options.bias and max(token for token, _ in options.bias) >= vocab_size:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PRED_BIAS_MAX,
+    PRED_LOGPROBS_MAX,
     PRED_OPTIONS_BYTES_MAX,
     PRED_TOKENS_MAX,
     PRED_TOP_MAX,
@@ -48,6 +49,12 @@ def outcome(data: bytes) -> PredOptions | Errno:
         ({"get": "none"}, PredOptions(get=Get.NONE)),
         ({"get": "logits"}, PredOptions(get=Get.LOGITS)),
         ({"get": {"top": 5}}, PredOptions(get=Get.TOP, top=5)),
+        ({"logprobs": 0}, DEFAULT),
+        ({"logprobs": 20, "get": "argmax"}, PredOptions(logprobs=20)),
+        (
+            {"logprobs": 1, "get": {"sample": {}}},
+            PredOptions(get=Get.SAMPLE, sampling=Sampling(), logprobs=1),
+        ),
         ({"get": {"of": [7, 7, 9]}}, PredOptions(get=Get.OF, of=(7, 7, 9))),
         ({"get": {"sample": {}}}, PredOptions(get=Get.SAMPLE, sampling=Sampling())),
         (
@@ -99,6 +106,13 @@ def test_no_bytes_are_the_defaults_and_equal_bytes_the_same_object() -> None:
         {"get": {"top": PRED_TOP_MAX + 1}},
         {"get": {"top": 1, "of": [1]}},
         {"get": {"top": True}},
+        {"logprobs": -1},
+        {"logprobs": PRED_LOGPROBS_MAX + 1},
+        {"logprobs": True},
+        {"logprobs": 1, "get": "none"},
+        {"logprobs": 1, "get": "logits"},
+        {"logprobs": 1, "get": {"top": 2}},
+        {"logprobs": 1, "get": {"of": [1]}},
         {"get": {"of": []}},
         {"get": {"of": [-1]}},
         {"get": {"of": "x"}},

@@ -141,7 +141,8 @@ class SimulatedExecutor:
         for row in batch.rows:
             options, places = row.options, len(row.places)
             if options.get is Get.ARGMAX or options.get is Get.SAMPLE:
-                results.append(_ZERO_PAIR if places == 1 else bytes(8 * places))
+                size = (8 + 8 * options.logprobs) * places
+                results.append(_ZERO_PAIR if size == 8 else bytes(size))
             else:
                 results.append(_constant(options, self._model.vocab_size) * places)
         return results
@@ -227,14 +228,21 @@ def _encode(logits: Float32, row: Row) -> bytes:
     if options.get is Get.OF:
         return logprobs[:, list(options.of)].astype("<f4").tobytes()
     if options.get is Get.TOP:
-        tokens = np.argsort(-logits, axis=1, kind="stable")[:, : options.top]
+        tokens = _best(logits, options.top)
     elif options.get is Get.SAMPLE and options.sampling and options.sampling.temperature > 0:
         tokens = _sample(logits, options.sampling, row.seed, row.positions[row.places])
     else:
         tokens = logits.argmax(axis=1)[:, None]
+    if options.logprobs:
+        tokens = np.concatenate((tokens, _best(logits, options.logprobs)), axis=1)
     pairs = np.empty(tokens.shape, _PAIR)
     pairs["token"], pairs["value"] = tokens, np.take_along_axis(logprobs, tokens, axis=1)
     return pairs.tobytes()
+
+
+def _best(logits: Float32, count: int) -> Int64:
+    best: Int64 = np.argsort(-logits, axis=1, kind="stable")[:, :count]
+    return best
 
 
 def _log_softmax(logits: Float32) -> Float32:

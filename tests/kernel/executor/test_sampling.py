@@ -78,6 +78,25 @@ def test_top_is_in_order_and_breaks_ties_by_id() -> None:
         np.testing.assert_allclose(pairs["l"][place], expected[place][order], atol=1e-5)
 
 
+@pytest.mark.parametrize("sampling", [None, Sampling(temperature=3.0, top_p=0.5, seed=1)])
+def test_the_best_tokens_beside_the_chosen_one_are_of_the_same_distribution(
+    sampling: Sampling | None,
+) -> None:
+    logits = _logits(4)
+    get = Get.ARGMAX if sampling is None else Get.SAMPLE
+    bias = ((7, 30.0), (9, 30.0))
+    plain = PredOptions(get=get, sampling=sampling, bias=bias)
+    told = PredOptions(get=get, sampling=sampling, bias=bias, logprobs=4)
+    top = PredOptions(get=Get.TOP, top=4, bias=bias)
+    chosen, both, best = (
+        _bytes(answer(logits.clone(), [_ask(options, places=4, seed=5)])[0])
+        for options in (plain, told, top)
+    )
+    for place in range(4):
+        record = both[40 * place : 40 * (place + 1)]
+        assert record == chosen[8 * place : 8 * (place + 1)] + best[32 * place : 32 * (place + 1)]
+
+
 def test_of_and_logits_and_none() -> None:
     logits = _logits(5)
     expected = _log_softmax(logits)
@@ -99,6 +118,7 @@ def test_of_and_logits_and_none() -> None:
     "options",
     [
         PredOptions(),
+        PredOptions(logprobs=3),
         PredOptions(get=Get.TOP, top=7),
         PredOptions(get=Get.OF, of=(1, 2, 3)),
         PredOptions(get=Get.LOGITS),
@@ -138,6 +158,7 @@ def test_bias_and_allow_shape_the_distribution_before_its_log_probability() -> N
         PredOptions(bias=((VOCAB, 1.0),)),
         PredOptions(get=Get.OF, of=(VOCAB,)),
         PredOptions(get=Get.TOP, top=VOCAB + 1),
+        PredOptions(logprobs=VOCAB + 1),
     ],
 )
 def test_what_cannot_be_answered_is_that_rows_error(options: PredOptions) -> None:
@@ -158,7 +179,7 @@ def test_an_answer_does_not_depend_on_its_company() -> None:
     ]  # fmt: skip
     options = [PredOptions(get=Get.SAMPLE, sampling=s) for s in draw]
     options += [PredOptions(), PredOptions(get=Get.TOP, top=3), PredOptions(get=Get.TOP, top=4)]
-    options += [PredOptions(get=Get.LOGITS), PredOptions(bias=((4, 9.0),)), options[0]]
+    options += [PredOptions(get=Get.LOGITS), PredOptions(bias=((4, 9.0),), logprobs=7), options[0]]
     asks = [_ask(o, seed=i * 2**60, first=i) for i, o in enumerate(options)]
     together = answer(logits.clone(), asks)
     for index, ask in enumerate(asks):

@@ -136,6 +136,9 @@ def test_every_get_agrees_with_the_logits() -> None:
     assert np.allclose(best["value"], logprobs.max(axis=1), atol=1e-4)
     top = np.frombuffer(get(get=Get.TOP, top=5), PAIR).reshape(3, 5)
     assert (top["token"] == np.argsort(-logits, axis=1, kind="stable")[:, :5]).all()
+    told = np.frombuffer(get(logprobs=5), PAIR).reshape(3, 6)
+    assert (told[:, 0] == best).all()
+    assert (told[:, 1:] == top).all()
     of = np.frombuffer(get(get=Get.OF, of=(3, 500, 3)), "<f4").reshape(3, 3)
     assert np.allclose(of, logprobs[:, [3, 500, 3]], atol=1e-4)
     assert get(get=Get.NONE, at=()) == b""
