@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_TRACED_RUNS_MAX, TRACE_EVENTS_MAX
@@ -18,7 +19,7 @@ from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.trace import RunTrace, trace_events
 
 from tests.e2e.programs import HELLO_WASM, SLEEP_AND_DECODE_WASM, SPIN_WASM, TRAP_WASM, wasm
-from tests.support.guests import main
+from tests.support.guests import data, main
 from tests.support.house import House
 
 Scenario = Callable[[House, Client], Awaitable[None]]
@@ -148,6 +149,36 @@ def test_calls_waits_and_steps_of_a_run(tmp_path: Path) -> None:
             assert within(pred, run_span)
         assert within(program, run_span)
         assert run_span["args"] == {"status": "exited"}
+
+    in_house(tmp_path, scenario)
+
+
+def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
+    options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
+    parent = f"""
+        (call $await (call $spawn (i32.const 500) (i32.const {len(options)})))
+        (call $await (call $join (i32.const 1)))
+        (i32.const 0)"""
+    child = """(func (export "child") (result i32)
+        (call $await (call $pred (call $kv_create) (i32.const 0) (i32.const 1) (i32.const 0)
+                                 (i32.const 0) (i32.const 0)))
+        (i32.const 3))"""
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(wasm(main(parent, child, data(500, options))), "family")
+        run = await client.run("family", trace=True, entry="lip_main")
+        spans = checked(await client.trace(run["id"]))
+        (own,) = of(spans, WORKER, name="program")
+        (other,) = of(spans, WORKER, name="child")
+        assert own["tid"] != other["tid"]
+        assert other["args"] == {"result": 3}
+        assert within(other, own)
+        names = [s["name"] for s in of(spans, WORKER, tid=other["tid"]) if s is not other]
+        assert sorted(names) == ["kv_create", "pred", "wait"]
+        (pred,) = of(spans, KERNEL, cat="pred")
+        assert within(pred, other)
+        (joining,) = [s for s in of(spans, WORKER, tid=own["tid"]) if s["name"] == "wait"][-1:]
+        assert nanoseconds(joining)[1] >= nanoseconds(other)[1]
 
     in_house(tmp_path, scenario)
 
