@@ -166,7 +166,11 @@ class NativeNetwork:
         )
         self._set_profile = library.function("symphony_decoder_set_profile", c_void_p, c_void_p)
         self._cosines = self._sines = torch.empty(0)
-        self._embedding = _Filler(library, self._decoder, config, weights).fill()
+        try:
+            self._embedding = _Filler(library, self._decoder, config, weights).fill()
+        except BaseException:
+            self.release()
+            raise
         self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
         self._logits = torch.empty(0, config.vocab_size)
         self._computed = 0

@@ -1,0 +1,88 @@
+"""The native matrix products against float64, and the same bits in any company."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.executor.native.measure import bytes_per_s, flops_per_s, product
+
+Array = npt.NDArray[np.generic]
+KINDS = ["float32", "bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def library() -> Library:
+    return load_library()
+
+
+def numbers(rows: int, columns: int, kind: str, seed: int) -> Array:
+    """Return random numbers as the kernels take them: bfloat16 as the upper half of float32."""
+    values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+    return values if kind == "float32" else (values.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def exact(values: Array) -> npt.NDArray[np.float64]:
+    """Return the numbers in float64."""
+    if values.dtype == np.float32:
+        return values.astype(np.float64)
+    return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 70),
+    depth=st.integers(1, 90),
+    outputs=st.integers(1, 100),
+    threads=st.integers(1, 3),
+    biased=st.booleans(),
+)
+def test_a_product_is_what_float64_says(
+    library: Library, kind: str, rows: int, depth: int, outputs: int, threads: int, biased: bool
+) -> None:
+    inputs, weights = numbers(rows, depth, kind, 1), numbers(outputs, depth, kind, 2)
+    bias = numbers(1, outputs, "float32", 3)[0].astype(np.float32) if biased else None
+    expected = exact(inputs) @ exact(weights).T + (0.0 if bias is None else bias)
+    found = product(library, inputs, weights, bias, threads)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * depth)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("depth", "outputs"), [(576, 1536), (61, 33), (1537, 64)])
+def test_a_row_has_the_same_bits_in_any_company(
+    library: Library, kind: str, depth: int, outputs: int
+) -> None:
+    inputs, weights = numbers(300, depth, kind, 4), numbers(outputs, depth, kind, 5)
+    whole = product(library, inputs, weights, threads=2)
+    for begin, end in ((0, 1), (7, 9), (13, 28), (100, 157), (255, 300)):
+        for threads in (1, 3):
+            part = product(library, inputs[begin:end], weights, threads=threads)
+            assert part.tobytes() == whole[begin:end].tobytes(), (begin, end, threads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_large_products_are_cut_by_rows_and_panels_without_a_seam(
+    library: Library, kind: str
+) -> None:
+    inputs, weights = numbers(517, 200, kind, 6), numbers(331, 200, kind, 7)
+    found = product(library, inputs, weights, threads=3)
+    np.testing.assert_allclose(found, exact(inputs) @ exact(weights).T, rtol=1e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_a_number_stays_in_its_row_and_its_output(library: Library, kind: str) -> None:
+    inputs, weights = numbers(20, 40, kind, 8), numbers(50, 40, kind, 9)
+    nan = np.float32("nan") if kind == "float32" else np.uint16(0x7FC0)
+    inputs[3, 5], weights[44, 0] = nan, nan
+    found = product(library, inputs, weights, threads=2)
+    expected = np.zeros(found.shape, np.bool_)
+    expected[3], expected[:, 44] = True, True
+    assert (np.isnan(found) == expected).all()
+
+
+def test_the_rates_of_the_machine_are_sane(library: Library) -> None:
+    for width in (2, 4):
+        assert 1e9 < flops_per_s(library, width, 1, 1 << 18) < 1e13
+    assert 1e8 < bytes_per_s(library, 2, 16 << 20) < 1e13
