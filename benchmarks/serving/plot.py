@@ -8,6 +8,7 @@ from benchmarks.serving.workloads import Workload
 
 _COLOURS = ("#2b6cb0", "#dd8452", "#55a868", "#8172b3", "#937860", "#64b5cd")
 _FLOOR = "#444444"
+_FLOOR_DRAWN_MAX = 8  # times the best bar; farther away it would flatten them all
 
 
 def draw(findings: Findings, title: str, folder: Path, name: str) -> list[Path]:
@@ -46,33 +47,38 @@ def _column(panel: Any, findings: Findings, workload: Workload) -> None:
         seen = [value * scale for value in cell.rounds[column]]
         panel.plot([place] * len(seen), seen, ".", color="black", markersize=4)
     bound = findings.floors[workload.name]
-    if bound is not None:
+    most = max(max(findings.cell(workload, s).rounds[column]) for s in findings.servers)
+    if bound is not None and bound < _FLOOR_DRAWN_MAX * most:
         panel.axhline(bound * scale, color=_FLOOR, linestyle="--", linewidth=1)
         panel.annotate(
             "the machine's limit", (0.98, bound * scale), xycoords=("axes fraction", "data"),
             ha="right", va="bottom", fontsize=8, color=_FLOOR,
         )  # fmt: skip
-        panel.margins(y=0.12)
-    panel.set_title(f"{workload.name}: {column}", fontsize=10)
+    panel.margins(y=0.12)
+    panel.set_title(f"{workload.name}: {column.words}", fontsize=10)
     panel.set_ylabel(column.unit)
     panel.set_ylim(bottom=0)
     _name(panel, findings)
 
 
 def _times(panel: Any, findings: Findings, workload: Workload) -> None:
-    kinds = (("first", "first token"), ("between", "between tokens"))
-    width = 0.36
-    for shift, (attribute, words) in enumerate(kinds):
+    kinds = (("first", "first token", "o"), ("between", "between tokens", "s"))
+    for shift, (attribute, words, marker) in zip((-0.15, 0.15), kinds, strict=True):
+        seen = False
         for place, server in enumerate(findings.servers):
             spread = getattr(findings.cell(workload, server), attribute)
             if spread is None:
                 continue
-            at = place + (shift - 0.5) * width
-            low, high = spread.p50 * 1e3, spread.p99 * 1e3
-            panel.bar(at, low, width, color=_COLOURS[shift], label=words if place == 0 else None)
-            panel.plot([at, at], [low, high], color="black", linewidth=1)
+            times = [spread.p50 * 1e3, spread.p90 * 1e3, spread.p99 * 1e3]
+            colour = _COLOURS[place % len(_COLOURS)]
+            panel.plot([place + shift] * 3, times, "_-", color=colour, linewidth=1.5)
+            panel.plot([place + shift], times[:1], marker, color=colour, markersize=6)
+            seen = True
+        if seen:
+            panel.plot([], [], marker, color="grey", label=words)
     panel.set_yscale("log")
-    panel.set_ylabel("ms: p50 (bar) to p99 (line)")
+    panel.set_ylabel("ms: p50, p90, p99")
+    panel.set_xlim(-0.6, len(findings.servers) - 0.4)
     panel.legend(fontsize=7)
     _name(panel, findings)
 

@@ -218,7 +218,7 @@ def as_markdown(findings: Findings, about: Mapping[str, Any]) -> str:
 
 
 def _throughputs(findings: Findings) -> str:
-    head = ["", *(f"{w.name}: {w.column}, {w.column.unit}" for w in findings.workloads)]
+    head = ["", *(f"{w.name}: {w.column.words}, {w.column.unit}" for w in findings.workloads)]
     rows = [
         [server, *(_shown(w, findings.cell(w, server).value(w.column)) for w in findings.workloads)]
         for server in findings.servers

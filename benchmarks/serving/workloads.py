@@ -25,11 +25,26 @@ class Column(StrEnum):
         return self not in (Column.LATENCY, Column.FIRST)
 
     @property
+    def words(self) -> str:
+        """What a reader calls it."""
+        return _WORDS[self]
+
+    @property
     def unit(self) -> str:
         """As it is printed; times are printed in milliseconds."""
         if not self.more_is_better:
             return "ms"
         return "requests/s" if self is Column.REQUESTS else "tokens/s"
+
+
+_WORDS = {
+    Column.DECODE: "decoding",
+    Column.WHOLE: "new tokens, with prefill",
+    Column.PREFILL: "prefill",
+    Column.REQUESTS: "requests",
+    Column.LATENCY: "time of a request",
+    Column.FIRST: "time to the first token",
+}
 
 
 @dataclass(frozen=True, slots=True)
