@@ -1,5 +1,14 @@
 """One thread for torch: the machine is shared, and small tensors gain nothing from two."""
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture(params=["native", "torch"])
+def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let executors of the test compute with the native kernels, and then with torch."""
+    kind = str(request.param)
+    monkeypatch.setenv("SYMPHONY_NATIVE", "1" if kind == "native" else "0")
+    return kind

@@ -48,6 +48,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, no sharing of K and V": ("llama", {"num_key_value_heads": 4}),
+    "llama, odd sizes": (
+        "llama",
+        {
+            "hidden_size": 51,
+            "intermediate_size": 37,
+            "head_dim": 6,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+        },
+    ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral, window": ("mistral", {"sliding_window": 20}),
     "mistral, window of a page": ("mistral", {"sliding_window": 16}),
@@ -59,6 +69,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, wide heads": ("qwen3", {"head_dim": 32}),
     **{f"rope {name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()},
 }
+
+
+pytestmark = pytest.mark.usefixtures("network")
 
 
 @pytest.fixture
