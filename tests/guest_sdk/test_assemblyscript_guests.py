@@ -39,6 +39,8 @@ TOUR = {
     "preds": [
         "all true true",
         "top 3 true",
+        "told true 3 true",
+        "streamed 2 true",
         "argmax true",
         "of 2 true true",
         "logits true",

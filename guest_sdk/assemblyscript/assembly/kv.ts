@@ -145,7 +145,7 @@ export class KvFile {
    * Samples, appends and goes on by itself: at most `max` tokens behind `tokens` (-1: as many as the
    * context has room for), until one of `stop`, which is given and not appended. The server may
    * append up to `ahead` tokens that were not taken yet (-1: its default, 8). `options` are a pred's:
-   * `argmax` or `sample`, `bias`, `allow`.
+   * `argmax` or `sample`, `logprobs`, `bias`, `allow`.
    */
   generate(
     tokens: Array<u32>,
@@ -158,9 +158,11 @@ export class KvFile {
     const asked = options === null ? new PredOptions() : options;
     const bytes = asked.bytesOfGeneration(max, stop, ahead);
     const from = changetype<usize>(bytes);
-    return new TokenStream(
+    const stream = new TokenStream(
       raw.generate(this.handle, tokens.dataStart, tokens.length, from, bytes.byteLength),
       "generate");
+    stream.recordBytes = asked.recordBytes;
+    return stream;
   }
 
   /** A copy that shares pages until either side writes. */
@@ -256,8 +258,10 @@ export class KvFile {
     if (options === null) return new Pred(raw.pred(this.handle, tokens, count, places, 0, 0), "pred");
     const bytes = options.bytes();
     const from = changetype<usize>(bytes);
-    return new Pred(
+    const pred = new Pred(
       raw.pred(this.handle, tokens, count, places, from, bytes.byteLength), "pred");
+    pred.recordBytes = options.recordBytes;
+    return pred;
   }
 
   private refused(what: string): Pred {

@@ -60,6 +60,7 @@ export class PredOptions {
   private ready: ArrayBuffer | null = null;
   private biases: Encoder = new Encoder();
   private biased: i32 = 0;
+  private beside: i32 = 0;
 
   /** A distribution at each token; without it, at the last. */
   atAll(): PredOptions {
@@ -90,6 +91,18 @@ export class PredOptions {
   sample(sampling: Sampling): PredOptions {
     this.key("get").map(1).text("sample").encoded(sampling.encoded());
     return this;
+  }
+
+  /** With `argmax` and `sample`: the `count` most probable tokens, at most 20, in `Choice.best`. */
+  logprobs(count: i32): PredOptions {
+    this.key("logprobs").integer(count);
+    this.beside = count;
+    return this;
+  }
+
+  /** Bytes of a chosen token and the best ones beside it. */
+  get recordBytes(): i32 {
+    return 8 * (1 + max(this.beside, 0));
   }
 
   /** The `count` most probable tokens, best first. */
@@ -198,25 +211,45 @@ export class Choice {
   constructor(
     readonly token: u32,
     readonly logprob: f32,
+    /** The most probable tokens beside it, best first, as many as `logprobs` asked for. */
+    readonly best: Array<Choice> = NONE_BESIDE,
   ) {}
+}
+
+const NONE_BESIDE: Array<Choice> = [];
+
+/** The choice in a record of so many bytes. */
+export function choiceAt(record: usize, bytes: i32): Choice {
+  const token = load<u32>(record);
+  const logprob = load<f32>(record, 4);
+  if (bytes <= 8) return new Choice(token, logprob);
+  const best = new Array<Choice>(0);
+  for (let i = 8; i < bytes; i += 8) best.push(choiceAt(record + i, 8));
+  return new Choice(token, logprob, best);
 }
 
 /** A forward pass in flight; each reader suspends until it is done. */
 export class Pred extends Ticket {
+  /** Bytes of a place's token and of those beside it. */
+  recordBytes: i32 = 8;
+
   /** The last place's token: of argmax and sample, where one place was asked for. */
   choice(): Result<Choice> {
     if (this.status() != Errno.OK) return this.error<Choice>();
     const bytes = this.payload.byteLength;
-    if (bytes < 8) return failure<Choice>(Errno.EINVAL, "pred: no token was asked for");
-    return success(this.choiceAt(bytes - 8));
+    const size = this.recordBytes;
+    if (bytes < size) return failure<Choice>(Errno.EINVAL, "pred: no token was asked for");
+    return success(choiceAt(changetype<usize>(this.payload) + (bytes - size), size));
   }
 
   /** A token for each place (argmax, sample), or the places' best ones after each other (top). */
   choices(): Result<Array<Choice>> {
     if (this.status() != Errno.OK) return this.error<Array<Choice>>();
-    const count = this.payload.byteLength >> 3;
+    const size = this.recordBytes;
     const all = new Array<Choice>(0);
-    for (let i = 0; i < count; i++) all.push(this.choiceAt(i << 3));
+    for (let i = 0; i + size <= this.payload.byteLength; i += size) {
+      all.push(choiceAt(changetype<usize>(this.payload) + i, size));
+    }
     return success(all);
   }
 
@@ -224,10 +257,5 @@ export class Pred extends Ticket {
   scores(): Result<Float32Array> {
     if (this.status() != Errno.OK) return this.error<Float32Array>();
     return success(Float32Array.wrap(this.payload));
-  }
-
-  private choiceAt(offset: i32): Choice {
-    const at = changetype<usize>(this.payload) + offset;
-    return new Choice(load<u32>(at), load<f32>(at, 4));
   }
 }

@@ -1,12 +1,11 @@
 // Run-ahead decoding: the server goes on sampling while the program looks at what came.
 
 import { Errno, errnoOf } from "./errno";
-import { Choice } from "./pred";
+import { Choice, choiceAt } from "./pred";
 import * as raw from "./raw";
 import { Ticket } from "./tickets";
 
-const RECORD_BYTES: i32 = 8;
-const ROOM_BYTES: i32 = 512 * RECORD_BYTES;
+const ROOM_BYTES: i32 = 4096; // 512 tokens, or 24 with 20 others beside each
 const ROOM: usize = memory.data(ROOM_BYTES);
 
 /**
@@ -16,6 +15,8 @@ const ROOM: usize = memory.data(ROOM_BYTES);
  * appended, up to `ahead` more than were taken: `truncate` rolls them back.
  */
 export class TokenStream extends Ticket {
+  /** Bytes of a token and of those beside it. */
+  recordBytes: i32 = 8;
   private ready: Array<Choice> = [];
   private at: i32 = 0; // of the first one in `ready` that was not taken
 
@@ -74,8 +75,7 @@ export class TokenStream extends Ticket {
   private add(bytes: i32): void {
     this.ready = [];
     this.at = 0;
-    for (let i = 0; i < bytes; i += RECORD_BYTES) {
-      this.ready.push(new Choice(load<u32>(ROOM + i), load<f32>(ROOM + i, 4)));
-    }
+    const size = this.recordBytes;
+    for (let i = 0; i < bytes; i += size) this.ready.push(choiceAt(ROOM + i, size));
   }
 }

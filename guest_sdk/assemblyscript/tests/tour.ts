@@ -140,6 +140,11 @@ function predsPart(): i32 {
 
   const top = file.fork().decode(best.token, new PredOptions().top(3)).choices().unwrap();
   tell(`top ${top.length} ${top[0].logprob >= top[1].logprob && top[1].logprob >= top[2].logprob}`);
+  const told = file.fork().decode(best.token, new PredOptions().logprobs(3)).choice().unwrap();
+  tell(`told ${told.token == top[0].token} ${told.best.length} ${told.best[2].token == top[2].token}`);
+  const stream = file.fork().generate([best.token], 2, [], new PredOptions().logprobs(2));
+  const streamed = stream.rest();
+  tell(`streamed ${streamed.length} ${streamed[0].best[1].token == top[1].token}`);
   const plain = file.fork().decode(best.token).choice().unwrap();
   tell(`argmax ${plain.token == top[0].token}`);
   const those = new PredOptions().of([top[2].token, top[0].token]);

@@ -17,6 +17,16 @@ pub struct Choice {
     pub logprob: f32,
 }
 
+/// A chosen token, and the best ones of the distribution that it comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scored {
+    /// The chosen token.
+    pub choice: Choice,
+    /// As many of the most likely tokens as were asked for, best first: before temperature and
+    /// truncation, as `choice.logprob` is.
+    pub best: Vec<Choice>,
+}
+
 /// How to draw a token. The same seed, tokens and options give the same token, whatever else the
 /// server computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -152,6 +162,7 @@ pub struct Pred<'a, P = One> {
     allow: Option<&'a TokenSet>,
     parents: Option<&'a [i32]>,
     keep: bool,
+    logprobs: u32,
     places: PhantomData<P>,
 }
 
@@ -166,6 +177,7 @@ impl<'a> Pred<'a> {
             allow: None,
             parents: None,
             keep: true,
+            logprobs: 0,
             places: PhantomData,
         }
     }
@@ -190,6 +202,7 @@ impl<'a> Pred<'a> {
             allow: self.allow,
             parents: self.parents,
             keep: self.keep,
+            logprobs: self.logprobs,
             places: PhantomData,
         }
     }
@@ -264,6 +277,29 @@ impl<'a, P> Pred<'a, P> {
         self.start(&options, |bytes, _| P::gather(choices(bytes)?))
     }
 
+    /// Starts it; the best token, and the best `k`, at most 20, beside it.
+    pub fn argmax_scored(mut self, k: u32) -> Ticket<P::Output>
+    where
+        P: Places<Scored>,
+    {
+        self.logprobs = k;
+        let options = self.options(None);
+        self.start(&options, |bytes, places| P::gather(split(bytes, places, scored)?))
+    }
+
+    /// Starts it; a token drawn at random, and the best `k`, at most 20, beside it.
+    pub fn sample_scored(mut self, sampling: &Sampling, k: u32) -> Ticket<P::Output>
+    where
+        P: Places<Scored>,
+    {
+        self.logprobs = k;
+        let options = self.options(Some(&|out| {
+            out.map(1).str("sample");
+            sampling.write(out);
+        }));
+        self.start(&options, |bytes, places| P::gather(split(bytes, places, scored)?))
+    }
+
     /// Starts it; the best `k` tokens, best first.
     pub fn top(self, k: u32) -> Ticket<P::Output>
     where
@@ -308,6 +344,7 @@ impl<'a, P> Pred<'a, P> {
             self.allow.is_some(),
             self.parents.is_some(),
             !self.keep,
+            self.logprobs > 0,
         ];
         let count = given.iter().filter(|given| **given).count();
         let mut out = Writer::new();
@@ -350,6 +387,9 @@ impl<'a, P> Pred<'a, P> {
         if !self.keep {
             out.str("keep").bool(false);
         }
+        if self.logprobs > 0 {
+            out.str("logprobs").uint(u64::from(self.logprobs));
+        }
     }
 
     fn start<T>(&self, options: &[u8], decode: fn(&[u8], usize) -> Option<T>) -> Ticket<T> {
@@ -391,6 +431,12 @@ pub(crate) fn choices(bytes: &[u8]) -> Option<Vec<Choice>> {
         logprob: f32::from_le_bytes(word(&pair[4..])),
     };
     (bytes.len() % 8 == 0).then(|| bytes.chunks_exact(8).map(choice).collect())
+}
+
+/// A record: a chosen token, and the best ones behind it.
+pub(crate) fn scored(bytes: &[u8]) -> Option<Scored> {
+    let mut all = choices(bytes)?;
+    (!all.is_empty()).then(|| Scored { choice: all.remove(0), best: all })
 }
 
 fn floats(bytes: &[u8]) -> Option<Vec<f32>> {

@@ -4,7 +4,7 @@ use crate::error::{Errno, Error, Result};
 use crate::executor::Pieces;
 use crate::kv::KvFile;
 use crate::msgpack::Writer;
-use crate::pred::{choices, Choice, Sampling, TokenSet};
+use crate::pred::{scored, Choice, Sampling, Scored, TokenSet};
 use crate::raw;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -40,11 +40,21 @@ pub struct Generate<'a> {
     ahead: Option<u32>,
     bias: &'a [(u32, f32)],
     allow: Option<&'a TokenSet>,
+    logprobs: u32,
 }
 
 impl<'a> Generate<'a> {
     pub(crate) fn new(kv: &'a KvFile, tokens: &'a [u32]) -> Generate<'a> {
-        Generate { kv, tokens, max: None, stop: &[], ahead: None, bias: &[], allow: None }
+        Generate {
+            kv,
+            tokens,
+            max: None,
+            stop: &[],
+            ahead: None,
+            bias: &[],
+            allow: None,
+            logprobs: 0,
+        }
     }
 
     /// At most so many tokens, 1 or more; without it, as many as the context has room for.
@@ -78,6 +88,12 @@ impl<'a> Generate<'a> {
         self
     }
 
+    /// Tells the best `k` tokens, at most 20, beside each one: see [`Stream::next_scored`].
+    pub fn logprobs(mut self, k: u32) -> Self {
+        self.logprobs = k;
+        self
+    }
+
     /// Starts it; the best token each time.
     pub fn argmax(self) -> Stream {
         self.start(None)
@@ -99,7 +115,8 @@ impl<'a> Generate<'a> {
                 options.len(),
             )
         };
-        Stream { pieces: Pieces::new("generate", result), ready: VecDeque::new() }
+        let record = 8 * (1 + self.logprobs as usize);
+        Stream { pieces: Pieces::new("generate", result), ready: VecDeque::new(), record }
     }
 
     /// The options in MessagePack; nothing at all where they are the defaults.
@@ -111,6 +128,7 @@ impl<'a> Generate<'a> {
             self.ahead.is_some(),
             !self.bias.is_empty(),
             self.allow.is_some(),
+            self.logprobs > 0,
         ];
         let count = given.iter().filter(|given| **given).count();
         let mut out = Writer::new();
@@ -141,6 +159,9 @@ impl<'a> Generate<'a> {
         if let Some(tokens) = self.allow {
             out.str("allow").bin(tokens.as_bytes());
         }
+        if self.logprobs > 0 {
+            out.str("logprobs").uint(u64::from(self.logprobs));
+        }
         out.into_bytes()
     }
 }
@@ -161,12 +182,19 @@ impl fmt::Debug for Generate<'_> {
 #[must_use = "dropping a stream ends its generation"]
 pub struct Stream {
     pieces: Pieces,
-    ready: VecDeque<Choice>,
+    ready: VecDeque<Scored>,
+    record: usize, // bytes of a token and the best ones beside it
 }
 
 impl Stream {
     /// One more token, or `None` after the last.
     pub async fn next(&mut self) -> Result<Option<Choice>> {
+        Ok(self.next_scored().await?.map(|scored| scored.choice))
+    }
+
+    /// One more token and the best ones beside it, as many as [`Generate::logprobs`] asked for;
+    /// `None` after the last.
+    pub async fn next_scored(&mut self) -> Result<Option<Scored>> {
         if self.ready.is_empty() {
             self.fill().await?;
         }
@@ -178,7 +206,7 @@ impl Stream {
         if self.ready.is_empty() {
             self.fill().await?;
         }
-        Ok(self.ready.drain(..).collect())
+        Ok(self.ready.drain(..).map(|scored| scored.choice).collect())
     }
 
     /// All tokens that are still to come.
@@ -198,7 +226,11 @@ impl Stream {
 
     async fn fill(&mut self) -> Result<()> {
         let bytes = Piece(&mut self.pieces).await?;
-        self.ready.extend(choices(&bytes).ok_or(Error::new("generate", Errno::EIO))?);
+        let records: Option<Vec<Scored>> = match bytes.len() % self.record {
+            0 => bytes.chunks_exact(self.record).map(scored).collect(),
+            _ => None,
+        };
+        self.ready.extend(records.ok_or(Error::new("generate", Errno::EIO))?);
         Ok(())
     }
 }
@@ -258,6 +290,27 @@ mod tests {
                     assert_eq!(kv.tokens(1..12).unwrap(), tokens(&all)[..11]);
                     assert_eq!(kv.len().unwrap(), 12);
                 }
+            });
+        });
+    }
+
+    #[test]
+    fn it_tells_the_best_tokens_beside_each() {
+        let seeded = Sampling { temperature: 3.0, seed: Some(5), ..Sampling::default() };
+        Host::new().run(|| {
+            block_on(async {
+                let kv = KvFile::create().unwrap();
+                let mut stream = kv.generate(&[7]).max(4).logprobs(3).sample(&seeded);
+                let mut last = 7;
+                let passes = KvFile::create().unwrap();
+                while let Some(scored) = stream.next_scored().await.unwrap() {
+                    let best = passes.pred(&[last]).keep(false).top(3).await.unwrap();
+                    assert_eq!(scored.best, best);
+                    let same = passes.pred(&[last]).sample_scored(&seeded, 3).await.unwrap();
+                    assert_eq!(scored, same);
+                    last = scored.choice.token;
+                }
+                assert_eq!(passes.len().unwrap(), 4);
             });
         });
     }

@@ -7,7 +7,6 @@ use crate::Errno;
 use std::collections::BTreeSet;
 use std::vec::Vec;
 
-const RECORD: usize = 8;
 const CONTEXT: usize = 4096;
 
 /// One generation: its file's entries, and what it has given.
@@ -20,8 +19,9 @@ pub(super) struct Generation {
     left: usize,
     stop: BTreeSet<u32>,
     ahead: usize,
-    /// Records that can be taken.
+    /// Records that can be taken, each of so many bytes.
     records: Vec<u8>,
+    record: usize,
     end: Option<Result<(), Errno>>,
 }
 
@@ -59,6 +59,7 @@ impl Generation {
             left,
             stop: stop.iter().filter_map(Value::as_u32).collect(),
             ahead: number("ahead", 8)?,
+            record: 8 * (1 + number("logprobs", 0)?),
             options: msgpack::encode(&Value::Map(of_pass)),
             records: Vec::new(),
             end: None,
@@ -76,7 +77,7 @@ impl Generation {
     }
 
     fn runs(&self) -> bool {
-        self.end.is_none() && self.records.len() / RECORD <= self.ahead
+        self.end.is_none() && self.records.len() / self.record <= self.ahead
     }
 
     fn give(&mut self, record: &[u8]) {
@@ -137,7 +138,7 @@ pub(super) fn take(
         _ => return None,
     };
     if !generation.records.is_empty() {
-        let fits = generation.records.len().min(cap / RECORD * RECORD);
+        let fits = generation.records.len().min(cap / generation.record * generation.record);
         if fits == 0 {
             return Some(Ok(Err(generation.records.len() as i32)));
         }

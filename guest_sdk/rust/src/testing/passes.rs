@@ -52,7 +52,7 @@ pub(super) fn run(
     };
     for (key, _) in options.as_map().ok_or(Errno::EINVAL)? {
         match key.as_str() {
-            Some("at" | "get" | "bias" | "allow" | "parents" | "keep") => {}
+            Some("at" | "get" | "bias" | "allow" | "parents" | "keep" | "logprobs") => {}
             Some("constraint" | "adapter") => return Err(Errno::ENOSYS),
             _ => return Err(Errno::EINVAL),
         }
@@ -66,6 +66,7 @@ pub(super) fn run(
         let mut logits = (world.model.clone())(&histories[place]);
         adjust(&mut logits, &options)?;
         answer(world, &mut out, options.get("get"), &logits, histories[place].len())?;
+        tell_best(&mut out, &options, &logits)?;
     }
     let keep = options.get("keep").and_then(Value::as_bool).unwrap_or(true);
     let kept = if keep { tokens } else { &[] };
@@ -165,6 +166,23 @@ fn answer(
             _ => return Err(Errno::EINVAL),
         },
         _ => return Err(Errno::EINVAL),
+    }
+    Ok(())
+}
+
+/// The best tokens beside a chosen one.
+fn tell_best(out: &mut Vec<u8>, options: &Value, logits: &[f32]) -> Result<(), Errno> {
+    let count = options.get("logprobs").map_or(Some(0), Value::as_u32).ok_or(Errno::EINVAL)?;
+    let get = options.get("get");
+    let chooses =
+        get.map_or(true, |get| get.as_str() == Some("argmax") || get.get("sample").is_some());
+    if count > 20 || (count > 0 && !chooses) {
+        return Err(Errno::EINVAL);
+    }
+    let logprobs = log_softmax(logits);
+    for token in best_first(&logprobs).into_iter().take(count as usize) {
+        out.extend((token as u32).to_le_bytes());
+        out.extend(logprobs[token].to_le_bytes());
     }
     Ok(())
 }
