@@ -39,7 +39,9 @@ def tokenizer() -> Tokenizer:
 
 
 def complete(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Completion:
-    fields = {"max_tokens": TOKENS, "temperature": 0, **fields}
+    # Without what the tokenizer would put before a text, so that texts and tokens are the same.
+    extra = {"add_special_tokens": False, **fields.pop("extra_body", {})}
+    fields = {"max_tokens": TOKENS, "temperature": 0, **fields, "extra_body": extra}
     completion: Completion = client.completions.create(model=MODEL, prompt=prompt, **fields)
     return completion
 
@@ -103,6 +105,15 @@ def test_prompts_may_be_texts_or_tokens_one_or_many(
     assert usage is not None
     assert usage.prompt_tokens == sum(map(len, ids))
     assert [choice.index for choice in complete(client, ids).choices] == [0, 1]
+
+
+def test_a_text_begins_as_the_tokenizer_has_it(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode(PROMPT).ids
+    assert tokens[0] == tokenizer.token_to_id("<|endoftext|>")
+    usual = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=8, temperature=0)
+    assert usual.choices[0].text == text(client, tokens, max_tokens=8)
+    assert usual.usage is not None
+    assert usual.usage.prompt_tokens == len(tokens)
 
 
 def test_several_answers_share_the_prompt(client: openai.OpenAI) -> None:
@@ -244,6 +255,55 @@ def test_log_probabilities_of_what_was_chosen(client: openai.OpenAI) -> None:
     parts: Any = [chunk.choices[0].logprobs for chunk in chunks]
     assert [p for part in parts for p in part.token_logprobs] == logprobs.token_logprobs
     assert [p for part in parts for p in part.text_offset] == logprobs.text_offset
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_prompt_s_own_tokens_are_scored(
+    client: openai.OpenAI, tokenizer: Tokenizer, count: int
+) -> None:
+    prompt = LONG_PROMPT * 2 + PROMPT  # more than the program scores at once
+    answer = complete(client, prompt, logprobs=count, max_tokens=8).choices[0]
+    scored = complete(client, prompt + answer.text, logprobs=count, echo=True, max_tokens=0)
+    choice = scored.choices[0]
+    assert choice.text == prompt + answer.text
+    assert choice.logprobs is not None
+    assert answer.logprobs is not None
+    tokens = choice.logprobs.tokens or []
+    chances: list[Any] = list(choice.logprobs.token_logprobs or [])
+    assert "".join(tokens) == choice.text
+    assert len(tokens) > 128
+    assert chances[0] is None
+    generated = len(answer.logprobs.tokens or [])
+    assert tokens[-generated:] == answer.logprobs.tokens
+    assert chances[-generated:] == pytest.approx(answer.logprobs.token_logprobs, abs=1e-3)
+    top = choice.logprobs.top_logprobs or []
+    if count:
+        assert all(len(best) >= count for best in top[1:])
+        assert max(top[-1].values()) == pytest.approx(chances[-1], abs=1e-3)
+    both = complete(client, prompt, logprobs=count, echo=True, max_tokens=8).choices[0]
+    assert both.text == choice.text
+    assert both.logprobs is not None
+    again = list(both.logprobs.token_logprobs or [])
+    assert again[1:] == pytest.approx(chances[1:], abs=1e-3)
+
+
+def test_the_likeliest_tokens_are_told(client: openai.OpenAI) -> None:
+    choice = complete(client, logprobs=4, temperature=1.0, seed=5).choices[0]
+    assert choice.logprobs is not None
+    chosen = zip(choice.logprobs.tokens or [], choice.logprobs.token_logprobs or [], strict=True)
+    for top, (token, chance) in zip(choice.logprobs.top_logprobs or [], chosen, strict=True):
+        assert 4 <= len(top) <= 5
+        assert top[token] == chance
+        assert sum(np.exp(list(top.values()))) <= 1.001
+    answer = client.chat.completions.create(
+        model=MODEL, messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=20
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    for entry in logprobs.content or []:
+        likely = [other.logprob for other in entry.top_logprobs]
+        assert len(likely) == 20
+        assert likely == sorted(likely, reverse=True)
 
 
 def test_a_known_prompt_is_not_computed_again(client: openai.OpenAI) -> None:
@@ -512,7 +572,8 @@ def test_a_crowd_gets_what_each_would_alone(server: RunningServer, client: opena
 
             async def ask(number: int, prompt: str) -> str:
                 fields: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS,
-                                          "temperature": 0}  # fmt: skip
+                                          "temperature": 0,
+                    "extra_body": {"add_special_tokens": False}}  # fmt: skip
                 if number % 2:
                     return (await own.completions.create(**fields)).choices[0].text  # type: ignore[no-any-return]
                 stream = await own.completions.create(**fields, stream=True)

@@ -35,9 +35,9 @@ class Fields:
         """Read a field that somebody else looks at."""
         self._left.pop(name, None)
 
-    def flag(self, name: str) -> bool:
-        """Return a field that is true or false (the default)."""
-        value = self._left.pop(name, False)
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """Return a field that is true or false."""
+        value = self._left.pop(name, default)
         if not isinstance(value, bool):
             raise refused(f"`{name}` must be true or false", name)
         return value

@@ -1,5 +1,6 @@
 """The handlers of the OpenAI routes."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,8 @@ from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.openai.courses import Batches, own_records, shipped_records
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.inbox import Inbox
+from symphony_runtime.gateway.openai.model import Model, read_model
 from symphony_runtime.gateway.openai.requests import (
-    Model,
     Wanted,
     model_of,
     no_such_model,
@@ -52,7 +53,7 @@ class OpenAI:
         self.started = now()
         self._model: tuple[int, Model] | None = None  # of the kernel with this process id
 
-    def model(self) -> Model:
+    async def model(self) -> Model:
         """Return the model that the kernel serves.
 
         Raises:
@@ -63,11 +64,9 @@ class OpenAI:
             raise OpenAIError(503, "the kernel is not ready", code="unavailable",
                               headers={"Retry-After": "1"})  # fmt: skip
         if self._model is None or self._model[0] != kernel.pid:
-            about = kernel.about["model"]
-            model = Model(
-                about["name"], about["vocab_size"], tuple(about["eos"]), about["max_context"]
-            )
-            self._model = kernel.pid, model
+            pid, about = kernel.pid, kernel.about
+            # A tokenizer may have many megabytes.
+            self._model = pid, await asyncio.to_thread(read_model, about)
         return self._model[1]
 
 
@@ -77,7 +76,7 @@ OPENAI = web.AppKey("openai", OpenAI)
 async def list_models(request: web.Request) -> web.StreamResponse:
     """List the model and the tenant's named programs."""
     with_ = request.app[OPENAI]
-    model = with_.model()
+    model = await with_.model()
     programs, _ = await with_.programs.page(tenant_of(request), "", _MODELS_SHOWN_MAX)
     named = [_program_view(program) for program in programs if program.name]
     return await answer({"object": "list", "data": [_model_view(with_, model), *named]})
@@ -86,7 +85,7 @@ async def list_models(request: web.Request) -> web.StreamResponse:
 async def get_model(request: web.Request) -> web.StreamResponse:
     """Show the model, or a program as one."""
     with_ = request.app[OPENAI]
-    name, model = request.match_info["model"], with_.model()
+    name, model = request.match_info["model"], await with_.model()
     if name == model.name:
         return await answer(_model_view(with_, model))
     program = await with_.programs.find(tenant_of(request), name)
@@ -122,7 +121,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     with_, tenant = request.app[OPENAI], tenant_of(request)
     raw = await read_body(request, "the request", _BODY_BYTES_MAX)
     body = await parse_json(raw)
-    name, model = model_of(body), with_.model()
+    name, model = model_of(body), await with_.model()
     if name == model.name:
         wanted = parse(body, model)
         run, batches = await _start_shipped(with_, tenant, wanted)

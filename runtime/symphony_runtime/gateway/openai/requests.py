@@ -13,6 +13,7 @@ from symphony_kernel.protocol.limits import PRED_BIAS_MAX
 
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.fields import Fields
+from symphony_runtime.gateway.openai.model import Model
 
 CHOICES_MAX = 1_024  # answers of one request, all prompts together
 STOPS_MAX = 16
@@ -40,7 +41,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
-    "add_special_tokens": (False,),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "background": (False,),
@@ -49,16 +49,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "text": ({}, {"format": {"type": "text"}}),
     "truncation": ("disabled",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What requests are checked against."""
-
-    name: str
-    vocab_size: int
-    eos: tuple[int, ...]
-    context: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +71,8 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
     prompts = _prompts(fields.take("prompt"), model)
     job = _common(fields, model, default=COMPLETION_TOKENS_DEFAULT, least=0)
     job["prompts"] = prompts
+    if fields.flag("add_special_tokens", default=True):
+        job["prefix"] = model.prefix
     job["echo"] = fields.flag("echo")
     best_of = fields.integer("best_of", job["n"], job["n"], CHOICES_MAX)
     logprobs = fields.optional_integer("logprobs", 0, LOGPROBS_MAX)
@@ -89,8 +81,6 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
     stream, include_usage = _stream(fields)
     if best_of > job["n"] and stream:
         raise refused("`best_of` cannot be streamed", "best_of")
-    if job["echo"] and logprobs is not None:
-        raise refused("`echo` with `logprobs` is not supported", "logprobs")
     job["best_of"] = best_of
     fields.end()
     choices = len(prompts) * job["n"]

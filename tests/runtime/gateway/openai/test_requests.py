@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.protocol.limits import PRED_BIAS_MAX
 from symphony_runtime.gateway.openai.errors import OpenAIError
+from symphony_runtime.gateway.openai.model import Model
 from symphony_runtime.gateway.openai.requests import (
-    Model,
     Wanted,
     model_of,
     parse_chat,
@@ -18,7 +18,7 @@ from symphony_runtime.gateway.openai.requests import (
     parse_response,
 )
 
-MODEL = Model("m", 1_000, (0, 7), 2_048)
+MODEL = Model("m", 1_000, (0, 7), 2_048, (3,))
 
 
 def job(wanted: Wanted) -> dict[str, Any]:
@@ -58,6 +58,11 @@ def test_prompts_become_texts_and_packed_tokens() -> None:
     packed = b"\x01\0\0\0\x02\0\0\0"
     assert completion(prompt=[1, 2])["prompts"] == [packed]
     assert completion(prompt=[[1, 2], [1, 2], "x"])["prompts"] == [packed, packed, "x"]
+
+
+def test_texts_get_what_the_tokenizer_puts_before_them() -> None:
+    assert completion()["prefix"] == [3]
+    assert "prefix" not in completion(add_special_tokens=False)
 
 
 def test_temperature_0_is_greedy() -> None:

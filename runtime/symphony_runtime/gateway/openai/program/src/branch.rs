@@ -222,6 +222,14 @@ impl Branch {
         self.ready.push_str(text);
     }
 
+    /// Tells the prompt's entries before the answer's.
+    pub fn tell_entries(&mut self, entries: &[Entry]) -> Result<(), Failure> {
+        for entry in entries {
+            self.ready_entries.push(entry)?;
+        }
+        Ok(())
+    }
+
     /// Whether there is something to tell.
     pub fn speaks(&self) -> bool {
         !self.told && (!self.going() || !self.ready.is_empty())

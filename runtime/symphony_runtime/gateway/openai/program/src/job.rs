@@ -13,9 +13,11 @@ pub enum Prompt {
 }
 
 impl Prompt {
-    pub fn tokens(&self) -> Result<Vec<u32>, Failure> {
+    /// The prompt's tokens; those of a text come after `prefix`.
+    pub fn tokens(&self, prefix: &[u32]) -> Result<Vec<u32>, Failure> {
         Ok(match self {
-            Prompt::Text(text) => model::tokenize(text)?,
+            Prompt::Text(text) if prefix.is_empty() => model::tokenize(text)?,
+            Prompt::Text(text) => [prefix, &model::tokenize(text)?].concat(),
             Prompt::Tokens(tokens) => tokens.clone(),
             Prompt::Messages(messages) => calls::chat(messages)?,
         })
@@ -33,6 +35,8 @@ pub struct Sampling {
 
 pub struct Job {
     pub prompts: Vec<Prompt>,
+    /// Tokens that the model's tokenizer puts before a text.
+    pub prefix: Vec<u32>,
     /// Answers to each prompt, and how many of them are told.
     pub best_of: usize,
     pub n: usize,
@@ -63,6 +67,7 @@ impl Job {
         let n = count("n").unwrap_or(1);
         Some(Job {
             prompts: read_prompts(&value)?,
+            prefix: list("prefix").iter().filter_map(Value::as_u32).collect(),
             n,
             best_of: count("best_of").unwrap_or(n),
             max: count("max"),
@@ -84,6 +89,11 @@ impl Job {
     /// Whether the options of each pass depend on the tokens before it.
     pub fn penalizes(&self) -> bool {
         self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    /// Whether the prompt's own tokens are scored.
+    pub fn scores(&self) -> bool {
+        self.echo && self.logprobs.is_some()
     }
 
     /// Whether text is looked at as it grows, not at the end alone.

@@ -8,6 +8,7 @@ mod calls;
 mod failure;
 mod job;
 mod logprobs;
+mod scoring;
 mod text;
 mod wire;
 
@@ -46,7 +47,7 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     let mut usage = Usage::default();
     let mut branches = Vec::with_capacity(job.prompts.len() * job.best_of);
     for prompt in &job.prompts {
-        let tokens = prompt.tokens()?;
+        let tokens = prompt.tokens(&job.prefix)?;
         let max = room_for_answer(job, tokens.len())?;
         usage.prompt += tokens.len();
         begin(job, &tokens, max, &mut usage, &mut branches)?;
@@ -64,6 +65,26 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
     wire.usage(usage.prompt, usage.cached, usage.completion);
     wire.flush()?;
     offer(job, &branches);
+    Ok(())
+}
+
+/// The same where the prompt's own tokens are scored: all of it is computed, known or not.
+fn begin_scored(
+    job: &Job,
+    tokens: &[u32],
+    max: usize,
+    branches: &mut Vec<Branch>,
+) -> Result<(), Failure> {
+    let kv = calls::kv_create()?;
+    let entries = scoring::score(kv, tokens, job)?;
+    for number in 0..job.best_of {
+        let mut branch = Branch::new(number, calls::kv_fork(kv)?, tokens.len(), max, job);
+        branch.tell_entries(&entries)?;
+        if max > 0 {
+            branch.start(&tokens[tokens.len() - 1..], job)?;
+        }
+        branches.push(branch);
+    }
     Ok(())
 }
 
@@ -109,6 +130,9 @@ fn begin(
     usage: &mut Usage,
     branches: &mut Vec<Branch>,
 ) -> Result<(), Failure> {
+    if job.scores() {
+        return begin_scored(job, tokens, max, branches);
+    }
     if max == 0 {
         branches.extend((0..job.best_of).map(|number| Branch::new(number, 0, 0, max, job)));
         return Ok(());
