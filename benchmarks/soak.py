@@ -246,7 +246,7 @@ async def client_loop(soak: Soak, number: int) -> None:
     """Make runs of all kinds, in an order of its own, until the soak is over."""
     kinds = KINDS | OPENAI_KINDS if soak.model else KINDS
     order = [name for name, (share, _) in kinds.items() for _ in range(share)]
-    chosen = random.Random(number)
+    shuffler = random.Random(number)
     headers = {"Authorization": f"Bearer {soak.server.key}"}
     async with (
         soak.server.client() as client,
@@ -254,9 +254,12 @@ async def client_loop(soak: Soak, number: int) -> None:
     ):
         visitor = Visitor(client, session, soak.model)
         while not soak.over():
-            name = chosen.choice(order)
-            await kinds[name][1](visitor)
-            soak.done[name] += 1
+            shuffler.shuffle(order)
+            for name in order:
+                await kinds[name][1](visitor)
+                soak.done[name] += 1
+                if soak.over():
+                    break
 
 
 async def sampling_loop(soak: Soak, pids: dict[str, int]) -> None:

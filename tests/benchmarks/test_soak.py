@@ -17,6 +17,8 @@ from tests.support.server import running_server
 def test_every_kind_of_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.1)
     monkeypatch.setattr(module, "CLIENTS", 4)
+    evenly = {name: (1, kind) for name, (_, kind) in KINDS.items()}
+    monkeypatch.setattr(module, "KINDS", evenly)
     with running_server(tmp_path) as server:
         soak = Soak(server, 150, time.monotonic() + 60, model="")
         end = asyncio.run(soak_server(soak))
