@@ -15,10 +15,21 @@ from benchmarks.serving.workloads import Column, Workload
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What the machine was seen to do: bytes/s read and bf16 operations/s, by all threads."""
+    """What the machine was seen to do, by all threads.
+
+    Attributes:
+        bandwidth: Bytes/s read.
+        operations: bf16 operations/s of torch's product of two large matrices.
+        ceiling: bf16 operations/s of registers alone, where that was measured.
+    """
 
     bandwidth: float
     operations: float
+    ceiling: float | None = None
+
+    def at_ceiling(self) -> "Rates | None":
+        """Return the rates of a machine whose products reach the ceiling."""
+        return None if self.ceiling is None else Rates(self.bandwidth, self.ceiling)
 
 
 @dataclass(frozen=True, slots=True)

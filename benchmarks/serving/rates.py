@@ -1,7 +1,9 @@
 """Measures the machine: `python -m benchmarks.serving.rates` prints what `Rates` needs, as JSON.
 
 It is a process of its own, so that the threads of a library for products are nowhere near the
-client. Each figure is the best of several repeats.
+client. Each figure is the best of several repeats. Where the kernels that Symphony compiles are to
+be had, they read too, since NumPy may not read as fast as the memory gives, and they tell what the
+processor's bf16 instructions do when they touch no memory: a ceiling that no product reaches.
 """
 
 import json
@@ -14,24 +16,47 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from symphony_kernel.executor.native.build import NativeUnavailable
+from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.executor.native.measure import bytes_per_s, flops_per_s
 
 _BYTES = 1 << 28  # a thread's share: far above any cache
 _SIDE = 4096
 
 
 def main(threads: int) -> None:
-    """Print {"read": {threads: bytes/s}, "bf16": operations/s}."""
+    """Print {"read": {threads: bytes/s}, "bf16": operations/s, "bf16_ceiling": …, or null}."""
+    native = _native()
     figures = {
-        "read": {str(count): read_rate(count) for count in sorted({1, threads})},
+        "read": {str(count): read_rate(count, native) for count in sorted({1, threads})},
         "bf16": product_rate(threads),
+        "bf16_ceiling": None if native is None else ceiling(threads, native),
     }
     json.dump(figures, sys.stdout)
 
 
-def read_rate(threads: int, repeats: int = 5) -> float:
+def _native() -> Library | None:
+    try:
+        return load_library(lambda words: print(words, file=sys.stderr))
+    except NativeUnavailable as error:
+        print(f"measured without native kernels: {error}", file=sys.stderr)
+        return None
+
+
+def read_rate(threads: int, native: Library | None, repeats: int = 5) -> float:
     """Return the bytes/s that so many threads read from memory."""
     parts = [np.ones(_BYTES // 8, np.int64) for _ in range(threads)]
-    return threads * _BYTES / _best(lambda: _together(parts), repeats)
+    seen = threads * _BYTES / _best(lambda: _together(parts), repeats)
+    if native is None:
+        return seen
+    return max(seen, *(bytes_per_s(native, threads, threads * _BYTES) for _ in range(repeats)))
+
+
+def ceiling(threads: int, native: Library, repeats: int = 5) -> float | None:
+    """Return the bf16 operations/s of registers alone, or None without such instructions."""
+    if not native.computes_bf16:
+        return None
+    return max(flops_per_s(native, 2, threads) for _ in range(repeats))
 
 
 def _together(parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> None:

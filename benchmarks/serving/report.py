@@ -32,6 +32,7 @@ class Cell:
         cpu_seconds: Of the server a round, median.
         memory: Bytes that the server held, most.
         shares: In the workload's column, of the floor of each round; 1 is the floor.
+        ceiling_shares: The same, of a machine whose products run at the registers' rate.
     """
 
     rounds: dict[Column, list[float]]
@@ -45,6 +46,7 @@ class Cell:
     cpu_seconds: float | None
     memory: int | None
     shares: list[float]
+    ceiling_shares: list[float]
 
     def value(self, column: Column) -> float:
         """Return the median over the rounds."""
@@ -83,35 +85,51 @@ def find(
     ratios: dict[str, Ratio] = {}
     for workload in workloads:
         bounds = [floor(workload, sizes, rate) for rate in rates]
+        ceilings = [
+            None if at_ceiling is None else floor(workload, sizes, at_ceiling)
+            for at_ceiling in (rate.at_ceiling() for rate in rates)
+        ]
         known = [bound for bound in bounds if bound is not None]
         floors[workload.name] = median(known) if known else None
         for server in servers:
             own = [m for m in measures if (m.workload, m.server) == (workload.name, server)]
-            cells[workload.name, server] = _cell(workload, own, bounds)
+            cells[workload.name, server] = _cell(workload, own, bounds, ceilings)
         if len(servers) > 1:
             column = {s: cells[workload.name, s].rounds[workload.column] for s in servers}
             ours = column.pop(servers[0])
             ratios[workload.name] = ratio_to_best(ours, column, workload.column.more_is_better)
-    whole = Rates(median(r.bandwidth for r in rates), median(r.operations for r in rates))
-    return Findings(list(servers), list(workloads), cells, floors, ratios, whole)
+    return Findings(list(servers), list(workloads), cells, floors, ratios, _median_rates(rates))
 
 
-def _between(before: Rates, after: Rates) -> Rates:
+def _median_rates(rates: Sequence[Rates]) -> Rates:
+    ceilings = [rate.ceiling for rate in rates if rate.ceiling is not None]
     return Rates(
-        (before.bandwidth + after.bandwidth) / 2, (before.operations + after.operations) / 2
+        median(rate.bandwidth for rate in rates),
+        median(rate.operations for rate in rates),
+        median(ceilings) if ceilings else None,
     )
 
 
-def _cell(workload: Workload, measures: Sequence[Measure], bounds: Sequence[float | None]) -> Cell:
+def _between(before: Rates, after: Rates) -> Rates:
+    ceiling = None
+    if before.ceiling is not None and after.ceiling is not None:
+        ceiling = (before.ceiling + after.ceiling) / 2
+    return Rates(
+        (before.bandwidth + after.bandwidth) / 2,
+        (before.operations + after.operations) / 2,
+        ceiling,
+    )
+
+
+def _cell(
+    workload: Workload,
+    measures: Sequence[Measure],
+    bounds: Sequence[float | None],
+    ceilings: Sequence[float | None],
+) -> Cell:
     requests = [request for measure in measures for request in measure.requests]
     per_round = [figures(workload, measure.requests) for measure in measures]
     rounds = {column: [found[column] for found in per_round] for column in per_round[0]}
-    shares = []
-    for measure, value in zip(measures, rounds[workload.column], strict=True):
-        bound = bounds[measure.turn]
-        if bound is not None:
-            more = workload.column.more_is_better
-            shares.append(value / bound if more else bound / value)
     others = [m.others_share for m in measures if m.others_share is not None]
     cpu = [m.server_cpu for m in measures if m.server_cpu is not None]
     memory = [m.memory for m in measures if m.memory is not None]
@@ -126,8 +144,21 @@ def _cell(workload: Workload, measures: Sequence[Measure], bounds: Sequence[floa
         median(others) if others else None,
         median(cpu) if cpu else None,
         max(memory) if memory else None,
-        shares,
+        _shares(workload, measures, rounds[workload.column], bounds),
+        _shares(workload, measures, rounds[workload.column], ceilings),
     )
+
+
+def _shares(
+    workload: Workload,
+    measures: Sequence[Measure],
+    values: Sequence[float],
+    bounds: Sequence[float | None],
+) -> list[float]:
+    """Return each round's share of that round's bound, where there is one."""
+    more = workload.column.more_is_better
+    pairs = ((value, bounds[m.turn]) for m, value in zip(measures, values, strict=True))
+    return [value / b if more else b / value for value, b in pairs if b is not None]
 
 
 # --- JSON ----------------------------------------------------------------------------------------
@@ -170,6 +201,7 @@ def _summary(findings: Findings) -> dict[str, Any]:
                 server: {
                     **asdict(findings.cell(workload, server)),
                     "share_of_floor": _median(findings.cell(workload, server).shares),
+                    "share_of_ceiling": _median(findings.cell(workload, server).ceiling_shares),
                 }
                 for server in findings.servers
             },
@@ -210,7 +242,7 @@ def as_markdown(findings: Findings, about: Mapping[str, Any]) -> str:
         _throughputs(findings),
         _times(findings),
         f"Seen between the rounds: {findings.rates.bandwidth / 1e9:.1f} GB/s read, "
-        f"{findings.rates.operations / 1e9:.0f} GFLOP/s of bf16 products. "
+        f"{findings.rates.operations / 1e9:.0f} GFLOP/s of bf16 products{_ceiling(findings)}. "
         f"The client took at most {max(c.client_share for c in findings.cells.values()):.0%} "
         "of a core." + _disturbance(findings),
     ]
@@ -236,6 +268,11 @@ def _throughputs(findings: Findings) -> str:
     for server in findings.servers:
         shares = [_median(findings.cell(w, server).shares) for w in findings.workloads]
         rows.append([f"{server} of the floor", *("" if s is None else f"{s:.0%}" for s in shares)])
+    if findings.rates.ceiling is not None:
+        server = findings.servers[0]
+        shares = [_median(findings.cell(w, server).ceiling_shares) for w in findings.workloads]
+        cells = ("" if s is None else f"{s:.0%}" for s in shares)
+        rows.append([f"{server} of the floor at the ceiling", *cells])
     if findings.ratios:
         found = [findings.ratios[w.name] for w in findings.workloads]
         row = [f"{r.value:.2f} ({r.low:.2f} to {r.high:.2f}), {r.best}" for r in found]
@@ -265,6 +302,12 @@ def _spread(spread: Spread | None) -> str:
         return ""
     values = (value * 1e3 for value in (spread.p50, spread.p90, spread.p99))
     return " / ".join(f"{v:.1f}" if v < 100 else f"{v:,.0f}" for v in values)
+
+
+def _ceiling(findings: Findings) -> str:
+    if findings.rates.ceiling is None:
+        return ""
+    return f" ({findings.rates.ceiling / 1e9:.0f} of registers alone, the ceiling)"
 
 
 def _disturbance(findings: Findings) -> str:

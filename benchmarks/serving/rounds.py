@@ -64,7 +64,8 @@ class SeenRates:
 
     def of(self, threads: int) -> Rates:
         """Return the rates of so many threads."""
-        return Rates(self.figures["read"][str(threads)], self.figures["bf16"])
+        figures = self.figures
+        return Rates(figures["read"][str(threads)], figures["bf16"], figures["bf16_ceiling"])
 
 
 class Rounds:

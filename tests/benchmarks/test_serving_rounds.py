@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.serving import plot, processes, report
-from benchmarks.serving.floor import Sizes, floor
+from benchmarks.serving.floor import Rates, Sizes, floor
 from benchmarks.serving.report import Findings, find
 from benchmarks.serving.rounds import Rounds
 from benchmarks.serving.servers import Server, ServerError, Setting, start
@@ -24,7 +24,7 @@ ABOUT = {"model": "random small", "dtype": "fp32", "threads": 1, "rounds": 2, "s
 
 
 def machine(_threads: int) -> dict[str, Any]:
-    return {"read": {"1": 10e9}, "bf16": 50e9}
+    return {"read": {"1": 10e9}, "bf16": 50e9, "bf16_ceiling": 80e9}
 
 
 def setting(folder: Path, model: Path) -> Setting:
@@ -83,6 +83,9 @@ def test_servers_are_driven_by_turns_and_told_beside_the_floor(tmp_path: Path) -
     assert bound is not None
     assert findings.floors["two"] == pytest.approx(bound)
     assert two.shares == pytest.approx([v / bound for v in two.rounds[Column.WHOLE]])
+    higher = floor(WORKLOADS[0], Sizes.of(model, 4), Rates(10e9, 80e9))
+    assert higher is not None
+    assert two.ceiling_shares == pytest.approx([s * bound / higher for s in two.shares])
     assert findings.ratios["two"].best == "texts"
     assert findings.floors["open"] is None
 
@@ -98,7 +101,7 @@ def _check_written(folder: Path, findings: Findings, rounds: Rounds, servers: li
     assert len(read["measures"][0]["requests"][0]["texts"]) <= 4
     tables = report.as_markdown(findings, ABOUT)
     assert "| symphony / best of the others |" in tables
-    assert "10.0 GB/s read, 50 GFLOP/s" in tables
+    assert "10.0 GB/s read, 50 GFLOP/s of bf16 products (80 of registers alone" in tables
     rows = [line for line in tables.splitlines() if line.startswith("|")]
     assert all(line.count("|") in (4, 5) for line in rows)
 
