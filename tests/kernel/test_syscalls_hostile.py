@@ -20,7 +20,7 @@ JUNK: list[Any] = [
     None, True, False, -1, 1 << 63, (1 << 64) - 1, 1.5, float("nan"), "", "x", b"", b"\xff", [], {},
     [[]], {"a": 1}, msgpack.ExtType(5, b"x"), msgpack.Timestamp(1),
 ]  # fmt: skip
-TOKEN = u32(1)
+TOKEN, TEXT = u32(1), u32(*range(20))
 
 
 def packed(**options: Any) -> bytes:
@@ -30,8 +30,13 @@ def packed(**options: Any) -> bytes:
 
 @pytest.fixture
 def rig() -> Iterator[SyscallRig]:
-    """A file A of five entries, and a handle without any rights beside it."""
+    """A file A of five entries, a handle without any rights beside it, and an offered prefix."""
     rig = SyscallRig()
+    rig.call(1, Op.KV_CREATE, NEW)
+    rig.send(1, Op.PRED, NEW, TEXT, None, b"")
+    rig.scheduler.compute()
+    rig.call(1, Op.KV_OFFER, NEW)
+    rig.call(1, Op.KV_CLOSE, NEW)
     rig.call(1, Op.KV_CREATE, A)
     rig.send(1, Op.PRED, A, u32(0, 1, 2, 3, 4), None, b"")
     rig.scheduler.compute()
@@ -62,6 +67,8 @@ GOOD: dict[Op, list[Any]] = {
     Op.CANCEL: [1],
     Op.GENERATE: [A, TOKEN, b""],
     Op.TAKEN: [1, 1],
+    Op.KV_OFFER: [A],
+    Op.KV_MATCH: [NEW, TEXT],
 }
 # Junk that is right in its place.
 FITTING: dict[tuple[Op, int], list[Any]] = {
