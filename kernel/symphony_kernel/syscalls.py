@@ -111,7 +111,7 @@ class Syscalls:
         if type(call) is not list or len(call) < 3:
             self._dropped += 1
             return
-        number, op, seq = call[:3]
+        number, op, seq, *given = call
         caller = self._processes.get(number) if type(number) is int else None
         if (
             caller is None
@@ -123,7 +123,7 @@ class Syscalls:
             return
         result: Result | None
         try:
-            result = self._handle(caller, op, seq, call[3:])
+            result = self._handle(caller, op, seq, given)
         except SyscallError as error:
             result = -error.errno
         if result is not None:

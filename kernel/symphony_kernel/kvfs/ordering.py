@@ -35,8 +35,15 @@ FileQueue: TypeAlias = OrderedDict[Operation, None]  # in order; any may leave a
 
 def submit(operation: Operation) -> None:
     """Start an operation, or queue it behind those that came before it."""
+    files = operation.files
+    if len(files) == 1 and files[0].queue is not None and not files[0].queue:  # as most are
+        files[0].queue[operation] = None
+        operation.started = True
+        if operation.start():
+            _run(_leave(operation))
+        return
     waits = 0
-    for file in operation.files:
+    for file in files:
         queue = file.queue
         if queue is None:
             queue = file.queue = OrderedDict()
@@ -51,7 +58,8 @@ def submit(operation: Operation) -> None:
 def finish(operation: Operation) -> None:
     """Take a started operation out of its queues and start those that waited for it."""
     assert operation.started
-    _run(_leave(operation))
+    if ready := _leave(operation):
+        _run(ready)
 
 
 def drop(operation: Operation) -> None:

@@ -88,7 +88,10 @@ class Answers:
         past = self._lips.get(root)
         if past is None or not past.owed:
             return
-        past.seconds.learn(min(now - past.replied, _REMEMBERED_SECONDS_MAX))
+        seconds = now - past.replied
+        past.seconds.learn(
+            seconds if seconds < _REMEMBERED_SECONDS_MAX else _REMEMBERED_SECONDS_MAX
+        )
         past.owed -= 1
         if root in self._expected:
             self._owed -= 1

@@ -80,13 +80,6 @@ class _Room:
     limited: bool = False  # others must not get far ahead of a prompt that waits
     held: bool = False  # the pages that are free are for a work that has waited too long
 
-    def take(self, work: Work, count: int) -> None:
-        """Give a work so many tokens."""
-        self.tokens -= count
-        if work.count > 1:
-            self.prefill -= count
-            self.prefilled += count
-
 
 def _constant(*values: int) -> Int32:
     array = np.array(values, dtype=np.int32)
@@ -139,10 +132,11 @@ class Batcher:
         while room.tokens and (work := queue.first()) is not None:
             if room.limited and queue.pass_over():
                 continue
-            part = parts.get(work)
+            single = work.count == 1
+            part = None if single else parts.get(work)
             if part is None and len(parts) == self._limits.rows:
                 break
-            count = 1 if work.count == 1 else self._chunk(work, room)
+            count = 1 if single else self._chunk(work, room)
             if count == 0:
                 if not self._leave_for_later(queue, room):
                     break
@@ -155,7 +149,10 @@ class Batcher:
                 part = parts[work] = Part(work, work.placed, 0)
             queue.serve(count)
             part.count += count
-            room.take(work, count)
+            room.tokens -= count
+            if not single:
+                room.prefill -= count
+                room.prefilled += count
         queue.restore()
         self._use_up(queue, parts, room)
         if parts:
@@ -213,7 +210,8 @@ class Batcher:
             if count > 0:
                 queue.extend(part.work, count)
                 part.count += count
-                room.take(part.work, count)
+                room.tokens -= count
+                room.prefill -= count
 
 
 # -- Rows --------------------------------------------------------------------------------------

@@ -120,10 +120,9 @@ class FairQueue:
         self.works += 1
         self.decodes += work.count == 1
         self.tokens += work.count - work.placed
-        if lip.active:
-            return
-        self._lift(lip)
-        self._activate(lip)
+        if not lip.active:
+            self._lift(lip)
+            self._activate(lip)
 
     def remove(self, work: Work) -> bool:
         """Take a waiting work out; return whether it was here."""
@@ -176,15 +175,16 @@ class FairQueue:
         """
         tenant = self._heap[0][2]
         lip = tenant.lips[0][2]
-        work = _first(lip)
+        works = lip.works
+        work = next(iter(works))
         self._charge(tenant, lip, work, tokens)
         if work.placed < work.count:
-            lip.works.move_to_end(work)
+            works.move_to_end(work)
         else:
-            del lip.works[work]
+            del works[work]
             self.works -= 1
             self.decodes -= work.count == 1
-        self._reorder_first(tenant, lip, waits=bool(lip.works))
+        self._reorder_first(tenant, lip, bool(works))
 
     def set_aside(self) -> None:
         """Pass over the first work until `restore`; over its LIP, too, when that has had many."""
@@ -192,7 +192,7 @@ class FairQueue:
         lip = tenant.lips[0][2]
         self._aside.append((lip, lip.works.popitem(last=False)[0]))
         lip.aside += 1
-        self._reorder_first(tenant, lip, waits=bool(lip.works) and lip.aside < _ASIDE_MAX)
+        self._reorder_first(tenant, lip, bool(lip.works) and lip.aside < _ASIDE_MAX)
 
     def limit_others(self, service: float) -> None:
         """Let nobody be served further ahead of the first work's LIP and tenant than `service`.
@@ -221,7 +221,7 @@ class FairQueue:
         tenant = self._heap[0][2]
         lip = tenant.lips[0][2]
         self._forgot(lip.works.popitem(last=False)[0])
-        self._reorder_first(tenant, lip, waits=bool(lip.works))
+        self._reorder_first(tenant, lip, bool(lip.works))
 
     def extend(self, work: Work, tokens: int) -> None:
         """Serve a work that need not be the first with `tokens` tokens more.
@@ -314,7 +314,11 @@ class FairQueue:
         return lip
 
     def _charge(self, tenant: _Tenant, lip: _Lip, work: Work, tokens: int) -> None:
-        cost = self._weights.cost(work, tokens)
+        weights = self._weights
+        if work.count == 1:  # as `cost`, for most works there are
+            cost = weights.decode_token + weights.context_entry * (work.file.length + 1)
+        else:
+            cost = weights.cost(work, tokens)
         service = cost / lip.weight
         lip.counter += service
         lip.served += service
@@ -368,16 +372,25 @@ class FairQueue:
         self._last = tenant.counter
         _prune(self._heap)
 
-    def _reorder_first(self, tenant: _Tenant, lip: _Lip, *, waits: bool) -> None:
+    def _reorder_first(self, tenant: _Tenant, lip: _Lip, waits: bool) -> None:
         """The first LIP of the first tenant has a new counter, or no more work for now."""
+        lips = tenant.lips
         if waits:
-            heapreplace(tenant.lips, (lip.counter, lip.order, lip))
-            _prune(tenant.lips)
+            heapreplace(lips, (lip.counter, lip.order, lip))
         else:
-            self._deactivate(lip)
-        if tenant.active:
+            heappop(lips)
+            lip.active = False
+            tenant.lips_active -= 1
+            self._lips_active -= 1
+            tenant.last = lip.counter
+        if lips and not _is_valid(lips[0]):
+            _prune(lips)
+        if lips:
             heapreplace(self._heap, (tenant.counter, tenant.order, tenant))
-            _prune(self._heap)
+            if not _is_valid(self._heap[0]):
+                _prune(self._heap)
+        else:
+            self._remove(tenant)
 
 
 def _push(heap: _Heap[_Node], node: _Node, valid: int) -> None:
