@@ -24,7 +24,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.links import Link, SocketLink, connect_unix, serve_unix
 
 _log = logging.getLogger(__name__)
-_CONNECT_SECONDS = (0.02, 0.5)  # first and longest pause between attempts
+_CONNECT_SECONDS = (0.002, 0.1)  # first and longest pause between attempts
 _HELLO_SECONDS_MAX = 10.0
 _MODULE_BYTES = 32 << 10  # what a program costs a worker besides its machine code, about
 

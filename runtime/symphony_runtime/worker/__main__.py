@@ -24,7 +24,8 @@ from symphony_runtime.worker.worker import LinkLostError, Worker
 
 _log = logging.getLogger("symphony.worker")
 
-_PAUSE_S, _PAUSE_S_MAX = 0.05, 1.0  # between two attempts to connect
+# Between two attempts to connect: at a start the other role is there in a moment.
+_PAUSE_S, _PAUSE_S_MAX = 0.002, 0.1
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _STDIN = 0
 _TEXT_THREADS = 2
