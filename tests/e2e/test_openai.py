@@ -9,53 +9,36 @@ import aiohttp
 import numpy as np
 import openai
 import pytest
-from openai.types import Completion
 from symphony_kernel import tiny_model
 from symphony_runtime.client import message_bytes
 from tokenizers import Tokenizer
 from wasmtime import wat2wasm
 
-from tests.e2e import programs as guests
+from tests.support.openai_client import (
+    LONG_PROMPT,
+    MESSAGES,
+    MODEL,
+    PROMPT,
+    TOKENS,
+    complete,
+    connect,
+    joined,
+    streamed,
+    text,
+)
 from tests.support.parity_guests import greedy
 from tests.support.server import RunningServer
-
-MODEL = "tiny"
-PROMPT = "import os\n\n\ndef read_lines(path):\n    "
-LONG_PROMPT = '"""Read and write files."""\n\nimport os\n\n' * 6
-MESSAGES: Any = [{"role": "system", "content": "Code"}, {"role": "user", "content": "read a file"}]
-CROWD = 32
-TOKENS = 24
 
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=server.key, max_retries=0) as client:
+    with connect(server) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(tiny_model.path() / "tokenizer.json"))
-
-
-def complete(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Completion:
-    # Without what the tokenizer would put before a text, so that texts and tokens are the same.
-    extra = {"add_special_tokens": False, **fields.pop("extra_body", {})}
-    fields = {"max_tokens": TOKENS, "temperature": 0, **fields, "extra_body": extra}
-    completion: Completion = client.completions.create(model=MODEL, prompt=prompt, **fields)
-    return completion
-
-
-def text(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> str:
-    return complete(client, prompt, **fields).choices[0].text
-
-
-def streamed(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> list[Any]:
-    return list(complete(client, prompt, stream=True, **fields))
-
-
-def joined(chunks: list[Any]) -> str:
-    return "".join(choice.text for chunk in chunks for choice in chunk.choices)
 
 
 async def greedy_text(server: RunningServer, tokenizer: Tokenizer, prompt: str) -> str:
@@ -424,216 +407,3 @@ def test_a_response_that_ends_by_itself_is_completed(client: openai.OpenAI) -> N
     assert response.incomplete_details is None
     with client.responses.stream(model=MODEL, **asked) as stream:
         assert stream.get_final_response().output_text == response.output_text
-
-
-# --- Models and programs -------------------------------------------------------------------------
-def test_models_are_the_model_and_the_tenant_s_programs(
-    server: RunningServer, client: openai.OpenAI
-) -> None:
-    async def upload() -> None:
-        async with server.client() as own:
-            await own.upload(guests.ECHO_WASM, name="echo-model")
-            await own.upload(guests.SPEAKER_WASM, name="speaker-model")
-            await own.upload(guests.CHATTY_WASM, name="chatty-model")
-
-    asyncio.run(upload())
-    models = list(client.models.list())
-    assert models[0].id == MODEL
-    assert {"echo-model", "speaker-model"} <= {model.id for model in models}
-    assert client.models.retrieve(MODEL).owned_by == "symphony"
-    assert client.models.retrieve("echo-model").id == "echo-model"
-    assert not any("~" in model.owned_by for model in models)
-
-
-def test_a_program_s_messages_are_the_answer(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model="chatty-model", messages=MESSAGES)
-    expected = "".join(chr(97 + n % 26) + "x" * 16383 for n in range(200))
-    assert answer.choices[0].message.content == expected
-    chunks = client.completions.create(model="chatty-model", prompt="x", stream=True)
-    assert joined(list(chunks)) == expected
-    streamed_chat = client.chat.completions.create(
-        model="chatty-model", messages=MESSAGES, stream=True
-    )
-    assert "".join(c.choices[0].delta.content or "" for c in streamed_chat) == expected
-
-
-def test_a_program_that_fails_is_an_error_with_its_reason(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.InternalServerError, match="trapped"):
-        client.chat.completions.create(model="speaker-model", messages=MESSAGES)
-    # It exits with 7, after it has sent its input back.
-    with pytest.raises(openai.InternalServerError, match="exited with code 7"):
-        client.completions.create(model="echo-model", prompt="x")
-    with pytest.raises(openai.APIError, match="code 7"):
-        list(client.completions.create(model="echo-model", prompt="x", stream=True))
-    with pytest.raises(openai.BadRequestError):
-        client.completions.create(model="echo-model", prompt="x", n=2)
-
-
-# --- Errors --------------------------------------------------------------------------------------
-def test_errors_are_openai_s(server: RunningServer, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.completions.create(model="nothing", prompt="x")
-    assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("nothing")
-    with (
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0) as stranger,
-        pytest.raises(openai.AuthenticationError) as refused,
-    ):
-        stranger.models.list()
-    assert refused.value.code == "invalid_api_key"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"max_tokens": 5000}, "prompt"),
-        ({"prompt": "x " * 3000}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [4096]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [1.5]}, "prompt"),
-        ({"n": 0}, "n"),
-        ({"n": "two"}, "n"),
-        ({"best_of": 0}, "best_of"),
-        ({"n": 2, "best_of": 3, "stream": True}, "best_of"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"stop": ["x"] * 20}, "stop"),
-        ({"stop": 5}, "stop"),
-        ({"logprobs": 21}, "logprobs"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"presence_penalty": 3}, "presence_penalty"),
-        ({"suffix": "end"}, "suffix"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"extra_body": {"unheard_of": 1}}, "unheard_of"),
-        ({"extra_body": {"repetition_penalty": 1.2}}, "repetition_penalty"),
-        ({"extra_body": {"min_tokens": 30}}, "min_tokens"),
-        ({"extra_body": {"stop_token_ids": [9999]}}, "stop_token_ids"),
-    ],
-)
-def test_what_is_wrong_is_said(client: openai.OpenAI, fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        complete(client, **fields)
-    assert refused.value.param == param
-    assert refused.value.type == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": [{"content": "x"}]}, "messages[0]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-         "messages[0].content"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"max_tokens": 0}, "max_tokens"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_in_a_chat_is_said(
-    client: openai.OpenAI, fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.chat.completions.create(**{"model": MODEL, "messages": MESSAGES, **fields})
-    assert refused.value.param == param
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"tools": [{"type": "web_search"}]}, "tools"),
-        ({"previous_response_id": "resp_x"}, "previous_response_id"),
-        ({"background": True}, "background"),
-        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
-    ],
-)
-def test_what_responses_do_not_do_is_said(
-    client: openai.OpenAI, fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.responses.create(**{"model": MODEL, "input": "x", **fields})
-    assert refused.value.param == param
-
-
-# --- Many, and those who leave -------------------------------------------------------------------
-def test_a_crowd_gets_what_each_would_alone(server: RunningServer, client: openai.OpenAI) -> None:
-    prompts = [f"class Case{i}:\n" + "    x = 1\n" * (i % 7) for i in range(CROWD)]
-    alone = [text(client, prompt) for prompt in prompts[:4]]
-
-    async def scenario() -> list[str]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1", api_key=server.key, max_retries=0
-        ) as own:
-
-            async def ask(number: int, prompt: str) -> str:
-                fields: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": TOKENS,
-                                          "temperature": 0,
-                    "extra_body": {"add_special_tokens": False}}  # fmt: skip
-                if number % 2:
-                    return (await own.completions.create(**fields)).choices[0].text  # type: ignore[no-any-return]
-                stream = await own.completions.create(**fields, stream=True)
-                return "".join([chunk.choices[0].text async for chunk in stream])
-
-            return await asyncio.gather(*map(ask, range(CROWD), prompts))
-
-    together = asyncio.run(scenario())
-    assert together[:4] == alone
-    asyncio.run(server.wait_until_idle())
-
-
-def test_who_leaves_takes_the_run_along(server: RunningServer, client: openai.OpenAI) -> None:
-    endless: dict[str, Any] = {"max_tokens": 1800, "extra_body": {"ignore_eos": True}}
-
-    def spent() -> int:
-        counters = asyncio.run(server.wait_until_idle(seconds=5))
-        return int(counters["decode_rows"])
-
-    before = spent()
-    stream: Any = complete(client, stream=True, **endless)
-    next(iter(stream))
-    stream.close()
-    after_stream = spent()
-    assert 0 < after_stream - before < 1700
-    with pytest.raises(openai.APITimeoutError):
-        complete(client.with_options(timeout=0.3), **endless)
-    assert 0 < spent() - after_stream < 1700
-
-
-def test_requests_are_not_kept_as_runs_nor_as_programs(
-    server: RunningServer, client: openai.OpenAI
-) -> None:
-    async def known() -> tuple[set[str], set[str]]:
-        async with server.client() as own:
-            return (
-                {run["id"] async for run in own.runs()},
-                {program["id"] async for program in own.programs()},
-            )
-
-    before = asyncio.run(known())
-    completion = complete(client)
-    asyncio.run(server.wait_until_idle())
-    runs, programs = asyncio.run(known())
-    assert (runs, programs) == before
-    assert f"run_{completion.id.removeprefix('cmpl-')}" not in runs
-
-
-def test_a_live_request_is_a_run_that_can_be_cancelled(
-    server: RunningServer, client: openai.OpenAI
-) -> None:
-    stream: Any = complete(client, stream=True, max_tokens=1800, extra_body={"ignore_eos": True})
-    first = next(iter(stream))
-    run = f"run_{first.id.removeprefix('cmpl-')}"
-
-    async def cancel() -> dict[str, Any]:
-        async with server.client() as own:
-            assert (await own.result(run))["program_name"] == "openai"
-            return await own.cancel(run)
-
-    assert asyncio.run(cancel())["status"] == "killed"
-    with pytest.raises(openai.APIError, match="cancelled"):
-        list(stream)
