@@ -27,7 +27,19 @@ class Script:
 
 OPERATIONS = st.tuples(
     st.sampled_from(
-        ["prompt", "decode", "fork", "truncate", "extract", "append", "peek", "tree", "pause"]
+        [
+            "prompt",
+            "decode",
+            "fork",
+            "truncate",
+            "extract",
+            "append",
+            "peek",
+            "tree",
+            "pause",
+            "complete",
+            "complete",
+        ]
     ),
     st.integers(0, 5),
     st.integers(1, 90),
@@ -58,8 +70,15 @@ class Lip:
             length = await self._call(Op.KV_LEN, file)
             self.answers.append((length, await self._call(Op.KV_TOKENS, file, 0, length)))
         usage = await self.rig.gateway.end(self.instance)
-        self.answers.append({k: v for k, v in usage.value.items() if k != "kv_token_ms"})
+        # What of a prompt is known already is the others' doing.
+        others = {"prompt_tokens", "cached_tokens"} if self.matches else set()
+        own = {k: v for k, v in usage.value.items() if k not in {"kv_token_ms", *others}}
+        self.answers.append(own)
         return self.answers
+
+    @property
+    def matches(self) -> bool:
+        return any(what == "complete" for what, _, _ in self.script.operations)
 
     def _tell(self, op: int, *args: Any) -> None:
         self.rig.worker.tell(self.instance, op, *args)
@@ -107,6 +126,17 @@ class Lip:
     async def _tree(self, file: int, much: int) -> None:
         parents = [i // 2 - 1 if i < 2 else (i - 1) // 2 for i in range(much % 9 + 1)]
         await self._pred(file, [much + i for i in range(len(parents))], parents=parents, at="all")
+
+    async def _complete(self, file: int, much: int) -> None:
+        """One of a few prompts, some of which begin alike: what is known of it, and the rest."""
+        ids, kv = [*range(much % 3, 30), *range(much)], self._new()
+        known = await self._call(Op.KV_MATCH, kv, tokens(*ids))
+        if known == -Errno.ENOENT:
+            known = 0
+            self._tell(Op.KV_CREATE, kv)
+        await self._pred(kv, ids[known:])
+        offered = await self._call(Op.KV_OFFER, kv)
+        assert offered == len(ids) // 16 * 16
 
     async def _pause(self, file: int, much: int) -> None:
         await asyncio.sleep(much / 2000)
@@ -163,6 +193,7 @@ def test_in_a_pool_that_is_too_small_everybody_ends_and_every_page_comes_back(
                 await asyncio.sleep(0.005)
                 rig.worker.tell(instance, Op.CANCEL, seq)
             if fate != "end":
+                rig.worker.tell(instance, Op.KV_OFFER, FIRST)
                 result = await reply
                 assert isinstance(result, bytes) or result in (-Errno.ENOMEM, -Errno.ECANCELED)
                 assert not (fate == "" and result == -Errno.ECANCELED)
