@@ -7,6 +7,7 @@ has put it. Each gets the model, as many threads, and the options that serve it 
 import asyncio
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -104,6 +105,8 @@ class _Launch:
 
 def _symphony(setting: Setting, port: int) -> _Launch:
     data = setting.work / "symphony"
+    if data.exists():
+        shutil.rmtree(data)  # what an earlier measurement left
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", str(port)]
     command += ["--data-dir", str(data), "--model", str(setting.model)]
     command += ["--dtype", setting.dtype, "--threads", str(setting.threads)]
