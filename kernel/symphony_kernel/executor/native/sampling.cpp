@@ -13,8 +13,24 @@ namespace {
 constexpr int32_t HEADS[] = {64, 1024};
 // Of so many tokens the noise is computed straight away.
 constexpr size_t FEW = 32;
-constexpr int32_t BUCKETS = 2048;
-constexpr float BUCKETS_SPAN = 32.0f;  // what is less likely than e^-32 of the best shares a bucket
+
+// Logits by their distance from the best one.
+struct Buckets {
+    static constexpr int32_t COUNT = 2048;
+    static constexpr float SPAN_MAX = 32.0f;  // what is less likely than e^-32 of the best shares one
+
+    Buckets(float best, float least) : best(best) {
+        const float span = std::min(best - least, SPAN_MAX);
+        per_unit = span > 0.0f ? float(COUNT - 1) / span : 0.0f;
+    }
+    __m512i of(__m512 x) const {
+        const __m512 at = _mm512_mul_ps(_mm512_sub_ps(_mm512_set1_ps(best), x),
+                                        _mm512_set1_ps(per_unit));
+        return _mm512_cvttps_epi32(_mm512_min_ps(at, _mm512_set1_ps(float(COUNT - 1))));
+    }
+
+    float best, per_unit;
+};
 
 // The tokens that a truncation leaves: those with keys from `key` on and logarithms from `log` on.
 struct Cut {
@@ -149,7 +165,8 @@ struct Sampler::Scratch {
             cut_mass(place, logs);
     }
 
-    // Cuts within the best tokens; with `more` behind them returns whether they suffice.
+    // Cuts within the best tokens; with `more` behind them returns whether they suffice, and leaves
+    // their probabilities in `masses`.
     bool cut_at(const std::vector<uint64_t> &keys, const Place &place, const Logs &logs, bool more) {
         size_t count = keys.size();
         if (place.top_p < 1.0) {
@@ -182,41 +199,43 @@ struct Sampler::Scratch {
             cut_at(best.find(scaled.data(), vocab, vocab), place, logs, false);
             return;
         }
-        for (int32_t head : HEADS)
-            if (cut_at(best.find(scaled.data(), vocab, head), place, logs, true))
-                return;
+        for (int32_t head : HEADS) {
+            if (cut_at(best.find(scaled.data(), vocab, head), place, logs, true)) return;
+            double mass = 0.0;
+            for (double each : masses) mass += each;
+            if (mass < 0.5 * place.top_p) break;
+        }
         cut_flat(place, logs);
     }
 
     // Most tokens are kept: instead of ordering them, sums up the masses of buckets, and orders the
     // bucket in which the sum passes the bound.
     void cut_flat(const Place &place, const Logs &logs) {
-        float least = INFINITE;
-        for (float x : scaled) least = x > -INFINITE ? std::min(least, x) : least;
-        const float span = std::min(logs.best - least, BUCKETS_SPAN);
-        const float per_unit = span > 0.0f ? float(BUCKETS - 1) / span : 0.0f;
-        auto bucket_of = [&](float x) {
-            const float at = (logs.best - x) * per_unit;
-            return at < float(BUCKETS - 1) ? int32_t(at) : BUCKETS - 1;
-        };
-        masses.assign(BUCKETS, 0.0);
-        for_lanes(scaled.data(), vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
+        const Buckets buckets{logs.best, least_finite(scaled.data(), vocab)};
+        masses.assign(Buckets::COUNT, 0.0);
+        for_lanes(scaled.data(), vocab, [&](int32_t, __mmask16 lanes, __m512 x) {
+            int32_t at[LANES];
             float terms[LANES];
             const __m512 log = _mm512_sub_ps(_mm512_sub_ps(x, _mm512_set1_ps(logs.best)),
                                              _mm512_set1_ps(logs.sum));
+            _mm512_storeu_si512(at, buckets.of(x));
             _mm512_storeu_ps(terms, exp_negative(log));
-            for (int32_t j = 0; j < LANES && lanes >> j; ++j)
-                masses[size_t(bucket_of(scaled[size_t(i + j)]))] += double(terms[j]);
+            for (int32_t j = 0; j < LANES && lanes >> j; ++j) masses[size_t(at[j])] += terms[j];
         });
         double before = 0.0;
         int32_t crossing = 0;
-        while (crossing < BUCKETS && before + masses[size_t(crossing)] < place.top_p)
+        while (crossing < Buckets::COUNT && before + masses[size_t(crossing)] < place.top_p)
             before += masses[size_t(crossing++)];
-        if (crossing == BUCKETS) return;
+        if (crossing == Buckets::COUNT) return;
         bucket.clear();
-        for (int32_t i = 0; i < vocab; ++i)
-            if (bucket_of(scaled[size_t(i)]) == crossing)
-                bucket.push_back(order_key(scaled[size_t(i)], uint32_t(i)));
+        const __m512i wanted = _mm512_set1_epi32(crossing);
+        for_lanes(scaled.data(), vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
+            uint32_t left = _mm512_mask_cmpeq_epi32_mask(lanes, buckets.of(x), wanted);
+            for (; left; left &= left - 1) {
+                const uint32_t token = uint32_t(i + __builtin_ctz(left));
+                bucket.push_back(order_key(scaled[token], token));
+            }
+        });
         std::sort(bucket.begin(), bucket.end(), std::greater<uint64_t>());
         for (uint64_t key : bucket) {
             if (before >= place.top_p) break;

@@ -6,6 +6,7 @@ the same, unless two scores lie so close that the last bit of a logarithm decide
 
 from collections.abc import Sequence
 from ctypes import c_int32, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -66,35 +67,48 @@ class NativeSampler:
     def answer(self, logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error (see `executor.sampling.answer`)."""
         vocab_size = self._vocab_size
-        problems = [problem_of(ask.options, vocab_size) for ask in asks]
-        counts = [len(ask.positions) for ask in asks]
         kept: list[npt.NDArray[np.generic]] = []  # what the places point to
-        templates = [
-            _NOTHING if problem else _template(ask.options, kept)
-            for ask, problem in zip(asks, problems, strict=True)
-        ]
-        sizes = [
-            0 if problem else ask.options.place_bytes(vocab_size)
-            for ask, problem in zip(asks, problems, strict=True)
-        ]
-        places = np.repeat(np.array(templates, _PLACE), counts)
-        seeds = np.array([ask.seed for ask in asks], np.uint64)
-        positions = np.concatenate([ask.positions for ask in asks])
-        places["key"] = noise_keys(np.repeat(seeds, counts), positions)
-        bounds = np.cumsum([0, *np.repeat(sizes, counts)])
-        out = np.empty(bounds[-1], np.uint8)
-        places["out"] = bounds[:-1] + out.ctypes.data
+        known: dict[int, _Wanted] = {}  # programs share options: by identity, while they live
+        wanted: list[_Wanted] = []
+        for ask in asks:
+            mine = known.get(id(ask.options))
+            if mine is None:
+                mine = known[id(ask.options)] = _wanted(ask.options, vocab_size, kept)
+            wanted.append(mine)
+        counts = [len(ask.positions) for ask in asks]
+        places = np.repeat(np.array([each.template for each in wanted], _PLACE), counts)
+        seeds = np.repeat(np.array([ask.seed for ask in asks], np.uint64), counts)
+        places["key"] = noise_keys(seeds, np.concatenate([ask.positions for ask in asks]))
+        sizes = np.repeat([each.size for each in wanted], counts)
+        ends = np.cumsum(sizes)
+        out = np.empty(ends[-1], np.uint8)
+        places["out"] = ends - sizes + out.ctypes.data
         given = places.ctypes.data, len(places), logits.data_ptr()
         if self._answer(self._sampler, self._decoder, *given):
             raise MemoryError("no memory to sample")
-        return _parts(out, counts, sizes, problems)
+        return _parts(out.tobytes(), counts, wanted)
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """What some options want of each place."""
+
+    template: tuple[float, ...]  # a place's fields but for its key and where its answer goes
+    size: int  # bytes of an answer
+    problem: SyscallError | None  # why there is none
+
+
+def _wanted(options: PredOptions, vocab_size: int, kept: list[npt.NDArray[np.generic]]) -> _Wanted:
+    problem = problem_of(options, vocab_size)
+    if problem is not None:
+        return _Wanted(_NOTHING, 0, problem)
+    return _Wanted(_template(options, kept), options.place_bytes(vocab_size), None)
 
 
 _NOTHING = (0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0)
 
 
 def _template(options: PredOptions, kept: list[npt.NDArray[np.generic]]) -> tuple[float, ...]:
-    """Return the fields of a place but for its key and where its answer goes."""
     sampling = options.sampling or _PLAIN
 
     def address(values: npt.NDArray[np.generic]) -> int:
@@ -118,17 +132,11 @@ def _template(options: PredOptions, kept: list[npt.NDArray[np.generic]]) -> tupl
     )  # fmt: skip
 
 
-def _parts(
-    out: npt.NDArray[np.uint8],
-    counts: list[int],
-    sizes: list[int],
-    problems: list[SyscallError | None],
-) -> list[bytes | SyscallError]:
-    data = out.tobytes()
+def _parts(data: bytes, counts: list[int], wanted: list[_Wanted]) -> list[bytes | SyscallError]:
     results: list[bytes | SyscallError] = []
     begin = 0
-    for count, size, problem in zip(counts, sizes, problems, strict=True):
-        end = begin + count * size
-        results.append(problem or data[begin:end])
+    for count, each in zip(counts, wanted, strict=True):
+        end = begin + count * each.size
+        results.append(each.problem or data[begin:end])
         begin = end
     return results

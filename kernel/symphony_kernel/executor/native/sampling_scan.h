@@ -34,13 +34,28 @@ inline void for_lanes(const float *logits, int32_t count, Work work) {
 }
 
 inline float maximum(const float *logits, int32_t count) {
-    __m512 best[4];
-    for (__m512 &b : best) b = _mm512_set1_ps(-INFINITE);
-    for_lanes(logits, count, [&](int32_t i, __mmask16, __m512 x) {
-        best[i / LANES % 4] = _mm512_max_ps(x, best[i / LANES % 4]);
+    const __m512 none = _mm512_set1_ps(-INFINITE);
+    __m512 a = none, b = none, c = none, d = none;
+    int32_t i = 0;
+    for (; i + 4 * LANES <= count; i += 4 * LANES) {
+        a = _mm512_max_ps(load(logits + i), a);
+        b = _mm512_max_ps(load(logits + i + LANES), b);
+        c = _mm512_max_ps(load(logits + i + 2 * LANES), c);
+        d = _mm512_max_ps(load(logits + i + 3 * LANES), d);
+    }
+    for_lanes(logits + i, count - i, [&](int32_t, __mmask16, __m512 x) { a = _mm512_max_ps(x, a); });
+    return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(a, b), _mm512_max_ps(c, d)));
+}
+
+// The least of the finite ones.
+inline float least_finite(const float *logits, int32_t count) {
+    const __m512 none = _mm512_set1_ps(-INFINITE);
+    __m512 least = _mm512_set1_ps(INFINITE);
+    for_lanes(logits, count, [&](int32_t, __mmask16, __m512 x) {
+        const __mmask16 finite = _mm512_cmp_ps_mask(x, none, _CMP_GT_OQ);
+        least = _mm512_mask_min_ps(least, finite, x, least);
     });
-    return _mm512_reduce_max_ps(
-        _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3])));
+    return _mm512_reduce_min_ps(least);
 }
 
 // The first token with this value; 0 if there is none.
@@ -65,14 +80,11 @@ inline float log_sum(const float *logits, int32_t count, float best) {
     const __m512 base = _mm512_set1_ps(best);
     double sum = 0.0;
     for (int32_t begin = 0; begin < count; begin += PART) {
-        __m512 sums[4];
-        for (__m512 &s : sums) s = _mm512_setzero_ps();
-        for_lanes(logits + begin, std::min(count - begin, PART), [&](int32_t i, __mmask16, __m512 x) {
-            const __m512 term = exp_negative(_mm512_sub_ps(x, base));
-            sums[i / LANES % 4] = _mm512_add_ps(sums[i / LANES % 4], term);
+        __m512 part = _mm512_setzero_ps();
+        for_lanes(logits + begin, std::min(count - begin, PART), [&](int32_t, __mmask16, __m512 x) {
+            part = _mm512_add_ps(part, exp_negative(_mm512_sub_ps(x, base)));
         });
-        sum += double(_mm512_reduce_add_ps(
-            _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]))));
+        sum += double(_mm512_reduce_add_ps(part));
     }
     return float(std::log(sum));
 }
