@@ -104,6 +104,7 @@ def make_executor(
     """
     if configuration.executor == "simulated":
         return _simulated(configuration, clock)
+    progress(0.0)  # what comes before the first weight takes seconds, too
     directory = configuration.directory
     name = TINY if configuration.model == TINY else None
     assets = load_assets(directory, configuration.dtype, name)
