@@ -72,6 +72,7 @@ RUN_TICKETS_MAX = 8_192  # live ones of one instance
 RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has not taken
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
 SEND_WINDOW_BYTES = 256 << 10  # sent and not yet taken by a connected reader
+CREDIT_BYTES_MIN = SEND_WINDOW_BYTES // 8  # taken, before the worker hears of it
 
 # --- The sandbox (worker) ------------------------------------------------------------------------
 EPOCH_TICK_MS = 1.0  # a guest that computes yields at the next tick

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.limits import TENANT_TRACED_RUNS_MAX
+from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, TENANT_TRACED_RUNS_MAX
 
 from symphony_runtime.gateway.journal import Journal
 from symphony_runtime.gateway.links import Worker
@@ -51,6 +51,7 @@ class Run:
         self.trace: RunTrace | None = None  # where it was asked for
         self.log_bytes = 0
         self.inbox_bytes = 0  # delivered and not received yet
+        self._uncredited = 0  # taken by its readers, and not yet said to the worker
         self.inbox_messages = 0
         self.messages = 0
         self.kill_reason: str | None = None
@@ -71,7 +72,11 @@ class Run:
         }
 
     def _credit(self, taken: int) -> None:
-        self.worker.send(m.Credit(self.record.seq, taken))
+        # Not for each token of a stream: the worker would wake up once more for each.
+        self._uncredited += taken
+        if self._uncredited >= CREDIT_BYTES_MIN:
+            self.worker.send(m.Credit(self.record.seq, self._uncredited))
+            self._uncredited = 0
 
 
 def admit_trace(live: Iterable[Run], tenant: str) -> None:
