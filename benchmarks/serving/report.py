@@ -15,6 +15,8 @@ from benchmarks.serving.servers import Server
 from benchmarks.serving.statistics import Ratio, Spread, figures, ratio_to_best
 from benchmarks.serving.workloads import Column, Workload
 
+_CHUNKS_MIN = 0.95  # a token that is a part of a letter has no chunk
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -244,7 +246,7 @@ def as_markdown(findings: Findings, about: Mapping[str, Any]) -> str:
         f"Seen between the rounds: {findings.rates.bandwidth / 1e9:.1f} GB/s read, "
         f"{findings.rates.operations / 1e9:.0f} GFLOP/s of bf16 products{_ceiling(findings)}. "
         f"The client took at most {max(c.client_share for c in findings.cells.values()):.0%} "
-        "of a core." + _disturbance(findings),
+        "of a core." + _disturbance(findings) + _coalesced(findings),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -315,6 +317,17 @@ def _disturbance(findings: Findings) -> str:
     if not shares:
         return ""
     return f" Others took at most {max(shares):.0%} of the machine (median of a cell's rounds)."
+
+
+def _coalesced(findings: Findings) -> str:
+    """Say who sends several tokens at once, since time between chunks is no time between tokens."""
+    seen = [
+        f"{server} in {workload.name} ({cell.chunks:.2f} a token)"
+        for workload in findings.workloads
+        for server in findings.servers
+        if workload.new > 1 and (cell := findings.cell(workload, server)).chunks < _CHUNKS_MIN
+    ]
+    return f" Fewer chunks than tokens came from {', '.join(seen)}." if seen else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
