@@ -29,6 +29,7 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS, PREFIX_CACHE_IDLE_SECON
 _PAGE_BYTES: Final = 4 * PAGE_TOKENS  # of u32 tokens
 _NUMBER_BYTES: Final = 8
 _GONE: Final = -1
+FREED_PAGES_MIN: Final = 16  # at once, as far as there are so many
 _UNLIMITED: Final = 1 << 62
 
 
@@ -153,9 +154,13 @@ class PrefixCache:
             self._ledger.move(np.unique(idle), self._account)
 
     def make_free(self, pages: int) -> None:
-        """Give up what it takes to free so many pages, or nothing when that is not possible."""
-        if pages <= self._account.pages:
-            self._give_up(pages, freeing=True)
+        """Give up what it takes to free so many pages, or nothing when that is not possible.
+
+        A few more, too: files grow by a page at a time, and the last one would cost what ten do.
+        """
+        idle = self._account.pages
+        if pages <= idle:
+            self._give_up(max(pages, min(FREED_PAGES_MIN, idle)), freeing=True)
 
     def forget(self, pages: Int32) -> None:
         """What lies in `pages` is wrong: give them up, and all that comes after them."""
@@ -245,21 +250,22 @@ class PrefixCache:
         """Let `wanted` pages go; `freeing`: so many that so many become free."""
         dropped: list[int] = []
         while wanted > 0 and self._trees:
-            tenant, tree = self._victim()
-            idle = self._now() - tree.used_s > PREFIX_CACHE_IDLE_SECONDS
-            # As far as the mean, then somebody else may have most.
-            surplus = tree.pages if idle else tree.pages - len(self._index) // len(self._trees)
-            wanted -= self._shrink(tree, wanted, max(1, surplus), dropped, freeing)
+            tenant, tree, most = self._victim()
+            wanted -= self._shrink(tree, wanted, most, dropped, freeing)
             if not tree.pages:
                 del self._trees[tenant]
         self._evicted += len(dropped)
         self._release(dropped)
 
-    def _victim(self) -> tuple[str, _Tree]:
+    def _victim(self) -> tuple[str, _Tree, int]:
+        """Return who has to give up pages, and how many before another look."""
         tenant, tree = next(iter(self._trees.items()))
-        if self._now() - tree.used_s > PREFIX_CACHE_IDLE_SECONDS:
-            return tenant, tree
-        return max(self._trees.items(), key=lambda item: item[1].pages)
+        away = self._now() - tree.used_s > PREFIX_CACHE_IDLE_SECONDS
+        if away or len(self._trees) == 1:
+            return tenant, tree, tree.pages
+        tenant, tree = max(self._trees.items(), key=lambda item: item[1].pages)
+        # As far as the mean: then somebody else may have most.
+        return tenant, tree, max(1, tree.pages - len(self._index) // len(self._trees))
 
     def _shrink(
         self, tree: _Tree, wanted: int, most: int, dropped: list[int], freeing: bool

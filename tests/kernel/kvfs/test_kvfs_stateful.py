@@ -17,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.kvfs import KVFS, Account, KVFile, TenantLimits
 from symphony_kernel.kvfs.files import group_copies
+from symphony_kernel.kvfs.prefix_cache import FREED_PAGES_MIN
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -288,8 +289,9 @@ class KVFSMachine(RuleBasedStateMachine):
             assert self.snapshot(modelled) == state
             assert error.errno is Errno.EDQUOT or needed > free + idle
             return False
+        more = self.kvfs.pool.free - max(free - needed, 0)
         # A last page that the cache gave up, too, is free when it has been replaced.
-        assert self.kvfs.pool.free - max(free - needed, 0) in ((0,) if needed <= free else (0, 1))
+        assert more == 0 if needed <= free else 0 <= more <= FREED_PAGES_MIN
         assert modelled.file.pages_needed(n) == 0
         return True
 

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
+from symphony_kernel.kvfs.prefix_cache import FREED_PAGES_MIN
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, PREFIX_CACHE_IDLE_SECONDS
 
@@ -82,7 +83,8 @@ class PrefixCacheMachine(RuleBasedStateMachine):
             idle = self.time() - tree.used_s > PREFIX_CACHE_IDLE_SECONDS
             if not idle:
                 tenant, tree = max(self.trees.items(), key=lambda item: len(item[1].used))
-            share = 0 if idle else self.pages() // len(self.trees)
+            alone = idle or len(self.trees) == 1
+            share = 0 if alone else self.pages() // len(self.trees)
             for _ in range(min(excess, max(1, len(tree.used) - share))):
                 tree.evict()
                 excess -= 1
@@ -171,7 +173,10 @@ class PrefixCacheMachine(RuleBasedStateMachine):
         self.kvfs.release(file)
         gone = pages - cache.statistics().pages
         assert (gone > 0) == (wanted > before)
-        assert pool.free == max(before, wanted)
+        if wanted <= before:
+            assert pool.free == before
+        else:
+            assert pool.free == max(wanted, before + min(idle, FREED_PAGES_MIN))
         self.shrink(gone)
 
     # -- What must always hold -------------------------------------------------------------------
