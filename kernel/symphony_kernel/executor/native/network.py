@@ -166,13 +166,15 @@ class NativeNetwork:
         )
         self._set_profile = library.function("symphony_decoder_set_profile", c_void_p, c_void_p)
         self._cosines = self._sines = torch.empty(0)
+        self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
         try:
             self._embedding = _Filler(library, self._decoder, config, weights).fill()
         except BaseException:
             self.release()
             raise
-        self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
         self._logits = torch.empty(0, config.vocab_size)
+        self._logits_at = 0  # their address
+        self._room = 0  # for so many places
         self._computed = 0
         self._profile = np.zeros(len(PHASES))
 
@@ -190,25 +192,30 @@ class NativeNetwork:
         self._check(step)
         wanted = len(step.wanted)
         self._computed = min(wanted, self._logits_places)
-        if len(self._logits) < self._computed:
-            self._logits = torch.empty(self._computed, self.config.vocab_size)
+        if self._room < self._computed:
+            self._room = self._computed
+            self._logits = torch.empty(self._room, self.config.vocab_size)
+            self._logits_at = self._logits.data_ptr()
         tokens = _StepTokens(step.tokens.ctypes.data, step.wanted.ctypes.data, wanted)
         given = byref(step.rows.structure()), byref(tokens)
-        if self._step(self._decoder, *given, self._logits.data_ptr(), self._computed):
+        if self._step(self._decoder, *given, self._logits_at, self._computed):
             raise MemoryError("no memory for a step")
         return step.wanting
 
     def logits(self, first: int, count: int) -> Tensor:
         """Return the logits of places of the last step."""
-        if first + count > self._computed or first:
-            self._computed = 0  # written over
-            self._more_logits(self._decoder, first, count, self._logits.data_ptr())
+        self._compute(first, count)
         return self._logits[:count]
 
     def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Answer from the logits of places of the last step."""
-        logits = self.logits(first, sum(len(ask.positions) for ask in asks))
-        return self._sampler.answer(logits, asks)
+        self._compute(first, sum(len(ask.positions) for ask in asks))
+        return self._sampler.answer_at(self._logits_at, asks)
+
+    def _compute(self, first: int, count: int) -> None:
+        if first + count > self._computed or first:
+            self._computed = 0  # written over
+            self._more_logits(self._decoder, first, count, self._logits_at)
 
     def release(self) -> None:
         """Give weights and pool back."""

@@ -66,6 +66,10 @@ class NativeSampler:
 
     def answer(self, logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error (see `executor.sampling.answer`)."""
+        return self.answer_at(logits.data_ptr(), asks)
+
+    def answer_at(self, logits: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+        """Answer from the logits at an address."""
         vocab_size = self._vocab_size
         kept: list[npt.NDArray[np.generic]] = []  # what the places point to
         known: dict[int, _Wanted] = {}  # programs share options: by identity, while they live
@@ -77,13 +81,14 @@ class NativeSampler:
             wanted.append(mine)
         counts = [len(ask.positions) for ask in asks]
         places = np.repeat(np.array([each.template for each in wanted], _PLACE), counts)
-        seeds = np.repeat(np.array([ask.seed for ask in asks], np.uint64), counts)
-        places["key"] = noise_keys(seeds, np.concatenate([ask.positions for ask in asks]))
+        if any(each.draws for each in wanted):
+            seeds = np.repeat(np.array([ask.seed for ask in asks], np.uint64), counts)
+            places["key"] = noise_keys(seeds, np.concatenate([ask.positions for ask in asks]))
         sizes = np.repeat([each.size for each in wanted], counts)
         ends = np.cumsum(sizes)
         out = np.empty(ends[-1], np.uint8)
         places["out"] = ends - sizes + out.ctypes.data
-        given = places.ctypes.data, len(places), logits.data_ptr()
+        given = places.ctypes.data, len(places), logits
         if self._answer(self._sampler, self._decoder, *given):
             raise MemoryError("no memory to sample")
         return _parts(out.tobytes(), counts, wanted)
@@ -96,13 +101,15 @@ class _Wanted:
     template: tuple[float, ...]  # a place's fields but for its key and where its answer goes
     size: int  # bytes of an answer
     problem: SyscallError | None  # why there is none
+    draws: bool  # whether chance has a part
 
 
 def _wanted(options: PredOptions, vocab_size: int, kept: list[npt.NDArray[np.generic]]) -> _Wanted:
     problem = problem_of(options, vocab_size)
     if problem is not None:
-        return _Wanted(_NOTHING, 0, problem)
-    return _Wanted(_template(options, kept), options.place_bytes(vocab_size), None)
+        return _Wanted(_NOTHING, 0, problem, False)
+    draws = options.get is Get.SAMPLE
+    return _Wanted(_template(options, kept), options.place_bytes(vocab_size), None, draws)
 
 
 _NOTHING = (0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0)
