@@ -1,11 +1,12 @@
 """What a small OpenAI request costs: one token from a short prompt, alone and with several clients.
 
     python -m benchmarks.requests [--clients 1,16] [--requests 400] [--rounds 3] [--json]
-                                  [--url URL --key KEY --model NAME]
+                                  [--tokens 1] [--stream] [--url URL --key KEY --model NAME]
 
-Without --url it starts a server with the tiny model. The clients are bare sockets that keep their
-connections, because an HTTP library would be measured with the server. The processor's time of each
-of the server's processes a request is told, too, where the server is ours.
+With --tokens 128 --stream it tells what a streamed token costs: divide. Without --url it starts a
+server with the tiny model. The clients are bare sockets that keep their connections, because an
+HTTP library would be measured with the server. The processor's time of each of the server's
+processes a request is told, too, where the server is ours.
 """
 
 import argparse
@@ -43,10 +44,10 @@ class Target:
 class Connection:
     """One client: a connection that it keeps."""
 
-    def __init__(self, target: Target, tokens: int) -> None:
+    def __init__(self, target: Target, tokens: int, *, stream: bool) -> None:
         self._target = target
         body = {"model": target.model, "prompt": "def main(", "max_tokens": tokens,
-                "temperature": 0, "ignore_eos": True}  # fmt: skip
+                "temperature": 0, "ignore_eos": True, "stream": stream}  # fmt: skip
         data = json.dumps(body).encode()
         head = (
             f"POST /v1/completions HTTP/1.1\r\nHost: {target.host}\r\n"
@@ -83,9 +84,11 @@ class Connection:
         await self._reader.readexactly(int(length))
 
 
-async def load(target: Target, clients: int, requests: int, tokens: int) -> dict[str, Any]:
+async def load(
+    target: Target, clients: int, requests: int, tokens: int, *, stream: bool = False
+) -> dict[str, Any]:
     """Return what a closed loop of clients sees."""
-    connections = [Connection(target, tokens) for _ in range(clients)]
+    connections = [Connection(target, tokens, stream=stream) for _ in range(clients)]
     for connection in connections:
         await connection.open()
     left = iter(range(requests))
@@ -158,6 +161,7 @@ def main() -> int:
     parser.add_argument("--clients", default="1,16")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--tokens", type=int, default=1)
+    parser.add_argument("--stream", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--url")
@@ -173,7 +177,15 @@ def main() -> int:
             target = stack.enter_context(own_server([]))
         asyncio.run(load(target, 1, WARM_REQUESTS, arguments.tokens))
         rounds = [
-            asyncio.run(load(target, int(clients), arguments.requests, arguments.tokens))
+            asyncio.run(
+                load(
+                    target,
+                    int(clients),
+                    arguments.requests,
+                    arguments.tokens,
+                    stream=arguments.stream,
+                )
+            )
             for _ in range(arguments.rounds)
             for clients in arguments.clients.split(",")
         ]
