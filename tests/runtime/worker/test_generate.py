@@ -430,3 +430,18 @@ def test_a_thousand_generations_of_one_program() -> None:
         assert ended.usage["completion_tokens"] == 3000
 
     rigged(test)
+
+
+# -- Alternatives beside each token ------------------------------------------------------------
+def test_a_record_with_alternatives_is_never_split() -> None:
+    async def test(rig: Rig) -> None:
+        options = given(max=5, logprobs=2)
+        found = [await rig.run(taker(options, capacity)) for capacity in (24, 47, 4096)]
+        assert {each.output for each in found} == {found[0].output}
+        assert all(len(message) == 24 for each in found[:2] for message in each.messages)
+        records = list(struct.iter_unpack("<IfIfIf", found[0].output))
+        plain = await rig.run(taker(given(max=5), 8))
+        assert [token for token, *_ in records] == ids(plain.output)
+        assert all(token == best for token, _, best, *_ in records), "greedy takes the best"
+
+    rigged(test)
