@@ -39,6 +39,7 @@ OPERATIONS = st.tuples(
             "pause",
             "complete",
             "complete",
+            "generate",
         ]
     ),
     st.integers(0, 5),
@@ -102,6 +103,13 @@ class Lip:
         for _ in range(much % 7 + 1):
             await self._pred(file, [token])
             ((token, _),) = pairs(self.answers[-1])
+
+    async def _generate(self, file: int, much: int) -> None:
+        given: dict[str, Any] = {"get": {"sample": {"seed": much}}} if much % 2 else {}
+        made = self.rig.worker.generate(
+            self.instance, file, tokens(much), max=much % 9 + 1, ahead=much % 4, **given
+        )
+        self.answers.append((await made.end, made.records))
 
     async def _fork(self, file: int, much: int) -> None:
         self._tell(Op.KV_FORK, self._new(), file)
