@@ -65,23 +65,10 @@ struct Scratch {
     Aligned<float> scores;        // [rows][SCORES_STRIDE], then weights in place
     Aligned<float> sums;          // [rows][width]
     Aligned<uint32_t> last_pair;  // [width]: a token without its neighbour
-    float maxima[QUERIES_MAX];
-    float totals[QUERIES_MAX];
-    Factors factors[QUERIES_MAX];
+    Totals block;
+    Totals so_far;
+    Factors factors;
 };
-
-// Joins a block's maximum and total with those so far.
-inline Factors join(float maximum, float total, float *so_far, float *total_so_far) {
-    if (maximum == -INFINITE) return {1.0f, 0.0f};
-    const float top = std::max(maximum, *so_far);
-    const __m512 powers = exp2_negative<6>(
-        _mm512_mask_mov_ps(_mm512_set1_ps(maximum - top), 1, _mm512_set1_ps(*so_far - top)));
-    float both[LANES];
-    _mm512_storeu_ps(both, powers);
-    *so_far = top;
-    *total_so_far = std::fma(total, both[1], *total_so_far * both[0]);
-    return {both[0], both[1]};
-}
 
 }  // namespace
 
@@ -199,23 +186,36 @@ struct Attention::Impl {
             const Visible visible = planner.visible(planner.members[size_t(task.first + i)], window,
                                                     index * BLOCK_TOKENS, block);
             for (int row = i * heads; row < (i + 1) * heads; ++row) {
-                float total;
-                const float maximum =
-                    weigh<T>(scores + size_t(row) * SCORES_STRIDE, block, visible, &total);
-                if (partial_totals) {
-                    partial_totals[2 * row] = maximum;
-                    partial_totals[2 * row + 1] = total;
-                    my.factors[row] = {0.0f, 1.0f};
-                } else {
-                    my.factors[row] = join(maximum, total, &my.maxima[row], &my.totals[row]);
-                }
+                float *mine = scores + size_t(row) * SCORES_STRIDE;
+                my.block.maxima[row] = weigh<T>(mine, block, visible, my.block.totals + row);
             }
         }
+        if (partial_totals)
+            put_totals(rows, partial_totals, my);
+        else
+            join(my.block, my.so_far, rows, my.factors);
         for_tiles(rows, [&](int row, auto size) {
             value_rows<T, size()>(block, layout.width, my.last_pair.data(),
-                                  scores + size_t(row) * SCORES_STRIDE, my.factors + row,
+                                  scores + size_t(row) * SCORES_STRIDE, my.factors, row,
                                   sums + size_t(row) * layout.width);
         });
+    }
+
+    // A part's blocks are kept apart: each joins nothing but itself.
+    static void put_totals(int rows, float *totals, Scratch &my) {
+        for (int row = 0; row < rows; ++row) {
+            totals[2 * row] = my.block.maxima[row];
+            totals[2 * row + 1] = my.block.totals[row];
+        }
+        std::fill_n(my.factors.keep, rows, 0.0f);
+        std::fill_n(my.factors.take, rows, 1.0f);
+    }
+
+    static void take_totals(int rows, const float *totals, Scratch &my) {
+        for (int row = 0; row < rows; ++row) {
+            my.block.maxima[row] = totals[2 * row];
+            my.block.totals[row] = totals[2 * row + 1];
+        }
     }
 
     template <class T>
@@ -224,8 +224,7 @@ struct Attention::Impl {
         const int32_t window = planner.of(layer.layer).window;
         const int rows = task.count * heads;
         enter_queries<T>(layer, task, head, heads, my);
-        std::fill_n(my.maxima, rows, -INFINITE);
-        std::fill_n(my.totals, rows, 0.0f);
+        my.so_far.clear();
         if (task.partial < 0) std::fill_n(my.sums.data(), size_t(rows) * layout.width, 0.0f);
         for (int index = task.block_begin; index < task.block_end; ++index) {
             const Block block = find_block<T>(task, layer.layer, index, my);
@@ -251,7 +250,7 @@ struct Attention::Impl {
                 const int row = i * heads + h;
                 const float *sums = my.sums.data() + size_t(row) * layout.width;
                 auto *place = out + token * layer.out_stride + size_t(head + h) * layout.head_dim;
-                const __m512 total = _mm512_set1_ps(my.totals[row]);
+                const __m512 total = _mm512_set1_ps(my.so_far.totals[row]);
                 for (int d = 0; d < layout.head_dim; d += LANES)
                     write_part<T>(place + d, _mm512_div_ps(_mm512_load_ps(sums + d), total),
                                    layout.head_dim - d);
@@ -281,25 +280,24 @@ struct Attention::Impl {
     void merge(const AttentionLayer &layer, const Task &task, Scratch &my) const {
         for_heads(task, [&](int head, int heads) {
             const int rows = task.count * heads;
-            std::fill_n(my.maxima, rows, -INFINITE);
-            std::fill_n(my.totals, rows, 0.0f);
+            my.so_far.clear();
             std::fill_n(my.sums.data(), size_t(rows) * layout.width, 0.0f);
             for (int index = task.block_begin; index < task.block_end; ++index) {
                 const size_t at = planner.source(task, index) + first_of(task, head);
-                for (int row = 0; row < rows; ++row) merge_row(at + row, row, my);
+                take_totals(rows, planner.partial_totals.data() + 2 * at, my);
+                join(my.block, my.so_far, rows, my.factors);
+                for (int row = 0; row < rows; ++row) merge_row(at + size_t(row), row, my);
             }
             finish<T>(layer, task, head, heads, my);
         });
     }
 
     void merge_row(size_t at, int row, Scratch &my) const {
-        const float *totals = planner.partial_totals.data() + 2 * at;
-        const Factors factors = join(totals[0], totals[1], &my.maxima[row], &my.totals[row]);
         const float *from = planner.sums() + at * layout.width;
         float *sums = my.sums.data() + size_t(row) * layout.width;
         for (int d = 0; d < layout.width; d += LANES) {
-            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(factors.keep));
-            const __m512 taken = _mm512_set1_ps(factors.take);
+            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(my.factors.keep[row]));
+            const __m512 taken = _mm512_set1_ps(my.factors.take[row]);
             _mm512_store_ps(sums + d, _mm512_fmadd_ps(_mm512_load_ps(from + d), taken, kept));
         }
     }

@@ -114,14 +114,47 @@ inline float weigh(float *scores, const Block &block, const Visible &visible, fl
     return maximum;
 }
 
-// How a block's sums join what the row has so far: so_far * keep + sums * take.
-struct Factors {
-    float keep, take;
+// Per row: the maximum and the total of a block, or of all blocks so far, and how a block's sums join
+// those so far: so_far * keep + sums * take.
+constexpr int ROWS_MAX = (QUERIES_MAX + LANES - 1) / LANES * LANES;
+
+struct alignas(LINE_BYTES) Totals {
+    float maxima[ROWS_MAX];
+    float totals[ROWS_MAX];
+
+    void clear() {
+        std::fill_n(maxima, ROWS_MAX, -INFINITE);
+        std::fill_n(totals, ROWS_MAX, 0.0f);
+    }
 };
+
+struct alignas(LINE_BYTES) Factors {
+    float keep[ROWS_MAX];
+    float take[ROWS_MAX];
+};
+
+inline void join(const Totals &block, Totals &so_far, int rows, Factors &factors) {
+    for (int row = 0; row < rows; row += LANES) {
+        const __m512 mine = _mm512_load_ps(block.maxima + row);
+        const __m512 before = _mm512_load_ps(so_far.maxima + row);
+        const __m512 top = _mm512_max_ps(mine, before);
+        // A row that has seen nothing yet, here or before, has no top to subtract.
+        const __mmask16 any = _mm512_cmp_ps_mask(top, _mm512_set1_ps(-INFINITE), _CMP_NEQ_UQ);
+        const __m512 base = _mm512_maskz_mov_ps(any, top);
+        const __m512 keep = exp2_negative<6>(_mm512_sub_ps(before, base));
+        const __m512 take = exp2_negative<6>(_mm512_sub_ps(mine, base));
+        const __m512 kept = _mm512_mul_ps(_mm512_load_ps(so_far.totals + row), keep);
+        const __m512 total = _mm512_load_ps(block.totals + row);
+        _mm512_store_ps(so_far.maxima + row, top);
+        _mm512_store_ps(so_far.totals + row, _mm512_fmadd_ps(total, take, kept));
+        _mm512_store_ps(factors.keep + row, keep);
+        _mm512_store_ps(factors.take + row, take);
+    }
+}
 
 template <class T, int R, int C>
 inline void value_tile(const Block &block, size_t width, int column, const uint32_t *last_pair,
-                       const uint32_t *weights, const Factors *factors, float *out) {
+                       const uint32_t *weights, const Factors &factors, int row, float *out) {
     constexpr int PAGE_UNITS = PAGE_TOKENS / T::PER_UNIT;
     __m512 sums[R][C];
 #pragma GCC unroll 8
@@ -150,30 +183,30 @@ inline void value_tile(const Block &block, size_t width, int column, const uint3
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             float *place = out + size_t(r) * width + column + c * LANES;
-            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(place), _mm512_set1_ps(factors[r].keep));
-            _mm512_store_ps(place, _mm512_fmadd_ps(sums[r][c], _mm512_set1_ps(factors[r].take), kept));
+            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(place), _mm512_set1_ps(factors.keep[row + r]));
+            _mm512_store_ps(place, _mm512_fmadd_ps(sums[r][c], _mm512_set1_ps(factors.take[row + r]), kept));
         }
 }
 
 template <class T, int R>
 inline void value_rows(const Block &block, int width, const uint32_t *last_pair, const float *scores,
-                       const Factors *factors, float *out) {
+                       const Factors &factors, int row, float *out) {
     const auto *weights = reinterpret_cast<const uint32_t *>(scores);
     constexpr int WIDE = R <= 3 ? 8 : 4;
     int column = 0;
     for (; column + WIDE * LANES <= width; column += WIDE * LANES)
-        value_tile<T, R, WIDE>(block, width, column, last_pair, weights, factors, out);
+        value_tile<T, R, WIDE>(block, width, column, last_pair, weights, factors, row, out);
     if constexpr (WIDE == 8)
         if (column + 4 * LANES <= width) {
-            value_tile<T, R, 4>(block, width, column, last_pair, weights, factors, out);
+            value_tile<T, R, 4>(block, width, column, last_pair, weights, factors, row, out);
             column += 4 * LANES;
         }
     if (column + 2 * LANES <= width) {
-        value_tile<T, R, 2>(block, width, column, last_pair, weights, factors, out);
+        value_tile<T, R, 2>(block, width, column, last_pair, weights, factors, row, out);
         column += 2 * LANES;
     }
     if (column < width)
-        value_tile<T, R, 1>(block, width, column, last_pair, weights, factors, out);
+        value_tile<T, R, 1>(block, width, column, last_pair, weights, factors, row, out);
 }
 
 // Calls `work` with each tile of rows: its first row, and its size as a constant.

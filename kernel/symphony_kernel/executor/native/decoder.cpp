@@ -174,6 +174,7 @@ class TypedDecoder : public Decoder {
         : shape_(shape),
           team_(shape.threads),
           attention_(attention, pool),
+          pages_(attention.pages),
           weights_(shape),
           stream_(rounded_up(shape.hidden, PANEL)),
           chosen_(rounded_up(shape.hidden, PANEL)),
@@ -196,12 +197,24 @@ class TypedDecoder : public Decoder {
     void set_embedding(const void *values) override {
         embedding_ = static_cast<const Element *>(values);
     }
-    void set_rotation(const float *cosines, const float *sines) override {
+    void set_rotation(const float *cosines, const float *sines, int32_t positions) override {
         cosines_ = cosines;
         sines_ = sines;
+        positions_ = positions;
     }
     void set_profile(double *seconds) override { profile_ = seconds; }
     Team &team() override { return team_; }
+
+    Fault check(const StepRows &rows, const StepTokens &tokens) const override {
+        for (int32_t i = 0; i < rows.table_offsets[rows.rows]; ++i) {
+            if (rows.tables[i] < 0 || rows.tables[i] >= pages_) return Fault::PAGE;
+        }
+        for (int32_t i = 0; i < rows.tokens; ++i) {
+            if (tokens.tokens[i] >= static_cast<uint32_t>(shape_.vocab)) return Fault::TOKEN;
+            if (rows.positions[i] < 0 || rows.positions[i] >= positions_) return Fault::POSITION;
+        }
+        return Fault::NONE;
+    }
 
     void step(const StepRows &rows, const StepTokens &tokens, float *logits,
               int32_t count) override {
@@ -362,9 +375,11 @@ class TypedDecoder : public Decoder {
     DecoderShape shape_;
     Team team_;
     Attention attention_;
+    int64_t pages_;  // of the pool
     Weights<T> weights_;
     const Element *embedding_ = nullptr;
     const float *cosines_ = nullptr, *sines_ = nullptr;
+    int32_t positions_ = 0;  // that have a rotation
     double *profile_ = nullptr;
     // By token of the step, and by wanted token.
     Rows<float> stream_, chosen_;

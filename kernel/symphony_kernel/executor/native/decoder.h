@@ -36,6 +36,8 @@ struct StepTokens {
     int32_t wanted_count;
 };
 
+enum class Fault : int32_t { NONE, MEMORY, TOKEN, PAGE, POSITION };
+
 // Not for two calls at once. Pointers marked "kept" must stay valid.
 class Decoder {
   public:
@@ -49,14 +51,16 @@ class Decoder {
     virtual void set_norm(Part part, int32_t layer, const float *values) = 0;
     // Kept: [vocab][hidden] in the model's type.
     virtual void set_embedding(const void *values) = 0;
-    // Kept: [positions][head_dim / 2] each, for all positions that steps will have.
-    virtual void set_rotation(const float *cosines, const float *sines) = 0;
+    // Kept: [positions][head_dim / 2] each.
+    virtual void set_rotation(const float *cosines, const float *sines, int32_t positions) = 0;
     // Kept: [Phase::COUNT] seconds that are added to; null: none are taken.
     virtual void set_profile(double *seconds) = 0;
     // Its threads, for what comes after the logits.
     virtual Team &team() = 0;
 
-    // Computes a step, and the logits of the first `count` wanted tokens into [count][vocab].
+    // Whether a step names nothing outside of the vocabulary, the pool and the rotations.
+    virtual Fault check(const StepRows &rows, const StepTokens &tokens) const = 0;
+    // Computes a step that `check` finds sound, and the logits of the first `count` wanted tokens into [count][vocab].
     virtual void step(const StepRows &rows, const StepTokens &tokens, float *logits,
                       int32_t count) = 0;
     // Logits of wanted tokens [first, first + count) of the last step.

@@ -1,4 +1,4 @@
-// The network, for Python. Functions that return a number return 0, or 1 when there is no memory.
+// The network, for Python.
 #include <exception>
 #include <new>
 
@@ -39,21 +39,23 @@ SYMPHONY_EXPORT void symphony_decoder_set_embedding(void *decoder, const void *v
 }
 
 SYMPHONY_EXPORT void symphony_decoder_set_rotation(void *decoder, const float *cosines,
-                                                   const float *sines) {
-    static_cast<Decoder *>(decoder)->set_rotation(cosines, sines);
+                                                   const float *sines, int32_t positions) {
+    static_cast<Decoder *>(decoder)->set_rotation(cosines, sines, positions);
 }
 
 SYMPHONY_EXPORT void symphony_decoder_set_profile(void *decoder, double *seconds) {
     static_cast<Decoder *>(decoder)->set_profile(seconds);
 }
 
+// Returns a Fault; with one nothing has been computed.
 SYMPHONY_EXPORT int32_t symphony_decoder_step(void *decoder, const StepRows *rows,
                                               const StepTokens *tokens, float *logits,
                                               int32_t count) try {
-    static_cast<Decoder *>(decoder)->step(*rows, *tokens, logits, count);
-    return 0;
+    const Fault fault = static_cast<Decoder *>(decoder)->check(*rows, *tokens);
+    if (fault == Fault::NONE) static_cast<Decoder *>(decoder)->step(*rows, *tokens, logits, count);
+    return static_cast<int32_t>(fault);
 } catch (const std::bad_alloc &) {
-    return 1;
+    return static_cast<int32_t>(Fault::MEMORY);
 }
 
 SYMPHONY_EXPORT void symphony_decoder_logits(void *decoder, int32_t first, int32_t count,

@@ -46,6 +46,7 @@ class NativeSampler:
         self, library: Library, vocab_size: int, threads: int = 1, decoder: int | None = None
     ) -> None:
         self._vocab_size = vocab_size
+        self._known: dict[int, _Wanted] = {}  # of the last step
         self._decoder = decoder
         create = library.function("symphony_sampler_create", c_int32, c_int32, result=c_void_p)
         self._destroy = library.function("symphony_sampler_destroy", c_void_p)
@@ -70,17 +71,22 @@ class NativeSampler:
 
     def answer_at(self, logits: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Answer from the logits at an address."""
-        vocab_size = self._vocab_size
-        kept: list[npt.NDArray[np.generic]] = []  # what the places point to
-        known: dict[int, _Wanted] = {}  # programs share options: by identity, while they live
+        # Programs share options, and keep them from step to step: by identity, while they live.
+        known: dict[int, _Wanted] = {}
         wanted: list[_Wanted] = []
         for ask in asks:
-            mine = known.get(id(ask.options))
+            key = id(ask.options)
+            mine = known.get(key) or self._known.get(key)
             if mine is None:
-                mine = known[id(ask.options)] = _wanted(ask.options, vocab_size, kept)
+                mine = _wanted(ask.options, self._vocab_size)
+            known[key] = mine
             wanted.append(mine)
+        self._known = known
         counts = [len(ask.positions) for ask in asks]
-        places = np.repeat(np.array([each.template for each in wanted], _PLACE), counts)
+        templates = b"".join(
+            [each.template * count for each, count in zip(wanted, counts, strict=True)]
+        )
+        places = np.frombuffer(bytearray(templates), _PLACE)
         if any(each.draws for each in wanted):
             seeds = np.repeat(np.array([ask.seed for ask in asks], np.uint64), counts)
             places["key"] = noise_keys(seeds, np.concatenate([ask.positions for ask in asks]))
@@ -96,20 +102,27 @@ class NativeSampler:
 
 @dataclass(slots=True)
 class _Wanted:
-    """What some options want of each place."""
+    """What some options want of each place. It keeps them: no others can have their identity."""
 
-    template: tuple[float, ...]  # a place's fields but for its key and where its answer goes
+    options: PredOptions
+    template: bytes  # a `_PLACE` but for its key and where its answer goes
     size: int  # bytes of an answer
     problem: SyscallError | None  # why there is none
-    draws: bool  # whether chance has a part
+    kept: list[npt.NDArray[np.generic]]  # what the template points to
+
+    @property
+    def draws(self) -> bool:
+        """Whether chance has a part."""
+        return self.options.get is Get.SAMPLE
 
 
-def _wanted(options: PredOptions, vocab_size: int, kept: list[npt.NDArray[np.generic]]) -> _Wanted:
+def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
     problem = problem_of(options, vocab_size)
     if problem is not None:
-        return _Wanted(_NOTHING, 0, problem, False)
-    draws = options.get is Get.SAMPLE
-    return _Wanted(_template(options, kept), options.place_bytes(vocab_size), None, draws)
+        return _Wanted(options, np.array(_NOTHING, _PLACE).tobytes(), 0, problem, [])
+    kept: list[npt.NDArray[np.generic]] = []
+    template = np.array(_template(options, kept), _PLACE).tobytes()
+    return _Wanted(options, template, options.place_bytes(vocab_size), None, kept)
 
 
 _NOTHING = (0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0)
