@@ -1,12 +1,30 @@
 """What an operator sees of a real server: figures over restarts, readiness, the commands."""
 
 import asyncio
+import contextlib
 import os
+import pty
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+from tests.e2e.programs import wasm
+from tests.support.guests import main
 from tests.support.metrics import DECODE, names, scrape, value
 from tests.support.server import running_server
+
+DECODE_AND_HANG = wasm(
+    main(
+        """
+        (drop (call $claim (call $pred (call $kv_create) (i32.const 0) (i32.const 8)
+          (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 256) (i32.const 8)))
+        (drop (call $send (i32.const 256) (i32.const 4)))
+        (call $await (call $sleep (i64.const 86400000)))
+        (i32.const 0)"""
+    )
+)
 
 
 def test_counters_go_on_when_the_kernel_starts_again(tmp_path: Path) -> None:
@@ -36,3 +54,46 @@ def test_counters_go_on_when_the_kernel_starts_again(tmp_path: Path) -> None:
             assert value(after, "role_up") == 3
 
     asyncio.run(scenario())
+
+
+def test_a_run_whose_worker_died_is_told_with_what_it_used(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with running_server(tmp_path) as server:
+            async with server.client() as client:
+                await client.upload(DECODE_AND_HANG, "hang")
+                run = await client.start("hang")
+                async for event in client.events(run):
+                    if event.kind == "message":
+                        break
+                os.kill((await server.pids())["worker-0"], signal.SIGKILL)
+                events = [event async for event in client.events(run)]
+                usage = (await client.result(run))["usage"]
+            assert events[-1].data["status"] == "failed"
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (8, 1)
+            series = await scrape(server.url, server.key)
+            assert value(series, "request_success_total", finished_reason="failed") == 1
+            assert value(series, "prompt_tokens_total") == 8
+
+    asyncio.run(scenario())
+
+
+def test_a_terminal_shows_a_bar_while_the_model_loads(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", "0",
+               "--data-dir", str(tmp_path), "--threads", "1"]  # fmt: skip
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stderr=terminal, env=environment, start_new_session=True
+    ) as server:
+        os.close(terminal)
+        shown = b""
+        while b"serving tiny" not in shown:
+            shown += os.read(screen, 1 << 16)
+        server.send_signal(signal.SIGTERM)
+        with contextlib.suppress(OSError):  # nobody holds the terminal any longer
+            while piece := os.read(screen, 1 << 16):
+                shown += piece
+        assert server.wait() == 0
+    os.close(screen)
+    assert re.search(rb"kernel: loading the model \[ {30}\]   0 %", shown), shown
+    assert b"kernel: loading the model [" + b"#" * 30 + b"] 100 %" in shown
