@@ -46,7 +46,9 @@ def test_what_was_offered_is_found_again(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_MATCH, B, upto(50)) == -Errno.ENOENT
     filled(rig, A, 40)
     assert rig.call(1, Op.KV_OFFER, A) == 32
+    assert rig.unpack(1, Op.KV_STAT, A)["shared"] == 0
     assert rig.call(1, Op.KV_MATCH, B, upto(50)) == 32
+    assert rig.unpack(1, Op.KV_STAT, A)["shared"] == 2
     assert rig.call(1, Op.KV_LEN, B) == 32
     assert rig.call(1, Op.KV_TOKENS, B, 0, 32) == upto(32)
     assert rig.unpack(1, Op.KV_STAT, B)["rights"] == ALL_RIGHTS

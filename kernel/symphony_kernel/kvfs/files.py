@@ -190,7 +190,8 @@ class KVFile:
     @property
     def shared_pages(self) -> int:
         """Pages that another file (or this one, a second time) holds too."""
-        return int((self._storage.pool.references[self.pages] > 1).sum())
+        pool, cache = self._storage.pool, self._storage.cache
+        return int((pool.references[self.pages] - cache.references[self.pages] > 1).sum())
 
     def page_tokens(self, pages: int) -> bytes:
         """Return the tokens of the first whole pages (u32, as they lie)."""
