@@ -160,7 +160,6 @@ async def _measure(given: argparse.Namespace, name: str) -> Findings:
     work = given.out / "logs"
     work.mkdir(parents=True, exist_ok=True)
     workloads: list[Workload] = given.workloads
-    about = _about(given)
     async with _running(given, _setting(given, model, work.resolve())) as servers:
         names = [server.endpoint.name for server in servers]
         sizes = Sizes.of(model, 2 if given.dtype == "bf16" else 4)
@@ -174,8 +173,12 @@ async def _measure(given: argparse.Namespace, name: str) -> Findings:
             await rounds.round(turn)
             findings = find(names, workloads, rounds.measures, rounds.rates, sizes, given.threads)
             # After each round, so that a failure in the last loses nothing.
+            about = {**_about(given), "rounds": turn + 1}
             document = report.as_json(findings, rounds.measures, rounds.rates, servers, about)
             report.write(given.out, name, document)
+            tables = report.as_markdown(findings, about)
+            (given.out / f"{name}.md").write_text(tables, encoding="utf-8")
+    print(tables)
     return findings
 
 
@@ -195,9 +198,6 @@ def main(arguments: list[str]) -> int:
     except (MeasureError, ServerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    tables = report.as_markdown(findings, about)
-    (given.out / f"{name}.md").write_text(tables, encoding="utf-8")
-    print(tables)
     title = f"{about['model']}, {about['dtype']}, {about['threads']} threads"
     try:
         plot.draw(findings, title, given.out, name)

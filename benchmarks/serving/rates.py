@@ -68,12 +68,12 @@ def _together(parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> None:
         worker.join()
 
 
-def product_rate(threads: int, repeats: int = 3) -> float:
-    """Return the operations/s of torch's bf16 product of two square matrices."""
+def product_rate(threads: int, repeats: int = 3, dtype: Any = None) -> float:
+    """Return the operations/s of torch's product of two square matrices, of bfloat16 by default."""
     import torch
 
     torch.set_num_threads(threads)
-    left, right = (torch.randn(_SIDE, _SIDE).to(torch.bfloat16) for _ in range(2))
+    left, right = (torch.randn(_SIDE, _SIDE).to(dtype or torch.bfloat16) for _ in range(2))
     return 2 * _SIDE**3 / _best(lambda: torch.mm(left, right), repeats)
 
 
