@@ -183,6 +183,33 @@ def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
     in_house(tmp_path, scenario)
 
 
+def test_each_step_of_a_generation_is_shown(tmp_path: Path) -> None:
+    options = msgpack.packb({"max": 5, "ahead": 2})
+    body = f"""
+        (local.set $ticket (call $generate (call $kv_create) (i32.const 0) (i32.const 3)
+                                           (i32.const 500) (i32.const {len(options)})))
+        (loop $more
+          (br_if $more (i32.gt_s (call $claim (local.get $ticket) (i32.const 1000) (i32.const 8))
+                                 (i32.const 0))))
+        (i32.const 0)"""
+
+    async def scenario(house: House, client: Client) -> None:
+        program = main(body, data(500, options), locals_="(local $ticket i32)")
+        await client.upload(wasm(program), "generating")
+        run = await client.run("generating", trace=True)
+        assert run["usage"]["completion_tokens"] == 5
+        spans = checked(await client.trace(run["id"]))
+        (call,) = of(spans, WORKER, name="generate")
+        steps = of(spans, KERNEL, cat="pred")
+        assert [(step["name"], step["args"]["tokens"]) for step in steps] == [
+            ("generate", 3), *[("generate", 1)] * 4,
+        ]  # fmt: skip
+        assert {step["args"]["ticket"] for step in steps} == {call["args"]["result"]}
+        assert len(of(spans, KERNEL, tid=1)) == 5
+
+    in_house(tmp_path, scenario)
+
+
 def test_a_trace_lasts_as_long_as_its_run(tmp_path: Path) -> None:
     async def first(house: House, client: Client) -> None:
         await client.upload(HELLO_WASM, "hello")
@@ -276,6 +303,28 @@ def test_runs_that_do_not_end_well_are_traced_too(tmp_path: Path) -> None:
         assert trace["otherData"]["status"] == "killed"
         (instance,) = of(checked(trace), WORKER, cat="instance")
         assert instance["dur"] > 20_000
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_flood_of_calls_leaves_its_end(tmp_path: Path) -> None:
+    calls = TRACE_EVENTS_MAX + 5_000
+    body = f"""
+        (loop $more (drop (call $clock_ms))
+          (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
+                                 (i32.const {calls}))))
+        (call $await (call $sleep (i64.const 1)))
+        (i32.const 0)"""
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
+        run = await client.run("flood", trace=True)
+        assert run["status"] == "exited", run
+        trace = await client.trace(run["id"])
+        shown = of(checked(trace), WORKER)
+        assert len(shown) <= TRACE_EVENTS_MAX
+        assert [span["name"] for span in shown[-3:]] == ["sleep", "wait", "program"]
+        assert len(shown) + trace["otherData"]["lost_events"] == calls + 3
 
     in_house(tmp_path, scenario)
 
