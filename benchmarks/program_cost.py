@@ -140,6 +140,11 @@ def guest(program: str, tokens: int, prompt: bytes) -> bytes:
     return bytes(wat2wasm(source))
 
 
+def prompt_tokens() -> bytes:
+    """Return the prompt of every stream (u32)."""
+    return np.arange(3, 3 + PROMPT_TOKENS, dtype="<u4").tobytes()
+
+
 def _escaped(data: bytes) -> str:
     return "".join(f"\\{byte:02x}" for byte in data)
 
@@ -436,7 +441,7 @@ def kernel_configuration(given: argparse.Namespace, folder: Path) -> dict[str, A
 
 async def benchmark(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run everything and return all figures."""
-    prompt = np.arange(3, 3 + PROMPT_TOKENS, dtype="<u4").tobytes()
+    prompt = prompt_tokens()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         kernel_socket, gateway_socket = folder / "kernel.sock", folder / "gateway.sock"
