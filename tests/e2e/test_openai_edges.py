@@ -239,3 +239,9 @@ def test_a_live_request_is_a_run_that_can_be_cancelled(
     assert asyncio.run(cancel())["status"] == "killed"
     with pytest.raises(openai.APIError, match="cancelled"):
         list(stream)
+
+    async def kept() -> str:
+        async with server.client() as own:
+            return str((await own.result(run))["status"])
+
+    assert asyncio.run(kept()) == "killed"  # what fails is kept

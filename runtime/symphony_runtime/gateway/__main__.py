@@ -30,7 +30,10 @@ async def _run(config: GatewayConfig) -> None:
         if gateway.default_key is not None:
             ready["default_key"] = gateway.default_key
         _emit(ready)
+        # The first request need not wait for a compiler.
+        preparing = asyncio.create_task(gateway.openai.prepare())
         await stop.wait()
+        preparing.cancel()
 
 
 class _Supervisor(asyncio.Protocol):

@@ -48,6 +48,7 @@ class Gateway:
     services: Services
     port: int
     default_key: str | None
+    openai: OpenAI
 
 
 @contextlib.asynccontextmanager
@@ -94,7 +95,7 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         stack.push_async_callback(runner.cleanup)
         port = await _listen(runner, config)
         stack.push_async_callback(runs.drain)
-        yield Gateway(services, port, default_key)
+        yield Gateway(services, port, default_key, app[OPENAI])
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:

@@ -1,6 +1,7 @@
 """The handlers of the OpenAI routes."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,7 @@ from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.run import RunRequest
 from symphony_runtime.gateway.runs import Runs
 
+_log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 _MODELS_SHOWN_MAX = 500
 Parse = Callable[[dict[str, Any], Model], Wanted]
@@ -52,6 +54,15 @@ class OpenAI:
         self.clients = Clients(runs)
         self.started = now()
         self._model: tuple[int, Model] | None = None  # of the kernel with this process id
+
+    async def prepare(self) -> None:
+        """Make the shipped program ready before the first request wants it."""
+        try:
+            await self.shipped.program()
+        except Exception:
+            _log.exception(
+                "the program of the OpenAI routes is not ready; each request tries again"
+            )
 
     async def model(self) -> Model:
         """Return the model that the kernel serves.
