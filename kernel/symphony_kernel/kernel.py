@@ -30,6 +30,7 @@ from symphony_kernel.protocol.limits import (
     WORKER_BACKLOG_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import Link, OnFrame
+from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import Clock, RealClock
 from symphony_kernel.scheduler.fair_queue import CostWeights
@@ -48,6 +49,7 @@ class KernelOptions:
     steps: StepLimits = field(default_factory=StepLimits)
     tenants: TenantLimits | None = None  # by default one tenant may fill the pool
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
+    answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
 
 
@@ -146,6 +148,7 @@ class Kernel:
             options.weights,
             options.steps,
             self._traced,
+            options.answers(),
         )
         for tenant, weight in options.tenant_weights.items():
             self._scheduler.set_tenant_weight(tenant, weight)

@@ -3,10 +3,14 @@
 A step with all of them costs hardly more than a step with half of them, so a short wait pays. It
 must not let one LIP hold up the others: each LIP's wait ends when, by its own past, its answer was
 due, and all of them end at a share of the last step's time T. With R rows ready and O owed, waiting
-for w delays R rows by w, and spares O rows the rest of a step, T - w; so it pays while
-w < T * O / (R + O). Otherwise a LIP whose branches once came apart would stay two groups in turn.
-The same is weighed with LIPs for rows, since a thousand branches of one do not outvote the single
-stream of another.
+for w more delays R rows by w, and spares O rows the rest of a step, T - w; so it pays while
+w < T * O / (R + O), where what a LIP owes counts by the odds that it answers soon at all. Otherwise
+a LIP whose branches once came apart would stay two groups in turn. The same is weighed with LIPs
+for rows, since a thousand branches of one do not outvote the single stream of another.
+
+A LIP's past is two things: how often it answers soon, within the longest wait there is, and how
+long it takes when it does. So neither one that thinks for long now and then, nor one that always
+does, misleads.
 """
 
 from collections.abc import Callable
@@ -20,7 +24,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.scheduler.estimate import Estimate
 
-_REMEMBERED_SECONDS_MAX = 10 * BATCH_WAIT_MS_MAX / 1000  # slower answers all count as this slow
+_ODDS_GAIN = 1 / 4
 _LONG_AGO = float("-inf")
 
 
@@ -45,12 +49,8 @@ class _Past:
 
     replied: float = 0.0  # when the last step with it ended
     owed: int = 0  # replies of that step that it has not answered
-    seconds: Estimate = field(default_factory=Estimate)
-
-    def due(self) -> float | None:
-        """Return when the answer to the last reply should have come; None when nothing is known."""
-        past = self.seconds
-        return self.replied + past.mean + 4 * past.deviation if past.known else None
+    odds: float = 1.0  # that it answers soon
+    seconds: Estimate = field(default_factory=Estimate)  # that it takes when it does
 
 
 class Answers:
@@ -63,8 +63,8 @@ class Answers:
     def __init__(self) -> None:
         self._lips: dict[int, _Past] = {}
         self._expected: set[int] = set()
-        self._owed = 0  # by the expected
         self._ended, self._step_seconds = 0.0, 0.0  # of the last step: when, and how long it took
+        self._soon = 0.0  # seconds after it: the longest wait there is
         # The two LIPs that have had a result last, and when: they decode.
         self._decoding = [(0, _LONG_AGO), (0, _LONG_AGO)]
 
@@ -72,8 +72,8 @@ class Answers:
         """A step has ended; `replies` says how many each of its LIPs got that it may answer yet."""
         self._note_decoding(replies, now)
         self._expected.clear()
-        self._owed = 0
         self._ended, self._step_seconds = now, step_seconds
+        self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
         for root, count in replies.items():
             past = self._lips.get(root)
             if past is None:
@@ -81,7 +81,6 @@ class Answers:
             past.replied, past.owed = now, max(count, 0)
             if count > 0:
                 self._expected.add(root)
-                self._owed += count
 
     def heard(self, root: int, now: float) -> None:
         """A LIP has submitted a work."""
@@ -89,21 +88,19 @@ class Answers:
         if past is None or not past.owed:
             return
         seconds = now - past.replied
-        past.seconds.learn(
-            seconds if seconds < _REMEMBERED_SECONDS_MAX else _REMEMBERED_SECONDS_MAX
-        )
+        if seconds <= self._soon:
+            past.odds += (1 - past.odds) * _ODDS_GAIN
+            past.seconds.learn(seconds)
+        else:
+            past.odds -= past.odds * _ODDS_GAIN
         past.owed -= 1
-        if root in self._expected:
-            self._owed -= 1
-            if not past.owed:
-                self._expected.discard(root)
+        if not past.owed:
+            self._expected.discard(root)
 
     def forget(self, root: int) -> None:
         """A LIP has ended."""
-        past = self._lips.pop(root, None)
-        if past is not None and root in self._expected:
-            self._owed -= past.owed
-            self._expected.discard(root)
+        self._lips.pop(root, None)
+        self._expected.discard(root)
         self._decoding = [each if each[0] != root else (0, _LONG_AGO) for each in self._decoding]
 
     def anybody_decodes(self, now: float, besides: int = 0) -> bool:
@@ -117,28 +114,33 @@ class Answers:
 
     def wait_seconds(self, now: float, ready: Ready) -> float:
         """Return how much longer a launch of what is ready should wait; 0: nobody will answer."""
-        if not self._expected:
+        bound = self._ended + self._soon
+        if not self._expected or now >= bound:
             return 0.0
-        bound = self._ended + self._wait_max(ready)
-        if now >= bound:
-            return 0.0
+        worth = self._step_seconds * self._share(ready)
         latest = now
         for root in self._expected:
-            due = self._lips[root].due()
-            if due is None:
-                return bound - now
-            if due <= bound:
-                latest = max(latest, due)
+            past = self._lips[root]
+            seconds = past.seconds
+            if not seconds.known:  # it has never answered soon, or never yet
+                if past.odds == 1.0:
+                    latest = max(latest, min(self._ended + worth, bound))
+                continue
+            likely = past.replied + seconds.mean + seconds.deviation
+            if likely <= bound and likely - now <= worth:
+                due = likely + 3 * seconds.deviation
+                latest = max(latest, min(due, bound, now + worth))
         return latest - now
 
-    def _wait_max(self, ready: Ready) -> float:
-        absent = sum(not ready.waits(root) for root in self._expected)
-        share = max(
-            self._owed / (self._owed + ready.works),
-            absent / (absent + ready.lips_active),
-        )
-        share = min(share, BATCH_WAIT_SHARE_MAX)
-        return min(self._step_seconds * share, BATCH_WAIT_MS_MAX / 1000)
+    def _share(self, ready: Ready) -> float:
+        """Return the share of a step for which it pays to wait from now on."""
+        rows = lips = 0.0
+        for root in self._expected:
+            past = self._lips[root]
+            rows += past.owed * past.odds
+            if not ready.waits(root):
+                lips += past.odds
+        return max(rows / (rows + ready.works), lips / (lips + ready.lips_active))
 
     def _note_decoding(self, replies: dict[int, int], now: float) -> None:
         for root, _ in zip(replies, self._decoding, strict=False):

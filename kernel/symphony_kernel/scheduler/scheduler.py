@@ -55,12 +55,13 @@ class Scheduler:
         weights: CostWeights | None = None,
         limits: StepLimits | None = None,
         traced: Emit | None = None,
+        answers: Answers | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
         self._queue = FairQueue(weights)
         self._batcher = Batcher(pages, limits)
-        self._answers = Answers()
+        self._answers = answers or Answers()
         self._costs = StepCosts()
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue

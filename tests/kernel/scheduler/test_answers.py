@@ -84,3 +84,29 @@ def test_who_has_had_a_result_lately_decodes() -> None:
     answers.forget(8)
     assert not answers.anybody_decodes(soon, besides=7)
     assert answers.anybody_decodes(soon)
+
+
+def learned(seconds: list[float]) -> Answers:
+    """Return what is known after a LIP has taken so long to answer one step after the other."""
+    answers = Answers()
+    for number, taken in enumerate(seconds, 1):
+        answers.stepped({7: 1}, float(number), STEP)
+        answers.heard(7, number + taken)
+    answers.stepped({7: 1}, 100.0, STEP)
+    return answers
+
+
+def test_who_thinks_for_long_now_and_then_is_still_waited_for() -> None:
+    answers = learned([STEP / 20] * 7 + [0.05] + [STEP / 20] * 2)
+    assert answers.wait_seconds(100.0, ready(8)) > STEP / 20
+
+
+def test_who_always_thinks_for_long_is_not() -> None:
+    assert learned([0.05] * 10).wait_seconds(100.0, ready(8)) == 0
+
+
+def test_the_last_of_many_is_waited_for_while_it_is_about_to_answer() -> None:
+    answers = learned([STEP / 20, STEP / 10] * 5)
+    crowd = ready(*range(8, 71))
+    assert answers.wait_seconds(100.0, crowd) == 0, "too long a wait for one of 64"
+    assert answers.wait_seconds(100.0 + STEP * 0.095, crowd) > 0, "most of it is over"
