@@ -39,6 +39,7 @@ class Configuration:
     model: str = TINY  # or a directory in Hugging Face layout
     device: str = "auto"
     dtype: str = "auto"
+    quantize: str = "none"  # or "int8"
     pool_bytes: int | None = None
     threads: int | None = None
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for what programs offer
@@ -114,6 +115,7 @@ def make_executor(
     executor = TorchExecutor.load(
         directory,
         dtype=configuration.dtype,
+        quantize=configuration.quantize,
         device=configuration.device,
         pool_bytes=configuration.pool_bytes,
         threads=configuration.threads,

@@ -65,7 +65,7 @@ def _complain(error: Exception) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from symphony_runtime.supervisor import serve
 
-    names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "executor",
+    names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize", "executor",
              "pool_bytes", "threads", "drain_seconds", "max_decode_gap_ms")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
@@ -544,6 +544,9 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--data-dir", type=Path, help=f"default {default_data_dir()}")
     serve.add_argument("--device", choices=("auto", "cpu", "cuda"))
     serve.add_argument("--dtype", choices=("auto", "fp32", "bf16"))
+    serve.add_argument(
+        "--quantize", choices=("none", "int8"), help="of the weights; default none; a little loss"
+    )
     serve.add_argument("--config", type=Path, help="a TOML file with options")
     serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
     serve.add_argument("--threads", type=int, help="that the model computes with")

@@ -64,6 +64,7 @@ class ServeOptions:
     data_dir: Path = field(default_factory=default_data_dir)
     device: str = "auto"
     dtype: str = "auto"
+    quantize: str = "none"  # or "int8": the weights of products, on the CPU
     executor: str = "torch"
     pool_bytes: int | None = None
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for prefixes that programs offer
@@ -85,6 +86,7 @@ class ServeOptions:
         choices = {
             "device": ("auto", "cpu", "cuda"),
             "dtype": ("auto", "fp32", "bf16"),
+            "quantize": ("none", "int8"),
             "executor": ("torch", "simulated"),
         }
         for name, allowed in choices.items():

@@ -356,6 +356,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "model": options.model,
         "device": options.device,
         "dtype": options.dtype,
+        "quantize": options.quantize,
         "pool_bytes": options.pool_bytes,
         "prefix_cache_share": options.prefix_cache_share,
         "max_decode_gap_ms": options.max_decode_gap_ms,

@@ -58,6 +58,7 @@ class TorchExecutor:
         directory: Path,
         *,
         dtype: str = "auto",
+        quantize: str = "none",
         device: str = "auto",
         pool_bytes: int | None = None,
         threads: int | None = None,
@@ -66,8 +67,9 @@ class TorchExecutor:
     ) -> "TorchExecutor":
         """Load a checkpoint in Hugging Face layout; blocks until it is ready.
 
-        `dtype` is auto, fp32 or bf16, `device` auto, cpu or cuda; `threads` are torch's, for the
-        whole process; `progress` hears the share of the weights that is loaded.
+        `dtype` is auto, fp32 or bf16, `quantize` none or int8 (of weights, on a CPU), `device`
+        auto, cpu or cuda; `threads` are torch's, for the whole process; `progress` hears the share
+        of the weights that is loaded.
 
         Raises:
             CheckpointError: the directory holds no model that this executor can run, or the pool is
@@ -76,6 +78,7 @@ class TorchExecutor:
         model = load_assets(directory, dtype, name).model
         config = load_config(directory)
         place = torch.device(_device(device))
+        quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
         room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
         pages = pool_pages(config, room, kind.itemsize)
@@ -86,10 +89,11 @@ class TorchExecutor:
             library = _library(place)
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
                 if library is None:
-                    return TorchNetwork(Decoder(config, weights, kind), pages)
+                    return TorchNetwork(Decoder(config, weights, kind, quantized), pages)
                 return NativeNetwork(
                     library, config, weights, kind,
                     pages=pages, threads=torch.get_num_threads(), logits_places=places,
+                    quantized=quantized,
                 )  # fmt: skip
 
         try:
@@ -197,6 +201,14 @@ def _device(name: str) -> str:
     if name not in ("cpu", "cuda"):
         raise CheckpointError(f"device {name!r} is none of auto, cpu, cuda")
     return name
+
+
+def _quantized(name: str, place: torch.device) -> bool:
+    if name not in ("none", "int8"):
+        raise CheckpointError(f"quantize {name!r} is none of none, int8")
+    if name == "int8" and place.type != "cpu":
+        raise CheckpointError(f"quantize int8 computes on a CPU, not on {place.type}")
+    return name == "int8"
 
 
 def _library(place: torch.device) -> Library | None:

@@ -50,13 +50,16 @@ class Decoder:
     It holds no K and V: the pool is an argument, [layers, slots, 2, kv_heads, head_dim].
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, quantized: bool = False
+    ) -> None:
         self.config = config
         self.dtype = dtype
         hidden = config.hidden_size
         self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, hidden)
         self.device = self._embedding.device
         self._packed = packs(dtype, self.device)
+        self._quantized = quantized
         self._exact = self.device.type == "cpu" and dtype == torch.float32
         self._layers = [self._load_layer(weights, index) for index in range(config.layers)]
         self._norm = weights.take("model.norm.weight", hidden)
@@ -65,7 +68,7 @@ class Decoder:
             head = self._embedding
         else:
             head = weights.take("lm_head.weight", config.vocab_size, hidden)
-        self._head = Linear(head, None, self._packed)
+        self._head = Linear(head, None, self._packed, quantized)
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, dtype, self.device)
 
     def _load_layer(self, weights: Weights, index: int) -> _Layer:
@@ -80,7 +83,7 @@ class Decoder:
         def project(name: str, outputs: int, inputs: int, bias: bool) -> Linear:
             weight = weights.take(f"{prefix}{name}.weight", outputs, inputs)
             offset = weights.take(f"{prefix}{name}.bias", outputs) if bias else None
-            return Linear(weight, offset, self._packed)
+            return Linear(weight, offset, self._packed, self._quantized)
 
         return _Layer(
             window=config.windows[index],
@@ -103,7 +106,7 @@ class Decoder:
         bias = None
         if config.qkv_bias:
             bias = torch.cat([weights.take(f"{n}.bias", s) for n, s in sizes])
-        return Linear(weight, bias, self._packed)
+        return Linear(weight, bias, self._packed, self._quantized)
 
     def forward(self, inputs: Inputs, pool: Tensor) -> Tensor:
         """Compute a step: write K and V of its tokens, return [w, hidden] of the wanted ones."""

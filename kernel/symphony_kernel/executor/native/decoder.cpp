@@ -36,12 +36,11 @@ class Weights {
             place(layer.down, shape.hidden, shape.middle, units);
         }
         place(head_, shape.vocab, shape.hidden, units);
-        memory_ = std::make_unique<Mapped>(units * sizeof(uint32_t));
-        auto *base = reinterpret_cast<uint32_t *>(memory_->data());
+        memory_ = std::make_unique<Mapped>(units * unit_bytes());
+        char *base = memory_->data();
         for (Layer &layer : layers_) {
-            for (Matrix *m : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
-                m->panels = base;
-                base += m->panel_units() * m->count;
+            for (Matrix *matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+                base = settle(*matrix, base);
             }
             if (shape.qkv_bias) layer.qkv.bias = zeros(layer.qkv.count * PANEL);
             if (shape.output_bias) layer.output.bias = zeros(layer.output.count * PANEL);
@@ -54,7 +53,7 @@ class Weights {
             layer.query_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
             layer.key_norm = shape.qk_norm ? zeros(shape.head_dim) : nullptr;
         }
-        head_.panels = base;
+        settle(head_, base);
         last_norm_ = zeros(shape.hidden);
     }
 
@@ -77,6 +76,30 @@ class Weights {
         team.end();
     }
 
+    void set_quantized(Team &team, Part part, int32_t layer, const int8_t *values,
+                       const float *scales) {
+        Matrix &matrix = of(part, layer);
+        const int32_t outputs = outputs_of(part), depth = depth_of(part);
+        constexpr int32_t TASK = 8 * LANES;
+        team.begin();
+        team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
+            const int32_t first = task * TASK;
+            pack_bytes<T>(matrix, values + static_cast<size_t>(depth) * first, scales + first,
+                          std::min(TASK, outputs - first), depth,
+                          [&](int32_t row) { return place_of(part, first + row); });
+        });
+        team.end();
+    }
+
+    // Units of the largest panel.
+    size_t panel_units_max() const {
+        size_t most = head_.panel_units();
+        for (const Layer &layer : layers_) {
+            most = std::max({most, layer.output.panel_units(), layer.down.panel_units()});
+        }
+        return most;
+    }
+
     void set_bias(Part part, int32_t layer, const float *values) {
         auto *bias = const_cast<float *>(of(part, layer).bias);
         for (int32_t i = 0; i < outputs_of(part); ++i) bias[place_of(part, i)] = values[i];
@@ -97,8 +120,21 @@ class Weights {
     // A panel of the fused matrix holds 16 outputs of gate and the same 16 of up.
     int32_t gate_width() const { return static_cast<int32_t>(rounded_up(shape_.middle, LANES)); }
 
+    size_t unit_bytes() const { return shape_.quantized ? T::PER_UNIT : sizeof(uint32_t); }
+
+    // Gives a matrix its memory and returns what comes after.
+    char *settle(Matrix &matrix, char *base) {
+        if (shape_.quantized) {
+            matrix.bytes = reinterpret_cast<int8_t *>(base);
+            matrix.scales = zeros(matrix.count * PANEL);
+        } else {
+            matrix.panels = reinterpret_cast<uint32_t *>(base);
+        }
+        return base + matrix.panel_units() * static_cast<size_t>(matrix.count) * unit_bytes();
+    }
+
     void place(Matrix &matrix, int32_t outputs, int32_t depth, size_t &units) {
-        matrix.bias = nullptr;
+        matrix = Matrix{};
         matrix.count = static_cast<int32_t>(rounded_up(outputs, PANEL) / PANEL);
         matrix.units = (depth + T::PER_UNIT - 1) / T::PER_UNIT;
         units += matrix.panel_units() * matrix.count;
@@ -183,10 +219,17 @@ class TypedDecoder : public Decoder {
           mixed_(shape.heads * shape.head_dim),
           chosen_mixed_(shape.heads * shape.head_dim),
           middle_(shape.middle),
-          last_(shape.hidden) {}
+          last_(shape.hidden),
+          scratch_(shape.quantized ? static_cast<int64_t>(weights_.panel_units_max()) : 1) {
+        scratch_.reserve(shape.threads);
+    }
 
     void set_matrix(Part part, int32_t layer, const void *values) override {
         weights_.set_matrix(team_, part, layer, values);
+    }
+    void set_quantized(Part part, int32_t layer, const int8_t *values,
+                       const float *scales) override {
+        weights_.set_quantized(team_, part, layer, values, scales);
     }
     void set_bias(Part part, int32_t layer, const float *values) override {
         weights_.set_bias(part, layer, values);
@@ -265,6 +308,10 @@ class TypedDecoder : public Decoder {
         return Inputs{from.row(0), from.stride() / T::PER_UNIT, rows};
     }
 
+    auto scratch() const {
+        return [this](int32_t thread) { return scratch_.row(thread); };
+    }
+
     void embed(const uint32_t *tokens, int32_t count) {
         for (int32_t row = 0; row < count; ++row) {
             const Element *from = embedding_ + static_cast<size_t>(tokens[row]) * shape_.hidden;
@@ -306,7 +353,7 @@ class TypedDecoder : public Decoder {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.qkv, inputs(normed_, rows),
+        multiply<T>(team_, layer.qkv, inputs(normed_, rows), scratch(),
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         float *to = qkv_.row(row) + panel * PANEL;
                         store(to, left);
@@ -334,17 +381,17 @@ class TypedDecoder : public Decoder {
             store(to, _mm512_add_ps(load(to), left));
             store(to + LANES, _mm512_add_ps(load(to + LANES), right));
         };
-        multiply<T>(team_, layer.output, inputs(mixed, rows), add);
+        multiply<T>(team_, layer.output, inputs(mixed, rows), scratch(), add);
         watch.mark(Phase::OUTPUT);
         norm(stream, layer.middle_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.gate_up, inputs(normed_, rows),
+        multiply<T>(team_, layer.gate_up, inputs(normed_, rows), scratch(),
                     [&](int32_t row, int32_t panel, __m512 gate, __m512 up) {
                         T::store(middle_.row(row) + panel * LANES, _mm512_mul_ps(silu(gate), up),
                                  0xFFFF);
                     });
         watch.mark(Phase::GATE_UP);
-        multiply<T>(team_, layer.down, inputs(middle_, rows), add);
+        multiply<T>(team_, layer.down, inputs(middle_, rows), scratch(), add);
         watch.mark(Phase::DOWN);
     }
 
@@ -361,7 +408,7 @@ class TypedDecoder : public Decoder {
     void project(int32_t first, int32_t count, float *logits) {
         const Inputs rows{last_.row(first), last_.stride() / T::PER_UNIT, count};
         const int32_t vocab = shape_.vocab;
-        multiply<T>(team_, weights_.head(), rows,
+        multiply<T>(team_, weights_.head(), rows, scratch(),
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         const int32_t at = panel * PANEL;
                         float *to = logits + static_cast<size_t>(row) * vocab + at;
@@ -388,6 +435,7 @@ class TypedDecoder : public Decoder {
     Rows<Element> mixed_, chosen_mixed_;
     Rows<Element> middle_;
     Rows<Element> last_;
+    Rows<uint32_t> scratch_;  // of each thread: a panel
 };
 
 }  // namespace

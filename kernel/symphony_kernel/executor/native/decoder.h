@@ -21,6 +21,7 @@ struct DecoderShape {
     int32_t threads;
     float norm_epsilon;
     int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether there are such
+    int32_t quantized;  // whether matrices are int8 with a factor for each output
 };
 
 // The tensors of a checkpoint. Those from HEAD on are of no layer.
@@ -47,6 +48,8 @@ class Decoder {
 
     // Packs a matrix [outputs][inputs] in the model's type, or copies a vector in float32.
     virtual void set_matrix(Part part, int32_t layer, const void *values) = 0;
+    virtual void set_quantized(Part part, int32_t layer, const int8_t *values,
+                               const float *scales) = 0;
     virtual void set_bias(Part part, int32_t layer, const float *values) = 0;
     virtual void set_norm(Part part, int32_t layer, const float *values) = 0;
     // Kept: [vocab][hidden] in the model's type.

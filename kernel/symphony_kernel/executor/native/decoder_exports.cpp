@@ -24,6 +24,11 @@ SYMPHONY_EXPORT void symphony_decoder_set_matrix(void *decoder, int32_t part, in
     static_cast<Decoder *>(decoder)->set_matrix(static_cast<Part>(part), layer, values);
 }
 
+SYMPHONY_EXPORT void symphony_decoder_set_quantized(void *decoder, int32_t part, int32_t layer,
+                                                    const int8_t *values, const float *scales) {
+    static_cast<Decoder *>(decoder)->set_quantized(static_cast<Part>(part), layer, values, scales);
+}
+
 SYMPHONY_EXPORT void symphony_decoder_set_bias(void *decoder, int32_t part, int32_t layer,
                                                const float *values) {
     static_cast<Decoder *>(decoder)->set_bias(static_cast<Part>(part), layer, values);

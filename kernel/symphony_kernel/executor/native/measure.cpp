@@ -51,14 +51,16 @@ void compute(const Product &given) {
     Team team(given.threads);
     team.begin();
     const Inputs rows{inputs.row(0), inputs.stride() / T::PER_UNIT, given.rows};
-    multiply<T>(team, matrix, rows, [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
+    const auto no_scratch = [](int32_t) -> uint32_t * { return nullptr; };
+    const auto out = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
         const int32_t at = panel * PANEL;
         float *to = given.out + static_cast<size_t>(row) * given.outputs + at;
         store(to, left, first_lanes(given.outputs - at));
         if (given.outputs - at > LANES) {
             store(to + LANES, right, first_lanes(given.outputs - at - LANES));
         }
-    });
+    };
+    multiply<T>(team, matrix, rows, no_scratch, out);
     team.end();
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from symphony_kernel.executor.base import Int32, Int64, Row, UInt32
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
+from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.models.rope import frequencies
 from symphony_kernel.executor.native.attention import (
     AttentionShape,
@@ -75,6 +76,7 @@ class _DecoderShape(Structure):
         ("output_bias", c_int32),
         ("mlp_bias", c_int32),
         ("qk_norm", c_int32),
+        ("quantized", c_int32),
     )
 
 
@@ -165,11 +167,12 @@ class NativeNetwork:
         pages: int,
         threads: int,
         logits_places: int,
+        quantized: bool = False,
     ) -> None:
         self.config = config
         self._logits_places = logits_places
         self._pool = PagePool(library, _pool_shape(config, dtype, pages, threads))
-        shape = _decoder_shape(config, dtype, threads)
+        shape = _decoder_shape(config, dtype, threads, quantized)
         create = library.function(
             "symphony_decoder_create",
             POINTER(_DecoderShape), POINTER(AttentionShape), c_void_p,
@@ -194,7 +197,7 @@ class NativeNetwork:
         self._cosines = self._sines = torch.empty(0)
         self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
         try:
-            self._embedding = _Filler(library, self._decoder, config, weights).fill()
+            self._embedding = _Filler(library, self._decoder, config, weights, quantized).fill()
         except BaseException:
             self.release()
             raise
@@ -279,10 +282,19 @@ class _Filler:
     """Hands a checkpoint's tensors to a decoder, one after the other."""
 
     def __init__(
-        self, library: Library, decoder: int, config: ModelConfig, weights: Weights
+        self,
+        library: Library,
+        decoder: int,
+        config: ModelConfig,
+        weights: Weights,
+        quantized: bool,
     ) -> None:
         given = c_void_p, c_int32, c_int32, c_void_p
         self._set_matrix = library.function("symphony_decoder_set_matrix", *given)
+        self._set_quantized = library.function(
+            "symphony_decoder_set_quantized", c_void_p, c_int32, c_int32, c_void_p, c_void_p
+        )
+        self._quantized = quantized
         self._set_bias = library.function("symphony_decoder_set_bias", *given)
         self._set_norm = library.function("symphony_decoder_set_norm", *given)
         self._set_embedding = library.function("symphony_decoder_set_embedding", c_void_p, c_void_p)
@@ -330,6 +342,11 @@ class _Filler:
             self._norm(_Part.KEY_NORM, layer, f"{prefix}self_attn.k_norm", dim)
 
     def _pack(self, part: _Part, layer: int, matrix: Tensor) -> None:
+        if self._quantized:
+            found = quantize(matrix)
+            values, scales = found.values.data_ptr(), found.scales.data_ptr()
+            self._set_quantized(self._decoder, part, layer, values, scales)
+            return
         matrix = matrix.contiguous()
         self._set_matrix(self._decoder, part, layer, matrix.data_ptr())
 
@@ -351,7 +368,9 @@ def _pool_shape(config: ModelConfig, dtype: torch.dtype, pages: int, threads: in
     )
 
 
-def _decoder_shape(config: ModelConfig, dtype: torch.dtype, threads: int) -> _DecoderShape:
+def _decoder_shape(
+    config: ModelConfig, dtype: torch.dtype, threads: int, quantized: bool
+) -> _DecoderShape:
     return _DecoderShape(
         layers=config.layers,
         hidden=config.hidden_size,
@@ -367,4 +386,5 @@ def _decoder_shape(config: ModelConfig, dtype: torch.dtype, threads: int) -> _De
         output_bias=config.output_bias,
         mlp_bias=config.mlp_bias,
         qk_norm=config.qk_norm,
+        quantized=quantized,
     )

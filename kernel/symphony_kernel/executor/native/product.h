@@ -28,11 +28,19 @@ constexpr int ROWS_MAX = 14;      // of inputs that go through a panel together
 struct Matrix {
     uint32_t *panels;   // [count][units][PANEL]
     const float *bias;  // [count * PANEL], or null
+    // Quantized: [count][units][PANEL][elements of a unit], then `panels` is null; and the factors.
+    int8_t *bytes;
+    const float *scales;  // [count * PANEL]
     int32_t count;
     int32_t units;
 
     size_t panel_units() const { return static_cast<size_t>(units) * PANEL; }
     const uint32_t *panel(int32_t index) const { return panels + panel_units() * index; }
+    bool quantized() const { return bytes != nullptr; }
+    template <class T>
+    const int8_t *byte_panel(int32_t index) const {
+        return bytes + panel_units() * T::PER_UNIT * static_cast<size_t>(index);
+    }
 };
 
 // Puts `outputs` rows of `depth` elements of `element_bytes` (2 or 4) into a matrix. Row i becomes
@@ -56,6 +64,43 @@ void pack(Matrix &matrix, const void *rows, int32_t outputs, int32_t depth, int3
                               static_cast<size_t>(unit) * PANEL + output % PANEL] = value;
             }
         }
+    }
+}
+
+// The same of rows of int8, each with a factor.
+template <class T, class Place>
+void pack_bytes(Matrix &matrix, const int8_t *rows, const float *scales, int32_t outputs,
+                int32_t depth, const Place &place) {
+    for (int32_t row = 0; row < outputs; ++row) {
+        const int32_t output = place(row);
+        const_cast<float *>(matrix.scales)[output] = scales[row];
+        int8_t *to = matrix.bytes + matrix.panel_units() * T::PER_UNIT * (output / PANEL) +
+                     output % PANEL * T::PER_UNIT;
+        const int8_t *from = rows + static_cast<size_t>(row) * depth;
+        for (int32_t i = 0; i < depth; ++i) {
+            to[static_cast<size_t>(i / T::PER_UNIT) * PANEL * T::PER_UNIT + i % T::PER_UNIT] =
+                from[i];
+        }
+    }
+}
+
+// Writes a quantized panel as the integers' own panel, and meanwhile fetches `next`.
+template <class T>
+void expand(const int8_t *bytes, const int8_t *next, int32_t units, uint32_t *panel) {
+    const auto floats = [](const int8_t *from) {
+        const __m128i sixteen = _mm_load_si128(reinterpret_cast<const __m128i *>(from));
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen));
+    };
+    constexpr int PARTS = 2 * T::PER_UNIT;  // registers of floats in a unit of a panel
+    for (int32_t unit = 0; unit < units; ++unit) {
+        _mm_prefetch(reinterpret_cast<const char *>(next), _MM_HINT_T1);
+        for (int part = 0; part < PARTS; ++part) {
+            auto *to = reinterpret_cast<typename T::Element *>(panel) + part * LANES;
+            T::store(to, floats(bytes + part * LANES), 0xFFFF);
+        }
+        panel += PANEL;
+        bytes += PARTS * LANES;
+        next += PARTS * LANES;
     }
 }
 
@@ -118,11 +163,23 @@ struct Inputs {
 };
 
 // Multiplies rows [row_begin, row_end) by one panel and hands each row's two registers of sums, with
-// the bias, to out(row, panel index, left, right). `next` is the panel that comes after.
+// the bias, to out(row, panel index, left, right). `next` is the panel that comes after; `scratch` has
+// room for a panel where the matrix is quantized.
 template <class T, class Out>
-void multiply_panel(const Matrix &matrix, int32_t index, const uint32_t *next, const Inputs &inputs,
-                    int32_t row_begin, int32_t row_end, const Out &out) {
+void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inputs &inputs,
+                    int32_t row_begin, int32_t row_end, uint32_t *scratch, const Out &out) {
     alignas(LINE_BYTES) float sums[ROWS_MAX * PANEL];
+    const uint32_t *panel = scratch;
+    const char *ahead = reinterpret_cast<const char *>(scratch);
+    __m512 left_scale = _mm512_set1_ps(1.0f), right_scale = left_scale;
+    if (matrix.quantized()) {
+        expand<T>(matrix.byte_panel<T>(index), matrix.byte_panel<T>(next), matrix.units, scratch);
+        left_scale = _mm512_loadu_ps(matrix.scales + index * PANEL);
+        right_scale = _mm512_loadu_ps(matrix.scales + index * PANEL + LANES);
+    } else {
+        panel = matrix.panel(index);
+        ahead = reinterpret_cast<const char *>(matrix.panel(next));
+    }
     __m512 left_bias = _mm512_setzero_ps(), right_bias = _mm512_setzero_ps();
     if (matrix.bias) {
         left_bias = _mm512_loadu_ps(matrix.bias + index * PANEL);
@@ -131,18 +188,17 @@ void multiply_panel(const Matrix &matrix, int32_t index, const uint32_t *next, c
     const int32_t blocks = (row_end - row_begin + ROWS_MAX - 1) / ROWS_MAX;
     // The next panel comes into the cache while the first rows go through this one.
     const int64_t half = static_cast<int64_t>(matrix.panel_units() * 2 / LINE_BYTES * LINE_BYTES);
-    const char *ahead = reinterpret_cast<const char *>(next);
     int32_t row = row_begin;
     for (int32_t block = 0; block < blocks; ++block) {
         const int32_t count = (row_end - row + blocks - block - 1) / (blocks - block);
         const int64_t step = blocks == 1 ? 2 * LINE_BYTES : block < 2 ? LINE_BYTES : 0;
         MULTIPLY_ROWS<T>[count](
             static_cast<const uint32_t *>(inputs.data) + row * inputs.stride, inputs.stride,
-            matrix.panel(index), matrix.units, block == 1 ? ahead + half : ahead, step, sums);
+            panel, matrix.units, block == 1 ? ahead + half : ahead, step, sums);
         for (int32_t i = 0; i < count; ++i) {
             const float *mine = sums + i * PANEL;
-            out(row + i, index, _mm512_add_ps(_mm512_load_ps(mine), left_bias),
-                _mm512_add_ps(_mm512_load_ps(mine + LANES), right_bias));
+            out(row + i, index, _mm512_fmadd_ps(_mm512_load_ps(mine), left_scale, left_bias),
+                _mm512_fmadd_ps(_mm512_load_ps(mine + LANES), right_scale, right_bias));
         }
         row += count;
     }
@@ -175,21 +231,23 @@ inline Cut cut_product(const Matrix &matrix, int32_t rows, int32_t threads) {
 }
 
 // Multiplies all rows by the whole matrix on the team's threads; see `multiply_panel`.
-template <class T, class Out>
-void multiply(Team &team, const Matrix &matrix, const Inputs &inputs, const Out &out) {
+// `scratch(thread)` is as above.
+template <class T, class Scratch, class Out>
+void multiply(Team &team, const Matrix &matrix, const Inputs &inputs, const Scratch &scratch,
+              const Out &out) {
     if (inputs.rows == 0) return;
     const Cut cut = cut_product(matrix, inputs.rows, team.threads());
     // The task after the next is probably this thread's.
     const int32_t others = cut.row_tasks == 1 ? team.threads() - 1 : 0;
-    team.run(cut.panel_tasks * cut.row_tasks, [&](int32_t task, int32_t) {
+    team.run(cut.panel_tasks * cut.row_tasks, [&](int32_t task, int32_t thread) {
         const int32_t row = task % cut.row_tasks * cut.rows;
         const int32_t row_end = std::min(row + cut.rows, inputs.rows);
         const int32_t begin = task / cut.row_tasks * cut.panels;
         const int32_t end = std::min(begin + cut.panels, matrix.count);
         for (int32_t index = begin; index < end; ++index) {
             const int32_t after = index + 1 < end ? index + 1 : end + others * cut.panels;
-            const uint32_t *next = matrix.panel(std::min(after, matrix.count - 1));
-            multiply_panel<T>(matrix, index, next, inputs, row, row_end, out);
+            const int32_t next = std::min(after, matrix.count - 1);
+            multiply_panel<T>(matrix, index, next, inputs, row, row_end, scratch(thread), out);
         }
     });
 }
