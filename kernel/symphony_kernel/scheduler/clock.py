@@ -27,8 +27,8 @@ class RealClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in real time."""
-        await asyncio.sleep(seconds)
+        """Wait in real time, in a thread: the loop's own timers are a millisecond coarse."""
+        await asyncio.to_thread(time.sleep, max(seconds, 0.0))
 
 
 class VirtualClock:
