@@ -84,30 +84,64 @@ void pack_bytes(Matrix &matrix, const int8_t *rows, const float *scales, int32_t
     }
 }
 
+// A panel, read unit after unit into two registers.
+struct PlainPanel {
+    const uint32_t *at;
+
+    void next(__m512i &first, __m512i &second) {
+        first = _mm512_load_si512(at);
+        second = _mm512_load_si512(at + LANES);
+        at += PANEL;
+    }
+};
+
+// The same of a quantized one: its integers, which are exact in every type.
+template <class T>
+struct BytePanel {
+    const int8_t *at;
+
+    static __m512 floats(const int8_t *from) {
+        const __m128i sixteen = _mm_load_si128(reinterpret_cast<const __m128i *>(from));
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen));
+    }
+    static __m512i units(const int8_t *from) {
+        if constexpr (T::PER_UNIT == 1) {
+            return _mm512_castps_si512(floats(from));
+        } else {
+#ifdef __AVX512BF16__
+            return (__m512i)_mm512_cvtne2ps_pbh(floats(from + LANES), floats(from));
+#else
+            const __m512i low = _mm512_castsi256_si512(to_bfloat16(floats(from)));
+            return _mm512_inserti64x4(low, to_bfloat16(floats(from + LANES)), 1);
+#endif
+        }
+    }
+    void next(__m512i &first, __m512i &second) {
+        first = units(at);
+        second = units(at + LANES * T::PER_UNIT);
+        at += PANEL * T::PER_UNIT;
+    }
+};
+
 // Writes a quantized panel as the integers' own panel, and meanwhile fetches `next`.
 template <class T>
 void expand(const int8_t *bytes, const int8_t *next, int32_t units, uint32_t *panel) {
-    const auto floats = [](const int8_t *from) {
-        const __m128i sixteen = _mm_load_si128(reinterpret_cast<const __m128i *>(from));
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen));
-    };
-    constexpr int PARTS = 2 * T::PER_UNIT;  // registers of floats in a unit of a panel
+    BytePanel<T> from{bytes};
     for (int32_t unit = 0; unit < units; ++unit) {
         _mm_prefetch(reinterpret_cast<const char *>(next), _MM_HINT_T1);
-        for (int part = 0; part < PARTS; ++part) {
-            auto *to = reinterpret_cast<typename T::Element *>(panel) + part * LANES;
-            T::store(to, floats(bytes + part * LANES), 0xFFFF);
-        }
+        next += PANEL * T::PER_UNIT;
+        __m512i first, second;
+        from.next(first, second);
+        _mm512_store_si512(panel, first);
+        _mm512_store_si512(panel + LANES, second);
         panel += PANEL;
-        bytes += PARTS * LANES;
-        next += PARTS * LANES;
     }
 }
 
 // Multiplies ROWS rows of inputs by a panel into sums [ROWS][PANEL], and meanwhile fetches two lines
 // at `ahead` for each unit, `step` bytes further each time.
-template <class T, int ROWS>
-void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel, int32_t units,
+template <class T, int ROWS, class Panel>
+void multiply_rows(const uint32_t *inputs, int64_t stride, Panel panel, int32_t units,
                    const char *ahead, int64_t step, float *sums) {
     constexpr int GROUPS = (ROWS + 2) / 3;
     __m512 left[ROWS], right[ROWS];
@@ -124,9 +158,8 @@ void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel
         _mm_prefetch(ahead, _MM_HINT_T1);
         _mm_prefetch(ahead + LINE_BYTES, _MM_HINT_T1);
         ahead += step;
-        const __m512i first = _mm512_load_si512(panel);
-        const __m512i second = _mm512_load_si512(panel + LANES);
-        panel += PANEL;
+        __m512i first, second;
+        panel.next(first, second);
 #pragma GCC unroll 14
         for (int row = 0; row < ROWS; ++row) {
             const __m512i input =
@@ -144,16 +177,18 @@ void multiply_rows(const uint32_t *inputs, int64_t stride, const uint32_t *panel
     }
 }
 
-using MultiplyRows = void (*)(const uint32_t *, int64_t, const uint32_t *, int32_t, const char *,
-                              int64_t, float *);
+template <class Panel>
+using MultiplyRows = void (*)(const uint32_t *, int64_t, Panel, int32_t, const char *, int64_t,
+                              float *);
 
-template <class T>
-constexpr MultiplyRows MULTIPLY_ROWS[ROWS_MAX + 1] = {
+template <class T, class Panel>
+constexpr MultiplyRows<Panel> MULTIPLY_ROWS[ROWS_MAX + 1] = {
     nullptr,
-    multiply_rows<T, 1>, multiply_rows<T, 2>, multiply_rows<T, 3>, multiply_rows<T, 4>,
-    multiply_rows<T, 5>, multiply_rows<T, 6>, multiply_rows<T, 7>, multiply_rows<T, 8>,
-    multiply_rows<T, 9>, multiply_rows<T, 10>, multiply_rows<T, 11>, multiply_rows<T, 12>,
-    multiply_rows<T, 13>, multiply_rows<T, 14>,
+    multiply_rows<T, 1, Panel>, multiply_rows<T, 2, Panel>, multiply_rows<T, 3, Panel>,
+    multiply_rows<T, 4, Panel>, multiply_rows<T, 5, Panel>, multiply_rows<T, 6, Panel>,
+    multiply_rows<T, 7, Panel>, multiply_rows<T, 8, Panel>, multiply_rows<T, 9, Panel>,
+    multiply_rows<T, 10, Panel>, multiply_rows<T, 11, Panel>, multiply_rows<T, 12, Panel>,
+    multiply_rows<T, 13, Panel>, multiply_rows<T, 14, Panel>,
 };
 
 struct Inputs {
@@ -169,15 +204,24 @@ template <class T, class Out>
 void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inputs &inputs,
                     int32_t row_begin, int32_t row_end, uint32_t *scratch, const Out &out) {
     alignas(LINE_BYTES) float sums[ROWS_MAX * PANEL];
-    const uint32_t *panel = scratch;
+    const int32_t blocks = (row_end - row_begin + ROWS_MAX - 1) / ROWS_MAX;
+    // Of a quantized panel that several blocks of rows go through the integers are laid out once.
+    const bool expanded = matrix.quantized() && blocks > 1;
+    PlainPanel plain{scratch};
+    BytePanel<T> bytes{nullptr};
     const char *ahead = reinterpret_cast<const char *>(scratch);
     __m512 left_scale = _mm512_set1_ps(1.0f), right_scale = left_scale;
     if (matrix.quantized()) {
-        expand<T>(matrix.byte_panel<T>(index), matrix.byte_panel<T>(next), matrix.units, scratch);
+        bytes.at = matrix.byte_panel<T>(index);
+        if (expanded) {
+            expand<T>(bytes.at, matrix.byte_panel<T>(next), matrix.units, scratch);
+        } else {
+            ahead = reinterpret_cast<const char *>(matrix.byte_panel<T>(next));
+        }
         left_scale = _mm512_loadu_ps(matrix.scales + index * PANEL);
         right_scale = _mm512_loadu_ps(matrix.scales + index * PANEL + LANES);
     } else {
-        panel = matrix.panel(index);
+        plain.at = matrix.panel(index);
         ahead = reinterpret_cast<const char *>(matrix.panel(next));
     }
     __m512 left_bias = _mm512_setzero_ps(), right_bias = _mm512_setzero_ps();
@@ -185,16 +229,22 @@ void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inp
         left_bias = _mm512_loadu_ps(matrix.bias + index * PANEL);
         right_bias = _mm512_loadu_ps(matrix.bias + index * PANEL + LANES);
     }
-    const int32_t blocks = (row_end - row_begin + ROWS_MAX - 1) / ROWS_MAX;
     // The next panel comes into the cache while the first rows go through this one.
     const int64_t half = static_cast<int64_t>(matrix.panel_units() * 2 / LINE_BYTES * LINE_BYTES);
     int32_t row = row_begin;
     for (int32_t block = 0; block < blocks; ++block) {
         const int32_t count = (row_end - row + blocks - block - 1) / (blocks - block);
         const int64_t step = blocks == 1 ? 2 * LINE_BYTES : block < 2 ? LINE_BYTES : 0;
-        MULTIPLY_ROWS<T>[count](
-            static_cast<const uint32_t *>(inputs.data) + row * inputs.stride, inputs.stride,
-            panel, matrix.units, block == 1 ? ahead + half : ahead, step, sums);
+        const uint32_t *from =
+            static_cast<const uint32_t *>(inputs.data) + row * inputs.stride;
+        const char *fetched = block == 1 ? ahead + half : ahead;
+        if (matrix.quantized() && !expanded) {
+            MULTIPLY_ROWS<T, BytePanel<T>>[count](from, inputs.stride, bytes, matrix.units, ahead,
+                                                  PANEL * T::PER_UNIT, sums);
+        } else {
+            MULTIPLY_ROWS<T, PlainPanel>[count](from, inputs.stride, plain, matrix.units, fetched,
+                                                step, sums);
+        }
         for (int32_t i = 0; i < count; ++i) {
             const float *mine = sums + i * PANEL;
             out(row + i, index, _mm512_fmadd_ps(_mm512_load_ps(mine), left_scale, left_bias),
