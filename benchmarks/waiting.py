@@ -43,7 +43,7 @@ from benchmarks.host_overhead import LIMITS, MODULE, WORKER, Bench, start_role, 
 
 STEPS = 400  # of 16 rows: how long a simulated load goes on
 REAL_ROUNDS = 5
-REAL_TOKENS = 60  # of each stream
+REAL_TOKENS = 200  # of each stream
 PAGES = 1 << 14
 HANDLE = 1 << 16
 
