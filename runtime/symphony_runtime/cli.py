@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from symphony_runtime.config import (
     read_place,
     user_server_file,
 )
+from symphony_runtime.terminal import RunOutput, local_time, print_json, print_listing, progress
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -65,8 +65,8 @@ def _complain(error: Exception) -> int:
 def _serve(options: argparse.Namespace) -> int:
     from symphony_runtime.supervisor import serve
 
-    names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize", "executor",
-             "pool_bytes", "threads", "drain_seconds", "max_decode_gap_ms")  # fmt: skip
+    names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
+             "executor", "pool_bytes", "threads", "drain_seconds", "max_decode_gap_ms")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -98,7 +98,7 @@ def _doctor(options: argparse.Namespace) -> int:
     checks = examine(options.model, url)
     if options.json:
         fields = ("name", "good", "needed", "words")
-        _print_json([{name: getattr(check, name) for name in fields} for check in checks])
+        print_json([{name: getattr(check, name) for name in fields} for check in checks])
     else:
         for check in checks:
             sign = "ok" if check.good else "MISSING" if check.needed else "no"
@@ -110,7 +110,7 @@ def _doctor(options: argparse.Namespace) -> int:
 async def _upload(client: Client, options: argparse.Namespace) -> int:
     program = await client.upload(_read(options.file), options.name or options.file.stem)
     if options.json:
-        _print_json(program)
+        print_json(program)
     else:
         print(f"{program['name']}  {program['id']}")
     return 0
@@ -124,10 +124,16 @@ async def _programs(client: Client, options: argparse.Namespace) -> int:
         return 0
     programs = await _first(client.programs(), options.limit)
     rows = (
-        (p["name"] or "-", p["id"][:19], p["size"], ",".join(p["entries"]), _time(p["created_ms"]))
+        (
+            p["name"] or "-",
+            p["id"][:19],
+            p["size"],
+            ",".join(p["entries"]),
+            local_time(p["created_ms"]),
+        )
         for p in programs
     )
-    _print_listing(options, programs, ("NAME", "ID", "BYTES", "ENTRIES", "UPLOADED"), rows)
+    print_listing(options, programs, ("NAME", "ID", "BYTES", "ENTRIES", "UPLOADED"), rows)
     return 0
 
 
@@ -135,12 +141,12 @@ async def _programs(client: Client, options: argparse.Namespace) -> int:
 async def _run(client: Client, options: argparse.Namespace) -> int:
     program = options.program
     if (path := _program_file(program)) is not None:
-        with _progress(f"checking and compiling {path.name}"):
+        with progress(f"checking and compiling {path.name}"):
             program = (await client.upload(_read(path), path.stem))["id"]
     wanted: dict[str, Any] = {"input": _input(options.input), "limits": dict(options.limit)}
     given = {name: getattr(options, name) for name in ("entry", "priority", "trace")}
     wanted |= {name: value for name, value in given.items() if value is not None}
-    with _progress(f"starting {options.program}"):
+    with progress(f"starting {options.program}"):
         run = await client.start(program, **wanted)
     if options.detach:
         print(json.dumps({"id": run}) if options.json else run)
@@ -213,42 +219,9 @@ async def _stdin_lines() -> AsyncIterator[bytes]:
         yield line
 
 
-class _Output:
-    """A run's messages on stdout as they come, and words about the run on stderr.
-
-    Messages are pieces of one text, unless `lines` gives each a line of its own. On a terminal
-    whatever else is shown begins on a new line; in a file stand the program's bytes alone.
-    """
-
-    def __init__(self, *, lines: bool) -> None:
-        self._lines = lines
-        self._line_open = False
-
-    def message(self, message: bytes) -> None:
-        """Show what the program has sent."""
-        if self._lines and not message.endswith(b"\n"):
-            message += b"\n"
-        sys.stdout.buffer.write(message)
-        sys.stdout.buffer.flush()
-        if message:
-            self._line_open = not message.endswith(b"\n")
-
-    def words(self, words: str) -> None:
-        """Show a line on stderr."""
-        if sys.stderr.isatty():
-            self.end_line()
-        print(words, file=sys.stderr)
-
-    def end_line(self) -> None:
-        """On a terminal, end the line that the program has left open."""
-        if self._line_open and sys.stdout.isatty():
-            print(flush=True)
-            self._line_open = False
-
-
 async def _show_events(events: AsyncIterator[Event], options: argparse.Namespace) -> int:
     """Write messages to stdout and the rest to stderr; return the exit code."""
-    code, output = EXIT_FAILED, _Output(lines=options.lines)
+    code, output = EXIT_FAILED, RunOutput(lines=options.lines)
     try:
         async for event in events:
             if event.kind == "status":
@@ -285,13 +258,13 @@ async def _runs(client: Client, options: argparse.Namespace) -> int:
             run["program_name"] or run["program"][:19],
             run["status"] if run["exit_code"] is None else f"{run['status']} {run['exit_code']}",
             (run["usage"] or {}).get("completion_tokens", ""),
-            _time(run["created_ms"]),
+            local_time(run["created_ms"]),
             run["reason"],
         )
         for run in runs
     )
     headings = ("ID", "PROGRAM", "STATUS", "TOKENS", "BEGUN", "REASON")
-    _print_listing(options, runs, headings, rows)
+    print_listing(options, runs, headings, rows)
     return 0
 
 
@@ -322,7 +295,7 @@ async def _trace(client: Client, options: argparse.Namespace) -> int:
 async def _cancel(client: Client, options: argparse.Namespace) -> int:
     run = await client.cancel(options.run)
     if options.json:
-        _print_json(run)
+        print_json(run)
     else:
         print(run["status"], run["reason"])
     return 0
@@ -336,14 +309,14 @@ def _log_line(event: Event) -> str:
 async def _kv_list(client: Client, options: argparse.Namespace) -> int:
     files = await _first(client.kv(options.prefix), options.limit)
     rows = ((f["path"], f["len"], f["pages"], f.get("tier", "")) for f in files)
-    _print_listing(options, files, ("PATH", "TOKENS", "PAGES", "TIER"), rows)
+    print_listing(options, files, ("PATH", "TOKENS", "PAGES", "TIER"), rows)
     return 0
 
 
 async def _kv_stat(client: Client, options: argparse.Namespace) -> int:
     file = await client.kv_stat(options.path)
     if options.json:
-        _print_json(file)
+        print_json(file)
     else:
         for name, value in file.items():
             print(f"{name:12}{value}")
@@ -384,19 +357,6 @@ def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
         with contextlib.suppress(OSError):
             key = local.key_file.read_text(encoding="utf-8").strip()
     return url, key
-
-
-@contextlib.contextmanager
-def _progress(words: str) -> Iterator[None]:
-    """Show on a terminal what is under way; nothing stays of it."""
-    terminal = sys.stderr.isatty()
-    if terminal:
-        print(f"{words} ...", end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _read(path: Path) -> bytes:
@@ -443,36 +403,11 @@ async def _first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[
     return taken
 
 
-def _print_listing(
-    options: argparse.Namespace,
-    items: list[dict[str, Any]],
-    headings: tuple[str, ...],
-    rows: Iterable[tuple[object, ...]],
-) -> None:
-    if options.json:
-        _print_json(items)
-        return
-    table = [headings, *(tuple(map(str, row)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
-
-
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
-
-
 def _version() -> str:
     try:
         return version("symphony")
     except PackageNotFoundError:  # run from a source tree
         return "0"
-
-
-def _time(milliseconds: int) -> str:
-    moment = datetime.fromtimestamp(milliseconds / 1000, tz=UTC).astimezone()
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 # --- Arguments -----------------------------------------------------------------------------------
