@@ -118,6 +118,11 @@ class Recorder:
         return self._executor.model
 
     @property
+    def computes(self) -> str:
+        """What computes."""
+        return self._executor.computes
+
+    @property
     def pages(self) -> int:
         """Physical pages in the pool."""
         return self._executor.pages

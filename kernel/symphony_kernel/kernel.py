@@ -101,6 +101,16 @@ class WorkerPort(Port):
         super().__init__(kernel, name, link)
         self.replies: list[tuple[int, int, Result]] = []
 
+    def on_frame(self, frame: list[Any]) -> None:
+        """Take a frame: nearly all are calls, which need no message made of them."""
+        if len(frame) != 2 or frame[0] != m.Calls.KIND or type(frame[1]) is not list or self.closed:
+            super().on_frame(frame)
+            return
+        try:
+            self._kernel.take_calls(self, frame[1])
+        except Exception as error:  # ours
+            self._kernel.stop_with(error)
+
     def flush(self) -> None:
         """Send the replies that have gathered: one frame, or a few when they are large."""
         replies, self.replies = self.replies, []
@@ -215,10 +225,8 @@ class Kernel:
             MessageError: it may not say that.
         """
         if isinstance(port, WorkerPort):
-            if not isinstance(message, m.Calls):
-                raise m.MessageError(f"a worker may not send {type(message).__name__}")
-            self._syscalls.execute(port.name, message.calls)
-        elif isinstance(message, m.Register):
+            raise m.MessageError(f"a worker may not send {type(message).__name__}")
+        if isinstance(message, m.Register):
             self._answer(message.seq, lambda: self._register(message))
         elif isinstance(message, m.End):
             self._answer(message.seq, lambda: self._processes.end(message.instance))
@@ -226,6 +234,11 @@ class Kernel:
             self._ask(message)
         else:
             raise m.MessageError(f"the gateway may not send {type(message).__name__}")
+        self._turn_over()
+
+    def take_calls(self, port: WorkerPort, calls: list[Any]) -> None:
+        """Execute a worker's calls."""
+        self._syscalls.execute(port.name, calls)
         self._turn_over()
 
     # -- The gateway's requests ------------------------------------------------------------------
@@ -304,6 +317,7 @@ class Kernel:
                 steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
             ),
             **asdict(self._stepper.statistics),
+            "computes": self._executor.computes,
             "workers": sorted(self._workers),
             "waiting": steps.queue.works,
             "waiting_tokens": steps.queue.tokens,

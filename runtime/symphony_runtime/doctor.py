@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +37,7 @@ def examine(model: str, url: str | None) -> list[Check]:
         _package("torch", "runs the model"),
         _package("wasmtime", "runs programs", exactly=_WASMTIME),
         *(_package(name, "needed by the server") for name in ("aiohttp", "msgpack", "tokenizers")),
+        _native(),
         _model(model),
         _data_dir(default_data_dir()),
         _port(ServeOptions().host, ServeOptions().port, url),
@@ -58,6 +60,19 @@ def _package(name: str, why: str, exactly: str | None = None) -> Check:
     if exactly is not None and found != exactly:
         return Check(name, False, f"{found}, but {exactly} is the one that works")
     return Check(name, True, found)
+
+
+def _native() -> Check:
+    # The kernel's side answers, which the runtime does not import.
+    command = (sys.executable, "-m", "symphony_kernel.executor.native", "--check")
+    try:
+        done = subprocess.run(  # noqa: S603 - our own module
+            command, capture_output=True, text=True, timeout=_COMMAND_SECONDS_MAX, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("native kernels", False, f"cannot be asked for: {error}", needed=False)
+    words = (done.stdout or done.stderr).strip().splitlines()
+    return Check("native kernels", done.returncode == 0, words[-1] if words else "", needed=False)
 
 
 def _model(model: str) -> Check:

@@ -88,6 +88,10 @@ class Executor(Protocol):
         """The model it runs."""
 
     @property
+    def computes(self) -> str:
+        """What computes, for an operator: "native", "torch" or "simulated"."""
+
+    @property
     def pages(self) -> int:
         """Physical pages in the pool."""
 

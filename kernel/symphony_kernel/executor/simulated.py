@@ -104,6 +104,11 @@ class SimulatedExecutor:
         return self._model
 
     @property
+    def computes(self) -> str:
+        """What computes."""
+        return "simulated"
+
+    @property
     def pages(self) -> int:
         """Physical pages in the pool."""
         return self._pages

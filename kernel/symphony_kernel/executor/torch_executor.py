@@ -108,6 +108,11 @@ class TorchExecutor:
         return self._model
 
     @property
+    def computes(self) -> str:
+        """What computes: "native" or "torch"."""
+        return "native" if isinstance(self._network, NativeNetwork) else "torch"
+
+    @property
     def pages(self) -> int:
         """Physical pages in the pool."""
         return self._pages

@@ -1,15 +1,22 @@
 """`python -m symphony_kernel.executor.native`: compile the native kernels ahead of their first use.
 
 Ends with 0 also where they cannot be compiled, after saying why: the executor then runs on torch.
+With `--check` nothing is compiled: a line says what a server would find; 1 means that torch computes.
 """
 
 import sys
 
-from symphony_kernel.executor.native.build import NativeUnavailable, built_library
+from symphony_kernel.executor.native.build import (
+    NativeUnavailable,
+    built_library,
+    library_path,
+)
 
 
-def main() -> int:
-    """Compile what is not compiled yet."""
+def main(check: bool) -> int:
+    """Compile what is not compiled yet, or only look."""
+    if check:
+        return _check()
     try:
         path = built_library(say=_say)
     except NativeUnavailable as error:
@@ -19,9 +26,19 @@ def main() -> int:
     return 0
 
 
+def _check() -> int:
+    try:
+        path, there = library_path()
+    except NativeUnavailable as error:
+        _say(f"{error}; torch computes, several times slower")
+        return 1
+    _say(f"{path}" if there else "not compiled yet: the first start of a server does it")
+    return 0
+
+
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("--check" in sys.argv[1:]))

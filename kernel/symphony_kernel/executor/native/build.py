@@ -41,14 +41,13 @@ def built_library(say: Callable[[str], None] = _log.info) -> Path:
     """Return the path of the compiled library, compiling it when it is not there.
 
     Raises:
-        NativeUnavailable: no such processor, no compiler, or it fails on our sources.
+        NativeUnavailable: no such processor, no compiler, or it fails on our sources;
+            SYMPHONY_NATIVE=0 asks for none.
     """
-    processor = _processor()
-    compiler = _compiler()
-    directory = _cache_directory()
-    target = directory / f"kernels-{_key(compiler, processor)}.so"
-    if _intact(target):
+    target, there = library_path()
+    if there:
         return target
+    compiler, directory = _compiler(), target.parent
     say(f"compiling the native kernels with {compiler} (once, some seconds)")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as scratch:
@@ -57,6 +56,15 @@ def built_library(say: Callable[[str], None] = _log.info) -> Path:
         made.replace(target)
     say(f"compiled the native kernels in {time.perf_counter() - started:.1f} s: {target}")
     return target
+
+
+def library_path() -> tuple[Path, bool]:
+    """Return where this machine's library belongs, and whether it is there; NativeUnavailable."""
+    if os.environ.get("SYMPHONY_NATIVE") == "0":
+        raise NativeUnavailable("SYMPHONY_NATIVE=0 is set")
+    processor = _processor()
+    target = _cache_directory() / f"kernels-{_key(_compiler(), processor)}.so"
+    return target, _intact(target)
 
 
 def compile_library(compiler: str, scratch: Path, flags: tuple[str, ...] = ()) -> Path:

@@ -5,7 +5,6 @@ Calls release Python's lock while they compute.
 
 import ctypes
 import logging
-import os
 from collections.abc import Callable
 from ctypes import c_int32
 from pathlib import Path
@@ -42,10 +41,8 @@ def load_library(say: Callable[[str], None] = _log.info) -> Library:
     """Return the kernels for this machine, compiled now if need be.
 
     Raises:
-        NativeUnavailable: there are none, for the reason in the message; SYMPHONY_NATIVE=0 is one.
+        NativeUnavailable: there are none, for the reason in the message.
     """
-    if os.environ.get("SYMPHONY_NATIVE") == "0":
-        raise NativeUnavailable("SYMPHONY_NATIVE=0 is set")
     path = built_library(say)
     try:
         return Library(path)
