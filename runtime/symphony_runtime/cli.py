@@ -486,10 +486,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
     serve.add_argument("--threads", type=int, help="that the model computes with")
     serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
-    serve.add_argument(
-        "--max-decode-gap-ms", type=float,
-        help="of a step with prompts beside others' decodes; default 200; 0: any time",
-    )  # fmt: skip
+    gap = "a step with prompts beside others' decodes takes no longer; default 200"
+    serve.add_argument("--max-decode-gap-ms", type=float, help=gap)
     # For tests and benchmarks of everything but the model.
     serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
 
