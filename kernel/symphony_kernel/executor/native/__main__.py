@@ -1,7 +1,7 @@
 """`python -m symphony_kernel.executor.native`: compile the native kernels ahead of their first use.
 
 Ends with 0 also where they cannot be compiled, after saying why: the executor then runs on torch.
-With `--check` nothing is compiled: a line says what a server would find; 1 means that torch computes.
+With `--check` nothing is compiled: a line says what a server would find; 1: torch computes.
 """
 
 import sys
