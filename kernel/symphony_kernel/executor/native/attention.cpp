@@ -51,22 +51,31 @@ struct Rotation {
     }
 };
 
+// The queries of one kv head, and what they have so far.
+struct State {
+    explicit State(const PoolLayout &layout)
+        : queries(size_t(QUERIES_MAX) * layout.key_units), sums(size_t(QUERIES_MAX) * layout.width) {}
+
+    Aligned<uint32_t> queries;  // [rows][key_units]
+    Aligned<float> sums;        // [rows][width]
+    Totals so_far;
+};
+
 // What a task works with, of one thread.
 struct Scratch {
     Scratch(const PoolLayout &layout)
         : turned(size_t(layout.head_dim) + LANES),
-          queries(size_t(QUERIES_MAX) * layout.key_units),
           scores(size_t(QUERIES_MAX) * SCORES_STRIDE),
-          sums(size_t(QUERIES_MAX) * layout.width),
-          last_pair(layout.width) {}
+          last_pair(size_t(layout.width)) {
+        for (int head = 0; head < layout.kv_heads; ++head)
+            states.push_back(std::make_unique<State>(layout));
+    }
 
+    std::vector<std::unique_ptr<State>> states;  // of the kv heads of a task
     Aligned<float> turned;
-    Aligned<uint32_t> queries;    // [rows][key_units]
     Aligned<float> scores;        // [rows][SCORES_STRIDE], then weights in place
-    Aligned<float> sums;          // [rows][width]
     Aligned<uint32_t> last_pair;  // [width]: a token without its neighbour
     Totals block;
-    Totals so_far;
     Factors factors;
 };
 
@@ -125,9 +134,9 @@ struct Attention::Impl {
     // The queries of a task as its rows, scaled so that weights are powers of two.
     template <class T>
     void enter_queries(const AttentionLayer &layer, const Task &task, int head, int heads,
-                       Scratch &my) const {
+                       State &state, Scratch &my) const {
         const float scale = float(1.4426950408889634 / std::sqrt(double(layout.head_dim)));
-        auto *units = reinterpret_cast<typename T::Element *>(my.queries.data());
+        auto *units = reinterpret_cast<typename T::Element *>(state.queries.data());
         for (int i = 0; i < task.count; ++i) {
             const int32_t token = planner.members[size_t(task.first + i)];
             const Rotation rotation = this->rotation(layer, token);
@@ -168,10 +177,10 @@ struct Attention::Impl {
     }
 
     template <class T>
-    void attend_block(const Task &task, int32_t window, int index, const Block &block, int heads,
-                      float *sums, Scratch &my, float *partial_totals) const {
+    void weigh_block(const Task &task, int32_t window, int index, const Block &block, int heads,
+                      State &state, Scratch &my) const {
         const int rows = task.count * heads;
-        const uint32_t *queries = my.queries.data();
+        const uint32_t *queries = state.queries.data();
         float *scores = my.scores.data();
         const bool few = rows <= 2 * TILE_QUERIES;
         for_tiles(rows, [&](int row, auto size) {
@@ -190,13 +199,14 @@ struct Attention::Impl {
                 my.block.maxima[row] = weigh<T>(mine, block, visible, my.block.totals + row);
             }
         }
-        if (partial_totals)
-            put_totals(rows, partial_totals, my);
-        else
-            join(my.block, my.so_far, rows, my.factors);
+    }
+
+    // Adds a block's weighted values to sums, by the factors.
+    template <class T>
+    void add_values(const Block &block, int rows, float *sums, const Scratch &my) const {
         for_tiles(rows, [&](int row, auto size) {
             value_rows<T, size()>(block, layout.width, my.last_pair.data(),
-                                  scores + size_t(row) * SCORES_STRIDE, my.factors, row,
+                                  my.scores.data() + size_t(row) * SCORES_STRIDE, my.factors, row,
                                   sums + size_t(row) * layout.width);
         });
     }
@@ -219,38 +229,62 @@ struct Attention::Impl {
     }
 
     template <class T>
-    void attend_heads(const AttentionLayer &layer, const Task &task, int head, int heads,
-                      Scratch &my) {
-        const int32_t window = planner.of(layer.layer).window;
+    void begin_heads(const AttentionLayer &layer, const Task &task, int head, int heads,
+                     State &state, Scratch &my) const {
+        enter_queries<T>(layer, task, head, heads, state, my);
+        state.so_far.clear();
+        std::fill_n(state.sums.data(), size_t(task.count * heads) * layout.width, 0.0f);
+    }
+
+    // One block for some heads of a kv head, joined with those before, or kept as a part.
+    template <class T>
+    void attend_block(const AttentionLayer &layer, const Task &task, int index, int head, int heads,
+                      State &state, Scratch &my) {
         const int rows = task.count * heads;
-        enter_queries<T>(layer, task, head, heads, my);
-        my.so_far.clear();
-        if (task.partial < 0) std::fill_n(my.sums.data(), size_t(rows) * layout.width, 0.0f);
-        for (int index = task.block_begin; index < task.block_end; ++index) {
-            const Block block = find_block<T>(task, layer.layer, index, my);
-            float *sums = my.sums.data(), *totals = nullptr;
-            if (task.partial >= 0) {
-                const size_t at = planner.partial(task, index) + first_of(task, head);
-                sums = planner.sums() + at * layout.width;
-                totals = planner.partial_totals.data() + 2 * at;
-                std::fill_n(sums, size_t(rows) * layout.width, 0.0f);
-            }
-            attend_block<T>(task, window, index, block, heads, sums, my, totals);
+        const Block block = find_block<T>(task, layer.layer, index, my);
+        weigh_block<T>(task, planner.of(layer.layer).window, index, block, heads, state, my);
+        if (task.partial < 0) {
+            join(my.block, state.so_far, rows, my.factors);
+            add_values<T>(block, rows, state.sums.data(), my);
+            return;
         }
-        if (task.partial < 0) finish<T>(layer, task, head, heads, my);
+        const size_t at = planner.partial(task, index) + first_of(task, head);
+        float *sums = planner.sums() + at * layout.width;
+        std::fill_n(sums, size_t(rows) * layout.width, 0.0f);
+        put_totals(rows, planner.partial_totals.data() + 2 * at, my);
+        add_values<T>(block, rows, sums, my);
+    }
+
+    // All of a task's kv heads, block by block: their entries lie one behind the other.
+    template <class T>
+    void attend_together(const AttentionLayer &layer, Task task, Scratch &my) {
+        const int first = task.kv_head, shared = layout.shared;
+        auto each = [&](auto work) {
+            for (int i = 0; i < task.kv_heads; ++i) {
+                task.kv_head = first + i;
+                work(task.kv_head * shared, *my.states[size_t(i)]);
+            }
+        };
+        each([&](int head, State &state) { begin_heads<T>(layer, task, head, shared, state, my); });
+        for (int index = task.block_begin; index < task.block_end; ++index)
+            each([&](int head, State &state) {
+                attend_block<T>(layer, task, index, head, shared, state, my);
+            });
+        each([&](int head, State &state) { finish<T>(layer, task, head, shared, state); });
     }
 
     // Divides a task's sums by their totals and writes them out.
     template <class T>
-    void finish(const AttentionLayer &layer, const Task &task, int head, int heads, Scratch &my) const {
+    void finish(const AttentionLayer &layer, const Task &task, int head, int heads,
+                const State &state) const {
         auto *out = static_cast<typename T::Element *>(layer.out);
         for (int i = 0; i < task.count; ++i) {
             const int32_t token = planner.members[size_t(task.first + i)];
             for (int h = 0; h < heads; ++h) {
                 const int row = i * heads + h;
-                const float *sums = my.sums.data() + size_t(row) * layout.width;
+                const float *sums = state.sums.data() + size_t(row) * layout.width;
                 auto *place = out + token * layer.out_stride + size_t(head + h) * layout.head_dim;
-                const __m512 total = _mm512_set1_ps(my.so_far.totals[row]);
+                const __m512 total = _mm512_set1_ps(state.so_far.totals[row]);
                 for (int d = 0; d < layout.head_dim; d += LANES)
                     write_part<T>(place + d, _mm512_div_ps(_mm512_load_ps(sums + d), total),
                                    layout.head_dim - d);
@@ -271,33 +305,46 @@ struct Attention::Impl {
 
     template <class T>
     void attend(const AttentionLayer &layer, const Task &task, Scratch &my) {
-        if (task.entering)
-            enter_token<T>(layer, planner.members[task.first], task.kv_head, my.turned.data());
-        for_heads(task, [&](int head, int heads) { attend_heads<T>(layer, task, head, heads, my); });
+        for (int i = 0; task.entering && i < task.kv_heads; ++i)
+            enter_token<T>(layer, planner.members[size_t(task.first)], task.kv_head + i,
+                           my.turned.data());
+        if (task.kv_heads > 1) {
+            attend_together<T>(layer, task, my);
+            return;
+        }
+        State &state = *my.states[0];
+        for_heads(task, [&](int head, int heads) {
+            begin_heads<T>(layer, task, head, heads, state, my);
+            for (int index = task.block_begin; index < task.block_end; ++index)
+                attend_block<T>(layer, task, index, head, heads, state, my);
+            if (task.partial < 0) finish<T>(layer, task, head, heads, state);
+        });
     }
 
     template <class T>
     void merge(const AttentionLayer &layer, const Task &task, Scratch &my) const {
+        State &state = *my.states[0];
         for_heads(task, [&](int head, int heads) {
             const int rows = task.count * heads;
-            my.so_far.clear();
-            std::fill_n(my.sums.data(), size_t(rows) * layout.width, 0.0f);
+            state.so_far.clear();
+            std::fill_n(state.sums.data(), size_t(rows) * layout.width, 0.0f);
             for (int index = task.block_begin; index < task.block_end; ++index) {
                 const size_t at = planner.source(task, index) + first_of(task, head);
                 take_totals(rows, planner.partial_totals.data() + 2 * at, my);
-                join(my.block, my.so_far, rows, my.factors);
-                for (int row = 0; row < rows; ++row) merge_row(at + size_t(row), row, my);
+                join(my.block, state.so_far, rows, my.factors);
+                for (int row = 0; row < rows; ++row)
+                    merge_row(planner.sums() + (at + size_t(row)) * layout.width,
+                              state.sums.data() + size_t(row) * layout.width,
+                              my.factors.keep[row], my.factors.take[row]);
             }
-            finish<T>(layer, task, head, heads, my);
+            finish<T>(layer, task, head, heads, state);
         });
     }
 
-    void merge_row(size_t at, int row, Scratch &my) const {
-        const float *from = planner.sums() + at * layout.width;
-        float *sums = my.sums.data() + size_t(row) * layout.width;
+    void merge_row(const float *from, float *sums, float keep, float take) const {
         for (int d = 0; d < layout.width; d += LANES) {
-            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(my.factors.keep[row]));
-            const __m512 taken = _mm512_set1_ps(my.factors.take[row]);
+            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(sums + d), _mm512_set1_ps(keep));
+            const __m512 taken = _mm512_set1_ps(take);
             _mm512_store_ps(sums + d, _mm512_fmadd_ps(_mm512_load_ps(from + d), taken, kept));
         }
     }

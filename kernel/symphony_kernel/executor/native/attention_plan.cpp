@@ -78,6 +78,7 @@ void Planner::plan(const StepRows &step) {
         work.merges.clear();
         make_spans(work.window);
         const int32_t blocks = part_blocks();
+        together_ = together();
         for (Span &span : spans_) cut(span, blocks, work);
         make_merges(work);
         arrange(work.tasks);
@@ -299,24 +300,43 @@ int32_t Planner::part_blocks() const {
     return std::max(int32_t(part / block_cost), 1);
 }
 
+// Whether decoding rows are so many that one task may have all kv heads of a row, whose entries lie
+// beside each other in memory: they come a fifth faster than head by head.
+bool Planner::together() const {
+    if (shared_ > QUERIES_MAX) return false;
+    float total = 0.0f, most = 0.0f;
+    for (const Span &span : spans_) {
+        const float cost = span_cost(span, span.block_end - span.block_begin) * float(kv_heads_);
+        total += cost;
+        if (span.count == 1) most = std::max(most, cost);
+    }
+    return most * float(4 * threads_) <= total || threads_ == 1;
+}
+
 void Planner::cut(Span &span, int32_t blocks, Work &work) {
     if (!span.partial && span.block_end - span.block_begin > blocks) {
         span.partial = true;
         add_target(span.first, span.count, span.block_begin, span.block_end);
     }
+    if (!span.partial && span.count == 1 && together_) {
+        add_task(span, span.block_begin, span.block_end, 0, kv_heads_, work);
+        return;
+    }
     for (int32_t begin = span.block_begin; begin < span.block_end;) {
         const int32_t end = begin + std::min(span.block_end - begin, blocks);
-        for (int32_t head = 0; head < kv_heads_; ++head) add_task(span, begin, end, head, work);
+        for (int32_t head = 0; head < kv_heads_; ++head) add_task(span, begin, end, head, 1, work);
         begin = end;
     }
 }
 
-void Planner::add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_head, Work &work) {
+void Planner::add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_head,
+                       int32_t kv_heads, Work &work) {
     Span part = span;
     part.block_begin = begin;
+    const float cost = span_cost(part, end - begin) * float(kv_heads);
     const bool entering = span.entering && end == span.block_end;
-    Task task{kv_head, span.first, span.count, span.table, begin, end,     span.low,
-              span.high, -1,        -1,         entering,   span_cost(part, end - begin)};
+    Task task{kv_head, kv_heads,  span.first, span.count, span.table, begin, end,
+              span.low, span.high, -1,         -1,         entering,   cost};
     if (span.partial) {
         task.partial = partial_rows_;
         partial_rows_ += int64_t(end - begin) * span.count * shared_;
@@ -356,7 +376,7 @@ void Planner::make_merges(Work &work) {
     for (const Target &target : targets_)
         for (int32_t head = 0; head < kv_heads_; ++head) {
             const int64_t blocks = target.block_end - target.block_begin;
-            work.merges.push_back({head, target.first, target.count, 0, target.block_begin,
+            work.merges.push_back({head, 1, target.first, target.count, 0, target.block_begin,
                                    target.block_end, 0, 0, -1, target.sources + head * blocks, false,
                                    0.0f});
         }

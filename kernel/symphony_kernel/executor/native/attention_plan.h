@@ -9,9 +9,10 @@
 
 namespace symphony {
 
-// Some queries of one kv head against the blocks [block_begin, block_end) of one block table.
+// Some queries of one kv head, or of several, against the blocks [block_begin, block_end) of one block
+// table.
 struct Task {
-    int32_t kv_head;
+    int32_t kv_head, kv_heads;  // the first, and how many
     int32_t first, count;  // of `members`
     int32_t table;         // where the block table begins in `rows.tables`
     int32_t block_begin, block_end;
@@ -89,7 +90,9 @@ class Planner {
     int32_t part_blocks() const;
     float span_cost(const Span &span, int32_t blocks) const;
     void cut(Span &span, int32_t blocks, Work &work);
-    void add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_head, Work &work);
+    void add_task(const Span &span, int32_t begin, int32_t end, int32_t kv_head, int32_t kv_heads,
+                  Work &work);
+    bool together() const;
     void note_sources(const Task &task);
     void make_merges(Work &work);
     void arrange(std::vector<Task> &tasks) const;
@@ -116,6 +119,7 @@ class Planner {
     std::vector<Target> targets_;
     // Of all windows.
     std::vector<int64_t> sources_;
+    bool together_ = false;  // all kv heads of a decoding row in one task
     int64_t partial_rows_ = 0;
 };
 
