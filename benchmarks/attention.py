@@ -24,7 +24,7 @@ from symphony_kernel.executor.step import Geometry, plan_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 POOL_BYTES = 192 << 20
-PARTS = 16  # that are timed by themselves: a short time is less often disturbed
+PARTS = 4  # that are timed by themselves: a short time is less often disturbed
 SHAPES = {"135M": (9, 3, 64), "0.5B": (14, 2, 64)}
 # (rows, new tokens of each, entries present before)
 CASES = {
