@@ -1,5 +1,7 @@
 """The native matrix products against float64, and the same bits in any company."""
 
+import threading
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -86,3 +88,15 @@ def test_the_rates_of_the_machine_are_sane(library: Library) -> None:
     for width in (2, 4):
         assert 1e9 < flops_per_s(library, width, 1, 1 << 18) < 1e13
     assert 1e8 < bytes_per_s(library, 2, 16 << 20) < 1e13
+
+
+def test_teams_end_as_often_as_they_begin(library: Library) -> None:
+    def begin_and_end() -> None:
+        for _ in range(1_000):
+            flops_per_s(library, 4, threads=8, dots=16)
+
+    # Ended at any moment, also while its threads are about to sleep; they never wake up otherwise.
+    ending = threading.Thread(target=begin_and_end, daemon=True)
+    ending.start()
+    ending.join(60)
+    assert not ending.is_alive()

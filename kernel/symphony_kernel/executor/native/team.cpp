@@ -115,8 +115,11 @@ void Team::take_tasks(int32_t thread) {
 
 // What the other threads do all their life.
 void Team::serve(int32_t thread) {
-    while (!stopped_.load()) {
+    for (;;) {
+        // In this order: whoever stops the team changes the step last, and a thread that has seen
+        // the last step must not sleep on it.
         uint32_t step = step_.load();
+        if (stopped_.load()) return;
         if ((step & 1) == 0) {
             sleep_while(step_, step);
             continue;
