@@ -56,6 +56,7 @@ def test_a_decoding_run_is_shown_from_its_call_to_its_step(
         ends = [round(each["ts"] + each["dur"], 3) for each in (step, pred, wait)]
         assert call["ts"] <= pred["ts"] <= step["ts"]
         assert ends == sorted(ends)
-        assert step["args"]["rows"] >= 1
+        # Nothing of what others computed in the same step.
+        assert step["args"] == {"own_rows": 1, "own_tokens": 1}
     missing = symphony(server, "trace", "run_nothing")
     assert (missing.returncode, missing.stdout) == (1, "")

@@ -3,8 +3,9 @@
 import asyncio
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
@@ -22,6 +23,7 @@ from symphony_runtime.gateway.progress import Progress
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store
 
+T = TypeVar("T")
 _IN_THREAD_BYTES = 256 << 10  # larger JSON would hold up everybody else's requests
 
 
@@ -120,6 +122,11 @@ async def read_json(request: web.Request, what: str, limit: int) -> Any:
     return await parse_json(body) if body else {}
 
 
+async def beside_others(size: int, work: Callable[[], T]) -> T:
+    """Do what goes through about `size` bytes: in a thread where it would hold up the others."""
+    return await asyncio.to_thread(work) if size > _IN_THREAD_BYTES else work()
+
+
 async def parse_json(body: bytes) -> Any:
     """Return a body's JSON.
 
@@ -127,9 +134,7 @@ async def parse_json(body: bytes) -> Any:
         Problem: 400.
     """
     try:
-        if len(body) > _IN_THREAD_BYTES:
-            return await asyncio.to_thread(_parse, body)
-        return _parse(body)
+        return await beside_others(len(body), lambda: _parse(body))
     except (ValueError, RecursionError) as error:
         raise bad_request("bad-json", f"the body is no JSON: {error}") from error
 
@@ -144,10 +149,7 @@ def _refuse_constant(name: str) -> None:
 
 async def answer(document: dict[str, Any], status: int = 200, size: int = 0) -> web.Response:
     """Return a JSON answer; `size` is about its bytes, where they may be many."""
-    if size > _IN_THREAD_BYTES:
-        body = await asyncio.to_thread(to_json, document)
-    else:
-        body = to_json(document)
+    body = await beside_others(size, lambda: to_json(document))
     return web.Response(status=status, body=body, content_type="application/json")
 
 

@@ -234,15 +234,14 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
         name = names.get((instance, seq), "pred")
         picture.span(where, "pred", name, (submitted, ended), {**args, "errno": errno})
         picture.span(where, "wait", "queued", (submitted, parts[0][0] if parts else ended))
-        for began, done, rows, of_all, own in parts:
-            picture.span(
-                where, "step", "step", (began, done), {"rows": rows, "tokens": of_all, "own": own}
-            )
-            step = steps.setdefault(began, [done, rows, of_all, 0, 0])
-            step[3] += 1
-            step[4] += own
-    for began, (done, rows, of_all, own_rows, own) in sorted(steps.items()):
-        args = {"rows": rows, "tokens": of_all, "own_rows": own_rows, "own_tokens": own}
+        # How many rows and tokens a step had in all stays unsaid: it would tell of other tenants.
+        for began, done, _rows, _tokens, own in parts:
+            picture.span(where, "step", "step", (began, done), {"own": own})
+            step = steps.setdefault(began, [done, 0, 0])
+            step[1] += 1
+            step[2] += own
+    for began, (done, own_rows, own) in sorted(steps.items()):
+        args = {"own_rows": own_rows, "own_tokens": own}
         picture.span((_KERNEL, _STEPS_TRACK), "step", "step", (began, done), args)
 
 

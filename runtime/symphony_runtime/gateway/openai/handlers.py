@@ -3,12 +3,19 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
 
-from symphony_runtime.gateway.http import answer, parse_json, read_body, tenant_of
+from symphony_runtime.gateway.http import (
+    answer,
+    beside_others,
+    parse_json,
+    read_body,
+    tenant_of,
+)
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.openai.courses import Batches, own_records, shipped_records
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
@@ -134,7 +141,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     body = await parse_json(raw)
     name, model = model_of(body), await with_.model()
     if name == model.name:
-        wanted = parse(body, model)
+        wanted = await beside_others(len(raw), partial(parse, body, model))
         run, batches = await _start_shipped(with_, tenant, wanted)
     else:
         program = await with_.programs.find(tenant, name)
@@ -143,14 +150,17 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
         wanted = parse_for_program(body, raw)
         run, batches = await _start_own(with_, program, wanted)
     looks = shape(run.record.id, name, wanted, body)
+    choices, streamed = wanted.choices, wanted.stream
+    # They are many times the request's size, and the answer may take an hour.
+    del raw, body, wanted
     with_.clients.enter(run, request)
     served = False
     try:
-        if wanted.stream:
+        if streamed:
             headers = {"X-Run-Id": run.record.id}
             response = await answer_stream(request, batches, looks, headers)
         else:
-            response = await answer_whole(batches, looks, wanted.choices)
+            response = await answer_whole(batches, looks, choices)
             response.headers["X-Run-Id"] = run.record.id
         served = True
     finally:

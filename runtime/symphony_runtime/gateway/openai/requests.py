@@ -25,6 +25,8 @@ _TOKENS_MAX = 1 << 24
 # Taken and without effect here: they ask for nothing that would be answered differently.
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention", "request_id", "priority", "verbosity"}  # fmt: skip
+_METADATA_MAX = 16
+_TOLD_CHARACTERS_MAX = 64 + 512  # of a name with its text
 # Taken only with the value that asks for nothing.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -115,6 +117,7 @@ def parse_response(body: dict[str, Any], model: Model) -> Wanted:
     Raises:
         OpenAIError: 400.
     """
+    _check_told(body)
     fields = Fields(body, _IGNORED, _ONLY)
     asked = fields.take("input")
     messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else _items(asked)
@@ -152,6 +155,18 @@ def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
         raise refused("a program gives one answer: `n` must be 1", "n")
     stream, include_usage = _stream(fields)
     return Wanted(raw, 1, stream, include_usage)
+
+
+def _check_told(body: dict[str, Any]) -> None:
+    """Refuse what a response could not tell its client again, or not in a few lines."""
+    metadata, user = body.get("metadata") or {}, body.get("user") or ""
+    if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:
+        raise refused(f"`metadata` must be an object of at most {_METADATA_MAX} texts", "metadata")
+    for name, value in [*metadata.items(), ("user", user)]:
+        if not isinstance(value, str) or len(name) + len(value) > _TOLD_CHARACTERS_MAX:
+            words = f"`user` and each of `metadata` is a text of at most {_TOLD_CHARACTERS_MAX}"
+            raise refused(f"{words} characters", "user" if name == "user" else "metadata")
+    pack([metadata, user])
 
 
 def read_messages(value: Any, param: str) -> list[dict[str, str]]:

@@ -89,18 +89,18 @@ async def answer_whole(
     Raises:
         OpenAIError: the program says why it cannot.
     """
-    texts: list[Piece | None] = [None] * choices
+    parts: list[list[Piece]] = [[] for _ in range(choices)]
     usage = Usage()
     async for batch in batches:
         for record in batch:
             if isinstance(record, Piece):
-                texts[record.choice] = _joined(texts[record.choice], record)
+                parts[record.choice].append(record)
             elif isinstance(record, Usage):
                 usage = record
             else:
                 raise failure_error(record)
-    pieces = [piece for piece in texts if piece is not None]
-    assert len(pieces) == choices
+    assert all(parts)
+    pieces = [_joined(pieces) for pieces in parts]
     return web.Response(body=answer.whole(pieces, usage), content_type="application/json")
 
 
@@ -146,13 +146,13 @@ def _event(record: Record, answer: Answer) -> bytes:
     return answer.failed(failure_error(record))
 
 
-def _joined(before: Piece | None, piece: Piece) -> Piece:
-    if before is None:
-        return piece
-    logprobs = before.logprobs
-    if logprobs is not None:
-        logprobs = logprobs + (piece.logprobs or [])
-    return Piece(piece.choice, before.text + piece.text, piece.finish, logprobs)
+def _joined(pieces: list[Piece]) -> Piece:
+    """Return a choice's pieces as one; each is looked at once, however many they are."""
+    last = pieces[-1]
+    logprobs = None
+    if pieces[0].logprobs is not None:
+        logprobs = [told for piece in pieces for told in piece.logprobs or []]
+    return Piece(last.choice, "".join([piece.text for piece in pieces]), last.finish, logprobs)
 
 
 def now() -> int:

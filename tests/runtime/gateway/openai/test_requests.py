@@ -125,6 +125,25 @@ def test_a_response_s_input_is_a_conversation() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"metadata": {"a": "\ud800"}},
+        {"metadata": {"a": "x" * 600}},
+        {"metadata": {str(i): "" for i in range(17)}},
+        {"metadata": {"a": [[]]}},
+        {"metadata": [[]]},
+        {"user": "\udfff"},
+        {"user": {"deep": 1}},
+    ],
+)
+def test_a_response_tells_again_only_what_is_short_and_text(told: dict[str, Any]) -> None:
+    with pytest.raises(OpenAIError):
+        parse_response({"model": "m", "input": "hi", **told}, MODEL)
+    kept = {"metadata": {"a": "b"}, "user": "me"}
+    assert parse_response({"model": "m", "input": "hi", **kept}, MODEL).choices == 1
+
+
 def test_a_program_gets_the_request_as_it_came() -> None:
     raw = b'{"model": "p", "anything": 1, "stream": true}'
     wanted = parse_for_program({"model": "p", "anything": 1, "stream": True}, raw)
