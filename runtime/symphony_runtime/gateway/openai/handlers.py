@@ -14,6 +14,7 @@ from symphony_runtime.gateway.http import (
     beside_others,
     parse_json,
     read_body,
+    services,
     tenant_of,
 )
 from symphony_runtime.gateway.live import Run
@@ -153,6 +154,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     choices, streamed = wanted.choices, wanted.stream
     # They are many times the request's size, and the answer may take an hour.
     del raw, body, wanted
+    hold = partial(services(request).bodies.hold, request, tenant)
     with_.clients.enter(run, request)
     served = False
     try:
@@ -160,7 +162,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
             headers = {"X-Run-Id": run.record.id}
             response = await answer_stream(request, batches, looks, headers)
         else:
-            response = await answer_whole(batches, looks, choices)
+            response = await answer_whole(batches, looks, choices, hold)
             response.headers["X-Run-Id"] = run.record.id
         served = True
     finally:

@@ -5,8 +5,9 @@ byte has been answered is an error of its own; afterwards it is an event in the 
 """
 
 import asyncio
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from aiohttp import web
@@ -17,6 +18,8 @@ from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Usag
 from symphony_runtime.gateway.runs import Runs
 
 GONE = "its client went away"
+_TOLD_BYTES = 200  # of a token with its log-probability
+Hold = Callable[[int], None]
 _LOOK_SECONDS = 0.1  # between two looks at which clients are still there
 
 
@@ -82,18 +85,20 @@ def failure_error(failure: Failure) -> OpenAIError:
 
 
 async def answer_whole(
-    batches: AsyncIterator[list[Record]], answer: Answer, choices: int
+    batches: AsyncIterator[list[Record]], answer: Answer, choices: int, hold: Hold
 ) -> web.Response:
-    """Answer when everything is there.
+    """Answer when everything is there; `hold` hears of the bytes that are kept until then.
 
     Raises:
         OpenAIError: the program says why it cannot.
+        Problem: 429, from `hold`.
     """
     parts: list[list[Piece]] = [[] for _ in range(choices)]
     usage = Usage()
     async for batch in batches:
         for record in batch:
             if isinstance(record, Piece):
+                hold(_size(record))
                 parts[record.choice].append(record)
             elif isinstance(record, Usage):
                 usage = record
@@ -144,6 +149,12 @@ def _event(record: Record, answer: Answer) -> bytes:
     if isinstance(record, Usage):
         return answer.end(record)
     return answer.failed(failure_error(record))
+
+
+def _size(piece: Piece) -> int:
+    """Return about how many bytes of memory a piece takes."""
+    told = sum(1 + len(token.top) for token in piece.logprobs or ())
+    return sys.getsizeof(piece.text) + _TOLD_BYTES * told
 
 
 def _joined(pieces: list[Piece]) -> Piece:

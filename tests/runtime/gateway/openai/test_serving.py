@@ -1,0 +1,45 @@
+"""Whole answers: what is kept until they are there is counted and bounded."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+from symphony_runtime.gateway.openai.records import Piece, Record, TokenLogprob, Usage
+from symphony_runtime.gateway.openai.serving import answer_whole
+from symphony_runtime.gateway.openai.shapes import CompletionShape
+from symphony_runtime.gateway.problems import Problem
+
+
+async def pieces(count: int, text: str) -> AsyncIterator[list[Record]]:
+    for number in range(count):
+        told = [TokenLogprob(b"x", -1.0, [(b"y", -2.0)])]
+        yield [Piece(0, text, "stop" if number == count - 1 else None, told)]
+    yield [Usage()]
+
+
+def test_a_whole_answer_is_its_pieces_and_counts_what_it_keeps() -> None:
+    held: list[int] = []
+    shape = CompletionShape("run_1", "m", 1, include_usage=False)
+    response = asyncio.run(answer_whole(pieces(3, "ab\U0001f600"), shape, 1, held.append))
+    assert isinstance(response.body, bytes)
+    (choice,) = json.loads(response.body)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("ab\U0001f600" * 3, "stop")
+    assert choice["logprobs"]["token_logprobs"] == [-1.0] * 3
+    assert len(held) == 3
+    assert min(held) > 3 * 4 + 2 * 100  # wide characters, a token and its alternative
+
+
+def test_an_answer_too_large_to_keep_is_refused_where_it_becomes_so() -> None:
+    room = 10_000
+
+    def hold(size: int) -> None:
+        nonlocal room
+        room -= size
+        if room < 0:
+            raise Problem(429, "too-many-bytes", "too much")
+
+    shape = CompletionShape("run_1", "m", 1, include_usage=False)
+    with pytest.raises(Problem, match="too much"):
+        asyncio.run(answer_whole(pieces(1_000, "x" * 1_000), shape, 1, hold))
+    assert room > -2_000
