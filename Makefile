@@ -4,7 +4,7 @@
 #   make demo      serve the tiny model, run the examples over HTTP   1 min
 #   make serve     the server on http://127.0.0.1:8700 until Ctrl-C
 #   make check     format, lint, types, import direction              1 min
-#   make test      check, then the whole suite                         7 min
+#   make test      check, then the whole suite                         9 min
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make clean     remove all that the above made
 
@@ -74,7 +74,7 @@ format: $(VENV)/installed
 	@$(RUNNING) ruff check --fix .
 
 test: check build/examples build/native
-	@echo "== test: the whole suite (about six minutes)"
+	@echo "== test: the whole suite (about nine minutes)"
 	@$(RUNNING) pytest
 
 bench: build/examples build/native
