@@ -54,6 +54,10 @@ build/examples: $(VENV)/installed build/toolchains $(EXAMPLE_SOURCES)
 	@$(RUNNING) python tools/build_examples.py
 	@touch $@
 
+shipped-program: $(VENV)/installed build/toolchains
+	@echo "== shipped-program: the LIP behind the OpenAI routes, whose Wasm is committed (seconds)"
+	@$(RUNNING) python tools/build_shipped_program.py
+
 demo: build/examples build/native
 	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"
 	@$(RUNNING) python examples/demo.py

@@ -46,6 +46,9 @@ pub struct Ticket<T> {
     shape: usize,
 }
 
+/// Bytes, or why there are none.
+type Given = core::result::Result<Vec<u8>, Errno>;
+
 enum State {
     Failed(Errno),
     /// Under way, and nobody has awaited it.
@@ -55,14 +58,40 @@ enum State {
     Finished,
 }
 
+impl State {
+    /// Of the ticket that `call` returned, or of its errno.
+    fn new(call: &'static str, result: i32) -> State {
+        match check(call, result) {
+            Ok(_) => State::Started(result),
+            Err(error) => State::Failed(error.errno),
+        }
+    }
+
+    /// What the ticket gives, once it is ready; None where it has given everything before.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Given>> {
+        match *self {
+            State::Failed(errno) => Poll::Ready(Some(Err(errno))),
+            State::Finished => Poll::Ready(None),
+            State::Started(ticket) => {
+                let waker = context.waker().clone();
+                let slot = RUNTIME.with(|r| r.reactor.borrow_mut().register(ticket, waker));
+                *self = State::Registered(slot);
+                Poll::Pending
+            }
+            State::Registered(slot) => {
+                match RUNTIME.with(|r| r.reactor.borrow_mut().poll(slot, context.waker())) {
+                    Some(result) => Poll::Ready(Some(result)),
+                    None => Poll::Pending,
+                }
+            }
+        }
+    }
+}
+
 impl<T> Ticket<T> {
     /// The ticket that a call returned; `shape` is handed to `decode`.
     pub(crate) fn new(call: &'static str, result: i32, decode: Decode<T>, shape: usize) -> Self {
-        let state = match check(call, result) {
-            Ok(_) => State::Started(result),
-            Err(error) => State::Failed(error.errno),
-        };
-        Ticket { call, state, decode, shape }
+        Ticket { call, state: State::new(call, result), decode, shape }
     }
 
     /// Waits for this one ticket, from code that is not async.
@@ -70,7 +99,7 @@ impl<T> Ticket<T> {
         block_on(self)
     }
 
-    fn finish(&self, result: core::result::Result<Vec<u8>, Errno>) -> Result<T> {
+    fn finish(&self, result: Given) -> Result<T> {
         match result.map(|bytes| (self.decode)(&bytes, self.shape)) {
             Ok(Some(value)) => Ok(value),
             Ok(None) => Err(Error::new(self.call, Errno::EIO)),
@@ -83,21 +112,10 @@ impl<T> Future for Ticket<T> {
     type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T>> {
-        let result = match self.state {
-            State::Failed(errno) => Err(errno),
-            State::Finished => panic!("a ticket was awaited after it had given its result"),
-            State::Started(ticket) => {
-                let waker = context.waker().clone();
-                let slot = RUNTIME.with(|r| r.reactor.borrow_mut().register(ticket, waker));
-                self.state = State::Registered(slot);
-                return Poll::Pending;
-            }
-            State::Registered(slot) => {
-                match RUNTIME.with(|r| r.reactor.borrow_mut().poll(slot, context.waker())) {
-                    Some(result) => result,
-                    None => return Poll::Pending,
-                }
-            }
+        let result = match self.state.poll(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => panic!("a ticket was awaited after it had given its result"),
+            Poll::Ready(Some(result)) => result,
         };
         self.state = State::Finished;
         Poll::Ready(self.finish(result))
@@ -134,30 +152,15 @@ pub(crate) struct Pieces {
 impl Pieces {
     /// The ticket that a call returned.
     pub(crate) fn new(call: &'static str, result: i32) -> Pieces {
-        let state = match check(call, result) {
-            Ok(_) => State::Started(result),
-            Err(error) => State::Failed(error.errno),
-        };
-        Pieces { call, ticket: result, state }
+        Pieces { call, ticket: result, state: State::new(call, result) }
     }
 
     /// The next piece; empty at the end and ever after.
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Vec<u8>>> {
-        let result = match self.state {
-            State::Failed(errno) => Err(errno),
-            State::Finished => Ok(Vec::new()),
-            State::Started(ticket) => {
-                let waker = context.waker().clone();
-                let slot = RUNTIME.with(|r| r.reactor.borrow_mut().register(ticket, waker));
-                self.state = State::Registered(slot);
-                return Poll::Pending;
-            }
-            State::Registered(slot) => {
-                match RUNTIME.with(|r| r.reactor.borrow_mut().poll(slot, context.waker())) {
-                    Some(result) => result,
-                    None => return Poll::Pending,
-                }
-            }
+        let result = match self.state.poll(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => Ok(Vec::new()),
+            Poll::Ready(Some(result)) => result,
         };
         let more = result.as_ref().map_or(false, |piece| !piece.is_empty());
         self.state = if more { State::Started(self.ticket) } else { State::Finished };
@@ -182,7 +185,7 @@ impl Drop for Pieces {
 enum Slot {
     Free,
     Waiting(i32, Waker),
-    Done(core::result::Result<Vec<u8>, Errno>),
+    Done(Given),
 }
 
 struct Reactor {
