@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from symphony_kernel.kvfs.ordering import FileQueue
 
 _TABLE_PAGES_MIN = 4
+_STALE = -1  # of `_moved`: the frames must be looked up
 _NO_PAGES: Int32 = np.empty(0, np.int32)
 _OFFSETS: Int64 = np.arange(PAGE_TOKENS, dtype=np.int64)
 
@@ -81,9 +82,10 @@ class Storage:
             self.release(np.concatenate([file.take_pages() for file in files]))
 
     def copy(self, sources: Int64, destinations: Int64) -> None:
-        """Copy slots: tokens and positions now, K and V with the next step."""
-        self.pool.copy_entries(sources, destinations)
-        self.copies.append((sources, destinations))
+        """Copy slots of pages with frames: tokens and positions now, K and V with the next step."""
+        pool = self.pool
+        pool.copy_entries(sources, destinations)
+        self.copies.append((pool.device_slots(sources), pool.device_slots(destinations)))
         self.copied_slots += len(sources)
 
 
@@ -91,14 +93,18 @@ class KVFile:
     """Entries of one file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_count", "_storage", "_table", "computed_at", "counted", "error", "generating",
-        "length", "owner", "path", "plain", "queue", "references", "tenant",
+        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "computed_at", "counted",
+        "error", "generating", "length", "owner", "path", "plain", "queue", "references", "tenant",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
         self._storage = storage
-        self._table: Int32 = np.empty(_TABLE_PAGES_MIN, np.int32)
+        self._table: Int32 = _NO_PAGES
         self._count = 0  # pages in use of the table, reserved ones included
+        # The frames of the table's pages as of `_moved`, and how many of them have none.
+        self._frames: Int32 = _NO_PAGES
+        self._moved = storage.pool.moved
+        self._absent = 0
         self.tenant = tenant
         self.owner = owner
         self.length = 0
@@ -138,10 +144,23 @@ class KVFile:
         self._extend(pages)
 
     def block_table(self, entries: int) -> Int32:
-        """Return the pages of the first `entries` entries, reserved ones included (a view)."""
-        pages = page_count(entries)
+        """Return the frames of the first `entries` entries, reserved ones included (a view).
+
+        All pages of the file must have frames. What is returned stays as it is: what the file does
+        later, or where its pages go, changes another array.
+        """
+        pages = (entries + PAGE_TOKENS - 1) // PAGE_TOKENS
         assert pages <= self._count, "the table ends before these entries"
-        return self._table[:pages]
+        if self._moved != self._storage.pool.moved:
+            self._look_up()
+        assert not self._absent, "a page of the table has no frame"
+        return self._frames[:pages]
+
+    def absent_pages(self) -> Int32:
+        """Return the pages that have no frame ([n]); a page may stand there twice."""
+        if self._moved != self._storage.pool.moved:
+            self._look_up()
+        return self.pages[self._frames[: self._count] < 0] if self._absent else _NO_PAGES
 
     def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
         """Say that the reserved entries hold these tokens ([n], [n]): they exist now.
@@ -159,7 +178,7 @@ class KVFile:
             pool.tokens[slot] = tokens[0]
             pool.positions[slot] = positions[0]
         else:
-            slots = self.slots(np.arange(start, start + n))
+            slots = self._page_slots(np.arange(start, start + n))
             pool.tokens[slots] = tokens
             pool.positions[slots] = positions
         if self.plain == start and not tree and _continues(positions, start):
@@ -179,7 +198,7 @@ class KVFile:
     @property
     def positions(self) -> Int32:
         """The entries' positions ([length], a copy)."""
-        positions: Int32 = self._storage.pool.positions[self.slots(np.arange(self.length))]
+        positions: Int32 = self._storage.pool.positions[self._page_slots(np.arange(self.length))]
         return positions
 
     @property
@@ -200,11 +219,15 @@ class KVFile:
 
     def read_tokens(self, start: int, n: int) -> UInt32:
         """Return the tokens of entries start to start + n ([n], a copy)."""
-        tokens: UInt32 = self._storage.pool.tokens[self.slots(np.arange(start, start + n))]
+        tokens: UInt32 = self._storage.pool.tokens[self._page_slots(np.arange(start, start + n))]
         return tokens
 
     def slots(self, entries: Int64) -> Int64:
-        """Return the physical slots of entries ([c] indices, reserved ones included)."""
+        """Return the device's slots of entries ([c] indices, reserved ones included)."""
+        return self._storage.pool.device_slots(self._page_slots(entries))
+
+    def _page_slots(self, entries: Int64) -> Int64:
+        """Return the slots of entries in their pages ([c] indices, reserved ones included)."""
         pages = self._table[entries // PAGE_TOKENS].astype(np.int64)
         return pages * PAGE_TOKENS + entries % PAGE_TOKENS
 
@@ -212,7 +235,7 @@ class KVFile:
     def share(self, source: "KVFile") -> None:
         """Become a fork of `source`; this file must be empty."""
         assert self._count == 0
-        pages = source.block_table(source.length)
+        pages = source.pages[: page_count(source.length)]
         self._storage.pool.retain(pages)
         self._extend(pages)
         self.length = source.length
@@ -246,7 +269,7 @@ class KVFile:
         head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
         rest = entries[head:]
         alike = _alike_pages(rest)
-        sources = source.slots(entries)  # before this file's table changes: it may be the source
+        sources = source._page_slots(entries)  # noqa: SLF001 - before this file's table changes: it may be the source
         replaced = 1 if head and self._shares_last_page() else 0
         fresh = self._storage.allocate(self.owner.live(), replaced + len(alike) - int(alike.sum()))
         if replaced:
@@ -260,7 +283,7 @@ class KVFile:
         copied[head:] = np.repeat(~alike, PAGE_TOKENS)[: len(rest)]
         if copied.any():
             places = np.flatnonzero(copied) + self.length
-            self._storage.copy(sources[copied], self.slots(places))
+            self._storage.copy(sources[copied], self._page_slots(places))
         if self.length == 0 and np.array_equal(entries, np.arange(len(entries))):
             self.plain = min(source.plain, len(entries))
         self.length += len(entries)
@@ -275,7 +298,8 @@ class KVFile:
     def take_pages(self) -> Int32:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
         pages = self._table[: self._count]
-        self._table = _NO_PAGES
+        self._table = self._frames = _NO_PAGES
+        self._absent = 0
         self._count = self.length = self.plain = 0
         return pages
 
@@ -298,27 +322,51 @@ class KVFile:
         index = self.length // PAGE_TOKENS
         filled = _OFFSETS[: self.length % PAGE_TOKENS]
         old = self._table[index : index + 1].copy()
-        self._table = self._table.copy()  # a cancelled step may still read the old one
         self._table[index] = page
+        self._frames = self._frames.copy()  # a cancelled step may still read the old ones
+        self._frames[index] = self._storage.pool.frame[page]
         self._storage.copy(int(old[0]) * PAGE_TOKENS + filled, page * PAGE_TOKENS + filled)
         self._storage.release(old)
 
     def _extend(self, pages: Int32) -> None:
-        count = self._count + len(pages)
+        start, pool = self._count, self._storage.pool
+        count = start + len(pages)
         if count > len(self._table):
-            grown = np.empty(max(count, 2 * len(self._table)), np.int32)
-            grown[: self._count] = self._table[: self._count]
-            self._table = grown
-        self._table[self._count : count] = pages
+            self._table = _grown(self._table, start, count)
+            self._frames = _grown(self._frames, start, count)
+        self._table[start:count] = pages
+        self._frames[start:count] = pool.frame[pages]
         self._count = count
+        if pool.absent:
+            self._moved = _STALE
 
     def _shrink(self, count: int) -> None:
         if count < self._count:
             dropped = self._table[count : self._count]
-            # A cancelled step may still read the old table: what comes next must not change it.
             self._table = self._table[: max(count, _TABLE_PAGES_MIN)].copy()
+            # A cancelled step may still read the old frames: what comes next must not change them.
+            self._frames = self._frames[: max(count, _TABLE_PAGES_MIN)].copy()
             self._count = count
+            if self._absent:
+                self._moved = _STALE
             self._storage.release(dropped)
+
+    def _look_up(self) -> None:
+        """Find the frames again: something has moved."""
+        count, pool = self._count, self._storage.pool
+        frames = np.empty(len(self._table), np.int32)
+        frames[:count] = pool.frame[self._table[:count]]
+        self._frames = frames
+        self._absent = int((frames[:count] < 0).sum()) if pool.absent else 0
+        self._moved = pool.moved
+
+
+def _grown(table: Int32, used: int, count: int) -> Int32:
+    """Return a table of at least `count` with what is used of this one."""
+    grown = np.empty(max(count, 2 * len(table), _TABLE_PAGES_MIN), np.int32)
+    if used:
+        grown[:used] = table[:used]
+    return grown
 
 
 def _continues(positions: Int32, start: int) -> bool:

@@ -248,8 +248,8 @@ class KVFS:
         if file.plain < file.length:
             raise SyscallError(Errno.EINVAL, f"{file.plain} of {file.length} entries are plain")
         pages = file.length // PAGE_TOKENS
-        table = file.block_table(pages * PAGE_TOKENS)
-        return PAGE_TOKENS * self.prefix_cache.offer(file.tenant, file.page_tokens(pages), table)
+        offered = file.pages[:pages]
+        return PAGE_TOKENS * self.prefix_cache.offer(file.tenant, file.page_tokens(pages), offered)
 
     def match(self, tenant: str, tokens: UInt32, owner: Account) -> KVFile:
         """Return a file with the longest prefix of `tokens` that was offered in this tenant.
@@ -294,8 +294,10 @@ class KVFS:
         """
         if not groups:
             return
-        lost = np.unique(np.concatenate([group[1] for group in groups]) // PAGE_TOKENS)
-        self.prefix_cache.forget(lost.astype(np.int32))
+        frames = np.unique(np.concatenate([group[1] for group in groups]) // PAGE_TOKENS)
+        lost = self.pool.page[frames]
+        lost = lost[lost >= 0]
+        self.prefix_cache.forget(lost)
         for file in self._files:
             if file.error is None and np.isin(file.pages, lost).any():
                 file.error = Errno.EIO

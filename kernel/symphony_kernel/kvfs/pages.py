@@ -1,13 +1,21 @@
-"""Pages: one pool of physical pages a device, each with a count of the files that hold it.
+"""Pages and frames: what files hold, and where on the device its K and V lie.
 
-A slot is one entry of a page: slot `s` is entry `s % PAGE_TOKENS` of page `s // PAGE_TOKENS`. K and
-V of a slot live in the executor; its token and position live here, so that a fork shares them with
-the page and copies nothing. Slots of a free page hold whatever their last owner left: nobody reads
-a slot that its file has not committed or copied first.
+A *page* is an id: what a file's table holds, what is shared, counted and charged. Slot `s` is
+entry `s % PAGE_TOKENS` of page `s // PAGE_TOKENS`; its token and position live here, so that a fork
+shares them with the page and copies nothing. A *frame* is a place for a page's K and V in the
+executor's pool, whose slots are numbered in the same way. A held page has a frame of its own or
+none; there may be more pages than frames.
+
+    page    0    1    2    3    4          pool.frame  [2, 0, -1, -1, 1]   page 2 is elsewhere
+    frame   2    0    -    free 1          pool.page   [1, 4, 0]
+
+Slots of a free page or frame hold whatever their last owner left: nobody reads a slot that its file
+has not committed or copied first.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -15,6 +23,7 @@ from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
+NOWHERE: Final = -1  # of a page: on no frame; of a frame: free
 _ONE = np.int32(1)  # of the counts' own type: with a plain 1, `ufunc.at` is twenty times slower
 
 
@@ -25,45 +34,85 @@ def page_count(entries: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PoolStatistics:
-    """How full the pool is, in pages."""
+    """How full the device is, in frames, and how many pages are shared."""
 
     pages: int
     free: int
     shared: int
 
 
-class PagePool:
-    """Physical pages with reference counts; `on_freed` hears of each page that comes back."""
+class _Stack:
+    """Numbers from 0 that nobody uses. A fresh one hands them out in order."""
 
-    def __init__(self, pages: int, on_freed: Callable[[Int32], None] | None = None) -> None:
-        assert pages > 0
-        self.pages = pages
-        self.references = np.zeros(pages, np.int32)
-        self.tokens: UInt32 = np.zeros(pages * PAGE_TOKENS, np.uint32)  # [slots]
-        self.positions: Int32 = np.zeros(pages * PAGE_TOKENS, np.int32)  # [slots]
-        # A stack whose top is the lowest page, so that a fresh pool is handed out in order.
-        self._free = np.arange(pages - 1, -1, -1, dtype=np.int32)
-        self._free_count = pages
-        self._marks: Int32 = np.zeros(pages, np.int32)  # scratch of `release`
+    __slots__ = ("_numbers", "count")
+
+    def __init__(self, size: int) -> None:
+        self._numbers = np.arange(size - 1, -1, -1, dtype=np.int32)
+        self.count = size
+
+    def pop(self, n: int) -> Int32:
+        """Take n of them ([n]): there must be so many."""
+        rest = self.count - n
+        taken = self._numbers[rest : self.count][::-1].copy()
+        self.count = rest
+        return taken
+
+    def push(self, numbers: Int32) -> None:
+        """Give some back ([n])."""
+        self._numbers[self.count : self.count + len(numbers)] = numbers[::-1]
+        self.count += len(numbers)
+
+    def all(self) -> Int32:
+        """Return them, from the lowest."""
+        return np.sort(self._numbers[: self.count])
+
+
+class PagePool:
+    """Pages with reference counts over `frames` frames; `on_freed` hears of frames that come back.
+
+    There are `pages` pages, or as many as frames. `moved` counts what gives or takes a held page
+    its frame: while it is the same, `frame` is the same for all pages that were held all along.
+    """
+
+    def __init__(
+        self,
+        frames: int,
+        on_freed: Callable[[Int32], None] | None = None,
+        pages: int | None = None,
+    ) -> None:
+        self.frames = frames
+        self.pages = frames if pages is None else pages
+        assert 0 < frames <= self.pages
+        self.references = np.zeros(self.pages, np.int32)
+        self.tokens: UInt32 = np.zeros(self.pages * PAGE_TOKENS, np.uint32)  # [slots]
+        self.positions: Int32 = np.zeros(self.pages * PAGE_TOKENS, np.int32)  # [slots]
+        self.frame: Int32 = np.full(self.pages, NOWHERE, np.int32)  # [pages]
+        self.page: Int32 = np.full(frames, NOWHERE, np.int32)  # [frames]
+        self.moved = 0
+        self.absent = 0  # held pages without a frame
+        self._unused = _Stack(self.pages)
+        self._free = _Stack(frames)
+        self._marks: Int32 = np.zeros(self.pages, np.int32)  # scratch of `release`
         self._on_freed = on_freed
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
-        return self._free_count
+        """Pages that could be allocated now: free frames, or fewer when pages run out first."""
+        free, unused = self._free.count, self._unused.count
+        return free if free < unused else unused
 
     def allocate(self, n: int) -> Int32:
-        """Return n pages ([n]), each held once.
+        """Return n pages ([n]) with frames, each held once.
 
         Raises:
             SyscallError: ENOMEM, and nothing has changed.
         """
-        if n > self._free_count:
-            raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self._free_count} free")
-        rest = self._free_count - n
-        taken = self._free[rest : self._free_count][::-1].copy()
-        self._free_count = rest
+        if n > self.free:
+            raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.free} free")
+        taken, frames = self._unused.pop(n), self._free.pop(n)
         self.references[taken] = 1
+        self.frame[taken] = frames
+        self.page[frames] = taken
         return taken
 
     def retain(self, pages: Int32) -> None:
@@ -86,11 +135,28 @@ class PagePool:
             self._marks[freed] = numbers
             freed = freed[self._marks[freed] == numbers]
         if len(freed):
-            self._free[self._free_count : self._free_count + len(freed)] = freed[::-1]
-            self._free_count += len(freed)
-            if self._on_freed is not None:
-                self._on_freed(freed)
+            self._unused.push(freed)
+            self._vacate(freed)
         return freed
+
+    def _vacate(self, pages: Int32) -> None:
+        """Give back the frames of pages that nobody holds any more."""
+        frames = self.frame[pages]
+        if self.absent:
+            there = frames >= 0
+            self.absent -= len(pages) - int(there.sum())
+            frames = frames[there]
+        self.frame[pages] = NOWHERE
+        self.page[frames] = NOWHERE
+        self._free.push(frames)
+        if self._on_freed is not None:
+            self._on_freed(frames)
+
+    def device_slots(self, slots: Int64) -> Int64:
+        """Return the device's slots of pages' slots ([c] each); the pages must have frames."""
+        frames = self.frame[slots // PAGE_TOKENS]
+        assert not self.absent or not len(frames) or frames.min() >= 0, "a page has no frame"
+        return frames.astype(np.int64) * PAGE_TOKENS + slots % PAGE_TOKENS
 
     def copy_entries(self, sources: Int64, destinations: Int64) -> None:
         """Copy tokens and positions from slots to slots ([c] each), all reads first."""
@@ -101,7 +167,8 @@ class PagePool:
         """Compare the counts with what the files' page tables say (`expected`: [pages]).
 
         Raises:
-            KernelBug: a count differs, or the free pages are not exactly those that nobody holds.
+            KernelBug: a count differs, the free pages are not exactly those that nobody holds, or a
+                frame is lost or in use twice.
         """
         wrong = np.flatnonzero(self.references != expected)
         if len(wrong):
@@ -110,10 +177,22 @@ class PagePool:
                 f"{len(wrong)} pages have a wrong count; page {page} has "
                 f"{int(self.references[page])}, the page tables hold it {int(expected[page])} times"
             )
-        free = np.sort(self._free[: self._free_count])
-        if not np.array_equal(free, np.flatnonzero(self.references == 0)):
+        if not np.array_equal(self._unused.all(), np.flatnonzero(self.references == 0)):
             raise KernelBug("the free list is not the set of pages that nobody holds")
+        self._check_frames()
+
+    def _check_frames(self) -> None:
+        there = np.flatnonzero(self.frame >= 0)
+        if not (self.references[there] > 0).all():
+            raise KernelBug("a page that nobody holds has a frame")
+        used = np.flatnonzero(self.page >= 0)
+        if len(used) != len(there) or not np.array_equal(self.page[self.frame[there]], there):
+            raise KernelBug("pages and frames do not say the same of each other")
+        if not np.array_equal(self._free.all(), np.flatnonzero(self.page < 0)):
+            raise KernelBug("the free frames are not those without a page")
+        if self.absent != int((self.references > 0).sum()) - len(there):
+            raise KernelBug(f"{self.absent} held pages are counted without a frame")
 
     def statistics(self) -> PoolStatistics:
         """Return how full the pool is."""
-        return PoolStatistics(self.pages, self._free_count, int((self.references > 1).sum()))
+        return PoolStatistics(self.frames, self._free.count, int((self.references > 1).sum()))

@@ -62,7 +62,7 @@ class KVFSMachine(RuleBasedStateMachine):
             POOL_PAGES,
             lambda: 0.0,
             TenantLimits(POOL_PAGES),
-            on_freed=lambda pages: self.freed.update(pages.tolist()),
+            on_freed=lambda frames: self.freed.update(frames.tolist()),
         )
         self.accounts = [
             make_account(self.kvfs, "t", ACCOUNT_PAGES),
@@ -275,7 +275,7 @@ class KVFSMachine(RuleBasedStateMachine):
         for modelled, n in rows:
             modelled.file.reserve(n)
         # The kernel takes the copies once all rows have their room.
-        free = sorted(p for p in self.freed if self.kvfs.pool.references[p] == 0)
+        free = sorted(f for f in self.freed if self.kvfs.pool.page[f] < 0)
         self.freed.clear()
         step = DeviceStep(self.kvfs.take_copies(), slots_of_pages(np.array(free, np.int32)))
         self.steps.append((step, [self.start_row(step, modelled, n) for modelled, n in rows]))
@@ -305,7 +305,8 @@ class KVFSMachine(RuleBasedStateMachine):
         values = np.array([value for _, _, value in entries], np.int64)
         row = DeviceRow(file.block_table(start + n), start, values)
         assert len(set(row.slots().tolist())) == n
-        assert (self.kvfs.pool.references[row.slots() // PAGE_TOKENS] == 1).all()
+        pool = self.kvfs.pool
+        assert (pool.references[pool.page[row.slots() // PAGE_TOKENS]] == 1).all()
         step.rows.append(row)
         modelled.busy = True
         return Pending(modelled, entries)

@@ -53,9 +53,24 @@ def test_an_audit_finds_a_wrong_count_and_a_wrong_free_list() -> None:
         pool.check_integrity(expected)
     expected[page] = 1
     pool.check_integrity(expected)
-    pool._free[0] = page
+    taken, pool._unused._numbers[0] = pool._unused._numbers[0], page
     with pytest.raises(KernelBug, match="free list"):
         pool.check_integrity(expected)
+    pool._unused._numbers[0] = taken
+    pool._free._numbers[0] = pool.frame[page]
+    with pytest.raises(KernelBug, match="free frames"):
+        pool.check_integrity(expected)
+
+
+def test_there_may_be_more_pages_than_frames() -> None:
+    pool = PagePool(2, pages=5)
+    first = pool.allocate(2)
+    assert first.tolist() == pool.frame[first].tolist() == [0, 1]
+    assert pool.page.tolist() == [0, 1]
+    assert (pool.free, pool.pages, pool.frames) == (0, 5, 2)
+    pool.release(first)
+    assert pool.page.tolist() == [-1, -1]
+    pool.check_integrity(np.zeros(5, np.int64))
 
 
 def test_nothing_is_released_or_shared_that_nobody_holds() -> None:
