@@ -6,6 +6,9 @@ A handler checks its arguments (`arguments`), then acts on KVFS. What touches a 
 its turn (`pending_calls`), so that calls on one file take effect in the order in which they were
 made. Nothing that a worker sends raises here: a call for an instance that is not that worker's is
 dropped and counted, everything else is answered with a result or a negative errno.
+
+What waits for its turn is data: a method of `Syscalls` and its arguments, so that the journal can
+keep it (`partial(self._truncate, file, length)`, never a closure).
 """
 
 import secrets
@@ -159,13 +162,13 @@ class Syscalls:
             self._new_failed(call.caller, new, error.errno)
             raise
         source_file = origin.file
-
-        def fork() -> Result:
-            file.share(_content(source_file))
-            call.caller.usage.cached_tokens += file.length
-            return 0
-
+        fork = partial(self._share, call.caller, file, source_file)
         return self._turns.in_order(call, (source_file, file), fork, sticky=file, new=True)
+
+    def _share(self, caller: Instance, file: KVFile, source: KVFile) -> Result:
+        file.share(_content(source))
+        caller.usage.cached_tokens += file.length
+        return 0
 
     def _kv_extract(self, call: Call, number: Any, source: Any, given: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
@@ -180,7 +183,7 @@ class Syscalls:
         return self._turns.in_order(
             call,
             (source_file, file),
-            lambda: self._append(call.caller, file, source_file, ranges),
+            partial(self._append, call.caller, file, source_file, ranges),
             sticky=file,
             size=3 * len(given),  # as checked ranges
             new=True,
@@ -198,12 +201,14 @@ class Syscalls:
         except SyscallError as error:
             # Calls before this one have not failed: the file learns of it when their turn is over.
             return self._turns.in_order(
-                call, (file,), partial(_fail, error), sticky=file, behind=True
+                call, (file,), partial(self._fail, error.errno), sticky=file, behind=True
             )
         files = (file,) if origin is file else (origin, file)
-        return self._turns.in_order(
-            call, files, lambda: self._append(call.caller, file, origin, ranges), sticky=file
-        )
+        append = partial(self._append, call.caller, file, origin, ranges)
+        return self._turns.in_order(call, files, append, sticky=file)
+
+    def _fail(self, errno: Errno) -> Result:
+        raise SyscallError(errno)
 
     def _append(self, caller: Instance, file: KVFile, source: KVFile, ranges: Ranges) -> Result:
         entries = ranges.entries(_content(source).length)
@@ -297,36 +302,37 @@ class Syscalls:
 
     def _kv_truncate(self, call: Call, number: Any, length: Any) -> Result | None:
         file = call.caller.handles.get(number, TRUNCATE).file
-        kept = integer(length)
+        return self._turns.in_order(call, (file,), partial(self._truncate, file, integer(length)))
 
-        def truncate() -> Result:
-            if kept > _content(file).length:
-                raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
-            file.truncate(kept)
-            return 0
-
-        return self._turns.in_order(call, (file,), truncate)
+    def _truncate(self, file: KVFile, kept: int) -> Result:
+        if kept > _content(file).length:
+            raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
+        file.truncate(kept)
+        return 0
 
     def _kv_len(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._turns.in_order(call, (file,), lambda: _content(file).length)
+        return self._turns.in_order(call, (file,), partial(self._length, file))
+
+    def _length(self, file: KVFile) -> Result:
+        return _content(file).length
 
     def _kv_stat(self, call: Call, number: Any) -> Result | None:
         handle = call.caller.handles.get(number, READ)
-        return self._turns.in_order(
-            call, (handle.file,), lambda: _pack(_status(_content(handle.file), handle))
-        )
+        return self._turns.in_order(call, (handle.file,), partial(self._stat, handle))
+
+    def _stat(self, handle: Handle) -> Result:
+        return _pack(_status(_content(handle.file), handle))
 
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        first, count = integer(start), integer(n)
-
-        def tokens() -> Result:
-            if first + count > _content(file).length:
-                raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
-            return file.read_tokens(first, count).tobytes()
-
+        tokens = partial(self._tokens, file, integer(start), integer(n))
         return self._turns.in_order(call, (file,), tokens)
+
+    def _tokens(self, file: KVFile, first: int, count: int) -> Result:
+        if first + count > _content(file).length:
+            raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
+        return file.read_tokens(first, count).tobytes()
 
     def _kv_save(self, call: Call, number: Any, path: Any, flags: Any) -> Result | None:
         file = call.caller.handles.get(number, SAVE).file
@@ -334,16 +340,18 @@ class Syscalls:
         name = parse_path(text(path))
         if chosen & (SAVE_DURABLE | SAVE_PUBLIC):
             raise SyscallError(Errno.ENOSYS, "no file is durable or public yet")
+        return self._turns.in_order(call, (file,), partial(self._save, file, name, chosen))
 
-        def save() -> Result:
-            self._kvfs.save(_content(file), name, bool(chosen & SAVE_REPLACE))
-            return 0
-
-        return self._turns.in_order(call, (file,), save)
+    def _save(self, file: KVFile, name: str, flags: int) -> Result:
+        self._kvfs.save(_content(file), name, bool(flags & SAVE_REPLACE))
+        return 0
 
     def _kv_offer(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
-        return self._turns.in_order(call, (file,), lambda: self._kvfs.offer(_content(file)))
+        return self._turns.in_order(call, (file,), partial(self._offer, file))
+
+    def _offer(self, file: KVFile) -> Result:
+        return self._kvfs.offer(_content(file))
 
     # -- Names ------------------------------------------------------------------------------------
     def _kv_remove(self, call: Call, path: Any) -> Result | None:
@@ -418,10 +426,6 @@ def _content(file: KVFile) -> KVFile:
     if file.error is not None:
         raise SyscallError(file.error)
     return file
-
-
-def _fail(error: SyscallError) -> Result:
-    raise error
 
 
 def _status(file: KVFile, handle: Handle) -> dict[str, Any]:

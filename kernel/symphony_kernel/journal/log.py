@@ -1,0 +1,169 @@
+"""The log: records that outlive the process, in files that are mapped into memory.
+
+What a process has written into a shared mapping of a file is in the system's page cache, and stays
+there when the process is killed at any instant: so no write waits for a disk, and none makes a
+system call. (It does not outlive the machine; nothing that the log is for does.)
+
+    a segment   [header][payload][header][payload] .. [0, or what the segment held before]
+    a header    sequence number, payload's length, CRC-32 of all three
+
+The payload is written first and the header last, so that a record that was being written is none.
+Segments have a fixed size, allocated before they are mapped: a full disk is an OSError when a
+segment is made, and never a fault on access. One that is not needed any more is used again, for its
+pages are there already: writing to new ones costs ten times as much. What it held has lower
+sequence numbers, and is not read again.
+"""
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+SEGMENT_BYTES: Final = 8 << 20
+SPARES_MAX: Final = 2  # segments that are kept for later
+
+_HEADER = struct.Struct("<QII")
+_SUFFIX: Final = ".log"
+
+
+class Log:
+    """Appends records to segments in `folder`, numbered from `sequence` on.
+
+    Raises:
+        OSError: there is no room for the first segment.
+    """
+
+    def __init__(self, folder: Path, sequence: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        assert sequence > 0, "an empty segment reads as the number 0"
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._sequence = sequence  # of the next record
+        self._segments: list[_Segment] = []  # in order, the last one is written to
+        self._spares: list[_Segment] = []
+        self._at = 0
+        self._bytes = 0
+        self._begin(0)
+
+    @property
+    def sequence(self) -> int:
+        """The number that the next record will have."""
+        return self._sequence
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records that are kept."""
+        return self._bytes + self._at
+
+    def append(self, payload: bytes) -> None:
+        """Write one record; OSError when there is no room, and nothing has been written."""
+        length = len(payload)
+        end = self._at + _HEADER.size + length
+        segment = self._segments[-1]
+        if end > segment.size:
+            self._begin(_HEADER.size + length)
+            segment, end = self._segments[-1], _HEADER.size + length
+        sequence = self._sequence
+        memory = segment.memory
+        memory[end - length : end] = payload
+        check = crc32(payload, sequence & 0xFFFFFFFF ^ length)
+        _HEADER.pack_into(memory, self._at, sequence, length, check)
+        self._at = end
+        self._sequence = sequence + 1
+
+    def rotate(self) -> int:
+        """Go on in a new segment; return the number of the first record that it will have."""
+        self._begin(0)
+        return self._sequence
+
+    def forget(self, sequence: int) -> None:
+        """Let go of the segments that have only records before number `sequence`."""
+        while len(self._segments) > 1 and self._segments[1].first <= sequence:
+            old = self._segments.pop(0)
+            self._bytes -= old.used
+            if len(self._spares) < SPARES_MAX and old.size == self._segment_bytes:
+                self._spares.append(old)
+            else:
+                old.remove()
+
+    def close(self) -> None:
+        """Let go of the mappings; the files stay."""
+        for segment in (*self._segments, *self._spares):
+            segment.memory.close()
+        self._segments.clear()
+        self._spares.clear()
+
+    def _begin(self, room: int) -> None:
+        path = self._folder / f"{self._sequence:016x}{_SUFFIX}"
+        last = self._segments[-1] if self._segments else None
+        if last is not None and last.first == self._sequence:  # it is empty
+            if last.size >= room:
+                return
+            self._segments.pop().remove()
+        if self._spares and room <= self._segment_bytes:
+            segment = self._spares.pop()
+            segment.reuse(path, self._sequence)
+        else:
+            segment = _Segment(path, self._sequence, max(room, self._segment_bytes))
+        if self._segments:
+            self._segments[-1].used += self._at
+        self._bytes += self._at
+        self._at = 0
+        self._segments.append(segment)
+
+
+class _Segment:
+    """One mapped file, and the number of its first record."""
+
+    def __init__(self, path: Path, first: int, size: int) -> None:
+        self.path, self.first, self.size = path, first, size
+        self.used = 0  # bytes, once it is not written to any more
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            self.memory = mmap.mmap(descriptor, size, flags=flags)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def reuse(self, path: Path, first: int) -> None:
+        """Become the segment of the records from `first` on."""
+        self.path.rename(path)
+        self.path, self.first, self.used = path, first, 0
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self.memory.close()
+        self.path.unlink(missing_ok=True)
+
+
+def read(folder: Path, sequence: int) -> Iterator[bytes]:
+    """Yield the payloads of the records from number `sequence` on, as far as they are whole."""
+    starts = sorted((int(path.stem, 16), path) for path in folder.glob(f"*{_SUFFIX}"))
+    for index, (first, path) in enumerate(starts):
+        following = starts[index + 1][0] if index + 1 < len(starts) else None
+        if first > sequence or (following is not None and following <= sequence):
+            continue
+        for payload in _payloads(path.read_bytes(), first, sequence):
+            yield payload
+            sequence += 1
+
+
+def _payloads(data: bytes, number: int, wanted: int) -> Iterator[bytes]:
+    """Yield the payloads of a segment whose first record is `number`, from number `wanted` on."""
+    at = 0
+    while at + _HEADER.size <= len(data):
+        sequence, length, check = _HEADER.unpack_from(data, at)
+        at += _HEADER.size
+        payload = data[at : at + length]
+        if sequence != number or crc32(payload, sequence & 0xFFFFFFFF ^ length) != check:
+            return
+        if number >= wanted:
+            yield payload
+        at += length
+        number += 1
