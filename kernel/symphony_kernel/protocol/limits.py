@@ -20,6 +20,15 @@ PATH_BYTES_MAX = 1_024  # of a KV file's name
 NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
+TENANT_NAMES_MAX = 16_384  # named files of one tenant
+TENANT_DURABLE_BYTES_MAX = 16 << 30  # on disk, of its durable names; an operator may set it
+TENANT_DISK_CALLS_MAX = 1_024  # saves, removals and first openings of one tenant that wait for disk
+KV_HEADER_BYTES_MAX = 64 << 10  # of a KV file on disk
+KV_LINEAGE_BYTES_MAX = 64 << 20  # of what says how K and V of a file come about, likewise
+KV_CHUNK_BYTES_MAX = 1 << 20  # of a KV file in one frame between kernel and gateway
+KV_TRANSFERS_MAX = 64  # uploads and downloads of KV files under way, of all tenants
+TENANT_KV_TRANSFERS_MAX = 8
+KV_TRANSFER_IDLE_SECONDS_MAX = 60  # without a chunk asked for or brought, after which it is dropped
 
 # --- pred and generate (kernel) ------------------------------------------------------------------
 PRED_TOKENS_MAX = 131_072  # tokens of one call
@@ -122,6 +131,10 @@ WORKER_FRAME_BYTES_MAX = 32 << 20  # what a worker may send in one frame
 REPLIES_BYTES_MAX = 16 << 20  # results that the kernel puts into one frame, but for a larger one
 HELLO_SECONDS_MAX = 10  # from connecting to saying who one is
 WORKER_BACKLOG_BYTES_MAX = 1 << 30  # of answers that a worker has not read, before it is cut off
+SESSION_ID_BYTES = 16
+SESSION_KEPT_FRAMES = 64  # sent, before a receipt is asked for
+SESSION_KEPT_BYTES = 256 << 10  # likewise
+SESSION_RECEIPT_SECONDS = 0.25  # after a frame, when neither came about
 DRAIN_SECONDS_MAX = 10  # from SIGTERM to the kill of what is left
 
 assert PRED_TREE_TOKENS_MAX <= STEP_TOKENS_MAX, "a tree must fit into one step"

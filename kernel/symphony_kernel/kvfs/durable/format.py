@@ -1,0 +1,381 @@
+"""A KV file on disk: one safetensors file.
+
+    tokens      U32 [entries]
+    positions   I32 [entries]
+    lineage     U8 [bytes]     how K and V of what is not plain come about; not looked into here
+    kv          F32 or BF16 [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim]
+
+The last two need not be there. Metadata (all text, as the format has it) says what the file is, of
+which model, whose, and two digests: `digest` of the tensors' bytes, `check` of the other metadata.
+Slots behind the last entry are zero: what a recycled page held before never leaves the server.
+
+Nothing in a file is believed before it was checked: a file may come from anybody.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
+
+from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.kvfs.pages import page_count
+from symphony_kernel.protocol.limits import (
+    FILE_ENTRIES_MAX,
+    KV_HEADER_BYTES_MAX,
+    KV_LINEAGE_BYTES_MAX,
+    PAGE_TOKENS,
+    PATH_BYTES_MAX,
+)
+
+FORMAT: Final = "symphony-kv"
+VERSION: Final = "1"
+KV: TypeAlias = npt.NDArray[Any]  # [layers, 2, pages, PAGE_TOKENS, kv_heads, head_dim]
+
+_PIECE_BYTES: Final = 4 << 20  # between two looks of the interpreter at other threads
+_LENGTH: Final = struct.Struct("<Q")
+# A model's dtype -> what NumPy, the format's writer and the format itself call it.
+_DTYPES: Final[dict[str, tuple["np.dtype[Any]", str, str]]] = {
+    "float32": (np.dtype("<f4"), "float32", "F32"),
+    "bfloat16": (np.dtype("<u2"), "bfloat16", "BF16"),  # NumPy has none: the bits
+}
+
+
+class FormatError(Exception):
+    """The file is broken, or none of these; in words."""
+
+
+class OtherModelError(Exception):
+    """The file's K and V are of another model, dtype or page layout; in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What K and V depend on besides tokens: equal in all, or they are worth nothing here."""
+
+    model: str
+    weights: str  # digest of configuration and weights
+    dtype: str  # "float32" or "bfloat16"
+    layout: str  # of a page: "layers=..,kv_heads=..,head_dim=..,page_tokens=.."
+    vocab_size: int
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What the tree of names knows of a file without its content."""
+
+    tenant: str
+    path: str
+    entries: int
+    public: bool = False
+    expires_ms: int = 0  # Unix time; 0: never
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file holds; `plain` as in `KVFile`. `kv` is None where it must be computed again.
+
+    What lies in `kv` behind the last entry is zeroed when it is written.
+    """
+
+    tokens: UInt32  # [entries]
+    positions: Int32  # [entries]
+    plain: int
+    lineage: bytes = b""
+    kv: KV | None = None
+
+
+def write(path: Path, label: Label, identity: Identity, content: Content) -> None:
+    """Write a file; OSError. It is not yet safe on disk, and `path` is overwritten."""
+    tensors = _tensors(identity, content)
+    digest = hashlib.sha256()
+    for array, _ in tensors.values():
+        digest.update(_view(array))
+    metadata = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": identity.model,
+        "weights": identity.weights,
+        "dtype": identity.dtype,
+        "layout": identity.layout,
+        "tenant": label.tenant,
+        "path": label.path,
+        "entries": str(len(content.tokens)),
+        "plain": str(content.plain),
+        "public": str(int(label.public)),
+        "expires_ms": str(label.expires_ms),
+        "digest": digest.hexdigest(),
+    }
+    metadata["check"] = _check(metadata)
+    specs = {
+        name: TensorSpec(
+            dtype=dtype, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes
+        )
+        for name, (array, dtype) in tensors.items()
+    }
+    try:
+        serialize_file(specs, path, metadata=metadata)
+    except SafetensorError as error:  # which is how the library tells of the system's errors
+        raise _os_error(error) from error
+
+
+def read_label(path: Path) -> Label:
+    """Return whose file this is, from its header alone.
+
+    Raises:
+        FormatError: it is none that this server wrote; OSError.
+    """
+    metadata = _read_header(path).metadata
+    _verify(metadata)
+    label = Label(
+        tenant=metadata["tenant"],
+        path=metadata["path"],
+        entries=_number(metadata, "entries", FILE_ENTRIES_MAX),
+        public=metadata.get("public") == "1",
+        expires_ms=_number(metadata, "expires_ms", 1 << 62),
+    )
+    if not label.tenant or not label.path or len(label.path.encode()) > PATH_BYTES_MAX:
+        raise FormatError("it has no name")
+    return label
+
+
+def read(path: Path, identity: Identity, *, ours: bool = True, rebuild: bool = False) -> Content:
+    """Return a file's content; K and V only where they are of exactly this model.
+
+    `ours`: this server wrote it, so both digests must be there. Of another's file K and V of
+    another model are an error, unless `rebuild` says to leave them and compute them again.
+
+    Raises:
+        FormatError: it is broken; OtherModelError; OSError.
+    """
+    header = _read_header(path)
+    metadata = header.metadata
+    if ours:
+        _verify(metadata)
+    entries = _check_tensors(header, identity)
+    plain = _number(metadata, "plain", entries)
+    if "digest" in metadata and _digest(path, header) != metadata["digest"]:
+        raise FormatError("its bytes are not those that were written")
+    tokens: UInt32 = _read_tensor(path, header, "tokens", np.dtype("<u4"))
+    positions: Int32 = _read_tensor(path, header, "positions", np.dtype("<i4"))
+    _check_entries(tokens, positions, identity)
+    lineage = b""
+    if "lineage" in header.tensors:
+        lineage = _read_tensor(path, header, "lineage", np.dtype("u1")).tobytes()
+    if "kv" not in header.tensors or rebuild:
+        return Content(tokens, positions, plain, lineage)
+    differs = _differences(metadata, identity)
+    if not differs:
+        kv = _read_tensor(path, header, "kv", _DTYPES[identity.dtype][0])
+        _clear_unused(kv, entries)
+        return Content(tokens, positions, plain, lineage, kv)
+    if not ours:
+        raise OtherModelError(f"its K and V are of another {' and another '.join(differs)}")
+    return Content(tokens, positions, plain, lineage)
+
+
+# --- Writing --------------------------------------------------------------------------------------
+def _tensors(identity: Identity, content: Content) -> dict[str, tuple[npt.NDArray[Any], str]]:
+    tensors: dict[str, tuple[npt.NDArray[Any], str]] = {
+        "tokens": (np.ascontiguousarray(content.tokens, "<u4"), "uint32"),
+        "positions": (np.ascontiguousarray(content.positions, "<i4"), "int32"),
+    }
+    if content.lineage:
+        tensors["lineage"] = (np.frombuffer(content.lineage, np.uint8), "uint8")
+    if content.kv is not None:
+        dtype, name, _ = _DTYPES[identity.dtype]
+        kv = np.ascontiguousarray(content.kv)
+        assert kv.dtype.itemsize == dtype.itemsize, (kv.dtype, identity.dtype)
+        _clear_unused(kv, len(content.tokens))
+        tensors["kv"] = (kv, name)
+    return tensors
+
+
+def _view(array: npt.NDArray[Any]) -> memoryview:
+    """Return the bytes of a contiguous array; a view of no elements cannot be cast."""
+    return array.data.cast("B") if array.size else memoryview(b"")
+
+
+def _clear_unused(kv: KV, entries: int) -> None:
+    """Zero the slots behind the last entry."""
+    if entries % PAGE_TOKENS:
+        kv[:, :, -1, entries % PAGE_TOKENS :] = 0
+
+
+def _check(metadata: dict[str, str]) -> str:
+    """Return the digest of all metadata but itself."""
+    kept = {key: value for key, value in metadata.items() if key != "check"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _os_error(error: SafetensorError) -> OSError:
+    """Return the system's error that the library has put into words."""
+    words = str(error)
+    number = words.rpartition("(os error ")[2].partition(")")[0]
+    return OSError(int(number), words) if number.isdigit() else OSError(words)
+
+
+# --- Reading --------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int  # bytes in the file
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    metadata: dict[str, str]
+    tensors: dict[str, _Tensor]
+
+
+def _read_header(path: Path) -> _Header:
+    """Return the header of a safetensors file; the library checks it against the file's size."""
+    with path.open("rb") as file:
+        head = file.read(_LENGTH.size)
+        if len(head) < _LENGTH.size:
+            raise FormatError("it is no safetensors file")
+        (length,) = _LENGTH.unpack(head)
+        if length > KV_HEADER_BYTES_MAX:
+            raise FormatError(f"its header has {length} bytes, at most {KV_HEADER_BYTES_MAX}")
+        try:
+            # It looks at nothing but the header, and says whether that and the size agree.
+            with safe_open(path, framework="np", backend="pread"):
+                values = json.loads(file.read(length))
+        except (SafetensorError, ValueError, RecursionError) as error:
+            raise FormatError(f"it is no safetensors file: {error}") from error
+        size = os.fstat(file.fileno()).st_size
+    metadata = values.pop("__metadata__", {})
+    base = _LENGTH.size + length
+    tensors = {}
+    for name, tensor in values.items():
+        start, end = (base + offset for offset in tensor["data_offsets"])
+        # As the library has checked, unless a key stands there twice: then it saw another value.
+        if not base <= start <= end <= size:
+            raise FormatError("its tensors lie outside of it")
+        tensors[name] = _Tensor(tensor["dtype"], tuple(tensor["shape"]), start, end)
+    return _Header(metadata, tensors)
+
+
+def _verify(metadata: dict[str, str]) -> None:
+    if metadata.get("format") != FORMAT or metadata.get("version") != VERSION:
+        raise FormatError(f"it is no {FORMAT} of version {VERSION}")
+    wanted = {field.name for field in fields(Label)} | {"plain", "digest"}
+    if missing := wanted - set(metadata):
+        raise FormatError(f"it does not say {', '.join(sorted(missing))}")
+    if metadata.get("check") != _check(metadata):
+        raise FormatError("its metadata is not what was written")
+
+
+def _number(metadata: dict[str, str], key: str, most: int) -> int:
+    text = metadata.get(key, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= most):
+        raise FormatError(f"its {key} is not a number up to {most}")
+    return int(text)
+
+
+def _check_tensors(header: _Header, identity: Identity) -> int:
+    """Return the number of entries; FormatError unless all tensors fit it."""
+    tokens = header.tensors.get("tokens")
+    if tokens is None or tokens.dtype != "U32" or len(tokens.shape) != 1:
+        raise FormatError("it has no tokens: U32 [entries]")
+    (entries,) = tokens.shape
+    if entries > min(FILE_ENTRIES_MAX, identity.max_context):
+        raise FormatError(f"it has {entries} entries, more than the model's context")
+    positions = header.tensors.get("positions")
+    if positions is None or positions.dtype != "I32" or positions.shape != (entries,):
+        raise FormatError("its positions are not I32 [entries]")
+    lineage = header.tensors.get("lineage")
+    if lineage is not None and (
+        lineage.dtype != "U8" or len(lineage.shape) != 1 or lineage.shape[0] > KV_LINEAGE_BYTES_MAX
+    ):
+        raise FormatError(f"its lineage is not U8 of at most {KV_LINEAGE_BYTES_MAX} bytes")
+    if unknown := set(header.tensors) - {"tokens", "positions", "lineage", "kv"}:
+        raise FormatError(f"it has other tensors: {', '.join(sorted(unknown)[:4])}")
+    if "kv" in header.tensors:
+        _check_kv(header, entries)
+    return entries
+
+
+def _check_kv(header: _Header, entries: int) -> None:
+    """Compare the tensor of K and V with what the file says of its own layout."""
+    kv = header.tensors["kv"]
+    dtype = header.metadata.get("dtype", "")
+    if dtype not in _DTYPES or kv.dtype != _DTYPES[dtype][2]:
+        raise FormatError(f"its K and V are {kv.dtype}, and it says {dtype!r}")
+    if len(kv.shape) != 6 or layout_of(kv.shape) != header.metadata.get("layout"):
+        raise FormatError("its K and V have not the layout that it says")
+    if kv.shape[1:4] != (2, page_count(entries), PAGE_TOKENS):
+        raise FormatError(f"its K and V are not those of {entries} entries")
+
+
+def layout_of(shape: tuple[int, ...]) -> str:
+    """Return in words how a page of K and V ([layers, 2, n, tokens, kv_heads, head_dim]) lies."""
+    layers, _, _, tokens, heads, size = shape
+    return f"layers={layers},page_tokens={tokens},kv_heads={heads},head_dim={size}"
+
+
+def _check_entries(tokens: UInt32, positions: Int32, identity: Identity) -> None:
+    if len(tokens) and int(tokens.max()) >= identity.vocab_size:
+        raise FormatError(f"it has tokens outside the vocabulary of {identity.vocab_size}")
+    if len(tokens) and not 0 <= int(positions.min()) <= int(positions.max()) < identity.max_context:
+        raise FormatError("it has positions outside the model's context")
+
+
+def _differences(metadata: dict[str, str], identity: Identity) -> list[str]:
+    """Return in words what of the file's model is not this server's."""
+    words = {"model": "model", "weights": "model", "dtype": "dtype", "layout": "page layout"}
+    differs = [word for key, word in words.items() if metadata.get(key) != getattr(identity, key)]
+    return list(dict.fromkeys(differs))
+
+
+def _digest(path: Path, header: _Header) -> str:
+    """Return the digest of the tensors' bytes, in the order in which they are written."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_PIECE_BYTES)
+    with path.open("rb", buffering=0) as file:
+        for name in ("tokens", "positions", "lineage", "kv"):
+            if name not in header.tensors:
+                continue
+            tensor = header.tensors[name]
+            file.seek(tensor.start)
+            rest = tensor.end - tensor.start
+            while rest:
+                count = file.readinto(memoryview(buffer)[:rest])
+                if not count:
+                    raise FormatError("it ends too early")
+                digest.update(memoryview(buffer)[:count])
+                rest -= count
+    return digest.hexdigest()
+
+
+def _read_tensor(
+    path: Path, header: _Header, name: str, dtype: "np.dtype[Any]"
+) -> npt.NDArray[Any]:
+    """Return one tensor; unlike the library this lets other threads run meanwhile."""
+    tensor = header.tensors[name]
+    if math.prod(tensor.shape) * dtype.itemsize != tensor.end - tensor.start:
+        raise FormatError(f"its {name} have not the size of their shape")
+    array = np.empty(tensor.shape, dtype)
+    view = _view(array)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        done = 0
+        while done < len(view):
+            piece = view[done : done + _PIECE_BYTES]
+            count = os.preadv(descriptor, [piece], tensor.start + done)
+            if not count:
+                raise FormatError("it ends too early")
+            done += count
+    finally:
+        os.close(descriptor)
+    return array

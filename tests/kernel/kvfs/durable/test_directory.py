@@ -1,0 +1,170 @@
+"""The tree of durable files: old or new at any instant, and nothing broken is served."""
+
+import errno
+import logging
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from symphony_kernel.kvfs.durable import Content, Directory, FormatError, Identity, Label
+from symphony_kernel.kvfs.durable import format as kv_format
+from symphony_kernel.kvfs.durable.directory import errno_of
+from symphony_kernel.kvfs.durable.format import write
+
+IDENTITY = Identity("tiny", "abc", "float32", "", vocab_size=100, max_context=64)
+
+
+def content(*tokens: int) -> Content:
+    n = len(tokens)
+    return Content(np.array(tokens, np.uint32), np.arange(n, dtype=np.int32), n)
+
+
+def label(path: str, entries: int, tenant: str = "t") -> Label:
+    return Label(tenant, path, entries)
+
+
+def opened(root: Path) -> Directory:
+    directory = Directory(root)
+    directory.open()
+    return directory
+
+
+def names(root: Path) -> list[tuple[str, str, int]]:
+    found = Directory(root).open()
+    return sorted((f.label.tenant, f.label.path, f.label.entries) for f in found)
+
+
+def test_what_was_put_is_found_by_the_next_process(tmp_path: Path) -> None:
+    root = tmp_path / "kv"
+    directory = opened(root)
+    size = directory.put(label("a/b", 2), IDENTITY, content(1, 2))
+    directory.put(label("a/b", 3), IDENTITY, content(3, 4, 5))
+    directory.put(label("a/b", 1, "other"), IDENTITY, content(9))
+    directory.put(label("x" * 1024, 1), IDENTITY, content(7))
+    directory.put(label("gone", 1), IDENTITY, content(7))
+    directory.remove("t", "gone")
+    directory.remove("t", "gone")
+    assert size > 8
+    found = [("other", "a/b", 1), ("t", "a/b", 3), ("t", "x" * 1024, 1)]
+    assert names(root) == found
+    assert directory.get("t", "a/b", IDENTITY).tokens.tolist() == [3, 4, 5]
+    assert directory.get("other", "a/b", IDENTITY).tokens.tolist() == [9]
+    with pytest.raises(FileNotFoundError):
+        directory.get("t", "gone", IDENTITY)
+
+
+def test_nobody_else_may_look_into_it(tmp_path: Path) -> None:
+    directory = opened(tmp_path / "kv")
+    directory.put(label("a", 1), IDENTITY, content(1))
+    for path in (tmp_path / "kv").rglob("*"):
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted
+    assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o700
+
+
+class Cut(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("instant", range(12))
+def test_a_cut_at_any_instant_leaves_the_old_or_the_new(
+    tmp_path: Path, instant: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before or after each call to the system that a put makes, the process is gone."""
+    directory = opened(tmp_path / "kv")
+    directory.put(label("a", 2), IDENTITY, content(1, 2))
+    calls = 0
+
+    def cutting(work: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **given: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == instant:
+                raise Cut
+            result = work(*args, **given)
+            calls += 1
+            if calls == instant:
+                raise Cut
+            return result
+
+        return wrapped
+
+    monkeypatch.setattr(kv_format, "write", cutting(write))
+    monkeypatch.setattr(os, "fsync", cutting(os.fsync))
+    monkeypatch.setattr(Path, "replace", cutting(Path.replace))
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # nothing is tidied up
+    acknowledged = False
+    try:
+        directory.put(label("a", 3), IDENTITY, content(3, 4, 5))
+        acknowledged = True
+    except Cut:
+        pass
+    monkeypatch.undo()
+    after = opened(tmp_path / "kv").get("t", "a", IDENTITY).tokens.tolist()
+    assert after in ([1, 2], [3, 4, 5])
+    assert after == [3, 4, 5] or not acknowledged
+    assert names(tmp_path / "kv") == [("t", "a", len(after))]
+    assert not list((tmp_path / "kv").rglob("*.partial"))
+
+
+def test_an_error_of_the_disk_leaves_the_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = opened(tmp_path / "kv")
+    directory.put(label("a", 2), IDENTITY, content(1, 2))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="full") as caught:
+        directory.put(label("a", 3), IDENTITY, content(3, 4, 5))
+    assert errno_of(caught.value) == errno.ENOSPC
+    assert errno_of(PermissionError(errno.EACCES, "no")) == errno.EIO
+    monkeypatch.undo()
+    assert directory.get("t", "a", IDENTITY).tokens.tolist() == [1, 2]
+    assert not list((tmp_path / "kv").rglob("*.partial"))
+
+
+def test_the_systems_errors_are_the_systems(tmp_path: Path) -> None:
+    """The library that writes tells of them in words of its own."""
+    with pytest.raises(FileNotFoundError):
+        write(tmp_path / "nowhere" / "f", label("a", 1), IDENTITY, content(1))
+
+
+def test_broken_files_are_set_aside_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "kv"
+    directory = opened(root)
+    for path in ("header", "tensors", "good", "moved"):
+        directory.put(label(path, 2), IDENTITY, content(1, 2))
+    files = {found.label.path: directory._path("t", found.label.path) for found in directory.open()}
+    files["header"].write_bytes(b"\0" * 100)
+    data = files["tensors"].read_bytes()
+    files["tensors"].write_bytes(data[:-1] + b"\x55")
+    (files["good"].parent / ".tmpAbc").write_bytes(b"as the library names what it writes")
+    files["moved"].rename(files["moved"].with_name("0" * 64 + ".safetensors"))
+    with caplog.at_level(logging.ERROR):
+        assert names(root) == [("t", "good", 2), ("t", "tensors", 2)]
+        with pytest.raises(FormatError):
+            directory.get("t", "tensors", IDENTITY)
+    assert len(caplog.records) == 3
+    assert names(root) == [("t", "good", 2)]
+    assert len(list((root / "broken").iterdir())) == 3
+    assert not list(root.rglob(".tmp*"))
+
+
+def test_an_open_file_stays_as_it_is(tmp_path: Path) -> None:
+    directory = opened(tmp_path / "kv")
+    directory.put(label("a", 2), IDENTITY, content(1, 2))
+    descriptor = directory.open_file("t", "a")
+    before = os.pread(descriptor, 1 << 20, 0)
+    directory.put(label("a", 3), IDENTITY, content(3, 4, 5))
+    directory.remove("t", "a")
+    assert os.pread(descriptor, 1 << 20, 0) == before
+    os.close(descriptor)

@@ -1,0 +1,196 @@
+"""The file: what is written is read, and what is broken, foreign or hostile is refused."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save
+from symphony_kernel.kvfs.durable import (
+    Content,
+    FormatError,
+    Identity,
+    Label,
+    OtherModelError,
+)
+from symphony_kernel.kvfs.durable.format import read, read_label, write
+
+LAYOUT = "layers=2,page_tokens=16,kv_heads=3,head_dim=4"
+IDENTITY = Identity("tiny", "abc", "float32", LAYOUT, vocab_size=100, max_context=64)
+BFLOAT16 = Identity("tiny", "abc", "bfloat16", LAYOUT, vocab_size=100, max_context=64)
+
+
+def make_content(entries: int = 21, kv: bool = True, dtype: str = "float32") -> Content:
+    tokens = (np.arange(entries) % 100).astype(np.uint32)
+    pages = (entries + 15) // 16
+    made = np.random.default_rng(7).random((2, 2, pages, 16, 3, 4)).astype(np.float32)
+    if dtype == "bfloat16":
+        made = (made.view(np.uint32) >> 16).astype(np.uint16)
+    return Content(tokens, np.arange(entries, dtype=np.int32), entries, b"", made if kv else None)
+
+
+def make_file(path: Path, **given: Any) -> Path:
+    write(path, Label("t", "a/b", 21), IDENTITY, make_content(**given))
+    return path
+
+
+def same(left: Content, right: Content) -> bool:
+    return (
+        np.array_equal(left.tokens, right.tokens)
+        and np.array_equal(left.positions, right.positions)
+        and (left.plain, left.lineage) == (right.plain, right.lineage)
+    )
+
+
+@pytest.mark.parametrize("identity", [IDENTITY, BFLOAT16])
+@pytest.mark.parametrize("entries", [0, 1, 16, 21])
+def test_what_is_written_is_read(tmp_path: Path, identity: Identity, entries: int) -> None:
+    content = make_content(entries, dtype=identity.dtype)
+    label = Label("tenant", "ä/b", entries, public=True, expires_ms=12)
+    write(tmp_path / "f", label, identity, content)
+    assert read_label(tmp_path / "f") == label
+    found = read(tmp_path / "f", identity)
+    assert same(found, content)
+    assert found.kv is not None
+    assert content.kv is not None
+    assert np.array_equal(found.kv, content.kv)
+    assert found.kv.dtype == content.kv.dtype
+
+
+def test_slots_behind_the_last_entry_do_not_leave_the_server(tmp_path: Path) -> None:
+    content = make_content(21)
+    assert content.kv is not None
+    assert content.kv[:, :, 1, 5:].any()
+    write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content)
+    stored = load_file(tmp_path / "f")["kv"]
+    assert not stored[:, :, 1, 5:].any()
+    assert stored[:, :, 1, :5].all()
+
+
+def test_lineage_and_what_is_plain_are_kept(tmp_path: Path) -> None:
+    whole = make_content(kv=False)
+    content = Content(whole.tokens, whole.positions + 3, 0, b"\0how it came\xff")
+    write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content)
+    assert same(read(tmp_path / "f", IDENTITY), content)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (Identity("large", "abc", "float32", LAYOUT, 100, 64), "another model"),
+        (Identity("tiny", "abd", "float32", LAYOUT, 100, 64), "another model"),
+        (BFLOAT16, "another dtype"),
+        (Identity("tiny", "abc", "float32", "layers=9", 100, 64), "another page layout"),
+    ],
+)
+def test_kv_of_another_model_is_left_or_refused(
+    tmp_path: Path, other: Identity, words: str
+) -> None:
+    path = make_file(tmp_path / "f")
+    ours = read(path, other)
+    assert ours.kv is None
+    assert same(ours, make_content())
+    with pytest.raises(OtherModelError, match=words):
+        read(path, other, ours=False)
+    assert read(path, other, ours=False, rebuild=True).kv is None
+
+
+def test_tokens_outside_the_model_are_refused(tmp_path: Path) -> None:
+    path = make_file(tmp_path / "f")
+    for small in (
+        Identity("tiny", "abc", "float32", LAYOUT, vocab_size=20, max_context=64),
+        Identity("tiny", "abc", "float32", LAYOUT, vocab_size=100, max_context=20),
+    ):
+        with pytest.raises(FormatError):
+            read(path, small)
+
+
+@pytest.mark.parametrize("kv", [True, False])
+def test_no_changed_byte_is_overlooked(tmp_path: Path, kv: bool) -> None:
+    """Every byte of the tensors, and of what the metadata says, is covered by a digest."""
+    path = make_file(tmp_path / "f", kv=kv)
+    whole = path.read_bytes()
+    places = np.random.default_rng(1).integers(0, len(whole), 200).tolist()
+    for place in [*places, 0, 8, len(whole) - 1]:
+        broken = bytearray(whole)
+        broken[place] ^= 0x55
+        path.write_bytes(broken)
+        with pytest.raises(FormatError):
+            assert read_label(path).path != read(path, IDENTITY).lineage.decode()
+
+
+def test_a_file_that_ends_early_is_broken(tmp_path: Path) -> None:
+    path = make_file(tmp_path / "f")
+    whole = path.read_bytes()
+    for length in (0, 7, 8, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(FormatError):
+            read(path, IDENTITY)
+
+
+def file_of(header: Any, body: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + body
+
+
+TOKENS = {"dtype": "U32", "shape": [2], "data_offsets": [0, 8]}
+POSITIONS = {"dtype": "I32", "shape": [2], "data_offsets": [8, 16]}
+BODY = bytes(16)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 8,
+        struct.pack("<Q", 1 << 62) + b"{}",
+        file_of(b"[" * 60_000, b""),
+        file_of({}, b""),
+        file_of({"tokens": TOKENS}, bytes(8)),
+        file_of({"tokens": TOKENS | {"dtype": "F32"}, "positions": POSITIONS}, BODY),
+        file_of({"tokens": TOKENS | {"shape": [1 << 40]}, "positions": POSITIONS}, BODY),
+        file_of({"tokens": TOKENS | {"shape": [-2]}, "positions": POSITIONS}, BODY),
+        file_of({"tokens": TOKENS | {"shape": [1, 2]}, "positions": POSITIONS}, BODY),
+        file_of({"tokens": TOKENS | {"data_offsets": [0, 1 << 40]}, "positions": POSITIONS}, BODY),
+        file_of({"tokens": TOKENS, "positions": POSITIONS | {"data_offsets": [0, 8]}}, BODY),
+        file_of({"tokens": TOKENS, "positions": POSITIONS, "__metadata__": {"plain": "3"}}, BODY),
+        file_of({"tokens": TOKENS, "positions": POSITIONS, "__metadata__": {"plain": "-1"}}, BODY),
+        file_of({"tokens": TOKENS, "positions": POSITIONS, "__metadata__": {"plain": 1}}, BODY),
+        file_of({"tokens": TOKENS, "positions": POSITIONS, "__metadata__": []}, BODY),
+        file_of(
+            b'{"tokens":{"dtype":"U32","shape":[1000000],"data_offsets":[0,4000000]},'
+            b'"tokens":{"dtype":"U32","shape":[2],"data_offsets":[0,8]},'
+            b'"positions":{"dtype":"I32","shape":[2],"data_offsets":[8,16]}}',
+            BODY[:-1],
+        ),
+    ],
+)
+def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(data)
+    with pytest.raises(FormatError):
+        read(path, IDENTITY, ours=False, rebuild=True)
+
+
+def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
+    tokens, positions = np.array([5, 6], np.uint32), np.array([0, 1], np.int32)
+    (tmp_path / "f").write_bytes(save({"tokens": tokens, "positions": positions}))
+    found = read(tmp_path / "f", IDENTITY, ours=False, rebuild=True)
+    assert found.tokens.tolist() == [5, 6]
+    assert found.plain == 0
+    with pytest.raises(FormatError):
+        read_label(tmp_path / "f")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_in_words(tmp_path_factory: Any, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("any") / "f"
+    path.write_bytes(data)
+    with pytest.raises(FormatError):
+        read(path, IDENTITY, ours=False, rebuild=True)
+    with pytest.raises(FormatError):
+        read_label(path)
