@@ -128,14 +128,16 @@ def _spans(row: Row, window: int | None) -> Iterator[_Span]:
 def _span(row: Row, begin: int, end: int, window: int | None) -> _Span:
     q, length = end - begin, row.start + end
     low = 0
+    first = begin if row.parents is None else 0  # the least far of a tree's tokens on its path
     if window is not None and length > window:
-        low = max(0, row.start + begin - window + 1) // PAGE_TOKENS * PAGE_TOKENS
+        low = max(0, row.start + first - window + 1) // PAGE_TOKENS * PAGE_TOKENS
     causal = q > 1 and length == q and low == 0 and row.parents is None
     if causal and (window is None or q <= window):
         return _Span(row, begin, end, 0, q, causal=True)
     # Of a windowed row as many as it can ever need: so the width does not depend on where in its
     # page the window begins.
-    needed = length if low == 0 else min(length, (window or 0) + q - 1 + PAGE_TOKENS - 1)
+    seen = (window or 0) + end - first - 1 + PAGE_TOKENS - 1
+    needed = length if low == 0 else min(length, seen)
     return _Span(row, begin, end, low, rounded_entries(needed), causal=False)
 
 
@@ -178,8 +180,12 @@ def _visible(span: _Span, entries: int, window: int | None) -> Bool:
     visible: Bool = theirs <= mine
     if row.parents is not None:
         new = np.flatnonzero((theirs >= row.start) & (theirs < row.start + len(row.tokens)))
-        related = ancestors(row.parents)[span.begin : span.end]
-        visible[:, new] &= related[:, theirs[new] - row.start]
+        related = ancestors(row.parents)
+        visible[:, new] &= related[span.begin : span.end, theirs[new] - row.start]
+        # In a tree the window is one of the path's: siblings do not count.
+        depths = related.sum(axis=1) - 1
+        mine = row.start + depths[span.begin : span.end, None]
+        theirs[new] = row.start + depths[theirs[new] - row.start]
     if window is not None:
         visible &= theirs > mine - window
     return visible

@@ -1,7 +1,6 @@
 """Paged ragged attention and its planning, against the plain oracle."""
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from symphony_kernel.executor.attention import Group, attend, reference_attention
@@ -9,6 +8,7 @@ from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.step import Geometry, ancestors, plan_step, rounded_entries
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
+from tests.support.dense import visible_entries
 from tests.support.models import make_row
 
 HEADS, KV_HEADS, HEAD_DIM, PAGES = 6, 2, 8, 200
@@ -39,24 +39,6 @@ def _rows(mix: list[tuple[int, int, bool]], random: np.random.Generator) -> list
     return rows
 
 
-def _visible(row: Row, window: int | None) -> npt.NDArray[np.bool_]:
-    """Say entry by entry what base.Row says in words."""
-    q = len(row.tokens)
-    visible = np.zeros((q, row.start + q), bool)
-    for token in range(q):
-        visible[token, : row.start] = True
-        if row.parents is None:
-            visible[token, row.start : row.start + token + 1] = True
-        else:
-            node = token
-            while node >= 0:
-                visible[token, row.start + node] = True
-                node = int(row.parents[node])
-        if window is not None:
-            visible[token, : max(0, row.start + token - window + 1)] = False
-    return visible
-
-
 @pytest.mark.parametrize("window", [None, 1, 5, 16, 33, 1000])
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
@@ -82,7 +64,7 @@ def test_every_row_equals_the_oracle(mix: str, window: int | None) -> None:
         for row, index in zip(plan.rows, plan.indices, strict=True):
             mine = [next(places) for _ in row.places]
             keys, values = pool[owned[index]].unbind(1)
-            visible = torch.from_numpy(_visible(row, window))
+            visible = torch.from_numpy(visible_entries(row, window))
             expected = reference_attention(queries[mine], keys, values, visible)
             found = out[mine].view(expected.shape).double()
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)

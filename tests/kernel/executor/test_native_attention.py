@@ -18,6 +18,7 @@ from symphony_kernel.executor.native.network import flat_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 
+from tests.support.dense import visible_entries
 from tests.support.models import make_row
 
 POSITIONS = 4096
@@ -114,7 +115,7 @@ class Scene:
         queries = _rounded((queries * scale).float().numpy(), shape).double() / scale
         new = torch.stack((keys, values), dim=1).float().numpy()
         both = torch.cat((self.entries[index], _rounded(new, shape)))
-        visible = torch.from_numpy(_visible(row, window))
+        visible = torch.from_numpy(visible_entries(row, window))
         return reference_attention(queries, both[:, 0], both[:, 1], visible)
 
 
@@ -138,24 +139,6 @@ def _slots(row: Row) -> npt.NDArray[np.int64]:
         + entries % PAGE_TOKENS
     )
     return slots
-
-
-def _visible(row: Row, window: int | None) -> npt.NDArray[np.bool_]:
-    """Say entry by entry what base.Row says in words."""
-    q = len(row.tokens)
-    visible = np.zeros((q, row.start + q), bool)
-    for token in range(q):
-        visible[token, : row.start] = True
-        if row.parents is None:
-            visible[token, row.start : row.start + token + 1] = True
-        else:
-            node = token
-            while node >= 0:
-                visible[token, row.start + node] = True
-                node = int(row.parents[node])
-        if window is not None:
-            visible[token, : max(0, row.start + token - window + 1)] = False
-    return visible
 
 
 def _rows(

@@ -93,7 +93,9 @@ void Planner::read_rows() {
     const size_t tokens = size_t(rows.tokens);
     slots.resize(tokens);
     high_.resize(tokens);
+    path_.resize(tokens);
     tree_start_.assign(tokens, -1);
+    tree_begin_.resize(tokens);
     related_at_.resize(tokens);
     tree_words_.resize(tokens);
     related_.clear();
@@ -106,7 +108,7 @@ void Planner::read_rows() {
             const int32_t entry = rows.starts[row] + i;
             slots[size_t(begin + i)] =
                 int64_t(pages[entry / PAGE_TOKENS]) * PAGE_TOKENS + entry % PAGE_TOKENS;
-            high_[size_t(begin + i)] = entry + 1;
+            high_[size_t(begin + i)] = path_[size_t(begin + i)] = entry + 1;
             if (count > 1) entering_.push_back(begin + i);
         }
         if (count == 1) decodes_.push_back(row);
@@ -128,7 +130,10 @@ void Planner::read_tree(int32_t row) {
             std::memcpy(mine, related_.data() + base + size_t(parent) * size_t(words),
                         size_t(words) * sizeof(uint64_t));
         mine[i / 64] |= uint64_t(1) << (i % 64);
+        path_[size_t(begin + i)] =
+            parent >= 0 ? path_[size_t(begin + parent)] + 1 : rows.starts[row] + 1;
         tree_start_[size_t(begin + i)] = rows.starts[row];
+        tree_begin_[size_t(begin + i)] = begin;
         related_at_[size_t(begin + i)] = int64_t(base + size_t(i) * size_t(words));
         tree_words_[size_t(begin + i)] = words;
     }
@@ -138,21 +143,41 @@ int32_t Planner::enter_tasks() const {
     return (int32_t(entering_.size()) + enter_tokens_ - 1) / enter_tokens_;
 }
 
+int32_t Planner::low(int32_t token, int32_t window) const {
+    return window ? std::max(path_[size_t(token)] - window, 0) : 0;
+}
+
+const uint64_t *Planner::related(int32_t token) const {
+    return related_.data() + related_at_[size_t(token)];
+}
+
+// Returns the last ancestor that a window hides, or -1; what it is related to is hidden, too.
+int32_t Planner::hidden_ancestor(int32_t token, int32_t window) const {
+    if (!window || path_[size_t(token)] - window <= tree_start_[size_t(token)]) return -1;
+    const int32_t begin = tree_begin_[size_t(token)];
+    for (int32_t step = 0; step < window; ++step) token = begin + rows.parents[token];
+    return token;
+}
+
 Visible Planner::visible(int32_t token, int32_t window, int32_t begin, const Block &block) const {
-    const int32_t high = high_[size_t(token)], low = window ? std::max(high - window, 0) : 0;
+    const int32_t high = high_[size_t(token)], low = this->low(token, window);
     const int32_t tree = tree_start_[size_t(token)];
     const int32_t first = begin + block.first_page * PAGE_TOKENS;
     const int32_t last = begin + block.last_page * PAGE_TOKENS;
     Visible visible;
     visible.all = low <= first && last <= high && (tree < 0 || last <= tree);
     if (visible.all) return visible;
+    const int32_t hidden = tree < 0 ? -1 : hidden_ancestor(token, window);
     for (int page = block.first_page; page < block.last_page; ++page) {
         const int32_t entry = begin + page * PAGE_TOKENS;
-        uint16_t mask = uint16_t(lowest(high - entry) & ~lowest(low - entry));
+        // In a tree the window is one of the path's: siblings do not count.
+        const int32_t hides = tree < 0 ? low : std::min(low, tree);
+        uint16_t mask = uint16_t(lowest(high - entry) & ~lowest(hides - entry));
         if (tree >= 0 && entry + PAGE_TOKENS > tree) {
-            const uint64_t *related = related_.data() + related_at_[size_t(token)];
             const int32_t words = tree_words_[size_t(token)], before = std::max(tree - entry, 0);
-            const unsigned bits = bits_at(related, words, std::max(entry - tree, 0));
+            const int32_t from = std::max(entry - tree, 0);
+            unsigned bits = bits_at(related(token), words, from);
+            if (hidden >= 0) bits &= ~bits_at(related(hidden), words, from);
             mask = uint16_t(mask & (lowest(before) | bits << before));
         }
         visible.pages[page] = mask;
@@ -177,10 +202,12 @@ void Planner::add_prefill(int32_t row, int32_t window) {
         const int32_t count = std::min(each, rows.offsets[row + 1] - i);
         const int32_t first = int32_t(members.size());
         for (int32_t token = i; token < i + count; ++token) members.push_back(token);
-        const int32_t low = window ? std::max(high_[size_t(i)] - window, 0) : 0;
+        const bool tree = tree_start_[size_t(i)] >= 0;
+        const int32_t from = tree && window ? std::max(rows.starts[row] + 1 - window, 0)
+                                            : low(i, window);
         const int32_t high = high_[size_t(i + count - 1)];
-        spans_.push_back({first, count, rows.table_offsets[row], low / BLOCK_TOKENS,
-                          blocks_of(high), low, high, false, false});
+        spans_.push_back({first, count, rows.table_offsets[row], from / BLOCK_TOKENS,
+                          blocks_of(high), from, high, false, false});
     }
 }
 

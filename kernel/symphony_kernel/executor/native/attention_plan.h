@@ -80,6 +80,9 @@ class Planner {
     void read_rows();
     void read_tree(int32_t row);
     void make_spans(int32_t window);
+    int32_t low(int32_t token, int32_t window) const;
+    const uint64_t *related(int32_t token) const;
+    int32_t hidden_ancestor(int32_t token, int32_t window) const;
     void add_prefill(int32_t row, int32_t window);
     void add_decodes(int32_t window);
     void share(const int32_t *begin, const int32_t *end, int32_t block);
@@ -105,7 +108,9 @@ class Planner {
     std::vector<Work> works_;
 
     std::vector<int32_t> high_;        // [tokens] entries before and with the token itself
+    std::vector<int32_t> path_;        // [tokens] the same without other branches of its tree
     std::vector<int32_t> tree_start_;  // [tokens] first entry of its tree; -1: no tree
+    std::vector<int32_t> tree_begin_;  // [tokens] first token of its tree
     std::vector<int64_t> related_at_;  // [tokens] into `related_`
     std::vector<int32_t> tree_words_;  // [tokens] words of a token of `related_`
     std::vector<uint64_t> related_;    // bits: whether a tree's token is an ancestor or itself
