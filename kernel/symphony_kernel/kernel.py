@@ -191,20 +191,38 @@ class Kernel:
 
     def welcome_worker(self, name: str, link: Link) -> WorkerPort:
         """Return the port that takes a worker's frames; one with its name ends first."""
-        old = self._workers.get(name)
-        if old is not None:
-            old.cut_off("it has connected again")
-        port = self._workers[name] = WorkerPort(self, name, link)
-        port.send(m.Welcome(os.getpid(), self._about))
+        port = self.enter_worker(name, link)
+        port.send(self.welcome())
         return port
 
     def welcome_gateway(self, link: Link) -> GatewayPort:
         """Return the port that takes the gateway's frames; an older one and all instances end."""
+        port = self.enter_gateway(link)
+        port.send(self.welcome())
+        return port
+
+    def welcome(self) -> m.Welcome:
+        """Return what a new peer is told first."""
+        return m.Welcome(os.getpid(), self._about)
+
+    def enter_worker(self, name: str, link: Link) -> WorkerPort:
+        """As `welcome_worker`, for a peer that is welcomed elsewhere: a session's."""
+        old = self._workers.get(name)
+        if old is not None:
+            old.cut_off("it has connected again")
+        port = self._workers[name] = WorkerPort(self, name, link)
+        return port
+
+    def enter_gateway(self, link: Link) -> GatewayPort:
+        """As `welcome_gateway`, for a peer that is welcomed elsewhere: a session's."""
         if self._gateway is not None:
             self._gateway.cut_off("it has connected again")
         port = self._gateway = GatewayPort(self, "gateway", link)
-        port.send(m.Welcome(os.getpid(), self._about))
         return port
+
+    def port(self, name: str) -> Port | None:
+        """Return the port of "gateway" or of a worker, if there is one."""
+        return self._gateway if name == "gateway" else self._workers.get(name)
 
     def detach(self, port: Port) -> None:
         """A peer is gone: a worker's instances end, the gateway's end with all others."""

@@ -3,11 +3,16 @@
 Whoever connects has a moment to say `Hello` with its role's secret. From then on its frames go to
 the kernel's port for it; before that nothing it sends is looked at. A worker runs strangers' code:
 what it may send in one frame is bounded, and when it breaks the protocol it is cut off.
+
+A `Hello` that names a session goes on with it: its port stays when a connection ends, and what is
+sent meanwhile is kept (`protocol/sessions.py`). Such a port ends when another session of its name
+begins, or its peer breaks the protocol. Without a session a port is its connection's.
 """
 
 import asyncio
 import hmac
 import logging
+import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +21,8 @@ from typing import Any
 from symphony_kernel.kernel import Kernel, Port
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import HELLO_SECONDS_MAX, WORKER_FRAME_BYTES_MAX
-from symphony_kernel.protocol.links import SocketLink, serve_unix
+from symphony_kernel.protocol.links import Link, LinkError, SocketLink, serve_unix
+from symphony_kernel.protocol.sessions import BEGIN, SessionLink, SessionState
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +39,7 @@ class Server:
 
     async def listen(self, path: Path) -> None:
         """Take connections at `path`; OSError when that cannot be."""
-        self._listener = await serve_unix(path, self._on_link, WORKER_FRAME_BYTES_MAX)
+        self._listener = await serve_unix(path, self.meet, WORKER_FRAME_BYTES_MAX)
 
     async def close(self) -> None:
         """Take no more connections, and leave those that have not said who they are."""
@@ -42,13 +48,14 @@ class Server:
         for visitor in tuple(self._strangers):
             visitor.refuse("the kernel stops")
 
-    def _on_link(self, link: SocketLink) -> None:
+    def meet(self, link: Link) -> None:
+        """Take a connection, which nobody receives from yet; a memory link, for instance."""
         visitor = _Visitor(self, link)
         self._strangers.add(visitor)
         link.receive(visitor.on_frame, visitor.on_closed)
 
-    def admit(self, visitor: "_Visitor", frame: list[Any]) -> Port:
-        """Return the port of whoever says `Hello` rightly.
+    def admit(self, visitor: "_Visitor", frame: list[Any]) -> None:
+        """Let in whoever says `Hello` rightly.
 
         Raises:
             MessageError: it is no Hello, of another version, or the secret is not that name's.
@@ -63,22 +70,63 @@ class Server:
             raise m.MessageError(f"{hello.role} {hello.name!r} has not the right secret")
         self.leave(visitor)
         _log.info("%s has connected, process %d", hello.name, hello.pid)
-        if hello.role == "gateway":
-            return self._kernel.welcome_gateway(visitor.link)
-        return self._kernel.welcome_worker(hello.name, visitor.link)
+        if not hello.session:
+            visitor.port = self._welcome(hello, visitor.link)
+        elif hello.received == BEGIN:
+            self._begin(visitor, hello)
+        else:
+            self._resume(visitor, hello)
 
     def leave(self, visitor: "_Visitor") -> None:
         """A visitor is no stranger any more, or is gone."""
         self._strangers.discard(visitor)
 
+    def _welcome(self, hello: m.Hello, link: Link) -> Port:
+        if hello.role == "gateway":
+            return self._kernel.welcome_gateway(link)
+        return self._kernel.welcome_worker(hello.name, link)
+
+    def _begin(self, visitor: "_Visitor", hello: m.Hello) -> None:
+        visitor.link.send(m.encode(self._kernel.welcome()))
+        session = visitor.session = SessionLink(SessionState(hello.session))
+        visitor.port = enter(self._kernel, hello.name, session)
+        session.connect(visitor.link, 0)
+
+    def _resume(self, visitor: "_Visitor", hello: m.Hello) -> None:
+        port = self._kernel.port(hello.name)
+        session = port.link if port is not None else None
+        if (
+            not isinstance(session, SessionLink)
+            or session.id != hello.session
+            or not session.can_resume(hello.received)
+        ):
+            _log.warning("%s has a session that is not known here", hello.name)
+            visitor.link.send(m.encode(m.Welcome(os.getpid(), {})))
+            visitor.turn_away()
+            return
+        visitor.link.send(m.encode(m.Welcome(os.getpid(), {}, True, session.received)))
+        visitor.session, visitor.port = session, port
+        session.connect(visitor.link, hello.received)
+
+
+def enter(kernel: Kernel, name: str, session: SessionLink) -> Port:
+    """Give a session its port in the kernel: one that begins, or one that a kernel before had."""
+    if name == "gateway":
+        port: Port = kernel.enter_gateway(session)
+    else:
+        port = kernel.enter_worker(name, session)
+    session.receive(port.on_frame, port.on_closed)
+    return port
+
 
 class _Visitor:
     """A connection: a stranger until its Hello is accepted, then a port's."""
 
-    def __init__(self, server: Server, link: SocketLink) -> None:
+    def __init__(self, server: Server, link: Link) -> None:
         self._server = server
         self.link = link
-        self._port: Port | None = None
+        self.port: Port | None = None
+        self.session: SessionLink | None = None  # what carries the port's frames, if anything
         self._refused = False
         self._patience = asyncio.get_running_loop().call_later(
             HELLO_SECONDS_MAX, self.refuse, "it says nothing"
@@ -86,12 +134,17 @@ class _Visitor:
 
     def on_frame(self, frame: list[Any]) -> None:
         """Take a frame: the Hello, or one for the port."""
-        if self._port is not None:
-            self._port.on_frame(frame)
+        if self.session is not None:
+            try:
+                self.session.take(frame)
+            except LinkError as error:
+                self._cut_off(str(error))
+        elif self.port is not None:
+            self.port.on_frame(frame)
         elif not self._refused:
             self._patience.cancel()
             try:
-                self._port = self._server.admit(self, frame)
+                self._server.admit(self, frame)
             except m.MessageError as error:
                 self.refuse(str(error))
 
@@ -99,15 +152,29 @@ class _Visitor:
         """The link has ended."""
         self._patience.cancel()
         self._server.leave(self)
-        if self.link.error is not None:
-            _log.error("cut off: %s", self.link.error)
-        if self._port is not None:
-            self._port.on_closed()
+        error = self.link.error if isinstance(self.link, SocketLink) else None
+        if error is not None:
+            self._cut_off(str(error))
+        elif self.session is not None:
+            self.session.cut(self.link)
+        elif self.port is not None:
+            self.port.on_closed()
 
     def refuse(self, reason: str) -> None:
         """Close the link of somebody who is not let in."""
         _log.warning("refused a connection: %s", reason)
-        self._refused = True
         self._patience.cancel()
         self._server.leave(self)
+        self.turn_away()
+
+    def turn_away(self) -> None:
+        """Close the link; nothing more of it is looked at."""
+        self._refused = True
         self.link.close()
+
+    def _cut_off(self, reason: str) -> None:
+        """The peer sent what is no frame: its port ends, and its session with it."""
+        if self.port is not None:
+            self.port.cut_off(reason)
+        else:
+            _log.error("cut off: %s", reason)

@@ -1,6 +1,7 @@
 """Who is on the kernel's links: workers that lie, come again and go, and what the gateway asks."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -8,8 +9,11 @@ from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.links import Link, memory_pair
 from symphony_kernel.protocol.messages import Op
+from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_kernel.server import Server
 
 from tests.support.kernels import PROMPT, A, B, Rig, decode, options, start, tokens, with_kernel
 
@@ -177,3 +181,115 @@ def test_large_results_are_split_over_frames() -> None:
         executor=lambda clock: SimulatedExecutor(clock, 256, costs=CostModel(), hashed=False),
         kernel_options=KernelOptions(steps=StepLimits(tokens=4096)),
     )
+
+
+# --- Sessions ------------------------------------------------------------------------------------
+class Listener:
+    """A peer's side of a session with the kernel's door, on memory links."""
+
+    def __init__(self, door: Server, role: str, name: str) -> None:
+        self._door = door
+        self.heard: list[m.Message] = []
+        self.welcomes: list[m.Welcome] = []
+        self.ended = asyncio.Event()
+        self.dialer = Dialer(role, name, SECRET, lambda f: self.heard.append(m.decode(f)), self)
+
+    async def connect(self) -> tuple[Link, asyncio.Event]:
+        ours, theirs = memory_pair()
+        self._door.meet(theirs)
+        return ours, await self.dialer.meet(ours)
+
+    def send(self, message: m.Message) -> None:
+        assert self.dialer.session is not None
+        self.dialer.session.send(m.encode(message))
+
+    def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
+        self.welcomes.append(welcome)
+
+    def session_resumed(self, welcome: m.Welcome) -> None:
+        self.welcomes.append(welcome)
+
+    def session_cut(self) -> None:
+        pass
+
+    def session_ended(self) -> None:
+        self.ended.set()
+
+
+SECRET = b"s" * 16
+
+
+def at_the_door(test: Callable[[Rig, Listener, Listener], Awaitable[None]]) -> None:
+    """A kernel whose gateway and worker "v" have sessions; an instance 1 lives in "v"."""
+
+    async def whole(rig: Rig) -> None:
+        rig.gateway.link.close()
+        await asyncio.sleep(0.001)
+        door = Server(rig.kernel, {"gateway": SECRET, "v": SECRET})
+        gateway, worker = Listener(door, "gateway", "gateway"), Listener(door, "worker", "v")
+        await gateway.connect()
+        await worker.connect()
+        gateway.send(m.Register(1, 1, "t", "v", 0, 0, {}))
+        await test(rig, gateway, worker)
+
+    with_kernel(whole)
+
+
+def test_instances_live_on_while_their_worker_or_the_gateway_is_cut_off() -> None:
+    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
+        worker.send(m.Calls([[1, Op.KV_CREATE, 0, A]]))
+        for seq, who in enumerate((worker, gateway, worker), start=5):
+            link, over = await who.connect()
+            worker.send(m.Calls([[1, Op.PRED, seq, A, PROMPT, None, b""]]))
+            link.abort()
+            await over.wait()
+            await asyncio.sleep(0.1)  # a reply is ready and nobody is there
+        worker.send(m.Calls([[1, Op.KV_LEN, 9, A]]))
+        await worker.connect()
+        await gateway.connect()
+        await asyncio.sleep(0.3)
+        assert rig.kernel.statistics()["instances"] == 1
+        frames = [message for message in worker.heard if isinstance(message, m.Replies)]
+        replies = [reply for frame in frames for reply in frame.replies]
+        assert [seq for _, seq, _ in replies] == [5, 6, 7, 9]
+        assert replies[-1][2] == 3 * 59
+        assert gateway.heard == [m.Answer(1, 0, 0)]
+        assert [w.resumed for w in worker.welcomes] == [False] + [True] * 3
+        assert not worker.ended.is_set()
+        assert worker.welcomes[0].about
+        assert not worker.welcomes[1].about
+
+    at_the_door(test)
+
+
+def test_a_session_that_begins_ends_the_one_before_and_its_instances() -> None:
+    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
+        await asyncio.sleep(0.01)
+        assert rig.kernel.statistics()["instances"] == 1
+        successor = Listener(worker._door, "worker", "v")
+        await successor.connect()
+        assert rig.kernel.statistics()["instances"] == 0
+        with pytest.raises(LinkLostError):
+            await worker.connect()
+        assert worker.ended.is_set()
+        gateway.send(m.Register(2, 1, "t", "v", 0, 0, {}))
+        await asyncio.sleep(0.01)
+        assert gateway.heard[-1] == m.Answer(2, 0, 0)
+        await Listener(worker._door, "gateway", "gateway").connect()
+        assert rig.kernel.statistics()["instances"] == 0
+
+    at_the_door(test)
+
+
+@pytest.mark.parametrize("frame", [[m.Receipt.KIND, 99], [m.End.KIND, 1, 1], [m.Hello.KIND]])
+def test_a_session_whose_peer_breaks_the_protocol_is_over(frame: list[Any]) -> None:
+    async def test(rig: Rig, gateway: Listener, worker: Listener) -> None:
+        link, over = await worker.connect()
+        link.send(frame)
+        await over.wait()
+        assert rig.kernel.statistics()["instances"] == 0
+        with pytest.raises(LinkLostError):
+            await worker.connect()
+        await worker.connect()
+
+    at_the_door(test)

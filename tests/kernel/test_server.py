@@ -64,7 +64,9 @@ class Process:
         return worker
 
 
-def hello(link: Any, role: str, name: str, secret: str | None = None, version: int = 1) -> None:
+def hello(
+    link: Any, role: str, name: str, secret: str | None = None, version: int = m.PROTOCOL_VERSION
+) -> None:
     proof = bytes.fromhex(SECRETS.get(name, "dd") if secret is None else secret)
     link.send(m.encode(m.Hello(version, role, name, proof, os.getpid())))
 
@@ -138,13 +140,13 @@ def test_a_run_through_the_door(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("role", "name", "secret", "version"),
     [
-        ("worker", "worker-0", SECRETS["worker-1"], 1),
-        ("worker", "worker-0", "", 1),
-        ("worker", "worker-9", "bb" * 16, 1),
-        ("gateway", "gateway", SECRETS["worker-0"], 1),
-        ("gateway", "worker-0", SECRETS["worker-0"], 1),
-        ("worker", "gateway", SECRETS["gateway"], 1),
-        ("worker", "worker-0", SECRETS["worker-0"], 2),
+        ("worker", "worker-0", SECRETS["worker-1"], m.PROTOCOL_VERSION),
+        ("worker", "worker-0", "", m.PROTOCOL_VERSION),
+        ("worker", "worker-9", "bb" * 16, m.PROTOCOL_VERSION),
+        ("gateway", "gateway", SECRETS["worker-0"], m.PROTOCOL_VERSION),
+        ("gateway", "worker-0", SECRETS["worker-0"], m.PROTOCOL_VERSION),
+        ("worker", "gateway", SECRETS["gateway"], m.PROTOCOL_VERSION),
+        ("worker", "worker-0", SECRETS["worker-0"], m.PROTOCOL_VERSION + 1),
     ],
 )
 def test_a_stranger_is_shown_the_door(

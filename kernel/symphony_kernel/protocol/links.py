@@ -43,6 +43,9 @@ class Link(Protocol):
     def send(self, frame: Frame) -> None:
         """Queue one frame; on a closed link it is dropped (`on_closed` tells)."""
 
+    def send_encoded(self, body: bytes) -> None:
+        """Queue one frame that `encode` has made."""
+
     def flush(self) -> None:
         """Write what is queued now, not at the end of the turn: for who knows that it was all."""
 
@@ -110,9 +113,12 @@ class SocketLink(asyncio.Protocol):
 
     def send(self, frame: Frame) -> None:
         """Queue one frame for this turn's write."""
+        self.send_encoded(encode(frame))
+
+    def send_encoded(self, body: bytes) -> None:
+        """Queue one frame that is encoded already."""
         if self._closed or self._closing:
             return
-        body = encode(frame)
         self._outbound.append(_LENGTH.pack(len(body)))
         self._outbound.append(body)
         self._outbound_bytes += len(body) + _LENGTH.size
@@ -223,9 +229,13 @@ class MemoryLink:
 
     def send(self, frame: Frame) -> None:
         """Queue one frame for the peer's next turn."""
+        self.send_encoded(encode(frame))
+
+    def send_encoded(self, body: bytes) -> None:
+        """Queue one frame that is encoded already."""
         if self._closed or self._peer is None or self._peer._closed:
             return
-        self._peer._queue.append(encode(frame))
+        self._peer._queue.append(body)
         self._peer._plan()
 
     def flush(self) -> None:

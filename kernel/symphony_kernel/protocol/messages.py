@@ -11,6 +11,7 @@ lists: their items are checked where they are executed.
     kernel  -> worker   Welcome, Replies
     worker  -> gateway  Hello, Output, Logs, Received, Traced, Ended, Ask, Unask
     gateway -> worker   Welcome, Module, Unload, Start, Deliver, CloseInput, Kill, Credit, Answer
+    with the kernel, both ways: Receipt, ReceiptWanted
 """
 
 from dataclasses import dataclass, fields
@@ -18,7 +19,7 @@ from enum import IntEnum
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class MessageError(Exception):
@@ -67,7 +68,11 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Hello(Message):
-    """The first frame on a link. `role` is "gateway" or "worker"."""
+    """The first frame on a link. `role` is "gateway" or "worker".
+
+    `session` names the session that the link carries (see `sessions`; b"": none, the link stands
+    for itself), `received` the frames of it that have come; -1: it begins.
+    """
 
     KIND: ClassVar[int] = 1
     version: int
@@ -75,6 +80,8 @@ class Hello(Message):
     name: str
     secret: bytes
     pid: int
+    session: bytes = b""
+    received: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +90,15 @@ class Welcome(Message):
 
     From the kernel, `about` is {model: {name, vocab_size, eos, bos, max_context, page_size, dtype},
     tokenizer: bytes of tokenizer.json, chat_template: str or nil, special: {bos_token, eos_token}}.
-    From the gateway it is {}.
+    From the gateway, and where a session goes on, it is {}. `resumed`: the session goes on;
+    `received` frames of it have come.
     """
 
     KIND: ClassVar[int] = 2
     pid: int
     about: dict[str, Any]
+    resumed: bool = False
+    received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,21 @@ class Unask(Message):
 
     KIND: ClassVar[int] = 5
     seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt(Message):
+    """So many numbered frames of the session have come. Not numbered itself."""
+
+    KIND: ClassVar[int] = 6
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptWanted(Message):
+    """The sender wants a `Receipt`, to forget what it keeps. Not numbered itself."""
+
+    KIND: ClassVar[int] = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +337,8 @@ MESSAGES: tuple[type[Message], ...] = (
     Ask,
     Answer,
     Unask,
+    Receipt,
+    ReceiptWanted,
     Calls,
     Replies,
     Register,
@@ -367,9 +394,9 @@ def decode(frame: list[Any]) -> Message:
     Raises:
         MessageError: an unknown kind, a wrong number of fields, or a field of a wrong type.
     """
-    kind = _KINDS.get(frame[0]) if isinstance(frame[0], int) else None
+    kind = _KINDS.get(frame[0]) if frame and isinstance(frame[0], int) else None
     if kind is None:
-        raise MessageError(f"no message has kind {frame[0]!r}")
+        raise MessageError(f"no message has kind {frame[:1]!r}")
     wanted = _FIELDS[kind]
     if len(frame) != len(wanted) + 1:
         raise MessageError(f"{kind.__name__} has {len(wanted)} fields, not {len(frame) - 1}")
