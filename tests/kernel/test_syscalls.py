@@ -211,7 +211,8 @@ def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_SAVE, A, "notes/a", 0) == -Errno.EEXIST
     assert rig.call(1, Op.KV_SAVE, A, "notes/a", 1) == 0
     assert rig.call(1, Op.KV_LEN, B) == 20
-    listed = {"path": "notes/a", "len": 21, "pages": 2, "tier": "device", "durable": False}
+    listed = {"path": "notes/a", "len": 21, "pages": 2, "tier": "device"}
+    listed |= {"durable": False, "public": False, "expires_ms": 0}
     assert rig.unpack(1, Op.KV_LIST, "notes/") == [listed]
     assert rig.unpack(1, Op.KV_LIST, "other") == []
     assert rig.syscalls.kv_list("t", "") == [listed]

@@ -9,12 +9,12 @@ from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.filesystem import (
     KVFS,
     KVFSStatistics,
-    NamedFile,
     Tenant,
     TenantLimits,
 )
 from symphony_kernel.kvfs.handles import Handle, HandleTable
 from symphony_kernel.kvfs.names import parse_path, parse_prefix
+from symphony_kernel.kvfs.naming import Name, NamedFile
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics, page_count
 from symphony_kernel.kvfs.prefix_cache import PrefixCacheStatistics
 from symphony_kernel.kvfs.quotas import Account, Ledger
@@ -27,6 +27,7 @@ __all__ = [
     "KVFSStatistics",
     "KVFile",
     "Ledger",
+    "Name",
     "NamedFile",
     "PagePool",
     "PoolStatistics",

@@ -26,6 +26,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 if TYPE_CHECKING:
+    from symphony_kernel.kvfs.naming import Name
     from symphony_kernel.kvfs.ordering import FileQueue
 
 _TABLE_PAGES_MIN = 4
@@ -94,7 +95,8 @@ class KVFile:
 
     __slots__ = (
         "_absent", "_count", "_frames", "_moved", "_storage", "_table", "computed_at", "counted",
-        "error", "generating", "length", "owner", "path", "plain", "queue", "references", "tenant",
+        "error", "expires_ms", "generating", "length", "name", "owner", "path", "plain", "queue",
+        "references", "tenant",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
@@ -116,6 +118,8 @@ class KVFile:
         self.error: Errno | None = None  # of the call that made it; its answer until it is closed
         self.generating = False  # a generation is in its queue: other calls hear EBUSY
         self.path = ""  # the name it was opened from or last saved under
+        self.name: Name | None = None  # of one that stands in the tree of names
+        self.expires_ms = 0  # Unix time; what it is saved under ends then; 0: never
         self.queue: FileQueue | None = None
         self.computed_at = 0.0  # the scheduler's: when its last pred ended
 

@@ -7,13 +7,13 @@ last one to let go frees its pages. Arguments are trusted; syscalls have checked
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.files import KVFile, Storage, group_copies
-from symphony_kernel.kvfs.names import NameTree, is_public
+from symphony_kernel.kvfs.names import PUBLIC, NameTree, is_public
+from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
 from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.quotas import Account, Ledger
@@ -23,8 +23,10 @@ from symphony_kernel.protocol.limits import (
     LIST_ITEMS_MAX,
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,
+    TENANT_DURABLE_BYTES_MAX,
     TENANT_FILES_MAX,
     TENANT_HANDLES_MAX,
+    TENANT_NAMES_MAX,
     TENANT_PAGES_SHARE_MAX,
 )
 
@@ -38,6 +40,8 @@ class TenantLimits:
     pages: int
     files: int = TENANT_FILES_MAX
     handles: int = TENANT_HANDLES_MAX
+    names: int = TENANT_NAMES_MAX
+    durable_bytes: int = TENANT_DURABLE_BYTES_MAX
 
 
 class Tenant:
@@ -50,6 +54,7 @@ class Tenant:
         self.names: NameTree[KVFile] = NameTree()
         self.files = 0
         self.handles = 0
+        self.durable_bytes = 0  # on disk, of its names
 
     def charge_file(self) -> None:
         """Count one more file; SyscallError EDQUOT."""
@@ -62,26 +67,6 @@ class Tenant:
         if self.handles >= self.limits.handles:
             raise SyscallError(Errno.EDQUOT, f"{self.name} has {self.handles} handles")
         self.handles += 1
-
-
-class NamedFile(NamedTuple):
-    """What a listing says of a named file; made by the thousand, which a dataclass is slow at."""
-
-    path: str
-    len: int
-    pages: int
-    tier: str
-    durable: bool
-
-    def view(self) -> dict[str, str | int]:
-        """Return it as a map, made by hand: for thousands of files `asdict` takes far longer."""
-        return {
-            "path": self.path,
-            "len": self.len,
-            "pages": self.pages,
-            "tier": self.tier,
-            "durable": self.durable,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +98,7 @@ class KVFS:
         self.pool = PagePool(pages, on_freed)
         self.ledger = Ledger(pages, now)
         self.tenants: dict[str, Tenant] = {}
+        self.expiries = Expiries()
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
         self.prefix_cache = PrefixCache(
             self.pool, self.ledger, int(pages * prefix_cache_share), now
@@ -176,7 +162,7 @@ class KVFS:
 
     # -- Names ----------------------------------------------------------------------------------
     def open(self, tenant: str, path: str, owner: Account) -> KVFile:
-        """Return a private copy-on-write view of what `path` names now.
+        """Return a private copy-on-write view of what `path` names now; it must be loaded.
 
         Raises:
             SyscallError: ENOENT, EDQUOT, EIO.
@@ -184,57 +170,136 @@ class KVFS:
         named = self.named(tenant, path)
         if named.error is not None:
             raise SyscallError(named.error, path)
-        file = self.fork(named, owner)
+        return self.view(tenant, named, path, owner)
+
+    def view(self, tenant: str, named: KVFile, path: str, owner: Account) -> KVFile:
+        """Return a view of a named file, which may be another tenant's; SyscallError EDQUOT."""
+        assert named.name is not None
+        assert named.name.loaded, "nothing of it is here yet"
+        self.tenant(tenant).charge_file()
+        file = KVFile(self._storage, tenant, owner)
+        self._files.add(file)
+        file.share(named)
         file.path = path
+        file.expires_ms = named.expires_ms
         return file
 
     def named(self, tenant: str, path: str) -> KVFile:
-        """Return the file with this name; nothing is public yet. SyscallError ENOENT."""
-        file = None if is_public(path) else self.tenant(tenant).names.get(path)
+        """Return the file that a tenant finds under this name; SyscallError ENOENT.
+
+        `public/<owner>/..` are those of any tenant's files that are public.
+        """
+        if not is_public(path):
+            file = self.tenant(tenant).names.get(path)
+        else:
+            owner, rest = split_public(path)
+            publisher = self.tenants.get(owner)
+            file = publisher.names.get(rest) if publisher is not None else None
+            if file is not None and (file.name is None or not file.name.public):
+                file = None
         if file is None:
             raise SyscallError(Errno.ENOENT, path)
         return file
 
-    def save(self, file: KVFile, path: str, replace: bool) -> None:
+    def save(self, file: KVFile, path: str, replace: bool, public: bool = False) -> None:
         """Name the content of `file` as it is now: later writes to the file are not seen.
 
         Raises:
             SyscallError: EEXIST without `replace`, EDQUOT, EACCES for a path under `public/`.
         """
+        self.check_name(file.tenant, path, replace)
+        self.put_name(path, self.snapshot(file, path), Name(public=public))
+
+    def check_name(self, tenant: str, path: str, replace: bool) -> None:
+        """Check that a tenant may give this name; SyscallError EACCES, EEXIST, EDQUOT."""
         if is_public(path):
             raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
-        tenant = self.tenant(file.tenant)
-        if not replace and tenant.names.get(path) is not None:
-            raise SyscallError(Errno.EEXIST, path)
+        names = self.tenant(tenant).names
+        if names.get(path) is not None:
+            if not replace:
+                raise SyscallError(Errno.EEXIST, path)
+        elif len(names) >= self.limits.names:
+            raise SyscallError(Errno.EDQUOT, f"{tenant} has {len(names)} names")
+
+    def snapshot(self, file: KVFile, path: str) -> KVFile:
+        """Return the content of `file` as it is now, to be named `path`; SyscallError EDQUOT."""
         # Owned by the tenant from now on: the name outlives the instance.
-        snapshot = self.fork(file, tenant.account)
+        snapshot = self.fork(file, self.tenant(file.tenant).account)
         snapshot.computed_at = 0.0  # whoever opens it goes on with no stream
         snapshot.path = file.path = path
-        old = tenant.names.put(path, snapshot)
+        snapshot.expires_ms = file.expires_ms
+        return snapshot
+
+    def put_name(self, path: str, file: KVFile, name: Name) -> None:
+        """Give `file` a name, in place of the one that had it; takes over one reference."""
+        file.name = name
+        tenant = self.tenant(file.tenant)
+        tenant.durable_bytes += name.size
+        self.expiries.add(file.expires_ms, file.tenant, path)
+        old = tenant.names.put(path, file)
         if old is not None:
-            self.release(old)
+            self._drop_name(tenant, old)
 
     def remove(self, tenant: str, path: str) -> None:
-        """Take a name away; files that were opened from it stay. SyscallError ENOENT."""
-        self.named(tenant, path)
-        file = self.tenant(tenant).names.remove(path)
-        assert file is not None
+        """Take a tenant's own name away; files that were opened from it stay. SyscallError ENOENT.
+
+        Raises:
+            SyscallError: ENOENT, EACCES for a path under `public/`.
+        """
+        if is_public(path):
+            raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
+        owner = self.tenant(tenant)
+        file = owner.names.remove(path)
+        if file is None:
+            raise SyscallError(Errno.ENOENT, path)
+        self._drop_name(owner, file)
+
+    def _drop_name(self, tenant: Tenant, file: KVFile) -> None:
+        name, file.name = file.name, None
+        assert name is not None
+        tenant.durable_bytes -= name.size
+        shown = file.pages.copy() if name.public else file.pages[:0]
         self.release(file)
+        left = shown[self.pool.references[shown] > 0]
+        if len(left):
+            self._hand_over(tenant, left)
+
+    def _hand_over(self, publisher: Tenant, pages: Int32) -> None:
+        """Charge pages that only other tenants hold any longer ([n]) to one that does."""
+        holders = [file for file in self._files if np.isin(pages, file.pages).any()]
+        for file in holders:
+            if file.tenant == publisher.name:
+                pages = pages[~np.isin(pages, file.pages)]
+        for file in holders:
+            if file.tenant != publisher.name:
+                theirs = np.unique(pages[np.isin(pages, file.pages)])
+                self.ledger.move(theirs, file.owner.live())
+                pages = pages[~np.isin(pages, theirs)]
 
     def stat(self, tenant: str, path: str) -> NamedFile:
         """Return what a listing says of one file. SyscallError ENOENT."""
-        return _describe(path, self.named(tenant, path))
+        return describe(path, self.named(tenant, path))
 
-    def listing(self, tenant: str, prefix: str = "", after: str = "") -> list[NamedFile]:
+    def listing(
+        self, tenant: str, prefix: str = "", after: str = "", limit: int = LIST_ITEMS_MAX + 1
+    ) -> list[NamedFile]:
         """Return the named files whose paths begin with `prefix` and come after `after`, in order.
 
-        At most LIST_ITEMS_MAX + 1 of them: who gets more than LIST_ITEMS_MAX knows that there are
-        more, and asks again with a longer prefix or a later `after`.
+        At most `limit` of them. Below `public/<owner>/` they are that tenant's public ones; what
+        tenants publish is told only of those that are named.
         """
+        base, owner = "", tenant
+        if is_public(prefix):
+            owner, prefix = split_public(prefix)
+            base = f"{PUBLIC}/{owner}/"
+            after = after.removeprefix(base)
         found: list[NamedFile] = []
-        for path, file in self.tenant(tenant).names.items(prefix, after):
-            found.append(_describe(path, file))
-            if len(found) > LIST_ITEMS_MAX:
+        known = self.tenants.get(owner)
+        for path, file in known.names.items(prefix, after) if known is not None else ():
+            if base and (file.name is None or not file.name.public):
+                continue
+            found.append(describe(base + path, file))
+            if len(found) >= limit:
                 break
         return found
 
@@ -348,7 +413,3 @@ class KVFS:
             pool=self.pool.statistics(),
             prefix_cache=self.prefix_cache.statistics(),
         )
-
-
-def _describe(path: str, file: KVFile) -> NamedFile:
-    return NamedFile(path, file.length, len(file.pages), tier="device", durable=False)

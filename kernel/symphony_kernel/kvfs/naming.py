@@ -1,0 +1,92 @@
+"""What a name is besides the file that has it: listed, shared, kept on disk, for how long."""
+
+import heapq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from symphony_kernel.kvfs.files import KVFile
+from symphony_kernel.kvfs.names import PUBLIC
+from symphony_kernel.kvfs.pages import page_count
+
+
+@dataclass(slots=True)
+class Name:
+    """What one tenant's path says of its file.
+
+    A file that is not `loaded` lies on disk only: `entries` long, `size` bytes, and its KVFile is
+    empty until somebody opens it.
+    """
+
+    durable: bool = False
+    public: bool = False
+    size: int = 0  # bytes on disk
+    entries: int = 0
+    loaded: bool = True
+
+
+class NamedFile(NamedTuple):
+    """What a listing says of a named file; made by the thousand, which a dataclass is slow at."""
+
+    path: str
+    len: int
+    pages: int
+    tier: str
+    durable: bool
+    public: bool = False
+    expires_ms: int = 0
+
+    def view(self) -> dict[str, str | int]:
+        """Return it as a map, made by hand: for thousands of files `asdict` takes far longer."""
+        return {
+            "path": self.path,
+            "len": self.len,
+            "pages": self.pages,
+            "tier": self.tier,
+            "durable": self.durable,
+            "public": self.public,
+            "expires_ms": self.expires_ms,
+        }
+
+
+def describe(path: str, file: KVFile) -> NamedFile:
+    """Return what a listing says of a file that is called `path` there."""
+    name = file.name
+    assert name is not None, "a file in the tree of names has one"
+    if not name.loaded:
+        pages = page_count(name.entries)
+        return NamedFile(
+            path, name.entries, pages, "disk", name.durable, name.public, file.expires_ms
+        )
+    return NamedFile(
+        path, file.length, len(file.pages), "device", name.durable, name.public, file.expires_ms
+    )
+
+
+def split_public(path: str) -> tuple[str, str]:
+    """Return the tenant and the path or prefix behind `public/`; "" where there is none."""
+    tenant, _, rest = path.removeprefix(PUBLIC).removeprefix("/").partition("/")
+    return tenant, rest
+
+
+class Expiries:
+    """When names end, in Unix milliseconds; what was replaced or removed is passed over."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, str, str]] = []
+
+    def add(self, expires_ms: int, tenant: str, path: str) -> None:
+        """Remember a moment; 0 is none."""
+        if expires_ms:
+            heapq.heappush(self._heap, (expires_ms, tenant, path))
+
+    @property
+    def next_ms(self) -> int | None:
+        """The next moment at which a name may end."""
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_ms: float) -> list[tuple[int, str, str]]:
+        """Take out what has come due: (moment, tenant, path) each."""
+        found = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            found.append(heapq.heappop(self._heap))
+        return found
