@@ -20,6 +20,8 @@ PATH_BYTES_MAX = 1_024  # of a KV file's name
 NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
+LINEAGE_ENTRIES_MAX = 1 << 18  # of all computations that one file's K and V depend on
+LINEAGE_SPANS_MAX = 256  # and of these computations: past a bound see `kvfs.lineage.book`
 TENANT_NAMES_MAX = 16_384  # named files of one tenant
 TENANT_DURABLE_BYTES_MAX = 16 << 30  # on disk, of its durable names; an operator may set it
 TENANT_DISK_CALLS_MAX = 1_024  # saves, removals and first openings of one tenant that wait for disk
@@ -60,6 +62,16 @@ PREFILL_TOKENS_MIN = 16  # of prompts in a step beside decodes, however little t
 DECODING_MS_MAX = 1_000  # since a LIP's last result: so long it counts as decoding
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
+
+# --- Pressure: who has the device's pages when there are too few (kernel) --------------------------
+KV_IDLE_MS = 100  # since a file was used: so long it is in use
+KV_STUCK_MS = 2_000  # before a file of which nothing could be taken is looked at again
+KV_TAKEN_PAGES_MIN = 16  # of one file at once, as far as it has so many
+KV_WORTH_SECONDS = 1_000.0  # that a page is kept longer for each second that it costs to get back
+KV_PRIORITY_DEFAULT = 4  # of 0 (goes first) to 7
+# Service by which a LIP may get ahead of one that waits for pages, before it gives way; more where
+# pages have to be computed again.
+PAGER_SLICE_SERVICE = 512.0
 
 DEVICE_PAUSE_MS_MAX = 20.0  # between two steps; a longer one is want of work
 
@@ -131,6 +143,7 @@ WORKER_FRAME_BYTES_MAX = 32 << 20  # what a worker may send in one frame
 REPLIES_BYTES_MAX = 16 << 20  # results that the kernel puts into one frame, but for a larger one
 HELLO_SECONDS_MAX = 10  # from connecting to saying who one is
 WORKER_BACKLOG_BYTES_MAX = 1 << 30  # of answers that a worker has not read, before it is cut off
+KERNEL_WAIT_SECONDS_MAX = 30  # for one that is started again, before a request is answered 503
 SESSION_ID_BYTES = 16
 SESSION_KEPT_FRAMES = 64  # sent, before a receipt is asked for
 SESSION_KEPT_BYTES = 256 << 10  # likewise

@@ -1,0 +1,83 @@
+"""What one file knows of where its entries come from; most files never need to be asked.
+
+`lineage` covers the file's first entries; the others are linear behind it. When somebody asks for
+the whole history, tokens and positions of these are written down in a span that grows with the
+file. Forks share it, and so do the trails of files that take entries from this one.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook
+from symphony_kernel.kvfs.lineage.trails import Span, Trail
+
+Read: TypeAlias = Callable[[int, int], tuple[UInt32, Int32]]  # (first entry, n) -> what they hold
+
+
+class Origins:
+    """Where the entries of one file of `tenant` come from."""
+
+    __slots__ = ("_book", "_span", "_tenant", "_told", "lineage")
+
+    def __init__(self, book: LineageBook, tenant: str) -> None:
+        self._book = book
+        self._tenant = tenant
+        self.lineage: Lineage | None = None
+        # The entries behind the lineage, so far as they are written down: the span's first ones. It
+        # may have more: those of a fork.
+        self._span: Span | None = None
+        self._told = 0
+
+    @property
+    def trail(self) -> Trail | None:
+        """The trail of the first entries; None: all are linear."""
+        return None if self.lineage is None else self.lineage.trail
+
+    def fork(self) -> "Origins":
+        """Return the same for a file with the same entries."""
+        fork = Origins(self._book, self._tenant)
+        fork.lineage, fork._span, fork._told = self.lineage, self._span, self._told
+        if self.lineage is not None:
+            self.lineage.references += 1
+        return fork
+
+    def history(self, length: int, read: Read) -> Trail | None:
+        """Return the trail of all `length` entries; `read` tells what is not written down yet."""
+        trail = self.trail
+        first = 0 if trail is None else trail.length
+        count, span = length - first, self._span
+        if not count:
+            return trail
+        if span is None or (self._told < count and span.length != self._told):
+            span = self._span = Span(trail, *read(first, count))
+        elif self._told < count:
+            span.grow(*read(first + self._told, count - self._told))
+        self._told = count
+        return Trail(trail, span, np.array([[0, count]]))
+
+    def become(self, trail: Trail | None) -> None:
+        """Take over a trail of all entries."""
+        self.close()
+        self.lineage = self._book.open(self._tenant, trail)
+        self._span, self._told = None, 0
+        if self.lineage is None and trail is not None and trail.before is None and trail.linear:
+            self._span, self._told = trail.span, trail.length  # known by this span elsewhere, too
+
+    def truncate(self, length: int) -> None:
+        """Forget the entries from `length` on."""
+        trail = self.trail
+        first = 0 if trail is None else trail.length
+        if length < first:
+            assert trail is not None
+            self.become(trail.cut(length))
+        elif length < first + self._told:
+            self._told = length - first
+
+    def close(self) -> None:
+        """Let go of the lineage."""
+        if self.lineage is not None:
+            self._book.close(self.lineage)
+            self.lineage = None

@@ -1,0 +1,140 @@
+"""Trails as bytes, for whoever keeps files: the journal and durable files.
+
+msgpack [version, [item, ..], [number of an item, or -1, ..]]: the items are spans [context, length,
+tokens, positions, parents] and trails [before, span, ranges], each of which names items before it
+by their numbers (-1: none); the last list has the trails that were packed. What spans and trails
+have in common is written once. Numbers in arrays are little-endian.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.kvfs.lineage.trails import Span, Trail, spans_of
+from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, LINEAGE_ENTRIES_MAX
+
+_VERSION: Final = 1
+_NONE: Final = -1
+_LONGEST: Final = max(FILE_ENTRIES_MAX, LINEAGE_ENTRIES_MAX)
+
+
+class LineageError(ValueError):
+    """Bytes that are no packed trails."""
+
+
+def pack(trails: Sequence[Trail | None]) -> bytes:
+    """Return trails as bytes; what they share is shared again by those that `unpack` returns."""
+    items: list[list[Any]] = []
+    numbers: dict[Span | Trail | None, int] = {None: _NONE}
+
+    def add(item: Span | Trail, packed: list[Any]) -> None:
+        numbers[item] = len(items)
+        items.append(packed)
+
+    def add_trail(trail: Trail | None) -> None:
+        for part in [] if trail is None else _new(trail, numbers):
+            add(part, [numbers[part.before], numbers[part.span], _bytes(part.ranges, "<i8")])
+
+    for span in spans_of(trails):
+        add_trail(span.context)
+        add(span, _pack_span(span, numbers[span.context]))
+    for trail in trails:
+        add_trail(trail)
+    data: bytes = msgpack.packb([_VERSION, items, [numbers[trail] for trail in trails]])
+    return data
+
+
+def unpack(data: bytes) -> list[Trail | None]:
+    """Return the trails that were packed.
+
+    Raises:
+        LineageError: these are no bytes of `pack`, whatever else they are.
+    """
+    try:
+        version, items, heads = msgpack.unpackb(data)
+        if version != _VERSION:
+            raise LineageError(f"lineage of version {version!r}")
+        made: list[Span | Trail] = []
+        for item in items:
+            made.append(_unpack_trail(item, made) if len(item) == 3 else _unpack_span(item, made))
+        return [_trail(made, number) for number in heads]
+    except LineageError:
+        raise
+    except Exception as error:  # whatever msgpack, a wrong type or a wrong shape raises
+        raise LineageError(f"no lineage: {error}") from error
+
+
+def _new(trail: Trail, numbers: dict[Span | Trail | None, int]) -> list[Trail]:
+    new: list[Trail] = []
+    part: Trail | None = trail
+    while part is not None and part not in numbers:
+        new.append(part)
+        part = part.before
+    return new[::-1]
+
+
+def _pack_span(span: Span, context: int) -> list[Any]:
+    parents = None if span.parents is None else _bytes(span.parents, "<i4")
+    tokens, positions = _bytes(span.tokens, "<u4"), _bytes(span.positions, "<i4")
+    return [context, span.length, None if span.lost else tokens, positions, parents]
+
+
+def _unpack_span(item: list[Any], made: list[Span | Trail]) -> Span:
+    context, length, tokens, positions, parents = item
+    _require(type(length) is int and 0 < length <= _LONGEST, "a span's length")
+    if tokens is None:
+        return Span.lose(length)
+    above = None if parents is None else _array(parents, "<i4", length).astype(np.int32)
+    if above is not None:
+        _require(bool((above >= -1).all() and (above < np.arange(length)).all()), "parents")
+    return Span(
+        _trail(made, context),
+        _array(tokens, "<u4", length).astype(np.uint32),
+        _array(positions, "<i4", length).astype(np.int32),
+        above,
+    )
+
+
+def _unpack_trail(item: list[Any], made: list[Span | Trail]) -> Trail:
+    before, number, packed = item
+    _require(type(number) is int and 0 <= number < len(made), "a trail's span")
+    span = made[number]
+    _require(isinstance(span, Span), "a trail's span")
+    assert isinstance(span, Span)
+    ranges = _array(packed, "<i8", len(packed) // 8).astype(np.int64).reshape(-1, 2)
+    starts, ends = ranges[:, 0], ranges[:, 1]
+    _require(bool(len(ranges) and (starts >= 0).all() and (starts < ends).all()), "ranges")
+    _require(bool((ends <= span.length).all()), "ranges")
+    _require(int((ends - starts).sum()) <= _LONGEST, "ranges")
+    return Trail(_trail(made, before), span, ranges)
+
+
+def _trail(made: list[Span | Trail], number: object) -> Trail | None:
+    if number == _NONE:
+        return None
+    _require(type(number) is int and 0 <= number < len(made), "a trail")
+    assert isinstance(number, int)
+    trail = made[number]
+    _require(isinstance(trail, Trail), "a trail")
+    assert isinstance(trail, Trail)
+    return trail
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise LineageError(f"no lineage: {what} cannot be so")
+
+
+def _bytes(values: "Int32 | Int64 | np.typing.NDArray[np.uint32]", kind: str) -> bytes:
+    return values.astype(kind).tobytes()
+
+
+def _array(data: object, kind: str, n: int) -> "np.typing.NDArray[Any]":
+    _require(isinstance(data, bytes), "an array")
+    assert isinstance(data, bytes)
+    array = np.frombuffer(data, kind)
+    _require(len(array) == n, "an array's length")
+    return array

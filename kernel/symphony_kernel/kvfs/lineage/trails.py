@@ -1,0 +1,210 @@
+"""Spans and trails: what was computed, and of which spans' entries a file consists.
+
+Both are shared between files. A trail never changes; a span changes only by growing at its end, so
+that whoever knows its first entries goes on knowing them.
+"""
+
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, Int64, UInt32
+
+_Numbers = TypeVar("_Numbers", UInt32, Int32)
+_NO_TOKENS: Final[UInt32] = np.empty(0, np.uint32)
+_NO_POSITIONS: Final[Int32] = np.empty(0, np.int32)
+
+
+class Span:
+    """One computation: tokens behind a context, each of which saw it and the tokens before itself.
+
+    With `parents` ([length], -1: none) a token saw only its ancestors among them. A `lost` span has
+    a length and nothing else: nobody knows any more how it was computed.
+    """
+
+    __slots__ = ("_positions", "_tokens", "context", "depth", "length", "lost", "parents")
+
+    def __init__(
+        self,
+        context: "Trail | None",
+        tokens: UInt32,
+        positions: Int32,
+        parents: Int32 | None = None,
+    ) -> None:
+        assert len(tokens) == len(positions)
+        self.context = context
+        self.depth = 0 if context is None else context.depth + 1  # more than those it depends on
+        self._tokens = tokens
+        self._positions = positions
+        self.parents = parents
+        self.length = len(tokens)
+        self.lost = False
+
+    @classmethod
+    def lose(cls, length: int) -> "Span":
+        """Return a lost span."""
+        span = cls(None, _NO_TOKENS, _NO_POSITIONS)
+        span.length, span.lost = length, True
+        return span
+
+    @property
+    def tokens(self) -> UInt32:
+        """The tokens ([length], a view; none of a lost span)."""
+        return self._tokens[: self.length]
+
+    @property
+    def positions(self) -> Int32:
+        """The positions ([length], a view; none of a lost span)."""
+        return self._positions[: self.length]
+
+    def grow(self, tokens: UInt32, positions: Int32) -> None:
+        """Add tokens at the end ([n], [n]): each saw all of the span before it."""
+        assert self.parents is None
+        start, end = self.length, self.length + len(tokens)
+        if end > len(self._tokens):
+            self._tokens = _grown(self._tokens, start, end)
+            self._positions = _grown(self._positions, start, end)
+        self._tokens[start:end] = tokens
+        self._positions[start:end] = positions
+        self.length = end
+
+
+class Trail:
+    """The entries of one span behind those of another trail; a file's first `length` entries.
+
+    `ranges` ([k, 2]: starts and ends) are entries of `span`, in their order in the file. A trail is
+    `closed` when each entry was computed from exactly the entries before it here, and `linear` when
+    besides each stood at the same place then: computing the tokens one behind the other then gives
+    the same K and V up to rounding, or exactly.
+    """
+
+    __slots__ = ("before", "closed", "depth", "length", "linear", "ranges", "span")
+
+    def __init__(self, before: "Trail | None", span: Span, ranges: Int64) -> None:
+        if before is not None and before.span is span:
+            ranges = _joined(before.ranges, ranges)
+            before = before.before
+        self.before: Trail | None = before
+        self.span: Span = span
+        self.ranges: Int64 = ranges
+        first = 0 if before is None else before.length
+        self.depth: int = span.depth if before is None else max(before.depth, span.depth)
+        self.length: int = first + int((ranges[:, 1] - ranges[:, 0]).sum())
+        self.closed: bool = _is_closed(self)
+        whole = len(ranges) == 1 and int(ranges[0, 0]) == 0
+        self.linear: bool = self.closed and whole and (before is None or before.linear)
+
+    @property
+    def first(self) -> int:
+        """The file's entry at which its span's begin."""
+        return 0 if self.before is None else self.before.length
+
+    def indices(self) -> Int64:
+        """Return the entries of the span ([length - first])."""
+        return expand(self.ranges)
+
+    def cut(self, length: int) -> "Trail | None":
+        """Return the trail of the first `length` entries."""
+        trail: Trail | None = self
+        while trail is not None and trail.first >= length:
+            trail = trail.before
+        if trail is None or trail.length == length:
+            return trail
+        kept = trail.indices()[: length - trail.first]
+        return Trail(trail.before, trail.span, ranges_of(kept))
+
+    def parts(self) -> "list[Trail]":
+        """Return the trails that end with each span's entries, from the first."""
+        parts: list[Trail] = []
+        trail: Trail | None = self
+        while trail is not None:
+            parts.append(trail)
+            trail = trail.before
+        return parts[::-1]
+
+    def picked(self, entries: Int64, behind: "Trail | None") -> "Trail | None":
+        """Return the trail of these entries ([c] places in this one) behind another trail."""
+        parts = self.parts()
+        ends = np.array([part.length for part in parts])
+        owners = np.searchsorted(ends, entries, side="right")
+        cuts = np.flatnonzero(np.diff(owners)) + 1
+        for piece in np.split(np.arange(len(entries)), cuts) if len(entries) else ():
+            part = parts[int(owners[piece[0]])]
+            taken = part.indices()[entries[piece] - part.first]
+            behind = Trail(behind, part.span, ranges_of(taken))
+        return behind
+
+
+def lost_trail(length: int) -> Trail:
+    """Return the trail of a file of which nobody knows how it was computed."""
+    return Trail(None, Span.lose(length), np.array([[0, length]]))
+
+
+def same(one: Trail | None, other: Trail | None) -> bool:
+    """Say whether two trails have the same entries in the same order."""
+    while one is not other:
+        if one is None or other is None or one.span is not other.span:
+            return False
+        if one.length != other.length or not np.array_equal(one.ranges, other.ranges):
+            return False
+        one, other = one.before, other.before
+    return True
+
+
+def spans_of(trails: Iterable[Trail | None]) -> list[Span]:
+    """Return all spans that these trails need, each behind those of its context."""
+    passed: set[Trail] = set()  # whoever has passed one has passed those before it
+    found: dict[Span, None] = {}
+    waiting = list(trails)
+    while waiting:
+        trail = waiting.pop()
+        while trail is not None and trail not in passed:
+            passed.add(trail)
+            if trail.span not in found:
+                found[trail.span] = None
+                waiting.append(trail.span.context)
+            trail = trail.before
+    return sorted(found, key=lambda span: span.depth)
+
+
+def ranges_of(entries: Int64) -> Int64:
+    """Return entries ([c]) as ranges ([k, 2]) of entries that follow one another."""
+    if not len(entries):
+        return np.empty((0, 2), np.int64)
+    breaks = np.flatnonzero(np.diff(entries) != 1)
+    starts = entries[np.concatenate(([0], breaks + 1))]
+    ends = entries[np.concatenate((breaks, [len(entries) - 1]))] + 1
+    return np.stack((starts, ends), axis=1)
+
+
+def expand(ranges: Int64) -> Int64:
+    """Return the entries ([c]) of ranges ([k, 2])."""
+    counts = ranges[:, 1] - ranges[:, 0]
+    before = np.cumsum(counts) - counts
+    entries: Int64 = np.repeat(ranges[:, 0] - before, counts) + np.arange(int(counts.sum()))
+    return entries
+
+
+def _joined(one: Int64, other: Int64) -> Int64:
+    if len(one) and len(other) and one[-1, 1] == other[0, 0]:
+        middle = np.array([[one[-1, 0], other[0, 1]]])
+        return np.concatenate((one[:-1], middle, other[1:]))
+    return np.concatenate((one, other))
+
+
+def _is_closed(trail: Trail) -> bool:
+    span, before = trail.span, trail.before
+    if span.lost or not (before is None or before.closed) or not same(span.context, before):
+        return False
+    if span.parents is None:
+        return len(trail.ranges) == 1 and int(trail.ranges[0, 0]) == 0
+    path = trail.indices()
+    above = np.concatenate((np.array([-1]), path[:-1]))
+    return np.array_equal(span.parents[path], above)
+
+
+def _grown(values: _Numbers, used: int, count: int) -> _Numbers:
+    grown = np.empty(max(count, 2 * len(values)), values.dtype)
+    grown[:used] = values[:used]
+    return grown
