@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from symphony_kernel.executor.base import Int32, Int64, UInt32
-from symphony_kernel.kvfs.files import KVFile, Storage, group_copies
+from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
+from symphony_kernel.kvfs.files import KVFile, Storage
+from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.names import PUBLIC, NameTree, is_public
 from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
 from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
-from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
+from symphony_kernel.kvfs.tiers import Tiers, TierStatistics
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -30,18 +32,33 @@ from symphony_kernel.protocol.limits import (
     TENANT_PAGES_SHARE_MAX,
 )
 
-_UNLIMITED = 1 << 62
-
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What all instances and names of one tenant may hold together."""
+    """What all instances and names of one tenant may hold together; `pages` is of the device."""
 
     pages: int
+    host_pages: int = UNLIMITED
+    disk_pages: int = UNLIMITED
     files: int = TENANT_FILES_MAX
     handles: int = TENANT_HANDLES_MAX
     names: int = TENANT_NAMES_MAX
     durable_bytes: int = TENANT_DURABLE_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where pages may be beside the device's frames; `poison` is for tests.
+
+    There are as many pages as places, and `pages_a_frame` - 1 times the frames more, whose content
+    is only known by its tokens. `page_bytes` (of a host slot) is for figures.
+    """
+
+    host_slots: int = 0
+    disk_slots: int = 0
+    pages_a_frame: int = 1
+    page_bytes: int = 0
+    poison: bool = False  # freed pages and frames are overwritten with what shows when it is read
 
 
 class Tenant:
@@ -79,6 +96,7 @@ class KVFSStatistics:
     copied_slots: int
     pool: PoolStatistics
     prefix_cache: PrefixCacheStatistics
+    tiers: TierStatistics
 
 
 class KVFS:
@@ -94,18 +112,27 @@ class KVFS:
         limits: TenantLimits | None = None,
         on_freed: Callable[[Int32], None] | None = None,
         prefix_cache_share: float = PREFIX_CACHE_SHARE,
+        places: Places | None = None,
     ) -> None:
-        self.pool = PagePool(pages, on_freed)
-        self.ledger = Ledger(pages, now)
+        places = places or Places()
+        self.moves = Moves()
+        if places.poison and on_freed is None:
+            on_freed = self.moves.poison.append
+        ids = pages * places.pages_a_frame + places.host_slots + places.disk_slots
+        self.pool = PagePool(pages, on_freed, ids, places.poison)
+        self.ledger = Ledger(ids, now)
+        self.tiers = Tiers(self.pool, self.ledger, self.moves, places.host_slots, places.page_bytes)
         self.tenants: dict[str, Tenant] = {}
         self.expiries = Expiries()
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
         self.prefix_cache = PrefixCache(
             self.pool, self.ledger, int(pages * prefix_cache_share), now
         )
-        self._storage = Storage(self.pool, self.ledger, self.prefix_cache)
-        self._files: set[KVFile] = set()
+        self._storage = Storage(self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers)
+        self._files: dict[KVFile, None] = {}  # in the order in which they were made
         self._copied_slots = 0  # given to the executor
+        # References of what goes to disk or comes from there, see `saving`.
+        self.under_way: Callable[[], Mapping[KVFile, int]] = dict
 
     # -- Tenants --------------------------------------------------------------------------------
     def tenant(self, name: str) -> Tenant:
@@ -114,8 +141,9 @@ class KVFS:
         if tenant is None:
             # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
             whole = self.limits.pages >= self.pool.pages
-            pages_max = _UNLIMITED if whole else self.limits.pages
+            pages_max = UNLIMITED if whole else self.limits.pages
             account = self.ledger.open(name, None, pages_max, FILE_ENTRIES_MAX)
+            account.host_max, account.disk_max = self.limits.host_pages, self.limits.disk_pages
             tenant = self.tenants[name] = Tenant(name, account, self.limits)
         return tenant
 
@@ -124,15 +152,34 @@ class KVFS:
         """Return an empty file with one reference; SyscallError EDQUOT."""
         self.tenant(tenant).charge_file()
         file = KVFile(self._storage, tenant, owner)
-        self._files.add(file)
+        self._files[file] = None
         return file
+
+    def create_named(self, tenant: str) -> KVFile:
+        """Return an empty file for a name that is there already, past any quota."""
+        owner = self.tenant(tenant)
+        owner.files += 1
+        file = KVFile(self._storage, tenant, owner.account)
+        self._files[file] = None
+        return file
+
+    def fill(self, file: KVFile, tokens: UInt32, positions: Int32, plain: int) -> None:
+        """Give an empty file its entries ([n] each); their K and V are still to come.
+
+        Raises:
+            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
+        """
+        assert file.length == 0
+        file.reserve(len(tokens))
+        file.commit(tokens, positions)
+        file.plain = plain
 
     def create_failed(self, tenant: str, owner: Account, errno: Errno) -> KVFile:
         """Return a file that only answers `errno`, in no quota: what a failed call leaves."""
         file = KVFile(self._storage, tenant, owner)
         file.counted = False
         file.error = errno
-        self._files.add(file)
+        self._files[file] = None
         return file
 
     def fork(self, source: KVFile, owner: Account) -> KVFile:
@@ -155,7 +202,7 @@ class KVFS:
             if not file.references:
                 assert not file.queue, "a file was freed below an operation"
                 dead.append(file)
-                self._files.remove(file)
+                del self._files[file]
                 if file.counted:
                     self.tenants[file.tenant].files -= 1
         self._storage.clear(dead)
@@ -178,7 +225,7 @@ class KVFS:
         assert named.name.loaded, "nothing of it is here yet"
         self.tenant(tenant).charge_file()
         file = KVFile(self._storage, tenant, owner)
-        self._files.add(file)
+        self._files[file] = None
         file.share(named)
         file.path = path
         file.expires_ms = named.expires_ms
@@ -335,33 +382,39 @@ class KVFS:
             raise
         return file
 
-    # -- Slot copies ----------------------------------------------------------------------------
+    # -- What the executor owes -----------------------------------------------------------------
     @property
-    def copies_pending(self) -> int:
-        """Slot copies that the executor has not been given yet."""
-        return self._storage.copied_slots
+    def moves_pending(self) -> bool:
+        """Whether there are copies or moves that the executor has not been given yet."""
+        return self.moves.pending
 
-    def take_copies(self) -> list[Int64]:
-        """Return the slot copies that must come before the next step's rows, in groups ([2, c]).
+    def take_moves(self) -> list[Batch]:
+        """Return what must come before the next step's rows: batches without rows, in order.
 
-        Within a group no source and no destination is a destination of the group's earlier copies.
-        Every batch takes them: a page may be in use again by the time the next one is formed.
+        Nearly always one or none. Every step takes them: a frame may be in use again by the time
+        the next one is formed.
         """
-        copies, self._storage.copies = self._storage.copies, []
-        self._copied_slots += self._storage.copied_slots
-        self._storage.copied_slots = 0
-        return group_copies(copies)
+        if self.tiers.spilling.waiting:
+            self.tiers.spilling.balance()
+        if not self.moves.pending:
+            return []
+        self._copied_slots += self.moves.copied_slots
+        return self.moves.take(self.pool.page)
 
-    def lose_copies(self, groups: list[Int64]) -> None:
-        """The step that was to make these copies has failed: files that hold one answer EIO.
+    def moved(self, batch: Batch) -> None:
+        """A batch has been computed."""
+        if batch.saves is not None or batch.loads is not None:
+            self.tiers.ended(batch)
 
-        What lies in those slots may be another tenant's.
+    def lose_moves(self, batch: Batch) -> None:
+        """A batch that copied and moved has failed: files that hold what it wrote answer EIO.
+
+        What lies there may be another tenant's. Pages that were on their way to the host are just
+        computed again.
         """
-        if not groups:
+        lost = self.tiers.lost(batch)
+        if not len(lost):
             return
-        frames = np.unique(np.concatenate([group[1] for group in groups]) // PAGE_TOKENS)
-        lost = self.pool.page[frames]
-        lost = lost[lost >= 0]
         self.prefix_cache.forget(lost)
         for file in self._files:
             if file.error is None and np.isin(file.pages, lost).any():
@@ -375,10 +428,10 @@ class KVFS:
             KernelBug: references differ from the page tables, free pages are in use, a quota
                 differs from what is held, or a reference points at a file that is gone.
         """
-        expected = Counter(held)
+        expected = Counter(held) + Counter(self.under_way())
         for tenant in self.tenants.values():
             expected.update(file for _, file in tenant.names.items())
-        gone = set(expected) - self._files
+        gone = set(expected) - self._files.keys()
         if gone:
             raise KernelBug(f"{len(gone)} files are referred to and gone")
         for file in self._files:
@@ -393,6 +446,7 @@ class KVFS:
         self.pool.check_integrity(in_tables + self.prefix_cache.references)
         self.prefix_cache.check_integrity()
         self.ledger.check_integrity(self.pool.references)
+        self.tiers.check_integrity()
         self._check_quotas()
 
     def _check_quotas(self) -> None:
@@ -412,4 +466,5 @@ class KVFS:
             copied_slots=self._copied_slots,
             pool=self.pool.statistics(),
             prefix_cache=self.prefix_cache.statistics(),
+            tiers=self.tiers.statistics(),
         )

@@ -4,6 +4,7 @@
                                           than a file's name, and hold what none may
     <root>/<tenant>/<path>.<n>.partial    being written, as is `.tmp..`, by the library that writes:
                                           whoever starts next removes them
+    <root>/key                            what files are sealed with
     <root>/broken/                        what could not be read, set aside for the operator
 
 There is no list beside the files: each says itself whose it is and what its name is, so the tree is
@@ -18,6 +19,7 @@ import errno
 import hashlib
 import logging
 import os
+import secrets
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -31,6 +33,8 @@ _SUFFIX: Final = ".safetensors"
 _PARTIAL: Final = ".partial"
 _TEMPORARY: Final = ".tmp"
 _BROKEN: Final = "broken"
+_KEY: Final = "key"
+_KEY_BYTES: Final = 32
 _PRIVATE: Final = 0o700
 
 
@@ -47,6 +51,7 @@ class Directory:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._numbers = count()
+        self._key = b""
 
     def open(self) -> list[Found]:
         """Make the directory or clean up in it; return what lies there. OSError.
@@ -55,6 +60,7 @@ class Directory:
         aside.
         """
         _make(self._root)
+        self._key = self._read_key()
         found: list[Found] = []
         for tenant in sorted(self._root.iterdir()):
             if tenant.name == _BROKEN or not tenant.is_dir():
@@ -85,7 +91,7 @@ class Directory:
             OSError: ENOSPC and what else a disk may say.
         """
         with self.partial(label.tenant, label.path) as path:
-            kv_format.write(path, label, identity, content)
+            kv_format.write(path, label, identity, content, self._key)
             return self._keep(path, self._path(label.tenant, label.path))
 
     def _keep(self, path: Path, final: Path) -> int:
@@ -124,6 +130,10 @@ class Directory:
             self._set_aside(final, error)
             raise
 
+    def read_foreign(self, path: Path, identity: Identity, *, rebuild: bool) -> Content:
+        """Return what a file from outside holds; see `format.read_foreign`."""
+        return kv_format.read_foreign(path, identity, self._key, rebuild=rebuild)
+
     def remove(self, tenant: str, path: str) -> None:
         """Take a file away, if it is there; when this returns it will not come back. OSError."""
         final = self._path(tenant, path)
@@ -139,6 +149,23 @@ class Directory:
 
     def _path(self, tenant: str, path: str) -> Path:
         return self._root / _hex(tenant) / f"{_hex(path)}{_SUFFIX}"
+
+    def _read_key(self) -> bytes:
+        """Return the key that files are sealed with, made when there is none; OSError."""
+        path = self._root / _KEY
+        try:
+            key = path.read_bytes()
+        except FileNotFoundError:
+            key = b""
+        if len(key) != _KEY_BYTES:
+            key = secrets.token_bytes(_KEY_BYTES)
+            partial = path.with_suffix(_PARTIAL)
+            partial.unlink(missing_ok=True)
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(key)
+            self._keep(partial, path)
+        return key
 
     def _set_aside(self, path: Path, error: FormatError) -> None:
         _log.error("%s is set aside in %s: %s", path, self._root / _BROKEN, error)

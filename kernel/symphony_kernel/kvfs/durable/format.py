@@ -3,16 +3,20 @@
     tokens      U32 [entries]
     positions   I32 [entries]
     lineage     U8 [bytes]     how K and V of what is not plain come about; not looked into here
-    kv          F32 or BF16 [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim]
+    kv          F32, BF16 or U64 [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim]
 
 The last two need not be there. Metadata (all text, as the format has it) says what the file is, of
 which model, whose, and two digests: `digest` of the tensors' bytes, `check` of the other metadata.
-Slots behind the last entry are zero: what a recycled page held before never leaves the server.
+`seal` is `check` again, keyed: who does not know this server's key cannot make it, so what a sealed
+file says of itself is true even when it comes from outside (`plain`, lineage, and that K and V are
+those of the tokens). Slots behind the last entry are zero: what a recycled page held before never
+leaves the server.
 
 Nothing in a file is believed before it was checked: a file may come from anybody.
 """
 
 import hashlib
+import hmac
 import json
 import math
 import os
@@ -45,6 +49,7 @@ _LENGTH: Final = struct.Struct("<Q")
 _DTYPES: Final[dict[str, tuple["np.dtype[Any]", str, str]]] = {
     "float32": (np.dtype("<f4"), "float32", "F32"),
     "bfloat16": (np.dtype("<u2"), "bfloat16", "BF16"),  # NumPy has none: the bits
+    "uint64": (np.dtype("<u8"), "uint64", "U64"),  # of the simulated executor
 }
 
 
@@ -62,7 +67,7 @@ class Identity:
 
     model: str
     weights: str  # digest of configuration and weights
-    dtype: str  # "float32" or "bfloat16"
+    dtype: str  # of the pool: "float32", "bfloat16", or "uint64" of the simulated executor
     layout: str  # of a page: "layers=..,kv_heads=..,head_dim=..,page_tokens=.."
     vocab_size: int
     max_context: int
@@ -93,8 +98,8 @@ class Content:
     kv: KV | None = None
 
 
-def write(path: Path, label: Label, identity: Identity, content: Content) -> None:
-    """Write a file; OSError. It is not yet safe on disk, and `path` is overwritten."""
+def write(path: Path, label: Label, identity: Identity, content: Content, key: bytes = b"") -> None:
+    """Write a file, sealed with `key`, in place of any; OSError. It is not yet safe on disk."""
     tensors = _tensors(identity, content)
     digest = hashlib.sha256()
     for array, _ in tensors.values():
@@ -115,6 +120,7 @@ def write(path: Path, label: Label, identity: Identity, content: Content) -> Non
         "digest": digest.hexdigest(),
     }
     metadata["check"] = _check(metadata)
+    metadata["seal"] = _seal(metadata, key)
     specs = {
         name: TensorSpec(
             dtype=dtype, shape=array.shape, data_ptr=array.ctypes.data, data_len=array.nbytes
@@ -147,39 +153,42 @@ def read_label(path: Path) -> Label:
     return label
 
 
-def read(path: Path, identity: Identity, *, ours: bool = True, rebuild: bool = False) -> Content:
-    """Return a file's content; K and V only where they are of exactly this model.
-
-    `ours`: this server wrote it, so both digests must be there. Of another's file K and V of
-    another model are an error, unless `rebuild` says to leave them and compute them again.
+def read(path: Path, identity: Identity) -> Content:
+    """Return what a file of this server's holds; K and V only where they are of exactly this model.
 
     Raises:
-        FormatError: it is broken; OtherModelError; OSError.
+        FormatError: it is broken; OSError.
+    """
+    header = _read_header(path)
+    _verify(header.metadata)
+    return _read_content(path, header, identity, kv=not _differences(header.metadata, identity))
+
+
+def read_foreign(path: Path, identity: Identity, key: bytes, *, rebuild: bool = False) -> Content:
+    """Return what a file from anybody holds. Only a sealed one is believed beyond its tokens:
+
+    of any other K and V are taken as they are, and the file is not plain; or, with `rebuild`, they
+    are left, and the file is that of its tokens at the positions 0, 1, ...
+
+    Raises:
+        FormatError: it is broken, or cannot be rebuilt; OtherModelError: its K and V are not of
+            exactly this model (never with `rebuild`); OSError.
     """
     header = _read_header(path)
     metadata = header.metadata
-    if ours:
-        _verify(metadata)
-    entries = _check_tensors(header, identity)
-    plain = _number(metadata, "plain", entries)
-    if "digest" in metadata and _digest(path, header) != metadata["digest"]:
-        raise FormatError("its bytes are not those that were written")
-    tokens: UInt32 = _read_tensor(path, header, "tokens", np.dtype("<u4"))
-    positions: Int32 = _read_tensor(path, header, "positions", np.dtype("<i4"))
-    _check_entries(tokens, positions, identity)
-    lineage = b""
-    if "lineage" in header.tensors:
-        lineage = _read_tensor(path, header, "lineage", np.dtype("u1")).tobytes()
-    if "kv" not in header.tensors or rebuild:
-        return Content(tokens, positions, plain, lineage)
-    differs = _differences(metadata, identity)
-    if not differs:
-        kv = _read_tensor(path, header, "kv", _DTYPES[identity.dtype][0])
-        _clear_unused(kv, entries)
-        return Content(tokens, positions, plain, lineage, kv)
-    if not ours:
-        raise OtherModelError(f"its K and V are of another {' and another '.join(differs)}")
-    return Content(tokens, positions, plain, lineage)
+    if not rebuild and (differs := _differences(metadata, identity)):
+        raise OtherModelError(f"it is of another {' and another '.join(differs)}")
+    content = _read_content(path, header, identity, kv=not rebuild)
+    if _is_sealed(metadata, key) and not rebuild:
+        return content
+    tokens, positions, entries = content.tokens, content.positions, len(content.tokens)
+    if content.kv is not None:
+        return Content(tokens, positions, 0, b"", content.kv)
+    if not rebuild:
+        raise FormatError("it has no K and V: ask for them to be computed from its tokens")
+    if not np.array_equal(positions, np.arange(entries)):
+        raise FormatError("its tokens do not stand at the positions 0, 1, ..: no rebuilding")
+    return Content(tokens, positions, entries)
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -212,8 +221,12 @@ def _clear_unused(kv: KV, entries: int) -> None:
 
 def _check(metadata: dict[str, str]) -> str:
     """Return the digest of all metadata but itself."""
-    kept = {key: value for key, value in metadata.items() if key != "check"}
+    kept = {key: value for key, value in metadata.items() if key not in ("check", "seal")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _seal(metadata: dict[str, str], key: bytes) -> str:
+    return hmac.new(key, metadata["check"].encode(), hashlib.sha256).hexdigest()
 
 
 def _os_error(error: SafetensorError) -> OSError:
@@ -264,6 +277,33 @@ def _read_header(path: Path) -> _Header:
             raise FormatError("its tensors lie outside of it")
         tensors[name] = _Tensor(tensor["dtype"], tuple(tensor["shape"]), start, end)
     return _Header(metadata, tensors)
+
+
+def _read_content(path: Path, header: _Header, identity: Identity, *, kv: bool) -> Content:
+    """Return the content, with or without K and V; FormatError, OSError."""
+    entries = _check_tensors(header, identity)
+    plain = _number(header.metadata, "plain", entries)
+    if "digest" in header.metadata and _digest(path, header) != header.metadata["digest"]:
+        raise FormatError("its bytes are not those that were written")
+    tokens: UInt32 = _read_tensor(path, header, "tokens", np.dtype("<u4"))
+    positions: Int32 = _read_tensor(path, header, "positions", np.dtype("<i4"))
+    _check_entries(tokens, positions, identity)
+    lineage = b""
+    if "lineage" in header.tensors:
+        lineage = _read_tensor(path, header, "lineage", np.dtype("u1")).tobytes()
+    if not kv or "kv" not in header.tensors:
+        return Content(tokens, positions, plain, lineage)
+    values = _read_tensor(path, header, "kv", _DTYPES[identity.dtype][0])
+    _clear_unused(values, entries)
+    return Content(tokens, positions, plain, lineage, values)
+
+
+def _is_sealed(metadata: dict[str, str], key: bytes) -> bool:
+    try:
+        _verify(metadata)
+    except FormatError:
+        return False
+    return hmac.compare_digest(metadata.get("seal", "").encode(), _seal(metadata, key).encode())
 
 
 def _verify(metadata: dict[str, str]) -> None:

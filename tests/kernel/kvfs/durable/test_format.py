@@ -17,7 +17,7 @@ from symphony_kernel.kvfs.durable import (
     Label,
     OtherModelError,
 )
-from symphony_kernel.kvfs.durable.format import read, read_label, write
+from symphony_kernel.kvfs.durable.format import read, read_foreign, read_label, write
 
 LAYOUT = "layers=2,page_tokens=16,kv_heads=3,head_dim=4"
 IDENTITY = Identity("tiny", "abc", "float32", LAYOUT, vocab_size=100, max_context=64)
@@ -95,8 +95,10 @@ def test_kv_of_another_model_is_left_or_refused(
     assert ours.kv is None
     assert same(ours, make_content())
     with pytest.raises(OtherModelError, match=words):
-        read(path, other, ours=False)
-    assert read(path, other, ours=False, rebuild=True).kv is None
+        read_foreign(path, other, b"")
+    rebuilt = read_foreign(path, other, b"", rebuild=True)
+    assert rebuilt.kv is None
+    assert same(rebuilt, make_content())
 
 
 def test_tokens_outside_the_model_are_refused(tmp_path: Path) -> None:
@@ -111,11 +113,15 @@ def test_tokens_outside_the_model_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kv", [True, False])
 def test_no_changed_byte_is_overlooked(tmp_path: Path, kv: bool) -> None:
-    """Every byte of the tensors, and of what the metadata says, is covered by a digest."""
+    """Every byte of the tensors, and of what the metadata says, is covered by a digest.
+
+    Of all but the seal: a wrong one is none, and says nothing of the rest.
+    """
     path = make_file(tmp_path / "f", kv=kv)
     whole = path.read_bytes()
     places = np.random.default_rng(1).integers(0, len(whole), 200).tolist()
-    for place in [*places, 0, 8, len(whole) - 1]:
+    seal = whole.index(b'"seal"')
+    for place in {*places, 0, 8, len(whole) - 1} - {*range(seal, seal + 73)}:
         broken = bytearray(whole)
         broken[place] ^= 0x55
         path.write_bytes(broken)
@@ -173,17 +179,37 @@ def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "f"
     path.write_bytes(data)
     with pytest.raises(FormatError):
-        read(path, IDENTITY, ours=False, rebuild=True)
+        read_foreign(path, IDENTITY, b"", rebuild=True)
 
 
 def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
     tokens, positions = np.array([5, 6], np.uint32), np.array([0, 1], np.int32)
     (tmp_path / "f").write_bytes(save({"tokens": tokens, "positions": positions}))
-    found = read(tmp_path / "f", IDENTITY, ours=False, rebuild=True)
-    assert found.tokens.tolist() == [5, 6]
-    assert found.plain == 0
+    found = read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True)
+    assert (found.tokens.tolist(), found.plain) == ([5, 6], 2)
     with pytest.raises(FormatError):
         read_label(tmp_path / "f")
+    with pytest.raises(OtherModelError):
+        read_foreign(tmp_path / "f", IDENTITY, b"")
+    (tmp_path / "f").write_bytes(save({"tokens": tokens, "positions": positions + 1}))
+    with pytest.raises(FormatError, match="positions"):
+        read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True)
+
+
+def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> None:
+    """Who uploads K and V of his own makes a file that nothing else is derived from."""
+    whole = make_content()
+    content = Content(whole.tokens, whole.positions, 4, b"how", whole.kv)
+    write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content, b"our key")
+    assert same(read_foreign(tmp_path / "f", IDENTITY, b"our key"), content)
+    theirs = read_foreign(tmp_path / "f", IDENTITY, b"another key")
+    assert (theirs.plain, theirs.lineage) == (0, b"")
+    assert theirs.kv is not None
+    bare = Content(whole.tokens, whole.positions, 21)
+    write(tmp_path / "f", Label("t", "p", 21), IDENTITY, bare, b"our key")
+    assert same(read_foreign(tmp_path / "f", IDENTITY, b"our key"), bare)
+    with pytest.raises(FormatError, match="no K and V"):
+        read_foreign(tmp_path / "f", IDENTITY, b"another key")
 
 
 @given(st.binary(max_size=200))
@@ -191,6 +217,6 @@ def test_any_bytes_are_refused_in_words(tmp_path_factory: Any, data: bytes) -> N
     path = tmp_path_factory.mktemp("any") / "f"
     path.write_bytes(data)
     with pytest.raises(FormatError):
-        read(path, IDENTITY, ours=False, rebuild=True)
+        read_foreign(path, IDENTITY, b"", rebuild=True)
     with pytest.raises(FormatError):
         read_label(path)
