@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from symphony_kernel.executor.base import Batch, Executor, Int64, Results
+from symphony_kernel.executor.base import Batch, Executor, Results
 from symphony_kernel.executor.outcome import Outcome
 from symphony_kernel.kvfs import KVFS
 from symphony_kernel.protocol.errno import KernelBug
@@ -113,13 +113,13 @@ class Stepper:
         while self._running and self._may_launch():
             polled = self._scheduler.poll()
             if isinstance(polled, Step):
-                polled.batch.copies = self._kvfs.take_copies()
+                if self._kvfs.moves_pending:
+                    self._give_moves(polled.batch)
                 self._give(polled.batch, partial(self._computed, polled))
                 launched = True
             elif polled != 0.0:
-                if self._kvfs.copies_pending and not self._computing:
-                    copies = self._kvfs.take_copies()
-                    self._give(Batch([], copies), partial(self._copied, copies))
+                if self._kvfs.moves_pending and not self._computing:
+                    self._give_moves()
                 if polled is not None:
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(polled, self._look)
@@ -136,6 +136,16 @@ class Stepper:
             action()
         return True
 
+    def _give_moves(self, batch: Batch | None = None) -> None:
+        """Give the executor what must come before the next rows, the last of it with `batch`."""
+        moves = self._kvfs.take_moves()
+        if moves and batch is not None:
+            last = moves.pop()
+            batch.copies, batch.poison = last.copies, last.poison
+            batch.saves, batch.loads = last.saves, last.loads
+        for each in moves:
+            self._give(each, partial(self._moved, each))
+
     def _give(self, batch: Batch, ended: Ended) -> None:
         self._computing += 1
         self._start(batch).then(ended)
@@ -150,22 +160,25 @@ class Stepper:
         self._count(outcome)
         try:
             if outcome.error is None:
+                self._kvfs.moved(step.batch)
                 self._scheduler.complete(step, outcome.value)
             else:  # the device's fault: its rows hear EIO, and everything else goes on
                 _check_fault(outcome.error, f"a step of {len(step.parts)} rows failed")
-                self._kvfs.lose_copies(step.batch.copies)
+                self._kvfs.lose_moves(step.batch)
                 self._scheduler.fail(step)
             self._go_on()
         except Exception as error:  # ours
             self._failed(error)
 
-    def _copied(self, copies: list[Int64], outcome: Outcome[Results]) -> None:
-        """The executor has caught up with copies that no pred had asked for yet."""
+    def _moved(self, batch: Batch, outcome: Outcome[Results]) -> None:
+        """The executor has done copies and moves that came without a step."""
         self._count(outcome)
         try:
-            if outcome.error is not None:  # the files that were copied to hear EIO
-                _check_fault(outcome.error, "copies failed")
-                self._kvfs.lose_copies(copies)
+            if outcome.error is None:
+                self._kvfs.moved(batch)
+            else:  # the files that were written to hear EIO
+                _check_fault(outcome.error, "copies and moves failed")
+                self._kvfs.lose_moves(batch)
             self._go_on()
         except Exception as error:  # ours
             self._failed(error)

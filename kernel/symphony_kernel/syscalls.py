@@ -433,7 +433,7 @@ def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
         "len": file.length,
         "pages": len(file.pages),
         "shared": file.shared_pages,
-        "tier": "device",
+        "tier": file.tier.word,
         "rights": handle.rights,
         "path": file.path,
         "expires_ms": 0,

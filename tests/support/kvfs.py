@@ -37,6 +37,11 @@ def extend(file: KVFile, *tokens: int) -> None:
     file.commit(np.array(tokens, np.uint32), np.arange(start, start + n, dtype=np.int32))
 
 
+def take_copies(kvfs: KVFS) -> list[Int64]:
+    """Return the groups of slot copies that the executor would be given now."""
+    return [group for batch in kvfs.take_moves() for group in batch.copies]
+
+
 def slots_of_pages(pages: Int32) -> Int64:
     return (pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
 

@@ -1,12 +1,13 @@
 """The Executor: what the kernel asks of a device.
 
-An executor owns the model's weights and one pool of physical pages (K and V of every layer). It
-knows nothing of files, tenants or programs: a step names physical pages and slots. Slot `s` is
-entry `s % PAGE_TOKENS` of page `s // PAGE_TOKENS`.
+An executor owns the model's weights, one pool of frames (a frame has room for K and V of a page, of
+every layer), and beside it as many places for pages in host memory as it was asked for. It knows
+nothing of files, tenants or programs: a step names frames and slots. Slot `s` is entry
+`s % PAGE_TOKENS` of frame `s // PAGE_TOKENS`; a host slot holds a whole page.
 
 Steps run in the order in which they were given, one after the other; whatever a later step writes
-happens after every read of an earlier one. That order is what lets the kernel reuse a page as soon
-as no later step of the old owner can come.
+happens after every read of an earlier one. That order is what lets the kernel reuse a frame or a
+host slot at once: as soon as no later step can read it for the old owner.
 """
 
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.options import DEFAULT, PredOptions
 
 Int32 = npt.NDArray[np.int32]
@@ -35,6 +37,36 @@ class ModelInfo:
     dtype: str
 
 
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What K and V of a page are, in the layout in which they leave and enter an executor.
+
+    Pages travel as one array [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim] of `dtype`,
+    which is the pool's: "float32", "bfloat16" (as the bits of it, in uint16), or "uint64" of the
+    simulated executor. K comes as it lies in the pool, rotated.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+
+    def shape(self, pages: int) -> tuple[int, int, int, int, int, int]:
+        """Return the shape of so many pages."""
+        return (self.layers, 2, pages, PAGE_TOKENS, self.kv_heads, self.head_dim)
+
+    @property
+    def numpy(self) -> "np.dtype[np.generic]":
+        """NumPy's type of one element."""
+        return np.dtype("uint16" if self.dtype == "bfloat16" else self.dtype)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page."""
+        elements = self.layers * 2 * PAGE_TOKENS * self.kv_heads * self.head_dim
+        return elements * self.numpy.itemsize
+
+
 @dataclass(slots=True)
 class Row:
     """One sequence's part of a step: `q` new entries after `start` present ones.
@@ -43,7 +75,8 @@ class Row:
     `block_table[i // PAGE_TOKENS] * PAGE_TOKENS + i % PAGE_TOKENS`. New token j attends to all
     `start` present entries, to itself, and to the new tokens before it; with `parents`, among the
     new tokens to its ancestors only (parent -1: none). Order in the file, not position, decides
-    what is visible; `positions` feed the rotary embedding.
+    what is visible; `positions` feed the rotary embedding. A model's sliding window counts what a
+    token would see without one, the last of which is itself: a tree's other branches do not count.
     """
 
     tokens: UInt32  # [q]
@@ -60,12 +93,17 @@ class Row:
 
 @dataclass(slots=True)
 class Batch:
-    """One step: copies first, group after group, then all rows."""
+    """One step, in this order: saves, copies (group after group), poison, loads, all rows."""
 
     rows: list[Row]
     # Each group is [2, c]: source and destination slots. Within a group all reads come before all
     # writes and destinations are distinct.
     copies: list[Int64] = field(default_factory=list)
+    saves: Int32 | None = None  # [2, c]: frames, and the host slots to which they are copied
+    loads: Int32 | None = None  # [2, c]: host slots, and the frames to which they are copied
+    poison: Int32 | None = None  # frames to be filled with what shows when it is read: for tests
+    # What saves and loads took, in seconds: set by the executor before the step ends.
+    moved_seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -74,10 +112,11 @@ class Batch:
 
 
 Results: TypeAlias = list[bytes | SyscallError]  # one a row
+KVArray: TypeAlias = npt.NDArray[np.generic]  # see `KVLayout`
 
 
 class Executor(Protocol):
-    """A device with a model and a pool of `pages` pages.
+    """A device with a model and a pool of `pages` frames.
 
     It may also have `start(batch) -> Outcome[Results]`, the same as `run` without a coroutine: the
     step loop takes that where it is there.
@@ -93,7 +132,24 @@ class Executor(Protocol):
 
     @property
     def pages(self) -> int:
-        """Physical pages in the pool."""
+        """Frames in the pool."""
+
+    @property
+    def layout(self) -> KVLayout:
+        """What K and V of a page are here."""
+
+    def open_host(self, pages: int) -> None:
+        """Make room for `pages` pages in host memory, which is touched as it comes into use.
+
+        Called at most once, before the first step. A MemoryError where there is no such room.
+        """
+
+    def host_page(self, slot: int) -> memoryview:
+        """Return the bytes of a host slot, in a form of the executor's own, to read or write.
+
+        Whoever asks knows that no step that is under way or to come moves a page from or to it
+        meanwhile. All slots are of one size; any thread may ask.
+        """
 
     async def run(self, batch: Batch) -> Results:
         """Compute one step; return each row's result, places in order (see `options.Get`).
@@ -104,6 +160,18 @@ class Executor(Protocol):
         The calls may overlap; the steps do not. Raises whatever went wrong on the device, after
         which the contents of the batch's new slots are undefined and everything else is intact.
         """
+
+    async def read_frames(self, frames: Int32) -> KVArray:
+        """Return the pages in `frames` ([n]), after the steps given so far (see `KVLayout`)."""
+
+    async def write_frames(self, frames: Int32, values: KVArray) -> None:
+        """Write pages into `frames` ([n], distinct), after the steps given so far."""
+
+    async def read_host(self, slots: Int32) -> KVArray:
+        """Return the pages in host slots ([n]), after the steps given so far (see `KVLayout`)."""
+
+    async def write_host(self, slots: Int32, values: KVArray) -> None:
+        """Write pages into host slots ([n], distinct), after the steps given so far."""
 
     async def close(self) -> None:
         """Wait for the last step and give the device back."""

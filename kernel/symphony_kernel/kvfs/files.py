@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.pages import PagePool, page_count
 from symphony_kernel.kvfs.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.tiers import Tier, Tiers
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -36,17 +38,19 @@ _OFFSETS: Int64 = np.arange(PAGE_TOKENS, dtype=np.int64)
 
 
 class Storage:
-    """What all files share: the pool, who pays, and the slot copies that the executor owes.
+    """What all files share: the pool, the tiers below it, who pays, and what the executor owes.
 
     The prefix cache gives up pages before an allocation fails.
     """
 
-    def __init__(self, pool: PagePool, ledger: Ledger, cache: PrefixCache) -> None:
+    def __init__(
+        self, pool: PagePool, ledger: Ledger, cache: PrefixCache, moves: Moves, tiers: Tiers
+    ) -> None:
         self.pool = pool
         self.ledger = ledger
         self.cache = cache
-        self.copies: list[tuple[Int64, Int64]] = []
-        self.copied_slots = 0  # in `copies`
+        self.moves = moves
+        self.tiers = tiers
 
     def allocate(self, account: Account, n: int) -> Int32:
         """Return n pages charged to `account`; SyscallError ENOMEM or EDQUOT, nothing changed."""
@@ -86,8 +90,7 @@ class Storage:
         """Copy slots of pages with frames: tokens and positions now, K and V with the next step."""
         pool = self.pool
         pool.copy_entries(sources, destinations)
-        self.copies.append((pool.device_slots(sources), pool.device_slots(destinations)))
-        self.copied_slots += len(sources)
+        self.moves.copy(pool.device_slots(sources), pool.device_slots(destinations))
 
 
 class KVFile:
@@ -137,6 +140,8 @@ class KVFile:
         """
         self._allow_entries(n)
         needed = self.pages_needed(n)
+        if self._storage.pool.copies and n:
+            self._write_last_page()
         if not needed:
             return
         # Before the allocation, for which the prefix cache may let go of that page.
@@ -161,10 +166,28 @@ class KVFile:
         return self._frames[:pages]
 
     def absent_pages(self) -> Int32:
-        """Return the pages that have no frame ([n]); a page may stand there twice."""
-        if self._moved != self._storage.pool.moved:
+        """Return the pages that are not on the device ([n]); a page may stand there twice.
+
+        While there are any, nothing may be reserved, and no row may read the file.
+        """
+        pool = self._storage.pool
+        if self._moved != pool.moved:
             self._look_up()
-        return self.pages[self._frames[: self._count] < 0] if self._absent else _NO_PAGES
+        return self.pages[pool.is_absent(self.pages)] if self._absent else _NO_PAGES
+
+    def rebuild_table(self, entries: int) -> Int32:
+        """Return the frames of the first `entries` entries (a copy), of hollow pages, too.
+
+        For the rows that compute hollow pages again: all of these pages must have frames.
+        """
+        frames: Int32 = self._storage.pool.frame[self._table[: page_count(entries)]]
+        assert not len(frames) or frames.min() >= 0, "a page of the table has no frame"
+        return frames
+
+    @property
+    def tier(self) -> Tier:
+        """The slowest tier from which one of its pages has to come; DEVICE when none has."""
+        return self._storage.tiers.worst_of(self.absent_pages())
 
     def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
         """Say that the reserved entries hold these tokens ([n], [n]): they exist now.
@@ -275,6 +298,8 @@ class KVFile:
         alike = _alike_pages(rest)
         sources = source._page_slots(entries)  # noqa: SLF001 - before this file's table changes: it may be the source
         replaced = 1 if head and self._shares_last_page() else 0
+        if head and self._storage.pool.copies:
+            self._write_last_page()
         fresh = self._storage.allocate(self.owner.live(), replaced + len(alike) - int(alike.sum()))
         if replaced:
             self._replace_last_page(int(fresh[0]))
@@ -314,6 +339,26 @@ class KVFile:
             owner = owner.live()
         if self.length + n > owner.entries_allowed:
             raise SyscallError(Errno.EDQUOT, f"{owner.name}: {owner.entries_allowed} entries")
+
+    def append_reads(self, source: "KVFile", entries: Int64) -> Int32:
+        """Return the pages ([n], distinct) that must be on the device for `append` of these.
+
+        Those of which entries are copied: shared ones may be anywhere.
+        """
+        filling = self.length % PAGE_TOKENS
+        head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
+        rest = entries[head:]
+        copied = np.repeat(~_alike_pages(rest), PAGE_TOKENS)[: len(rest)]
+        read = np.concatenate((entries[:head], rest[copied])) // PAGE_TOKENS
+        pages = source.pages[np.unique(read)]
+        if head:
+            pages = np.append(pages, self._table[self.length // PAGE_TOKENS])
+        return np.unique(pages)
+
+    def _write_last_page(self) -> None:
+        """The last page is written in place, unless it is shared: its copies elsewhere are old."""
+        if self.length % PAGE_TOKENS and not self._shares_last_page():
+            self._storage.tiers.written(int(self._table[self.length // PAGE_TOKENS]))
 
     def _shares_last_page(self) -> bool:
         if self.length % PAGE_TOKENS == 0:
@@ -361,7 +406,7 @@ class KVFile:
         frames = np.empty(len(self._table), np.int32)
         frames[:count] = pool.frame[self._table[:count]]
         self._frames = frames
-        self._absent = int((frames[:count] < 0).sum()) if pool.absent else 0
+        self._absent = int(pool.is_absent(self.pages).sum()) if pool.absent else 0
         self._moved = pool.moved
 
 
@@ -395,37 +440,3 @@ def _alike_pages(entries: Int64) -> "np.typing.NDArray[np.bool_]":
         rows == rows[:, :1] + _OFFSETS
     ).all(axis=1)
     return alike
-
-
-def group_copies(copies: Sequence[tuple[Int64, Int64]]) -> list[Int64]:
-    """Return slot copies as few groups ([2, c]: sources, destinations), in order.
-
-    Within a group no source and no destination is a destination of the group's earlier copies: all
-    its reads may come before all its writes.
-    """
-    if not copies:
-        return []
-    whole = _stack(copies)
-    targets = np.unique(whole[1])
-    if len(copies) == 1 or (
-        len(targets) == whole.shape[1] and not np.isin(whole[0], targets).any()
-    ):
-        return [whole]
-    return [_stack(group) for group in _split(copies)]
-
-
-def _stack(copies: Sequence[tuple[Int64, Int64]]) -> Int64:
-    return np.stack([np.concatenate([pair[side] for pair in copies]) for side in (0, 1)])
-
-
-def _split(copies: Sequence[tuple[Int64, Int64]]) -> list[list[tuple[Int64, Int64]]]:
-    groups: list[list[tuple[Int64, Int64]]] = [[]]
-    written: set[int] = set()
-    for sources, destinations in copies:
-        targets = set(destinations.tolist())
-        if not (written.isdisjoint(targets) and written.isdisjoint(sources.tolist())):
-            groups.append([])
-            written = set()
-        groups[-1].append((sources, destinations))
-        written |= targets
-    return groups

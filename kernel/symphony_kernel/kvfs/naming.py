@@ -58,7 +58,13 @@ def describe(path: str, file: KVFile) -> NamedFile:
             path, name.entries, pages, "disk", name.durable, name.public, file.expires_ms
         )
     return NamedFile(
-        path, file.length, len(file.pages), "device", name.durable, name.public, file.expires_ms
+        path,
+        file.length,
+        len(file.pages),
+        file.tier.word,
+        name.durable,
+        name.public,
+        file.expires_ms,
     )
 
 

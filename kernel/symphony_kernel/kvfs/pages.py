@@ -18,11 +18,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
+Bool = npt.NDArray[np.bool_]
+POISON_TOKEN: Final = 0xFFFFFFFF  # of freed pages' entries, where they are poisoned
+POISON_POSITION: Final = -1
 NOWHERE: Final = -1  # of a page: on no frame; of a frame: free
 _ONE = np.int32(1)  # of the counts' own type: with a plain 1, `ufunc.at` is twenty times slower
 
@@ -41,8 +45,8 @@ class PoolStatistics:
     shared: int
 
 
-class _Stack:
-    """Numbers from 0 that nobody uses. A fresh one hands them out in order."""
+class NumberStack:
+    """Numbers below `size` that nobody uses. A fresh one hands them out in order."""
 
     __slots__ = ("_numbers", "count")
 
@@ -62,6 +66,14 @@ class _Stack:
         self._numbers[self.count : self.count + len(numbers)] = numbers[::-1]
         self.count += len(numbers)
 
+    def remove(self, numbers: Int32) -> None:
+        """Take these of them."""
+        rest = self._numbers[: self.count]
+        rest = rest[~np.isin(rest, numbers)]
+        assert len(rest) == self.count - len(numbers)
+        self._numbers[: len(rest)] = rest
+        self.count = len(rest)
+
     def all(self) -> Int32:
         """Return them, from the lowest."""
         return np.sort(self._numbers[: self.count])
@@ -71,7 +83,9 @@ class PagePool:
     """Pages with reference counts over `frames` frames; `on_freed` hears of frames that come back.
 
     There are `pages` pages, or as many as frames. `moved` counts what gives or takes a held page
-    its frame: while it is the same, `frame` is the same for all pages that were held all along.
+    its frame: while it is the same, `frame` is the same for all pages that were held all along. A
+    page is *absent* when it has no frame, or is *hollow*: its frame is there to be computed again.
+    Who takes frames and gives them is `tiers`.
     """
 
     def __init__(
@@ -79,6 +93,7 @@ class PagePool:
         frames: int,
         on_freed: Callable[[Int32], None] | None = None,
         pages: int | None = None,
+        sentinels: bool = False,
     ) -> None:
         self.frames = frames
         self.pages = frames if pages is None else pages
@@ -88,10 +103,15 @@ class PagePool:
         self.positions: Int32 = np.zeros(self.pages * PAGE_TOKENS, np.int32)  # [slots]
         self.frame: Int32 = np.full(self.pages, NOWHERE, np.int32)  # [pages]
         self.page: Int32 = np.full(frames, NOWHERE, np.int32)  # [frames]
+        self.hollow: Bool = np.zeros(self.pages, np.bool_)  # has a frame without its content
         self.moved = 0
-        self.absent = 0  # held pages without a frame
-        self._unused = _Stack(self.pages)
-        self._free = _Stack(frames)
+        self.absent = 0  # held pages without a frame, or hollow
+        self.copies = 0  # of held pages, on host and disk
+        # Hears of pages ([n]) that are about to be free, while there is anything off the device.
+        self.leaving: Callable[[Int32], None] = lambda _pages: None
+        self.sentinels = sentinels  # freed pages' tokens and positions show that they are
+        self._unused = NumberStack(self.pages)
+        self._free = NumberStack(frames)
         self._marks: Int32 = np.zeros(self.pages, np.int32)  # scratch of `release`
         self._on_freed = on_freed
 
@@ -135,22 +155,78 @@ class PagePool:
             self._marks[freed] = numbers
             freed = freed[self._marks[freed] == numbers]
         if len(freed):
+            if self.absent or self.copies:
+                self.leaving(freed)
             self._unused.push(freed)
-            self._vacate(freed)
+            self._free_frames(freed)
+            if self.sentinels:
+                self.tokens.reshape(-1, PAGE_TOKENS)[freed] = POISON_TOKEN
+                self.positions.reshape(-1, PAGE_TOKENS)[freed] = POISON_POSITION
         return freed
 
-    def _vacate(self, pages: Int32) -> None:
+    def _free_frames(self, pages: Int32) -> None:
         """Give back the frames of pages that nobody holds any more."""
         frames = self.frame[pages]
         if self.absent:
             there = frames >= 0
-            self.absent -= len(pages) - int(there.sum())
+            self.absent -= int((~there | self.hollow[pages]).sum())
+            self.hollow[pages] = False
             frames = frames[there]
         self.frame[pages] = NOWHERE
+        self._push_frames(frames)
+
+    def _push_frames(self, frames: Int32) -> None:
         self.page[frames] = NOWHERE
         self._free.push(frames)
         if self._on_freed is not None:
             self._on_freed(frames)
+
+    # -- Frames of pages that stay held: for `tiers` --------------------------------------------
+    @property
+    def free_frames(self) -> int:
+        """Frames without a page."""
+        return self._free.count
+
+    def vacate(self, pages: Int32) -> Int32:
+        """Free the frames of held pages ([n], distinct, each with one); return them."""
+        frames = self.frame[pages]
+        self.absent += len(pages) - int(self.hollow[pages].sum())
+        self.hollow[pages] = False
+        self.frame[pages] = NOWHERE
+        self._push_frames(frames)
+        self.moved += 1
+        return frames
+
+    def seat(self, pages: Int32, hollow: bool) -> Int32:
+        """Give frames to held pages ([n], distinct, each without one) and return them.
+
+        Raises:
+            SyscallError: ENOMEM, and nothing has changed.
+        """
+        if len(pages) > self._free.count:
+            raise SyscallError(Errno.ENOMEM, f"{len(pages)} frames wanted, {self._free.count} free")
+        frames = self._free.pop(len(pages))
+        self.frame[pages] = frames
+        self.page[frames] = pages
+        self.hollow[pages] = hollow
+        if not hollow:
+            self.absent -= len(pages)
+        self.moved += 1
+        return frames
+
+    def fill(self, pages: Int32) -> None:
+        """Hollow pages ([n], distinct) have their content."""
+        assert self.hollow[pages].all()
+        self.hollow[pages] = False
+        self.absent -= len(pages)
+        self.moved += 1
+
+    # -- Slots ----------------------------------------------------------------------------------
+
+    def is_absent(self, pages: Int32) -> Bool:
+        """Say for each page ([n]) whether its content is not on the device."""
+        absent: Bool = (self.frame[pages] < 0) | self.hollow[pages]
+        return absent
 
     def device_slots(self, slots: Int64) -> Int64:
         """Return the device's slots of pages' slots ([c] each); the pages must have frames."""
@@ -190,8 +266,11 @@ class PagePool:
             raise KernelBug("pages and frames do not say the same of each other")
         if not np.array_equal(self._free.all(), np.flatnonzero(self.page < 0)):
             raise KernelBug("the free frames are not those without a page")
-        if self.absent != int((self.references > 0).sum()) - len(there):
-            raise KernelBug(f"{self.absent} held pages are counted without a frame")
+        if not (self.frame[self.hollow] >= 0).all():
+            raise KernelBug("a page without a frame is to be computed into one")
+        whole = len(there) - int(self.hollow.sum())
+        if self.absent != int((self.references > 0).sum()) - whole:
+            raise KernelBug(f"{self.absent} held pages are counted as not on the device")
 
     def statistics(self) -> PoolStatistics:
         """Return how full the pool is."""

@@ -92,6 +92,7 @@ class PrefixCache:
         self._uses = 0
         self._queries = self._query_tokens = self._hits = self._hit_tokens = 0
         self._offered = self._evicted = 0
+        self.evicted: Callable[[Int32], None] = lambda _pages: None  # to make room for others
 
     # -- What programs do -----------------------------------------------------------------------
     def offer(self, tenant: str, tokens: bytes, pages: Int32) -> int:
@@ -158,9 +159,36 @@ class PrefixCache:
 
         A few more, too: files grow by a page at a time, and the last one would cost what ten do.
         """
-        idle = self._account.pages
+        idle = self._account.pages - self._account.absent  # those on the device
         if pages <= idle:
-            self._give_up(max(pages, min(FREED_PAGES_MIN, idle)), freeing=True)
+            self.evicted(self._give_up(max(pages, min(FREED_PAGES_MIN, idle)), freeing=True))
+
+    def give_up(self, pages: Int32) -> None:
+        """Give up these pages ([n]), each after those below it: what `evicted` heard once."""
+        nodes = {node.page: node for node in self._index.values()}
+        roots = self._roots()
+        tenants = {tree.root: tenant for tenant, tree in self._trees.items()}
+        dropped: list[int] = []
+        for page in pages.tolist():
+            tenant = tenants[roots[nodes[page]]]
+            tree = self._trees[tenant]
+            self._remove(tree, nodes[page], dropped)
+            if not tree.pages:
+                del self._trees[tenant]
+        self._evicted += len(dropped)
+        self._release(dropped)
+        self.restore_heaps()
+
+    def restore_heaps(self) -> None:
+        """Let the heaps have all leaves, and nothing else."""
+        roots = self._roots()
+        trees = {tree.root: tree for tree in self._trees.values()}
+        for tree in self._trees.values():
+            tree.heap = []
+        for node, root in roots.items():
+            node.in_heap = False
+            if not node.children:
+                self._push(trees[root], node)
 
     def forget(self, pages: Int32) -> None:
         """What lies in `pages` is wrong: give them up, and all that comes after them."""
@@ -246,8 +274,8 @@ class PrefixCache:
             self._push(tree, parent)
 
     # -- Giving up ------------------------------------------------------------------------------
-    def _give_up(self, wanted: int, *, freeing: bool) -> None:
-        """Let `wanted` pages go; `freeing`: so many that so many become free."""
+    def _give_up(self, wanted: int, *, freeing: bool) -> Int32:
+        """Let `wanted` pages go and return them; `freeing`: so many that so many become free."""
         dropped: list[int] = []
         while wanted > 0 and self._trees:
             tenant, tree, most = self._victim()
@@ -255,7 +283,7 @@ class PrefixCache:
             if not tree.pages:
                 del self._trees[tenant]
         self._evicted += len(dropped)
-        self._release(dropped)
+        return self._release(dropped)
 
     def _victim(self) -> tuple[str, _Tree, int]:
         """Return who has to give up pages, and how many before another look."""
@@ -272,6 +300,7 @@ class PrefixCache:
     ) -> int:
         """Give up at most `most` leaves of one tenant; return how many count as `wanted`."""
         heap, references, counted = tree.heap, self._pool.references, 0
+        frame = self._pool.frame
         while heap and most and counted < wanted:
             used, number, node = heap[0]
             if node.children:
@@ -281,15 +310,16 @@ class PrefixCache:
                 heapq.heapreplace(heap, (node.used, number, node))
             else:
                 heapq.heappop(heap)
-                counted += not freeing or references[node.page] == 1
+                counted += not freeing or (references[node.page] == 1 and frame[node.page] >= 0)
                 most -= 1
                 self._remove(tree, node, dropped)
         return counted
 
-    def _release(self, dropped: list[int]) -> None:
+    def _release(self, dropped: list[int]) -> Int32:
         pages = np.array(dropped, np.int32)
         np.subtract.at(self.references, pages, np.int32(1))
         self._ledger.refund(self._pool.release(pages))
+        return pages
 
     # -- Audit ----------------------------------------------------------------------------------
     def _roots(self) -> dict[_Node, _Node]:

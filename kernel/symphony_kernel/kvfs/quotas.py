@@ -5,9 +5,16 @@ to the account that took it from the pool, and counts in all accounts above, unt
 sharing a page costs nothing, so a thousand forks of one prefix pay for it once. When an account is
 closed, what it still paid for (pages that a name keeps, or another instance's fork) moves to the
 nearest account above that is open. Limits and usage are in whole pages for that reason.
+
+What an instance or a run may hold is counted in all tiers together: eviction gives it nothing. What
+a tenant may hold is counted for each tier, at the account at the top of its chain: `pages` less
+`absent` on the device, `host` and `disk` slots elsewhere. The device's limit is what a tenant's own
+calls run into (EDQUOT); the others only steer where the kernel puts its pages (see `tiers`), and
+what a tenant asks for itself (`Ledger.allow_tier`).
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,14 +23,25 @@ from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _NOBODY = -1
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """Of some pages: how many are not on the device, and copies on host and disk."""
+
+    absent: int
+    host: int
+    disk: int
 
 
 class Account:
     """Pages charged to an instance, a run or a tenant; only the `Ledger` changes it."""
 
     __slots__ = (
-        "changed_s", "closed", "entries_allowed", "entries_max", "entry_seconds", "index",
-        "name", "own", "pages", "pages_max", "parent",
+        "absent", "changed_s", "closed", "disk", "disk_max", "entries_allowed", "entries_max",
+        "entry_seconds", "host", "host_max", "index", "name", "own", "pages", "pages_max", "parent",
+        "root",
     )  # fmt: skip
 
     def __init__(
@@ -32,12 +50,16 @@ class Account:
         self.index = index
         self.name = name
         self.parent = parent
+        self.root: Account = parent.root if parent is not None else self
         self.pages_max = pages_max
         self.entries_max = entries_max  # of any one file: a limit smaller than a page is exact
         above = parent.entries_allowed if parent else entries_max
         self.entries_allowed: int = min(entries_max, above)
         self.pages = 0  # own, and those of all accounts below
         self.own = 0
+        # At the top only: of `pages` those that are not on the device, and copies elsewhere.
+        self.absent = self.host = self.disk = 0
+        self.host_max = self.disk_max = UNLIMITED
         self.closed = False
         self.entry_seconds = 0.0  # integral of own entries over time
         self.changed_s = 0.0
@@ -48,6 +70,12 @@ class Account:
         while account is not None:
             yield account
             account = account.parent
+
+    @property
+    def device_room(self) -> int:
+        """Pages that the tenant may still have on the device, maybe below 0."""
+        root = self.root
+        return root.pages_max - (root.pages - root.absent)
 
     def live(self) -> "Account":
         """Return the nearest open account: this one or one above it."""
@@ -66,6 +94,8 @@ class Ledger:
         self._accounts: list[Account | None] = []
         self._unused: list[int] = []
         self._now = now
+        # What the tiers say of pages; None while all are on the device and nowhere else.
+        self.count_tiers: Callable[[Int32], TierCounts | None] = lambda _pages: None
 
     def open(self, name: str, parent: Account | None, pages_max: int, entries_max: int) -> Account:
         """Return a new account below `parent`."""
@@ -105,10 +135,35 @@ class Ledger:
             SyscallError: EDQUOT.
         """
         for each in account.chain():
-            if each.pages + pages > each.pages_max:
+            held = each.pages - each.absent
+            if held + pages > each.pages_max:
                 raise SyscallError(
-                    Errno.EDQUOT, f"{each.name} holds {each.pages} of {each.pages_max} pages"
+                    Errno.EDQUOT, f"{each.name} holds {held} of {each.pages_max} pages"
                 )
+
+    def allow_tier(self, account: Account, host: int, disk: int) -> None:
+        """Check that a tenant may ask for so many pages more on host and disk.
+
+        Raises:
+            SyscallError: EDQUOT.
+        """
+        root = account.root
+        for name, used, more, most in (
+            ("host", root.host, host, root.host_max),
+            ("disk", root.disk, disk, root.disk_max),
+        ):
+            if more and used + more > most:
+                raise SyscallError(
+                    Errno.EDQUOT, f"{root.name} has {used} of {most} pages on {name}"
+                )
+
+    def by_tenant(self, pages: Int32) -> Iterator[tuple[Account, Int32]]:
+        """Yield (the account at the top, which of `pages` it pays for); one may come twice."""
+        payers = self._payer[pages]
+        for index in np.unique(payers).tolist():
+            account = self._accounts[index]
+            assert account is not None, "a page is charged to a closed account"
+            yield account.root, pages[payers == index]
 
     def charge(self, account: Account, pages: Int32) -> None:
         """Charge pages that were just allocated, after `allow`."""
@@ -127,11 +182,23 @@ class Ledger:
 
     def move(self, pages: Int32, account: Account) -> None:
         """Charge held pages ([n], distinct) to `account` from now on, without `allow`."""
+        self._move_tiers(pages, account)
         payers, counts = np.unique(self._payer[pages], return_counts=True)
         for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
             self._refund(index, count)
         self._payer[pages] = account.index
         self._add(account, len(pages))
+
+    def _move_tiers(self, pages: Int32, account: Account) -> None:
+        if self.count_tiers(pages) is None:
+            return
+        for tenant, mine in self.by_tenant(pages):
+            counts = self.count_tiers(mine)
+            if counts is not None and tenant is not account.root:
+                for root, sign in ((tenant, -1), (account.root, 1)):
+                    root.absent += sign * counts.absent
+                    root.host += sign * counts.host
+                    root.disk += sign * counts.disk
 
     def charged(self, pages: Int32, account: Account) -> Int32:
         """Return those of `pages` that are charged to `account` itself."""
@@ -179,3 +246,17 @@ class Ledger:
         for account, count in sums.items():
             if account.pages != count:
                 raise KernelBug(f"{account.name} and below count {account.pages}, pay for {count}")
+        self._check_tiers()
+
+    def _check_tiers(self) -> None:
+        held = np.flatnonzero(self._payer != _NOBODY).astype(np.int32)
+        sums: dict[Account, tuple[int, int, int]] = {}
+        for tenant, pages in self.by_tenant(held):
+            counts = self.count_tiers(pages) or TierCounts(0, 0, 0)
+            absent, host, disk = sums.get(tenant, (0, 0, 0))
+            sums[tenant] = absent + counts.absent, host + counts.host, disk + counts.disk
+        for account in self._accounts:
+            if account is not None and (account.absent, account.host, account.disk) != sums.get(
+                account, (0, 0, 0)
+            ):
+                raise KernelBug(f"{account.name} miscounts its pages off the device")

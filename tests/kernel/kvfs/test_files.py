@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from symphony_kernel.kvfs import KVFS, Account, KVFile
-from symphony_kernel.kvfs.files import group_copies
+from symphony_kernel.kvfs.moves import group_copies
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
-from tests.support.kvfs import extend, make_account, make_kvfs
+from tests.support.kvfs import extend, make_account, make_kvfs, take_copies
 
 PAGES = 16
 
@@ -45,7 +45,7 @@ def test_a_fork_shares_every_page_until_one_side_writes(kvfs: KVFS, account: Acc
     assert parent.pages[1] == last
     assert child.pages[0] == parent.pages[0]
     assert child.pages[1] != last
-    (group,) = kvfs.take_copies()
+    (group,) = take_copies(kvfs)
     assert group.tolist() == [
         [last * 16 + i for i in range(5)],
         [child.pages[1] * 16 + i for i in range(5)],
@@ -57,11 +57,11 @@ def test_the_last_holder_of_a_page_writes_in_place(kvfs: KVFS, account: Account)
     parent = filled(kvfs, account, 21)
     child = kvfs.fork(parent, account)
     extend(parent, 7)
-    kvfs.take_copies()
+    take_copies(kvfs)
     table = child.pages.tolist()
     extend(child, 8)
     assert child.pages.tolist() == table
-    assert kvfs.take_copies() == []
+    assert take_copies(kvfs) == []
     assert parent.tokens.tolist() == [*range(100, 121), 7]
     assert child.tokens.tolist() == [*range(100, 121), 8]
     close_all(kvfs, parent, child)
@@ -71,7 +71,7 @@ def test_a_file_that_ends_with_a_page_copies_nothing(kvfs: KVFS, account: Accoun
     parent = filled(kvfs, account, 32)
     child = kvfs.fork(parent, account)
     extend(child, 1)
-    assert kvfs.take_copies() == []
+    assert take_copies(kvfs) == []
     close_all(kvfs, parent, child)
 
 
@@ -113,7 +113,7 @@ def test_without_pages_nothing_changes(kvfs: KVFS, account: Account) -> None:
         child.append(parent, np.arange(40) + 1)
     assert child.pages.tolist() == before
     assert kvfs.pool.free == 1
-    assert kvfs.take_copies() == []
+    assert take_copies(kvfs) == []
     close_all(kvfs, parent, child)
 
 
@@ -159,7 +159,7 @@ def test_append_shares_pages_that_line_up(kvfs: KVFS, account: Account) -> None:
     target.append(source, np.arange(16, 40))
     assert kvfs.pool.free == free
     assert target.pages[1:].tolist() == source.pages[1:].tolist()
-    assert kvfs.take_copies() == []
+    assert take_copies(kvfs) == []
     assert target.tokens.tolist() == [*range(100, 116), *range(116, 140)]
     close_all(kvfs, source, target)
 
@@ -167,7 +167,7 @@ def test_append_shares_pages_that_line_up(kvfs: KVFS, account: Account) -> None:
 def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: Account) -> None:
     source, target = filled(kvfs, account, 40), filled(kvfs, account, 3)
     target.append(source, np.arange(10, 35))
-    (group,) = kvfs.take_copies()
+    (group,) = take_copies(kvfs)
     assert group.shape == (2, 25)
     assert target.tokens.tolist() == [100, 101, 102, *range(110, 135)]
     assert target.positions.tolist() == [0, 1, 2, *range(10, 35)]
@@ -177,7 +177,7 @@ def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: Account) -> No
 def test_append_fills_the_last_page_and_shares_the_rest(kvfs: KVFS, account: Account) -> None:
     source, target = filled(kvfs, account, 48), filled(kvfs, account, 5)
     target.append(source, np.arange(5, 48))
-    (group,) = kvfs.take_copies()
+    (group,) = take_copies(kvfs)
     assert group.shape == (2, 11)
     assert target.pages[1:].tolist() == source.pages[1:].tolist()
     close_all(kvfs, source, target)

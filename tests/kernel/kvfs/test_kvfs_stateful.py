@@ -16,12 +16,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.kvfs import KVFS, Account, KVFile, TenantLimits
-from symphony_kernel.kvfs.files import group_copies
+from symphony_kernel.kvfs.moves import group_copies
 from symphony_kernel.kvfs.prefix_cache import FREED_PAGES_MIN
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-from tests.support.kvfs import DeviceRow, DeviceStep, SlotStore, make_account, slots_of_pages
+from tests.support.kvfs import (
+    DeviceRow,
+    DeviceStep,
+    SlotStore,
+    make_account,
+    slots_of_pages,
+    take_copies,
+)
 
 POOL_PAGES = 20
 ACCOUNT_PAGES = 12
@@ -277,7 +284,7 @@ class KVFSMachine(RuleBasedStateMachine):
         # The kernel takes the copies once all rows have their room.
         free = sorted(f for f in self.freed if self.kvfs.pool.page[f] < 0)
         self.freed.clear()
-        step = DeviceStep(self.kvfs.take_copies(), slots_of_pages(np.array(free, np.int32)))
+        step = DeviceStep(take_copies(self.kvfs), slots_of_pages(np.array(free, np.int32)))
         self.steps.append((step, [self.start_row(step, modelled, n) for modelled, n in rows]))
 
     def reserve(self, modelled: Modelled, n: int) -> bool:
@@ -341,7 +348,7 @@ class KVFSMachine(RuleBasedStateMachine):
 
     # -- What must always hold -------------------------------------------------------------------
     def snapshot(self, modelled: Modelled) -> tuple[int, list[int], int, int]:
-        file, storage = modelled.file, self.kvfs.copies_pending
+        file, storage = modelled.file, self.kvfs.moves.copied_slots
         return file.length, file.pages.tolist(), self.kvfs.pool.free, storage
 
     def ahead(self) -> SlotStore:
@@ -349,7 +356,7 @@ class KVFSMachine(RuleBasedStateMachine):
         ahead = self.store.copy()
         for step, _ in self.steps:
             ahead.run(step)
-        ahead.apply_copies(group_copies(self.kvfs._storage.copies))
+        ahead.apply_copies(group_copies(self.kvfs.moves.copies))
         return ahead
 
     @invariant()

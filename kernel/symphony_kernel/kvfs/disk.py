@@ -1,0 +1,73 @@
+"""The disk tier's file: slots of one size, written and read by a thread of its own.
+
+It is scratch: it has no name once it is open, and nothing in it outlives the process. What is to
+last is written elsewhere, file by file.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from symphony_kernel.executor.outcome import DeviceThread, Outcome
+
+T = TypeVar("T")
+Piece = tuple[int, memoryview]  # a slot, and the bytes that go there or come from it
+
+
+class Runner(Protocol):
+    """What does a work somewhere and says what came of it on the event loop."""
+
+    def start(self, work: Callable[[], T]) -> Outcome[T]:
+        """Begin a work, after those that were begun before it."""
+
+    def stop(self) -> None:
+        """Wait for what was begun."""
+
+
+class Spill:
+    """`slots` slots of `slot_bytes` bytes in a file in `directory`; it grows as they are used."""
+
+    def __init__(
+        self, directory: Path, slots: int, slot_bytes: int, runner: Runner | None = None
+    ) -> None:
+        """Make the file; an OSError where that cannot be."""
+        self.slots = slots
+        self._slot_bytes = slot_bytes
+        self._file = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._runner = runner or DeviceThread()
+
+    def write(self, pieces: Sequence[Piece]) -> Outcome[None]:
+        """Write whole slots. An OSError: what they hold is undefined."""
+        return self._runner.start(lambda: self._write(pieces))
+
+    def read(self, pieces: Sequence[Piece]) -> Outcome[None]:
+        """Read whole slots that were written. An OSError: what was read is undefined."""
+        return self._runner.start(lambda: self._read(pieces))
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the room back."""
+        self._runner.stop()
+        os.close(self._file)
+
+    def _write(self, pieces: Sequence[Piece]) -> None:
+        for slot, data in pieces:
+            self._check(data)
+            at = slot * self._slot_bytes
+            while data:
+                written = os.pwrite(self._file, data, at)
+                data, at = data[written:], at + written
+
+    def _read(self, pieces: Sequence[Piece]) -> None:
+        for slot, data in pieces:
+            self._check(data)
+            at = slot * self._slot_bytes
+            while data:
+                count = os.preadv(self._file, [data], at)
+                if not count:
+                    raise OSError(f"slot {slot} of the disk tier ends early")
+                data, at = data[count:], at + count
+
+    def _check(self, data: memoryview) -> None:
+        assert data.format == "B", "bytes are written and read"
+        assert len(data) == self._slot_bytes, "whole slots are written and read"

@@ -1,0 +1,127 @@
+"""What the device owes: copies of slots, and pages on their way between frames and host memory.
+
+KVFS acts as if each were done at once, in the order in which they were asked for. A batch does its
+saves first, then its copies, then its loads, then its rows; that is the same as long as none of
+them touches what an earlier one of a later kind has touched. Where one would, what has gathered
+becomes a batch of its own, and the rest comes behind it. So nobody above need think of the order.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from symphony_kernel.executor.base import Batch, Int32, Int64
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+
+class Moves:
+    """Copies, saves and loads that the executor has not been given yet."""
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[Int64, Int64]] = []  # device slots: sources, destinations
+        self.copied_slots = 0  # in `copies`, and in batches that are closed
+        self.poison: list[Int32] = []  # frames that came free
+        self._saves: list[Int32] = []  # [2, c] each: frames, host slots
+        self._loads: list[Int32] = []  # [2, c] each: host slots, frames
+        self._closed: list[Batch] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether the executor owes anything that it has not been given."""
+        return bool(self.copies or self._saves or self._loads or self._closed or self.poison)
+
+    # -- What is asked for ----------------------------------------------------------------------
+    def copy(self, sources: Int64, destinations: Int64) -> None:
+        """Copy device slots ([c] each), all reads first."""
+        if self._loads:
+            into = np.concatenate([load[1] for load in self._loads])
+            touched = np.concatenate((sources, destinations)) // PAGE_TOKENS
+            if np.isin(touched, into).any():
+                self._close()
+        self.copies.append((sources, destinations))
+        self.copied_slots += len(sources)
+
+    def save(self, frames: Int32, slots: Int32) -> None:
+        """Copy pages from frames to host slots ([c] each, distinct)."""
+        if self._written(frames) or self._in_use(slots):
+            self._close()
+        self._saves.append(np.stack((frames, slots)))
+
+    def load(self, slots: Int32, frames: Int32) -> None:
+        """Copy pages from host slots to frames ([c] each, distinct)."""
+        if self._loads and np.isin(frames, np.concatenate([load[1] for load in self._loads])).any():
+            self._close()
+        self._loads.append(np.stack((slots, frames)))
+
+    # -- What the executor gets -----------------------------------------------------------------
+    def take(self, free: Int32 | None = None) -> list[Batch]:
+        """Return all of it as batches without rows, in order: one, unless the order wants more.
+
+        `free` says which frames belong to nobody ([frames] < 0), where freed ones are poisoned.
+        """
+        if self.poison:
+            assert free is not None
+            freed = np.unique(np.concatenate(self.poison))
+            self.poison = []
+            self._close(freed[free[freed] < 0])
+        elif self.copies or self._saves or self._loads:
+            self._close()
+        batches, self._closed = self._closed, []
+        self.copied_slots = 0
+        return batches
+
+    def _close(self, poison: Int32 | None = None) -> None:
+        batch = Batch([], group_copies(self.copies))
+        if self._saves:
+            batch.saves = np.concatenate(self._saves, axis=1)
+        if self._loads:
+            batch.loads = np.concatenate(self._loads, axis=1)
+        if poison is not None and len(poison):
+            batch.poison = poison
+        self._closed.append(batch)
+        self.copies, self._saves, self._loads = [], [], []
+
+    def _written(self, frames: Int32) -> bool:
+        """Whether one of these frames is written by what has gathered."""
+        written: list[Int32] = [load[1] for load in self._loads]
+        written += [(pair[1] // PAGE_TOKENS).astype(np.int32) for pair in self.copies]
+        return bool(written) and bool(np.isin(frames, np.concatenate(written)).any())
+
+    def _in_use(self, slots: Int32) -> bool:
+        """Whether one of these host slots is read or written by what has gathered."""
+        used = [load[0] for load in self._loads] + [save[1] for save in self._saves]
+        return bool(used) and bool(np.isin(slots, np.concatenate(used)).any())
+
+
+def group_copies(copies: Sequence[tuple[Int64, Int64]]) -> list[Int64]:
+    """Return slot copies as few groups ([2, c]: sources, destinations), in order.
+
+    Within a group no source and no destination is a destination of the group's earlier copies: all
+    its reads may come before all its writes.
+    """
+    if not copies:
+        return []
+    whole = _stack(copies)
+    targets = np.unique(whole[1])
+    if len(copies) == 1 or (
+        len(targets) == whole.shape[1] and not np.isin(whole[0], targets).any()
+    ):
+        return [whole]
+    return [_stack(group) for group in _split(copies)]
+
+
+def _stack(copies: Sequence[tuple[Int64, Int64]]) -> Int64:
+    return np.stack([np.concatenate([pair[side] for pair in copies]) for side in (0, 1)])
+
+
+def _split(copies: Sequence[tuple[Int64, Int64]]) -> list[list[tuple[Int64, Int64]]]:
+    groups: list[list[tuple[Int64, Int64]]] = [[]]
+    written: set[int] = set()
+    for sources, destinations in copies:
+        targets = set(destinations.tolist())
+        if not (written.isdisjoint(targets) and written.isdisjoint(sources.tolist())):
+            groups.append([])
+            written = set()
+        groups[-1].append((sources, destinations))
+        written |= targets
+    return groups
