@@ -19,7 +19,7 @@ from symphony_kernel.executor.attention import attend
 from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.native.attention import LayerWork, LoneAttention, PagePool, PoolShape
 from symphony_kernel.executor.native.library import load_library
-from symphony_kernel.executor.native.network import flat_step
+from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.executor.step import Geometry, plan_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 

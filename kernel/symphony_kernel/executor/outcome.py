@@ -72,14 +72,14 @@ _Work = tuple[Callable[[], Any], Callable[[Any, BaseException | None, float, flo
 
 
 class DeviceThread:
-    """One thread that does one work after the other, each within `context`."""
+    """One thread that does one work after the other, all within `context`."""
 
     def __init__(
         self,
         begin: Callable[[], None] = lambda: None,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        """Start it; `begin` runs on it first."""
+        """Start it; it enters `context`, and `begin` runs on it first."""
         self._works: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread = threading.Thread(
             target=self._run, args=(begin, context), name="executor", daemon=True
@@ -124,16 +124,17 @@ class DeviceThread:
         self._thread.join()
 
     def _run(self, begin: Callable[[], None], context: Callable[[], Any]) -> None:
-        begin()
-        now = time.monotonic
-        while (item := self._works.get()) is not None:
-            work, tell = item
-            value, error = None, None
-            began = now()
-            try:
-                with context():
-                    value = work()
-            except BaseException as raised:  # whoever waits for it hears of it
-                error = raised
-            tell(value, error, began, now())
-            del item, work, tell, value, error  # what a step held must not live until the next
+        with context():
+            begin()
+            while (item := self._works.get()) is not None:
+                self._do(*item)
+                del item  # what a step held must not live until the next
+
+    def _do(self, work: Callable[[], Any], tell: Callable[..., None]) -> None:
+        value, error = None, None
+        began = time.monotonic()
+        try:
+            value = work()
+        except BaseException as raised:  # whoever waits for it hears of it
+            error = raised
+        tell(value, error, began, time.monotonic())

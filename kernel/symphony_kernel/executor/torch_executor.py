@@ -6,6 +6,7 @@ released while it computes, so the kernel's loop goes on beside it.
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -123,7 +124,8 @@ class TorchExecutor:
 
     def start(self, batch: Batch) -> Outcome[Results]:
         """Compute one step: the same in one hop to the device's thread and one back."""
-        return self._thread.start(lambda: self._step(batch))
+        prepared = self._network.prepare(batch.rows) if batch.rows else None
+        return self._thread.start(lambda: self._step(batch, prepared))
 
     @property
     def network(self) -> Network:
@@ -139,9 +141,11 @@ class TorchExecutor:
         await self._thread.start(self._network.release)
         self._thread.stop()
 
-    def _step(self, batch: Batch) -> Results:
+    def _step(self, batch: Batch, prepared: Any) -> Results:
         for group in batch.copies:
             self._network.copy(group)
+        if prepared is not None:
+            return self._network.compute(prepared)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)
         if not batch.rows:
             return results

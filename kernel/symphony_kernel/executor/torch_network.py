@@ -1,12 +1,12 @@
 """A network on plain torch: correct on any device, and what native kernels are compared with."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, Row
+from symphony_kernel.executor.base import Int32, Int64, Results, Row
 from symphony_kernel.executor.models.decoder import Decoder
 from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.executor.step import Geometry, plan_step
@@ -44,19 +44,23 @@ class TorchNetwork:
         slots = pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)
         self._pool[:, torch.from_numpy(slots.ravel()).to(self._pool.device)] = float("nan")
 
+    def prepare(self, rows: Sequence[Row]) -> None:
+        """There is nothing to prepare."""
+
+    def compute(self, step: Any) -> Results:
+        """Never called: nothing was prepared."""
+        raise AssertionError(step)
+
     def forward(self, rows: Sequence[Row]) -> list[int]:
         """Compute the rows' entries."""
         plan = plan_step(rows, self._geometry)
         self._hidden = self._decoder.forward(plan.inputs, self._pool)
         return plan.indices
 
-    def logits(self, first: int, count: int) -> Tensor:
-        """Return the logits of places of the last step."""
-        return self._decoder.logits(self._hidden[first : first + count])
-
     def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Answer from the logits of places of the last step."""
-        return answer(self.logits(first, sum(len(ask.positions) for ask in asks)), asks)
+        count = sum(len(ask.positions) for ask in asks)
+        return answer(self._decoder.logits(self._hidden[first : first + count]), asks)
 
     def release(self) -> None:
         """Give the pool back."""

@@ -14,7 +14,7 @@ from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.native.attention import LayerWork, LoneAttention, PagePool, PoolShape
 from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
-from symphony_kernel.executor.native.network import flat_step
+from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 

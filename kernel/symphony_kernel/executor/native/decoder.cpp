@@ -66,14 +66,13 @@ class Weights {
         const int32_t outputs = outputs_of(part), depth = depth_of(part);
         const size_t row_bytes = static_cast<size_t>(depth) * sizeof(typename T::Element);
         constexpr int32_t TASK = 8 * LANES;
-        team.begin();
+        const Awake awake(team);
         team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
             const int32_t first = task * TASK;
             pack(matrix, static_cast<const char *>(values) + row_bytes * first,
                  std::min(TASK, outputs - first), depth, sizeof(typename T::Element),
                  [&](int32_t row) { return place_of(part, first + row); });
         });
-        team.end();
     }
 
     void set_quantized(Team &team, Part part, int32_t layer, const int8_t *values,
@@ -81,14 +80,13 @@ class Weights {
         Matrix &matrix = of(part, layer);
         const int32_t outputs = outputs_of(part), depth = depth_of(part);
         constexpr int32_t TASK = 8 * LANES;
-        team.begin();
+        const Awake awake(team);
         team.run((outputs + TASK - 1) / TASK, [&](int32_t task, int32_t) {
             const int32_t first = task * TASK;
             pack_bytes<T>(matrix, values + static_cast<size_t>(depth) * first, scales + first,
                           std::min(TASK, outputs - first), depth,
                           [&](int32_t row) { return place_of(part, first + row); });
         });
-        team.end();
     }
 
     // Units of the largest panel.
@@ -259,11 +257,11 @@ class TypedDecoder : public Decoder {
         return Fault::NONE;
     }
 
-    void step(const StepRows &rows, const StepTokens &tokens, float *logits,
-              int32_t count) override {
+    void step(const StepRows &rows, const StepTokens &tokens, float *logits, int32_t count,
+              const StepAnswers &answers) override {
         Stopwatch watch(profile_);
         reserve(rows.tokens, tokens.wanted_count);
-        team_.begin();
+        const Awake awake(team_);
         attention_.plan(rows);
         embed(tokens.tokens, rows.tokens);
         watch.mark(Phase::PLAN);
@@ -281,14 +279,16 @@ class TypedDecoder : public Decoder {
         watch.mark(Phase::NORM);
         project(0, count, logits);
         watch.mark(Phase::HEAD);
-        team_.end();
+        if (answers.count) {
+            answers.sampler->answer(&team_, answers.places, answers.count, logits);
+        }
+        watch.mark(Phase::ANSWERS);
     }
 
     void logits(int32_t first, int32_t count, float *logits) override {
         Stopwatch watch(profile_);
-        team_.begin();
+        const Awake awake(team_);
         project(first, count, logits);
-        team_.end();
         watch.mark(Phase::HEAD);
     }
 

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "memory.h"
 #include "product.h"
+#include "sampling.h"
 #include "team.h"
 
 namespace symphony {
@@ -29,12 +30,20 @@ enum class Part : int32_t { QUERY, KEY, VALUE, OUTPUT, GATE, UP, DOWN, INPUT_NOR
                             KEY_NORM, MIDDLE_NORM, HEAD, LAST_NORM, COUNT };
 
 // What a step's time goes into.
-enum class Phase : int32_t { PLAN, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, COUNT };
+enum class Phase : int32_t { PLAN, NORM, QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, HEAD, ANSWERS,
+                             COUNT };
 
 struct StepTokens {
     const uint32_t *tokens;  // [rows.tokens]
     const int32_t *wanted;   // [wanted_count] tokens whose logits may be asked for
     int32_t wanted_count;
+};
+
+// What is asked about the first wanted tokens of a step, all of which have logits.
+struct StepAnswers {
+    Sampler *sampler;
+    const Place *places;  // [count]
+    int32_t count;
 };
 
 enum class Fault : int32_t { NONE, MEMORY, TOKEN, PAGE, POSITION };
@@ -63,9 +72,10 @@ class Decoder {
 
     // Whether a step names nothing outside of the vocabulary, the pool and the rotations.
     virtual Fault check(const StepRows &rows, const StepTokens &tokens) const = 0;
-    // Computes a step that `check` finds sound, and the logits of the first `count` wanted tokens into [count][vocab].
-    virtual void step(const StepRows &rows, const StepTokens &tokens, float *logits,
-                      int32_t count) = 0;
+    // Computes a step that `check` finds sound, the logits of the first `count` wanted tokens into
+    // [count][vocab], and the answers, which may write to these.
+    virtual void step(const StepRows &rows, const StepTokens &tokens, float *logits, int32_t count,
+                      const StepAnswers &answers) = 0;
     // Logits of wanted tokens [first, first + count) of the last step.
     virtual void logits(int32_t first, int32_t count, float *logits) = 0;
 };

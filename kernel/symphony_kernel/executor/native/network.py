@@ -2,27 +2,21 @@
 
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_void_p
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64, Row, UInt32
+from symphony_kernel.executor.base import Int32, Int64, Results, Row
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.models.rope import frequencies
-from symphony_kernel.executor.native.attention import (
-    AttentionShape,
-    FlatRows,
-    PagePool,
-    PoolShape,
-    StepRows,
-)
+from symphony_kernel.executor.native.attention import AttentionShape, PagePool, PoolShape
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.sampling import NativeSampler
+from symphony_kernel.executor.native.step import PreparedStep
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.protocol.errno import SyscallError
 
@@ -57,7 +51,7 @@ class _Fault(IntEnum):
     POSITION = 4
 
 
-PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head")
+PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head", "answers")
 
 
 class _DecoderShape(Structure):
@@ -78,77 +72,6 @@ class _DecoderShape(Structure):
         ("qk_norm", c_int32),
         ("quantized", c_int32),
     )
-
-
-class _StepTokens(Structure):
-    _fields_ = (("tokens", c_void_p), ("wanted", c_void_p), ("wanted_count", c_int32))
-
-
-@dataclass(slots=True)
-class Step:
-    """A step's rows, flat: what attention reads, the tokens, and the places that are wanted."""
-
-    rows: FlatRows
-    tokens: UInt32  # [tokens]
-    wanted: Int32  # [w] of them
-    wanting: list[int]  # the rows that want any
-
-
-def flat_step(rows: Sequence[Row]) -> Step:
-    """Return the arrays of a step of at least one row, in the order of the rows."""
-    if len(rows) == 1 and rows[0].parents is None:
-        return _step_of_one(rows[0])
-    offsets = _offsets([len(row.tokens) for row in rows])
-    parents, trees = _trees(rows, offsets)
-    wanting = [i for i, row in enumerate(rows) if len(row.places)]
-    places = [rows[i].places for i in wanting]
-    wanted = np.concatenate(places, dtype=np.int32) if places else np.empty(0, np.int32)
-    if len(rows) > 1 and places:
-        wanted += np.repeat(offsets[wanting], [len(given) for given in places])
-    flat = FlatRows(
-        offsets=offsets,
-        starts=np.array([row.start for row in rows], np.int32),
-        table_offsets=_offsets([len(row.block_table) for row in rows]),
-        tables=np.concatenate([row.block_table for row in rows], dtype=np.int32),
-        positions=np.concatenate([row.positions for row in rows], dtype=np.int32),
-        parents=parents,
-        trees=trees,
-    )
-    return Step(
-        flat, np.concatenate([row.tokens for row in rows], dtype=np.uint32), wanted, wanting
-    )
-
-
-def _step_of_one(row: Row) -> Step:
-    """The same in a fraction of the time: between two steps of a lone stream it counts."""
-    flat = FlatRows(
-        offsets=np.array((0, len(row.tokens)), np.int32),
-        starts=np.array((row.start,), np.int32),
-        table_offsets=np.array((0, len(row.block_table)), np.int32),
-        tables=np.ascontiguousarray(row.block_table, np.int32),
-        positions=np.ascontiguousarray(row.positions, np.int32),
-    )
-    tokens = np.ascontiguousarray(row.tokens, np.uint32)
-    wanted = np.ascontiguousarray(row.places, np.int32)
-    return Step(flat, tokens, wanted, [0] if len(wanted) else [])
-
-
-def _offsets(counts: list[int]) -> Int32:
-    offsets = np.zeros(len(counts) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
-def _trees(
-    rows: Sequence[Row], offsets: Int32
-) -> "tuple[Int32, np.ndarray[tuple[int], np.dtype[np.uint8]]] | tuple[None, None]":
-    if all(row.parents is None for row in rows):
-        return None, None
-    parents = np.full(offsets[-1], -1, np.int32)
-    for row, begin in zip(rows, offsets, strict=False):
-        if row.parents is not None:
-            parents[begin : begin + len(row.tokens)] = row.parents
-    return parents, np.array([row.parents is not None for row in rows], np.uint8)
 
 
 class NativeNetwork:
@@ -184,7 +107,7 @@ class NativeNetwork:
             raise MemoryError("no memory for the weights, or no threads")
         self._step = library.function(
             "symphony_decoder_step",
-            c_void_p, POINTER(StepRows), POINTER(_StepTokens), c_void_p, c_int32,
+            c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32,
             result=c_int32,
         )  # fmt: skip
         self._more_logits = library.function(
@@ -203,7 +126,8 @@ class NativeNetwork:
             raise
         self._logits = torch.empty(0, config.vocab_size)
         self._logits_at = 0  # their address
-        self._room = 0  # for so many places
+        self._prepared: list[PreparedStep] = []  # those that are free
+        self._portions = PreparedStep(self._sampler)  # of `forward`
         self._computed = 0
         self._profile = np.zeros(len(PHASES))
 
@@ -215,41 +139,53 @@ class NativeNetwork:
         """Fill pages with NaN."""
         self._pool.poison(pages)
 
+    def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
+        """Return the step in C's arrays, unless it has more places than it may have logits."""
+        if sum(len(row.places) for row in rows) > self._logits_places:
+            return None
+        step = self._prepared.pop() if self._prepared else PreparedStep(self._sampler)
+        step.fill(rows)
+        return step
+
+    def compute(self, step: PreparedStep) -> Results:
+        """Compute a step and answer it, in one call; afterwards it is free for another one."""
+        places = step.places
+        self._run(step, step.wanted_count, (self._sampler.address, places.address, places.count))
+        results = step.results()
+        self._prepared.append(step)
+        return results
+
     def forward(self, rows: Sequence[Row]) -> list[int]:
         """Compute the rows' entries, and the logits of as many places as fit."""
-        step = flat_step(rows)
-        wanted = len(step.wanted)
-        self._computed = min(wanted, self._logits_places)
-        if self._room < self._computed:
-            self._room = self._computed
-            self._logits = torch.empty(self._room, self.config.vocab_size)
+        self._portions.fill(rows)
+        self._computed = min(self._portions.wanted_count, self._logits_places)
+        self._run(self._portions, self._computed, (None, None, 0))
+        return [index for index, row in enumerate(rows) if len(row.places)]
+
+    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+        """Answer from the logits of places of the last step."""
+        count = sum(len(ask.positions) for ask in asks)
+        if first + count > self._computed or first:
+            self._computed = 0  # written over
+            self._more_logits(self._decoder, first, count, self._logits_at)
+        return self._sampler.answer_at(self._logits_at, asks)
+
+    def _run(
+        self, step: PreparedStep, count: int, answers: tuple[int | None, int | None, int]
+    ) -> None:
+        """Compute a step, the logits of its first `count` places, and answers from them."""
+        if count > len(self._logits):
+            self._logits = torch.empty(count, self.config.vocab_size)
             self._logits_at = self._logits.data_ptr()
-        tokens = _StepTokens(step.tokens.ctypes.data, step.wanted.ctypes.data, wanted)
-        given = byref(step.rows.structure()), byref(tokens), self._logits_at, self._computed
+        given = step.rows, step.tokens, self._logits_at, count, *answers
         fault = self._step(self._decoder, *given)
         if fault == _Fault.POSITION:
-            self._reach(int(step.rows.positions.max()) + 1)
+            self._reach(int(step.positions.max()) + 1)
             fault = self._step(self._decoder, *given)
         if fault == _Fault.MEMORY:
             raise MemoryError("no memory for a step")
         if fault:
             raise IndexError(f"a step names a {_Fault(fault).name.lower()} that there is not")
-        return step.wanting
-
-    def logits(self, first: int, count: int) -> Tensor:
-        """Return the logits of places of the last step."""
-        self._compute(first, count)
-        return self._logits[:count]
-
-    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
-        """Answer from the logits of places of the last step."""
-        self._compute(first, sum(len(ask.positions) for ask in asks))
-        return self._sampler.answer_at(self._logits_at, asks)
-
-    def _compute(self, first: int, count: int) -> None:
-        if first + count > self._computed or first:
-            self._computed = 0  # written over
-            self._more_logits(self._decoder, first, count, self._logits_at)
 
     def release(self) -> None:
         """Give weights and pool back."""

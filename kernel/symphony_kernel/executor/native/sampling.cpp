@@ -77,9 +77,11 @@ struct Sampler::Scratch {
     std::vector<double> masses;
     std::vector<uint64_t> bucket;
     Cut cut;
+    uint64_t noise_key = 0;  // of the place
 
     void answer(const Place &place, float *logits) {
         if (Get(place.get) == Get::NONE) return;
+        noise_key = key_of_noise(place.seed, place.position);
         shape(place, logits);
         if (Get(place.get) == Get::LOGITS) {
             std::memcpy(place.out, logits, size_t(vocab) * sizeof(float));
@@ -131,7 +133,7 @@ struct Sampler::Scratch {
         if (Get(place.get) == Get::ARGMAX || place.temperature == 0.0f)
             return find(logits, vocab, logs.best);
         if (place.top_k <= 0 && place.top_p >= 1.0 && place.min_p <= 0.0) {
-            const float at_best = noise(noise_bits_of(find(logits, vocab, logs.best), place.key));
+            const float at_best = noise(noise_bits_of(find(logits, vocab, logs.best), noise_key));
             return draw(place, logits, logs.best / place.temperature + at_best, nullptr, logs);
         }
         scale(place.temperature, logits);
@@ -139,7 +141,7 @@ struct Sampler::Scratch {
         Logs all{top, 0.0f};
         if (place.top_p < 1.0 || place.min_p > 0.0) all.sum = log_sum(scaled.data(), vocab, top);
         truncate(place, all);
-        return cut.few.empty() ? draw_truncated(place, all) : draw_few(place);
+        return cut.few.empty() ? draw_truncated(place, all) : draw_few();
     }
 
     void scale(float temperature, const float *logits) {
@@ -246,11 +248,11 @@ struct Sampler::Scratch {
 
     // ---- Draws --------------------------------------------------------------------------------
 
-    uint32_t draw_few(const Place &place) const {
+    uint32_t draw_few() const {
         Winner winner{true};
         for (uint64_t key : cut.few) {
             const uint32_t token = token_of(key);
-            winner.meet(scaled[token] + noise(noise_bits_of(token, place.key)), token, key);
+            winner.meet(scaled[token] + noise(noise_bits_of(token, noise_key)), token, key);
         }
         return winner.token;
     }
@@ -259,7 +261,7 @@ struct Sampler::Scratch {
         Place unscaled = place;
         unscaled.temperature = 1.0f;
         const uint32_t token = find(scaled.data(), vocab, logs.best);
-        const float at_best = logs.best + noise(noise_bits_of(token, place.key));
+        const float at_best = logs.best + noise(noise_bits_of(token, noise_key));
         return draw(unscaled, scaled.data(), at_best, &cut, logs);
     }
 
@@ -275,7 +277,7 @@ struct Sampler::Scratch {
         const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         for_lanes(logits, vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
             const __m512i bits =
-                noise_bits(_mm512_add_epi32(steps, _mm512_set1_epi32(i)), place.key);
+                noise_bits(_mm512_add_epi32(steps, _mm512_set1_epi32(i)), noise_key);
             const __m512 bound = _mm512_fmadd_ps(x, _mm512_set1_ps(by), noise_bound(bits));
             uint32_t left = _mm512_mask_cmp_ps_mask(lanes, bound, wanted, _CMP_NLT_UQ);
             if (__builtin_expect(left == 0, 1)) return;
@@ -305,13 +307,11 @@ void Sampler::answer(Team *team, const Place *places, int32_t count, float *logi
     auto answer_one = [&](int32_t place, int32_t thread) {
         scratch_[size_t(thread)]->answer(places[place], logits + size_t(place) * size_t(vocab_));
     };
-    if (!team || count == 1) {
+    if (team) {
+        team->run(count, answer_one);
+    } else {
         for (int32_t place = 0; place < count; ++place) answer_one(place, 0);
-        return;
     }
-    team->begin();
-    team->run(count, answer_one);
-    team->end();
 }
 
 }  // namespace symphony

@@ -18,7 +18,7 @@ enum class Get : int32_t { NONE, ARGMAX, SAMPLE, TOP, OF, LOGITS };
 
 // What is wanted at one place, and where it goes. Python has the same as a NumPy type.
 struct Place {
-    uint64_t key;                // of the noise
+    uint64_t seed;               // of the noise, with `position`
     const uint8_t *allow;        // a bit for each token, at least one set; null: all
     const uint32_t *bias_tokens;
     const float *bias_values;
@@ -30,7 +30,7 @@ struct Place {
     int32_t get;
     int32_t count;               // of TOP, of OF; of best tokens that follow ARGMAX and SAMPLE
     int32_t bias_count;
-    int32_t unused;
+    int32_t position;            // of the place's token
 };
 
 class Sampler {
@@ -40,8 +40,8 @@ class Sampler {
     Sampler(const Sampler &) = delete;
     Sampler &operator=(const Sampler &) = delete;
 
-    // Answers `count` places of [count][vocab] logits, which are overwritten. Without a team the
-    // caller does it alone. Not for two calls at once.
+    // Answers `count` places of [count][vocab] logits, which are overwritten. Without a team, which
+    // must be awake, the caller does it alone. Not for two calls at once.
     void answer(Team *team, const Place *places, int32_t count, float *logits);
 
   private:

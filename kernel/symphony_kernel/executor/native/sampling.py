@@ -7,20 +7,22 @@ the same, unless two scores lie so close that the last bit of a logarithm decide
 from collections.abc import Sequence
 from ctypes import c_int32, c_void_p
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.sampling import Ask, noise_keys, problem_of
+from symphony_kernel.executor.sampling import Ask, problem_of
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
 # `Place` of sampling.h.
 _PLACE = np.dtype(
     [
-        ("key", "<u8"),
+        ("seed", "<u8"),
         ("allow", "<u8"),
         ("bias_tokens", "<u8"),
         ("bias_values", "<u8"),
@@ -33,10 +35,26 @@ _PLACE = np.dtype(
         ("get", "<i4"),
         ("count", "<i4"),
         ("bias_count", "<i4"),
-        ("unused", "<i4"),
+        ("position", "<i4"),
     ]
 )
 _PLAIN = Sampling()
+
+
+class Asked(Protocol):
+    """What is asked at some places: an `Ask`, or a row that asks about its only token."""
+
+    @property
+    def options(self) -> PredOptions:
+        """What of the distribution."""
+
+    @property
+    def seed(self) -> int:
+        """Of the noise, u64."""
+
+    @property
+    def positions(self) -> Int32:
+        """[p] of the places' tokens."""
 
 
 class NativeSampler:
@@ -45,8 +63,7 @@ class NativeSampler:
     def __init__(
         self, library: Library, vocab_size: int, threads: int = 1, decoder: int | None = None
     ) -> None:
-        self._vocab_size = vocab_size
-        self._known: dict[int, _Wanted] = {}  # of the last step
+        self.vocab_size = vocab_size
         self._decoder = decoder
         create = library.function("symphony_sampler_create", c_int32, c_int32, result=c_void_p)
         self._destroy = library.function("symphony_sampler_destroy", c_void_p)
@@ -55,15 +72,16 @@ class NativeSampler:
             c_void_p, c_void_p, c_void_p, c_int32, c_void_p,
             result=c_int32,
         )  # fmt: skip
-        self._sampler = create(vocab_size, threads)
-        if not self._sampler:
+        self.address = create(vocab_size, threads)
+        if not self.address:
             raise MemoryError("no memory to sample")
+        self._places = Places(self)
 
     def close(self) -> None:
         """Give the memory back, before its decoder goes."""
-        if self._sampler:
-            self._destroy(self._sampler)
-            self._sampler = 0
+        if self.address:
+            self._destroy(self.address)
+            self.address = 0
 
     def answer(self, logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error (see `executor.sampling.answer`)."""
@@ -71,33 +89,76 @@ class NativeSampler:
 
     def answer_at(self, logits: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Answer from the logits at an address."""
-        # Programs share options, and keep them from step to step: by identity, while they live.
-        known: dict[int, _Wanted] = {}
+        places = self._places
+        places.ask(asks)
+        if self._answer(self.address, self._decoder, places.address, places.count, logits):
+            raise MemoryError("no memory to sample")
+        return places.answers()
+
+
+class Places:
+    """What is asked at a step's places, as C reads it, and room for the answers.
+
+    Kept from step to step: programs share options and keep them, so that most steps ask as the last
+    one did, but for positions.
+    """
+
+    def __init__(self, sampler: NativeSampler) -> None:
+        self._vocab_size = sampler.vocab_size
+        self.count = 0
+        self.address = 0  # of [count] `_PLACE`
+        self._asked: list[tuple[int, int]] = []  # identity of options, and places
+        self._wanted: list[_Wanted] = []  # of each ask; they keep the options alive
+        self._draws = False
+        self._places = np.empty(0, _PLACE)
+        self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._ends: list[int] = []  # of each ask's answers in `_out`
+
+    def ask(self, asks: Sequence[Asked]) -> None:
+        """Ask this now."""
+        asked = [(id(ask.options), len(ask.positions)) for ask in asks]
+        if asked != self._asked:
+            self._write(asks)
+            self._asked = asked
+        if self._draws:
+            counts = [count for _, count in asked]
+            self._places["seed"] = np.repeat(
+                np.array([ask.seed for ask in asks], np.uint64), counts
+            )
+            self._places["position"] = np.concatenate([ask.positions for ask in asks])
+
+    def answers(self) -> list[bytes | SyscallError]:
+        """Return each ask's bytes or error, when C has written them."""
+        data = self._out.tobytes()
+        results: list[bytes | SyscallError] = []
+        begin = 0
+        for end, each in zip(self._ends, self._wanted, strict=True):
+            results.append(each.problem or data[begin:end])
+            begin = end
+        return results
+
+    def _write(self, asks: Sequence[Asked]) -> None:
+        known = {id(each.options): each for each in self._wanted}
         wanted: list[_Wanted] = []
         for ask in asks:
-            key = id(ask.options)
-            mine = known.get(key) or self._known.get(key)
+            mine = known.get(id(ask.options))
             if mine is None:
-                mine = _wanted(ask.options, self._vocab_size)
-            known[key] = mine
+                mine = known[id(ask.options)] = _wanted(ask.options, self._vocab_size)
             wanted.append(mine)
-        self._known = known
         counts = [len(ask.positions) for ask in asks]
         templates = b"".join(
             [each.template * count for each, count in zip(wanted, counts, strict=True)]
         )
-        places = np.frombuffer(bytearray(templates), _PLACE)
-        if any(each.draws for each in wanted):
-            seeds = np.repeat(np.array([ask.seed for ask in asks], np.uint64), counts)
-            places["key"] = noise_keys(seeds, np.concatenate([ask.positions for ask in asks]))
-        sizes = np.repeat([each.size for each in wanted], counts)
+        self._wanted = wanted
+        self._draws = any(each.draws for each in wanted)
+        places = self._places = np.frombuffer(bytearray(templates), _PLACE)
+        self.count = len(places)
+        sizes = np.repeat(np.array([each.size for each in wanted], np.int64), counts)
         ends = np.cumsum(sizes)
-        out = np.empty(ends[-1], np.uint8)
-        places["out"] = ends - sizes + out.ctypes.data
-        given = places.ctypes.data, len(places), logits
-        if self._answer(self._sampler, self._decoder, *given):
-            raise MemoryError("no memory to sample")
-        return _parts(out.tobytes(), counts, wanted)
+        self._out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        places["out"] = ends - sizes + self._out.ctypes.data
+        self.address = places.ctypes.data
+        self._ends = [int(ends[last - 1]) if last else 0 for last in np.cumsum(counts)]
 
 
 @dataclass(slots=True)
@@ -105,7 +166,7 @@ class _Wanted:
     """What some options want of each place. It keeps them: no others can have their identity."""
 
     options: PredOptions
-    template: bytes  # a `_PLACE` but for its key and where its answer goes
+    template: bytes  # a `_PLACE` but for the noise and where its answer goes
     size: int  # bytes of an answer
     problem: SyscallError | None  # why there is none
     kept: list[npt.NDArray[np.generic]]  # what the template points to
@@ -150,13 +211,3 @@ def _template(options: PredOptions, kept: list[npt.NDArray[np.generic]]) -> tupl
         sampling.top_p, sampling.min_p, sampling.temperature, sampling.top_k,
         int(options.get), count, len(options.bias), 0,
     )  # fmt: skip
-
-
-def _parts(data: bytes, counts: list[int], wanted: list[_Wanted]) -> list[bytes | SyscallError]:
-    results: list[bytes | SyscallError] = []
-    begin = 0
-    for count, each in zip(counts, wanted, strict=True):
-        end = begin + count * each.size
-        results.append(each.problem or data[begin:end])
-        begin = end
-    return results

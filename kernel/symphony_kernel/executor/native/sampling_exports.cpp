@@ -23,7 +23,12 @@ SYMPHONY_EXPORT void symphony_sampler_destroy(void *sampler) {
 SYMPHONY_EXPORT int32_t symphony_sampler_answer(void *sampler, void *decoder, const Place *places,
                                                 int32_t count, float *logits) try {
     Team *team = decoder ? &static_cast<Decoder *>(decoder)->team() : nullptr;
-    static_cast<Sampler *>(sampler)->answer(team, places, count, logits);
+    if (!team) {
+        static_cast<Sampler *>(sampler)->answer(nullptr, places, count, logits);
+    } else {
+        const Awake awake(*team);
+        static_cast<Sampler *>(sampler)->answer(team, places, count, logits);
+    }
     return 0;
 } catch (const std::bad_alloc &) {
     return 1;

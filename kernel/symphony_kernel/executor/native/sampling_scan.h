@@ -146,6 +146,18 @@ class Best {
 
 // ---- Noise ------------------------------------------------------------------------------------
 
+// splitmix64's finaliser.
+inline uint64_t mixed(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+    return x ^ (x >> 31);
+}
+
+inline uint64_t key_of_noise(uint64_t seed, int32_t position) {
+    return mixed(mixed(seed) + uint64_t(position) * 0xD1342543DE82EF95u);
+}
+
 // 31 bits of the hash of a place's key and 16 tokens.
 inline __m512i noise_bits(__m512i tokens, uint64_t key) {
     const __m512i low = _mm512_set1_epi32(int(uint32_t(key)));

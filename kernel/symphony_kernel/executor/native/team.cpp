@@ -13,6 +13,8 @@ namespace symphony {
 namespace {
 
 constexpr int SPINS = 4000;  // of about 10 ns: longer than the loops of a step lie apart
+// Waking a thread takes longer than a step that follows at once needs to begin.
+constexpr int REST_SPINS = 8000;
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
@@ -75,7 +77,7 @@ void Team::begin() {
     if (others_.empty()) return;
     keep_apart();
     step_.fetch_add(1);
-    wake_all(step_);
+    if (asleep_.load() != 0) wake_all(step_);
 }
 
 void Team::end() {
@@ -113,6 +115,18 @@ void Team::take_tasks(int32_t thread) {
     if (finished != 0) unfinished_.fetch_sub(finished, std::memory_order_acq_rel);
 }
 
+// Returns when another step has begun, or may have: whoever begins one sees who sleeps by then, and
+// who is about to sleep sees that it has begun.
+void Team::rest(uint32_t step) {
+    for (int turn = 0; turn < REST_SPINS; ++turn) {
+        if (step_.load(std::memory_order_relaxed) != step) return;
+        _mm_pause();
+    }
+    asleep_.fetch_add(1);
+    sleep_while(step_, step);
+    asleep_.fetch_sub(1);
+}
+
 // What the other threads do all their life.
 void Team::serve(int32_t thread) {
     for (;;) {
@@ -121,7 +135,7 @@ void Team::serve(int32_t thread) {
         uint32_t step = step_.load();
         if (stopped_.load()) return;
         if ((step & 1) == 0) {
-            sleep_while(step_, step);
+            rest(step);
             continue;
         }
         Patience patience;

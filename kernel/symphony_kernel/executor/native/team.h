@@ -2,8 +2,9 @@
 //
 // Whoever calls `run` takes part. A loop ends when its tasks have ended, not when each thread has
 // come by: a thread that the machine has taken away holds nobody up unless it holds a task, and tasks
-// are small. Between two loops of a step the others spin for a while; between two steps they sleep,
-// because the cores are shared with other processes.
+// are small. Between two loops of a step the others spin for a while; between two steps they do so
+// for as long as the next one takes when it is at hand, and then sleep, because the cores are shared
+// with other processes.
 #pragma once
 
 #include <atomic>
@@ -52,6 +53,7 @@ class Team {
     void take_tasks(int32_t thread);
     void serve(int32_t thread);
     void keep_apart();
+    void rest(uint32_t step);
 
     // The loop's number above, the tasks that nobody has taken below: one word, so that nobody takes
     // a task of one loop with the description of another.
@@ -65,7 +67,20 @@ class Team {
     alignas(LINE_BYTES) std::atomic<uint32_t> step_{0};
     std::atomic<bool> stopped_{false};
     std::vector<std::thread> others_;
-    int core_ = -1;  // of the caller, when it began the last step
+    std::atomic<int32_t> asleep_{0};  // of the others
+    int core_ = -1;                   // of the caller, when it began the last step
+};
+
+// Keeps a team awake as long as it lives.
+class Awake {
+  public:
+    explicit Awake(Team &team) : team_(team) { team_.begin(); }
+    ~Awake() { team_.end(); }
+    Awake(const Awake &) = delete;
+    Awake &operator=(const Awake &) = delete;
+
+  private:
+    Team &team_;
 };
 
 }  // namespace symphony

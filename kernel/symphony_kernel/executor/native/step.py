@@ -1,0 +1,193 @@
+"""A step as C reads it: flat arrays, and what is asked about it.
+
+Most steps decode: each row has one new token and asks about it. Such a step writes into arrays that
+are kept, and what it asks is written anew only where that changes. Others make theirs.
+"""
+
+from collections.abc import Sequence
+from ctypes import Structure, addressof, c_int32, c_void_p
+from dataclasses import dataclass
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, Row, UInt32
+from symphony_kernel.executor.native.attention import FlatRows, StepRows
+from symphony_kernel.executor.native.sampling import NativeSampler, Places
+from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.protocol.errno import SyscallError
+
+_ROWS_MIN, _TABLES_MIN = 16, 256
+
+
+class StepTokens(Structure):
+    """`StepTokens` of decoder.h."""
+
+    _fields_ = (("tokens", c_void_p), ("wanted", c_void_p), ("wanted_count", c_int32))
+
+
+@dataclass(slots=True)
+class Step:
+    """A step's rows, flat: what attention reads, the tokens, and the places that are wanted."""
+
+    rows: FlatRows
+    tokens: UInt32  # [tokens]
+    wanted: Int32  # [w] of them
+    wanting: list[int]  # the rows that want any
+
+
+def flat_step(rows: Sequence[Row]) -> Step:
+    """Return the arrays of a step of at least one row, in the order of the rows."""
+    offsets = _offsets([len(row.tokens) for row in rows])
+    parents, trees = _trees(rows, offsets)
+    wanting = [i for i, row in enumerate(rows) if len(row.places)]
+    places = [rows[i].places for i in wanting]
+    wanted = np.concatenate(places, dtype=np.int32) if places else np.empty(0, np.int32)
+    if len(rows) > 1 and places:
+        wanted += np.repeat(offsets[wanting], [len(given) for given in places])
+    flat = FlatRows(
+        offsets=offsets,
+        starts=np.array([row.start for row in rows], np.int32),
+        table_offsets=_offsets([len(row.block_table) for row in rows]),
+        tables=np.concatenate([row.block_table for row in rows], dtype=np.int32),
+        positions=np.concatenate([row.positions for row in rows], dtype=np.int32),
+        parents=parents,
+        trees=trees,
+    )
+    return Step(
+        flat, np.concatenate([row.tokens for row in rows], dtype=np.uint32), wanted, wanting
+    )
+
+
+def _offsets(counts: list[int]) -> Int32:
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _trees(
+    rows: Sequence[Row], offsets: Int32
+) -> "tuple[Int32, np.ndarray[tuple[int], np.dtype[np.uint8]]] | tuple[None, None]":
+    if all(row.parents is None for row in rows):
+        return None, None
+    parents = np.full(offsets[-1], -1, np.int32)
+    for row, begin in zip(rows, offsets, strict=False):
+        if row.parents is not None:
+            parents[begin : begin + len(row.tokens)] = row.parents
+    return parents, np.array([row.parents is not None for row in rows], np.uint8)
+
+
+class PreparedStep:
+    """One step, ready for C. It is filled on one thread and computed on another, one at a time.
+
+    `rows` and `tokens` are the addresses of its `StepRows` and `StepTokens`.
+    """
+
+    def __init__(self, sampler: NativeSampler) -> None:
+        self.places = Places(sampler)
+        self.count = 0  # of rows
+        self._rows, self._tokens = StepRows(), StepTokens()
+        self.rows, self.tokens = addressof(self._rows), addressof(self._tokens)
+        self._flat: Step | None = None  # the arrays of a step that does not only decode
+        self._wanting: list[int] | None = None  # rows with answers, None: all
+        self._decoding = False  # whether the structures say where the arrays below are
+        self._make_room(_ROWS_MIN)
+        self._make_room_for_tables(_TABLES_MIN)
+
+    def fill(self, rows: Sequence[Row]) -> None:
+        """Become a step of at least one row."""
+        self.count = len(rows)
+        for row in rows:
+            if len(row.tokens) != 1 or len(row.places) != 1 or row.parents is not None:
+                self._fill(rows)
+                return
+        self._fill_decodes(rows)
+
+    def set_tokens(self, tokens: list[int]) -> None:
+        """Give each row of a step that only decodes its token."""
+        assert self._decoding
+        self._new_tokens[: self.count] = tokens
+
+    @property
+    def wanted_count(self) -> int:
+        """Tokens that are asked about."""
+        return int(self._tokens.wanted_count)
+
+    @property
+    def positions(self) -> Int32:
+        """The positions of all its tokens."""
+        return self._positions[: self.count] if self._flat is None else self._flat.rows.positions
+
+    def results(self) -> list[bytes | SyscallError]:
+        """Return each row's answer, after it was computed."""
+        answers = self.places.answers()
+        if self._wanting is None:
+            return answers
+        results: list[bytes | SyscallError] = [b""] * self.count
+        for index, answer in zip(self._wanting, answers, strict=True):
+            results[index] = answer
+        return results
+
+    # -- Steps that decode -----------------------------------------------------------------------
+    def _fill_decodes(self, rows: Sequence[Row]) -> None:
+        count = len(rows)
+        if count > len(self._new_tokens):
+            self._make_room(count)
+        lengths = [len(row.block_table) for row in rows]
+        entries = sum(lengths)
+        if entries > len(self._tables):
+            self._make_room_for_tables(entries)
+        if count == 1:
+            row = rows[0]
+            self._new_tokens[0], self._positions[0] = row.tokens[0], row.positions[0]
+            self._starts[0] = row.start
+            self._tables[:entries] = row.block_table
+            self._table_offsets[1] = entries
+        else:
+            np.concatenate([row.tokens for row in rows], out=self._new_tokens[:count])
+            np.concatenate([row.positions for row in rows], out=self._positions[:count])
+            self._starts[:count] = [row.start for row in rows]
+            np.concatenate([row.block_table for row in rows], out=self._tables[:entries])
+            np.cumsum(lengths, out=self._table_offsets[1 : count + 1])
+        if not self._decoding:
+            self._point_to_decodes()
+        self._rows.rows = self._rows.tokens = self._tokens.wanted_count = count
+        self.places.ask(rows)
+
+    def _make_room(self, rows: int) -> None:
+        room = 1 << (rows - 1).bit_length()
+        self._starts, self._positions = np.zeros(room, np.int32), np.zeros(room, np.int32)
+        self._new_tokens = np.zeros(room, np.uint32)
+        self._table_offsets = np.zeros(room + 1, np.int32)
+        self._numbers = np.arange(room + 1, dtype=np.int32)  # each row one token, all wanted
+        self._decoding = False
+
+    def _make_room_for_tables(self, entries: int) -> None:
+        self._tables = np.zeros(1 << (entries - 1).bit_length(), np.int32)
+        self._decoding = False
+
+    def _point_to_decodes(self) -> None:
+        rows, tokens = self._rows, self._tokens
+        rows.offsets = tokens.wanted = self._numbers.ctypes.data
+        rows.starts, rows.positions = self._starts.ctypes.data, self._positions.ctypes.data
+        rows.table_offsets = self._table_offsets.ctypes.data
+        rows.tables = self._tables.ctypes.data
+        rows.parents = rows.trees = None
+        tokens.tokens = self._new_tokens.ctypes.data
+        self._flat, self._wanting, self._decoding = None, None, True
+
+    # -- All others ------------------------------------------------------------------------------
+    def _fill(self, rows: Sequence[Row]) -> None:
+        step = self._flat = flat_step(rows)
+        self._decoding, self._wanting = False, step.wanting
+        structure = step.rows.structure()
+        for name, _ in StepRows._fields_:
+            setattr(self._rows, name, getattr(structure, name))
+        tokens = self._tokens
+        tokens.tokens, tokens.wanted = step.tokens.ctypes.data, step.wanted.ctypes.data
+        tokens.wanted_count = len(step.wanted)
+        self.places.ask(
+            [
+                Ask(row.options, row.seed, row.positions[row.places])
+                for row in map(rows.__getitem__, step.wanting)
+            ]
+        )
