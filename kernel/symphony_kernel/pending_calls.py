@@ -6,7 +6,7 @@ their files' queues (`kvfs.ordering`), and a pred stays there until the schedule
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,15 @@ _U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
 
 
+class PredWitness(Protocol):
+    """Who hears of each pred's end, before anything follows from it."""
+
+    inside: int  # > 0 while something follows from what it has heard of
+
+    def done(self, work: int, value: int) -> None:
+        """A work (its number) has ended with an errno, or 0, or a generation's token."""
+
+
 class Call(NamedTuple):
     """Who called, and the number under which the answer is expected (0: nowhere)."""
 
@@ -46,7 +55,9 @@ class Turns:
     entries_max: int  # of any file
     reply: Callable[[int, int, Result], None]
     draw_seed: Callable[[], int]
+    witness: PredWitness | None = None
     failed: int = 0  # calls answered with an errno
+    made: int = 0  # works
     positions: Int32 = field(init=False)  # [entries_max], 0, 1, ..: slices of it are constants
 
     def __post_init__(self) -> None:
@@ -237,6 +248,7 @@ class Pred(_Pending):
         if file.length + n > self.turns.entries_max:
             raise SyscallError(Errno.EFBIG, f"{file.length} entries, {n} more")
         self.turns.processes.charge_tokens(caller, n)
+        self.turns.made += 1
         return Work(
             instance=caller.id,
             root=caller.lip.root,
@@ -246,9 +258,10 @@ class Pred(_Pending):
             tokens=self.tokens,
             positions=self._positions(file.length, n),
             options=self.options,
-            done=self._done,
+            done=self._done if self.turns.witness is None else self._witnessed,
             seed=self._seed(),
             weight=caller.lip.weight,
+            number=self.turns.made,
         )
 
     def _positions(self, length: int, n: int) -> Int32:
@@ -263,6 +276,19 @@ class Pred(_Pending):
         if sampling is None:
             return 0
         return self.turns.draw_seed() if sampling.seed is None else sampling.seed
+
+    def _witnessed(self, result: bytes | int) -> None:
+        witness, work = self.turns.witness, self.work
+        assert witness is not None
+        assert work is not None
+        witness.done(work.number, result if isinstance(result, int) else self._value(result))
+        witness.inside += 1
+        self._done(result)
+        witness.inside -= 1
+
+    def _value(self, result: bytes) -> int:  # noqa: ARG002 - what it says is the worker's alone
+        """Return what of a result decides what comes after it."""
+        return 0
 
     def _done(self, result: bytes | int) -> None:
         if isinstance(result, bytes):
@@ -326,6 +352,9 @@ class Generation(Pred):
         # The last token is not appended: it needs no room.
         self.run_ahead = RunAhead(self.asked, room + 1)
         return work
+
+    def _value(self, result: bytes) -> int:
+        return int(np.frombuffer(result, _U32, 1)[0])
 
     def _done(self, result: bytes | int) -> None:
         if isinstance(result, int):

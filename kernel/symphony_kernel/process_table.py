@@ -75,6 +75,7 @@ class Lip:
     tokens: int = 0  # computed, or about to be
     call_bytes: int = 0  # of calls that wait
     exceeded: bool = False  # the gateway has been told
+    traced: bool = False
     instances: int = 0
 
 
@@ -121,6 +122,14 @@ class ProcessTable:
         self._lips: dict[int, Lip] = {}
         self._used: dict[str, Usage] = {}  # by tenants, of instances that have ended
         self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
+
+    def use(self, scheduler: WorkQueue) -> None:
+        """Hand works to this scheduler from now on."""
+        self._scheduler = scheduler
+
+    def traced(self) -> list[int]:
+        """Return the LIPs that are traced."""
+        return [lip.root for lip in self._lips.values() if lip.traced]
 
     # -- Who is there ---------------------------------------------------------------------------
     def get(self, instance: int) -> Instance | None:
@@ -186,6 +195,7 @@ class ProcessTable:
             account = self._account(f"run {instance}", tenant.account, kv_tokens)
             lip = self._lips[instance] = Lip(instance, account, weight, tokens)
             if options.get("trace"):
+                lip.traced = True
                 self._scheduler.trace(instance)
         else:
             lip = above.lip

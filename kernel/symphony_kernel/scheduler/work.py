@@ -5,7 +5,7 @@
 file. A pred is atomic: its entries exist once all of it has been computed, or none of them do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,10 +40,12 @@ class WorkFile(Protocol):
     def block_table(self, entries: int) -> Int32:
         """Return the pages of the first `entries` entries, reserved ones included (a view)."""
 
-    def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
+    def commit(
+        self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
+    ) -> None:
         """Say that the reserved entries hold these tokens: they exist now.
 
-        `tree`: not each of them saw all before it.
+        `parents` ([n]): not each of them saw all before it.
         """
 
     def unreserve(self) -> None:
@@ -70,6 +72,7 @@ class Work:
     done: Callable[[bytes | int], None]
     seed: int = 0  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
     weight: float = 1.0  # of the LIP among its tenant's
+    number: int = 0  # of those that were ever made
 
     # --- Only the scheduler touches what follows ---
     reserved: bool = False  # the file has room for all n tokens
@@ -78,6 +81,7 @@ class Work:
     computed: int = 0  # tokens of steps that have ended
     passed: int = 0  # steps that were formed while it waited for pages
     finished: bool = False  # done, cancelled or forgotten: a step's result is dropped
+    rebuild: "Work | None" = None  # what must be computed again before this
     result: bytearray | None = field(default=None, repr=False)  # of a chunked pred
 
     def __post_init__(self) -> None:
