@@ -121,8 +121,8 @@ class WorkerPort(Port):
                 if size > REPLIES_BYTES_MAX and index > start:
                     self.send(m.Replies(replies[start:index]))
                     start, size = index, len(result)
-        self.link.send([m.Replies.KIND, replies[start:] if start else replies])
-        self.link.flush()  # this was the step's frame: it need not wait for the loop's next turn
+        # The step's frame: it need not wait for the loop's next turn.
+        self.link.send([m.Replies.KIND, replies[start:] if start else replies], now=True)
         if self.link.backlog > WORKER_BACKLOG_BYTES_MAX:
             self.cut_off(f"{self.link.backlog} bytes of answers lie unread")
 

@@ -230,6 +230,17 @@ class Transport(asyncio.Transport):
         self.aborted = True
 
 
+def receive(link: SocketLink, data: bytes) -> None:
+    """Let bytes come, as a socket would, in as many pieces as the link has room for."""
+    while data:
+        buffer = link.get_buffer(-1)
+        taken = min(len(buffer), len(data))
+        assert taken
+        buffer[:taken] = data[:taken]
+        link.buffer_updated(taken)
+        data = data[taken:]
+
+
 def feed(pieces: list[bytes], frame_bytes_max: int = 1 << 20) -> tuple[list[Any], SocketLink, bool]:
     """Hand a link these pieces as a socket would; return its frames and whether it gave up."""
 
@@ -240,7 +251,7 @@ def feed(pieces: list[bytes], frame_bytes_max: int = 1 << 20) -> tuple[list[Any]
         link.connection_made(transport)
         for piece in pieces:
             if not transport.aborted:
-                link.data_received(piece)
+                receive(link, piece)
         return frames, link, transport.aborted
 
     return asyncio.run(main())
@@ -289,7 +300,7 @@ def test_a_receivers_error_is_not_mistaken_for_the_peers() -> None:
         link = SocketLink(lambda link: link.receive(broken, lambda: None))
         link.connection_made(Transport())
         with pytest.raises(ZeroDivisionError):
-            link.data_received(framed([1]))
+            receive(link, framed([1]))
         assert link.error is None
 
     asyncio.run(main())
@@ -310,6 +321,57 @@ def test_a_burst_of_frames_is_one_write(tmp_path: Path) -> None:
         assert writes == []
         await asyncio.sleep(0)
         assert len(writes) == 1
+
+    asyncio.run(main())
+
+
+def test_a_frame_that_is_sent_now_takes_what_is_queued_along(tmp_path: Path) -> None:
+    async def main() -> None:
+        written: list[bytes] = []
+
+        class Keeping(Transport):
+            def write(self, data: bytes | bytearray | memoryview) -> None:
+                written.append(bytes(data))
+
+        link = SocketLink(lambda link: link.receive(lambda _: None, lambda: None))
+        link.connection_made(Keeping())
+        link.send([1])
+        link.send([2], now=True)
+        assert written == [framed([1]) + framed([2])]
+        link.send([3], now=True)
+        await asyncio.sleep(0)
+        assert written[1:] == [framed([3])]
+
+    asyncio.run(main())
+
+
+def test_room_grows_with_what_has_come_and_goes_with_its_frame() -> None:
+    async def main() -> None:
+        frames: list[Any] = []
+        link = SocketLink(lambda link: link.receive(frames.append, lambda: None))
+        link.connection_made(Transport())
+        least = len(link.get_buffer(-1))
+        large = framed(["x" * (20 * least)])
+        receive(link, large[:10])
+        assert len(link.get_buffer(-1)) == least - 10  # whatever it says that it will send
+        receive(link, large[10 : 3 * least])
+        assert least < len(link.get_buffer(-1)) <= 3 * least
+        receive(link, large[3 * least :] + framed([1]))
+        assert frames == [["x" * (20 * least)], [1]]
+        assert len(link.get_buffer(-1)) == least
+
+    asyncio.run(main())
+
+
+def test_frames_that_come_before_a_receiver_is_named_wait_for_it() -> None:
+    async def main() -> None:
+        frames: list[Any] = []
+        sent = [[i, "x" * 5_000] for i in range(40)]
+        link = SocketLink(lambda _: None)
+        link.connection_made(Transport())
+        receive(link, b"".join(map(framed, sent)))
+        link.receive(frames.append, lambda: None)
+        assert frames == sent
 
     asyncio.run(main())
 

@@ -2,8 +2,9 @@
 
 A frame is one msgpack array, preceded on a socket by its length (u32, little-endian). `send` never
 blocks: it queues, and all that was queued in one turn of the event loop leaves in one write, so
-that a burst of small frames costs one system call. Whoever sends to a peer it does not trust to
-read watches `Link.backlog`.
+that a burst of small frames costs one system call. A frame that is the turn's last is sent `now`:
+then the loop need not come round once more to write it. Whoever sends to a peer it does not trust
+to read watches `Link.backlog`.
 
 Everything runs on one event loop; nothing here is thread-safe.
 """
@@ -12,7 +13,7 @@ import asyncio
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgpack
 
@@ -23,6 +24,9 @@ OnFrame = Callable[[list[Any]], None]
 OnClosed = Callable[[], None]
 
 _LENGTH = struct.Struct("<I")
+_INBOUND_BYTES: Final = 64 << 10  # of a socket's buffer, but for one frame that is larger
+# One for all: it keeps nothing between two frames, and making one costs more than a small frame.
+_pack = msgpack.Packer(use_bin_type=True).pack
 
 
 class LinkError(Exception):
@@ -40,10 +44,13 @@ class Link(Protocol):
     def closed(self) -> bool:
         """Whether the link has ended, by either side."""
 
-    def send(self, frame: Frame) -> None:
-        """Queue one frame; on a closed link it is dropped (`on_closed` tells)."""
+    def send(self, frame: Frame, now: bool = False) -> None:
+        """Queue one frame; on a closed link it is dropped (`on_closed` tells).
 
-    def send_encoded(self, body: bytes) -> None:
+        `now`: write all that is queued now, not at the end of the turn.
+        """
+
+    def send_encoded(self, body: bytes, now: bool = False) -> None:
         """Queue one frame that `encode` has made."""
 
     def flush(self) -> None:
@@ -61,7 +68,7 @@ class Link(Protocol):
 
 def encode(frame: Frame) -> bytes:
     """Return the msgpack bytes of a frame, without its length."""
-    return msgpack.packb(frame, use_bin_type=True)  # type: ignore[no-any-return]
+    return _pack(frame)  # type: ignore[no-any-return]
 
 
 def decode(data: bytes | memoryview) -> list[Any]:
@@ -79,8 +86,12 @@ def decode(data: bytes | memoryview) -> list[Any]:
     return frame
 
 
-class SocketLink(asyncio.Protocol):
-    """A link over a stream socket. `frame_bytes_max` bounds what the peer may send."""
+class SocketLink(asyncio.BufferedProtocol):
+    """A link over a stream socket. `frame_bytes_max` bounds what the peer may send.
+
+    It reads into a buffer of its own: a transport that makes the bytes itself takes new memory for
+    each read, which costs several times the read.
+    """
 
     def __init__(
         self, on_connected: Callable[["SocketLink"], None], frame_bytes_max: int = FRAME_BYTES_MAX
@@ -89,7 +100,8 @@ class SocketLink(asyncio.Protocol):
         self._frame_bytes_max = frame_bytes_max
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._inbound = bytearray()
+        self._inbound = memoryview(bytearray(_INBOUND_BYTES))
+        self._filled = 0  # bytes of it that came and are not delivered
         self._outbound: list[bytes] = []
         self._outbound_bytes = 0
         self._flush_planned = False
@@ -111,25 +123,26 @@ class SocketLink(asyncio.Protocol):
         """Whether the link has ended."""
         return self._closed
 
-    def send(self, frame: Frame) -> None:
-        """Queue one frame for this turn's write."""
-        self.send_encoded(encode(frame))
+    def send(self, frame: Frame, now: bool = False) -> None:
+        """Queue one frame for this turn's write, or write it `now`."""
+        self.send_encoded(_pack(frame), now)
 
-    def send_encoded(self, body: bytes) -> None:
+    def send_encoded(self, body: bytes, now: bool = False) -> None:
         """Queue one frame that is encoded already."""
         if self._closed or self._closing:
             return
-        self._outbound.append(_LENGTH.pack(len(body)))
-        self._outbound.append(body)
+        self._outbound.append(_LENGTH.pack(len(body)) + body)
         self._outbound_bytes += len(body) + _LENGTH.size
-        if not self._flush_planned:
+        if now:
+            self.flush()
+        elif not self._flush_planned:
             self._flush_planned = True
-            self._loop.call_soon(self.flush)
+            self._loop.call_soon(self._planned_flush)
 
     def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:
         """Name the receivers; frames that came before are handed over at once."""
         self._on_frame, self._on_closed = on_frame, on_closed
-        if self._inbound:
+        if self._filled:
             self._deliver()
 
     def close(self) -> None:
@@ -149,25 +162,35 @@ class SocketLink(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write what is queued now."""
-        self._flush_planned = False
-        if self._outbound and self._transport is not None:
-            data = b"".join(self._outbound)
-            self._outbound.clear()
+        outbound, transport = self._outbound, self._transport
+        if outbound and transport is not None:
+            data = outbound[0] if len(outbound) == 1 else b"".join(outbound)
+            outbound.clear()
             self._outbound_bytes = 0
-            self._transport.write(data)
+            transport.write(data)
 
-    # -- asyncio.Protocol ----------------------------------------------------------------------
+    def _planned_flush(self) -> None:
+        self._flush_planned = False
+        self.flush()
+
+    # -- asyncio.BufferedProtocol --------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The socket is open."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not every event loop's transports are asyncio's by their class.
+        self._transport = cast(asyncio.Transport, transport)
         self._on_connected(self)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        """Return where the next bytes go; there is always room."""
+        return self._inbound[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Some bytes came."""
-        self._inbound += data
+        self._filled += nbytes
         if self._on_frame is not None:
             self._deliver()
+        elif self._filled == len(self._inbound):
+            self._keep(0, 2 * self._filled)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The socket has ended, whoever ended it."""
@@ -179,19 +202,17 @@ class SocketLink(asyncio.Protocol):
 
     def _deliver(self) -> None:
         assert self._on_frame is not None
-        buffer, start = self._inbound, 0
+        buffer, filled, start, wanted = self._inbound, self._filled, 0, 0
         try:
-            while len(buffer) - start >= _LENGTH.size and not self._closing:
+            while filled - start >= _LENGTH.size and not self._closing:
                 (length,) = _LENGTH.unpack_from(buffer, start)
                 if length > self._frame_bytes_max:
                     raise LinkError(f"a frame of {length} bytes, limit {self._frame_bytes_max}")
                 end = start + _LENGTH.size + length
-                if len(buffer) < end:
+                if filled < end:
+                    wanted = end - start
                     break
-                # A copy: the error of a frame that is none would keep a view of the buffer alive,
-                # and a buffer that is viewed cannot shrink.
-                with memoryview(buffer) as view:
-                    body = bytes(view[start + _LENGTH.size : end])
+                body = buffer[start + _LENGTH.size : end]
                 start = end
                 self._on_frame(decode(body))
         except LinkError as error:
@@ -200,7 +221,22 @@ class SocketLink(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.abort()
         finally:
-            del buffer[:start]
+            over = self._closing or self.error is not None  # nobody wants what is left
+            self._keep(filled if over else start, wanted)
+
+    def _keep(self, start: int, wanted: int) -> None:
+        """Drop what is delivered, and make room for a frame of so many bytes.
+
+        The room grows with what has come, not with what a peer says will come, and goes with the
+        frame. The buffer may still be looked at from an error's traceback: it is never resized.
+        """
+        buffer, left = self._inbound, self._filled - start
+        self._filled = left
+        size = max(_INBOUND_BYTES, min(wanted, 2 * left))
+        if size != len(buffer):
+            self._inbound = memoryview(bytearray(size))
+        if left and (start or size != len(buffer)):
+            self._inbound[:left] = buffer[start : start + left]
 
 
 # The two ends of a memory link are one thing and know each other's insides.
@@ -227,11 +263,11 @@ class MemoryLink:
         """Whether the link has ended."""
         return self._closed
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, now: bool = False) -> None:
         """Queue one frame for the peer's next turn."""
-        self.send_encoded(encode(frame))
+        self.send_encoded(encode(frame), now)
 
-    def send_encoded(self, body: bytes) -> None:
+    def send_encoded(self, body: bytes, now: bool = False) -> None:  # noqa: ARG002
         """Queue one frame that is encoded already."""
         if self._closed or self._peer is None or self._peer._closed:
             return

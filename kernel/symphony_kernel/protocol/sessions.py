@@ -103,10 +103,12 @@ class SessionLink:
         if self._kept:
             self._want_receipt()
 
-    def cut(self, link: Link) -> None:
-        """A connection has ended; the session goes on with the next."""
-        if self._link is link:
-            self._link = None
+    def cut(self, link: Link) -> bool:
+        """A connection has ended; the session goes on with the next. False: it has one already."""
+        if self._link is not link:
+            return False
+        self._link = None
+        return True
 
     def take(self, frame: list[Any]) -> None:
         """Take a frame of the connection.
@@ -139,11 +141,11 @@ class SessionLink:
         """Whether the session has ended."""
         return self._closed
 
-    def send(self, frame: Frame) -> None:
+    def send(self, frame: Frame, now: bool = False) -> None:
         """Queue one frame, and keep it until it is acknowledged."""
-        self.send_encoded(encode(frame))
+        self.send_encoded(encode(frame), now)
 
-    def send_encoded(self, body: bytes) -> None:
+    def send_encoded(self, body: bytes, now: bool = False) -> None:
         """Queue one frame that is encoded already."""
         if self._closed:
             return
@@ -151,7 +153,7 @@ class SessionLink:
         self._kept.append(body)
         self._kept_bytes += len(body)
         if self._link is not None:
-            self._link.send_encoded(body)
+            self._link.send_encoded(body, now)
             if self.sent >= self._want_at or self._kept_bytes >= self._want_at_bytes:
                 self._want_receipt()
         if self._timer is None:
@@ -286,8 +288,7 @@ class Dialer:
 
     def cut(self, link: Link) -> None:
         """A connection that carried the session has ended."""
-        if self.session is not None:
-            self.session.cut(link)
+        if self.session is not None and self.session.cut(link):
             self._events.session_cut()
 
     def _ended(self, session: SessionLink) -> None:
