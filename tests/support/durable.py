@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from symphony_kernel.executor.base import Int64
@@ -80,6 +80,7 @@ class Shop:
         self.slots = Slots(kvfs)
         self.answers = Answers()
         self.faults: list[BaseException] = []
+        self.events: list[tuple[str, list[Any]]] = []
         self.identity = IDENTITY
         self.saving = Saving(
             kvfs,
@@ -87,10 +88,16 @@ class Shop:
             lambda: self.identity,
             inline,
             self.slots,
+            self.happen,
             self.faults.append,
             publish=publish,
         )
         self.saving.restore(self.directory.open())
+
+    def happen(self, what: str, arguments: list[Any]) -> None:
+        """Note it and do it, as a kernel with a journal."""
+        self.events.append((what, arguments))
+        getattr(self.saving, what)(*arguments)
 
     def save(self, name: str, file: KVFile, path: str, **given: bool) -> None:
         """Save durably, unless told otherwise; the answer is called `name`."""

@@ -9,16 +9,21 @@ then the name is what it was. One tenant's changes are made one behind the other
 name never overtake each other, and tenants take turns in the threads. What touches no disk and
 waits for nothing that does is done at once.
 
-All methods run on the kernel's loop; `run` does in a thread what blocks.
+All methods run on the kernel's loop; `run` does in a thread what blocks. What the disk has said
+comes back as plain values, through `happen` and then one of `changed`, `loaded`, `filled`: who
+calls these again, in order, gets the same names and files without a disk.
 """
 
 import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
 
 from symphony_kernel.kvfs.durable import (
     Content,
@@ -71,7 +76,7 @@ class Device(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Change:
-    """What is to become of one name. All of it is data but `done`, which hears of the end."""
+    """What is to become of one name; `done` hears of the end."""
 
     tenant: str
     path: str
@@ -84,10 +89,20 @@ class Change:
     rebuild: bool = False  # an upload's K and V are left: they are computed again
 
 
+@dataclass(slots=True, eq=False)
+class Load:
+    """A named file whose content is on its way from disk, and who waits for it."""
+
+    file: KVFile
+    done: list[Done] = field(default_factory=list)
+
+
 class Saving:
     """The names of `kvfs` that live in `directory`; without one nothing is durable.
 
-    `publish` says whether tenants may make files public. `failed` hears of faults of our own.
+    `publish` says whether tenants may make files public. `happen` takes what has happened on disk,
+    as the name of a method here and its arguments, and calls that. `failed` hears of faults of our
+    own.
     """
 
     def __init__(
@@ -97,19 +112,26 @@ class Saving:
         identity: Callable[[], Identity],
         run: Run,
         device: Device,
+        happen: Callable[[str, list[Any]], None],
         failed: Callable[[BaseException], None],
         *,
         publish: bool = False,
     ) -> None:
+        # What a kernel's next life takes over:
+        self.queues: dict[str, deque[Change]] = {}
+        self.loads: dict[int, Load] = {}
+        self.made = 0  # loads so far
+        # What it has of its own:
+        self.live = True  # disk and device are asked; else what they said is told again
         self._kvfs = kvfs
         self._directory = directory
         self._identity = identity
         self._run = run
         self._device = device
+        self._happen = happen
         self._failed = failed
         self._publish = publish
-        self._queues: dict[str, deque[Change]] = {}
-        self._loading: dict[KVFile, list[Done]] = {}
+        self._values: dict[int, KV] = {}  # K and V of loads, on their way to the device
         self._tasks: set[asyncio.Task[None]] = set()
         kvfs.under_way = self.held
 
@@ -124,6 +146,14 @@ class Saving:
             file.path, file.expires_ms = label.path, label.expires_ms
             name = Name(True, label.public, size, label.entries, loaded=False)
             self._kvfs.put_name(label.path, file, name)
+
+    def resume(self) -> None:
+        """Ask disk and device from now on, first for what was under way."""
+        self.live = True
+        for queue in self.queues.values():
+            self._launch(queue[0])
+        for number, load in self.loads.items():
+            self._spawn(self._read(number, load.file))
 
     def save(
         self, file: KVFile, path: str, done: Done, *, replace: bool, durable: bool, public: bool
@@ -192,33 +222,39 @@ class Saving:
         """Bring the content of a named file; `done` hears when it is loaded, or why it is not."""
         assert file.name is not None
         assert not file.name.loaded
-        waiting = self._loading.setdefault(file, [])
-        waiting.append(done)
-        if len(waiting) == 1:
-            file.references += 1
-            self._spawn(self._load(file))
+        for load in self.loads.values():
+            if load.file is file:
+                load.done.append(done)
+                return
+        file.references += 1
+        self.made += 1
+        self.loads[self.made] = Load(file, [done])
+        if self.live:
+            self._spawn(self._read(self.made, file))
 
     def expire(self, now_ms: float) -> None:
         """Take away the names whose time has come."""
         for moment, tenant, path in self._kvfs.expiries.due(now_ms):
             file = self._kvfs.tenant(tenant).names.get(path)
             if file is not None and file.expires_ms == moment:
-                self._expire(tenant, path)
+                self._happen("expired", [tenant, path])
 
-    def _expire(self, tenant: str, path: str) -> None:
-        def done(error: SyscallError | None) -> None:
-            if error is not None and error.errno is not Errno.ENOENT:
-                _log.error("%s of %s should have gone and has not: %s", path, tenant, error)
-
+    def expired(self, tenant: str, path: str) -> None:
+        """A name's time has come."""
+        done = partial(self._gone, tenant, path)
         try:
             self.remove(tenant, path, done)
         except SyscallError as error:
             done(error)
 
+    def _gone(self, tenant: str, path: str, error: SyscallError | None) -> None:
+        if error is not None and error.errno is not Errno.ENOENT:
+            _log.error("%s of %s should have gone and has not: %s", path, tenant, error)
+
     def held(self) -> Counter[KVFile]:
         """Return the references of what is under way, for the audit."""
-        held = Counter(self._loading.keys())
-        for queue in self._queues.values():
+        held = Counter(load.file for load in self.loads.values())
+        for queue in self.queues.values():
             held.update(change.file for change in queue if change.file is not None)
         return held
 
@@ -230,8 +266,8 @@ class Saving:
     def statistics(self) -> dict[str, int]:
         """Return what waits, and what lies on disk."""
         return {
-            "durable_changes_waiting": sum(map(len, self._queues.values())),
-            "durable_loads": len(self._loading),
+            "durable_changes_waiting": sum(map(len, self.queues.values())),
+            "durable_loads": len(self.loads),
             "durable_bytes": sum(t.durable_bytes for t in self._kvfs.tenants.values()),
         }
 
@@ -241,76 +277,103 @@ class Saving:
         file = self._kvfs.tenant(tenant).names.get(path)
         if file is not None and file.name is not None and file.name.durable:
             return True
-        return any(change.path == path for change in self._queues.get(tenant, ()))
+        return any(change.path == path for change in self.queues.get(tenant, ()))
 
     def _check_queue(self, tenant: str) -> None:
-        if len(self._queues.get(tenant, ())) >= TENANT_DISK_CALLS_MAX:
+        if len(self.queues.get(tenant, ())) >= TENANT_DISK_CALLS_MAX:
             raise SyscallError(Errno.EAGAIN, f"{TENANT_DISK_CALLS_MAX} changes of names wait")
 
     def _submit(self, change: Change) -> None:
-        queue = self._queues.get(change.tenant)
-        if queue is not None:
-            queue.append(change)
-            return
-        self._queues[change.tenant] = deque((change,))
-        self._spawn(self._work(change.tenant))
+        queue = self.queues.setdefault(change.tenant, deque())
+        queue.append(change)
+        if len(queue) == 1:
+            self._begin(change.tenant)
 
-    async def _work(self, tenant: str) -> None:
-        """Make a tenant's changes, one behind the other, until there are none."""
-        queue = self._queues[tenant]
+    def _begin(self, tenant: str) -> None:
+        """Begin a tenant's next change; those that need no disk, or are refused, end at once."""
+        queue = self.queues.get(tenant)
         while queue:
             change = queue[0]
-            error: SyscallError | None = None
             try:
-                await self._make(change)
-            except SyscallError as refusal:
-                error = refusal
-            queue.popleft()
-            if change.file is not None and error is not None:
-                self._kvfs.release(change.file)
-            if not queue:
-                del self._queues[tenant]
-            change.done(error)
+                if self._check(change):
+                    self._launch(change)
+                    return
+                self._apply(change, Name(public=change.public))
+            except SyscallError as error:
+                self._end(change, error)
+            else:
+                self._end(change, None)
+
+    def _check(self, change: Change) -> bool:
+        """Check that it can be made, as it is now its turn; return whether the disk is needed."""
+        old = self._kvfs.tenant(change.tenant).names.get(change.path)
+        if change.file is None:
+            self._kvfs.named(change.tenant, change.path)
+        else:
+            self._kvfs.check_name(change.tenant, change.path, change.replace)
+        return change.durable or (old is not None and old.name is not None and old.name.durable)
+
+    def _launch(self, change: Change) -> None:
+        if self.live:
+            self._spawn(self._make(change))
+
+    def changed(
+        self, tenant: str, errno: int, words: str, kind: str, size: int, entries: int
+    ) -> None:
+        """The disk has made a tenant's change, or has failed (errno > 0)."""
+        change = self.queues[tenant][0]
+        error: SyscallError | None = None
+        if errno:
+            error = RefusedError(kind, words) if kind else SyscallError(Errno(errno), words)
+        else:
+            loaded = change.upload is None
+            self._apply(change, Name(change.durable, change.public, size, entries, loaded))
+        self._end(change, error)
+        self._begin(tenant)
+
+    def _apply(self, change: Change, name: Name) -> None:
+        if change.file is None:
+            self._kvfs.remove(change.tenant, change.path)
+        else:
+            self._kvfs.put_name(change.path, change.file, name)
+
+    def _end(self, change: Change, error: SyscallError | None) -> None:
+        queue = self.queues[change.tenant]
+        queue.popleft()
+        if not queue:
+            del self.queues[change.tenant]
+        if change.file is not None and error is not None:
+            self._kvfs.release(change.file)
+        change.done(error)
 
     async def _make(self, change: Change) -> None:
-        """Make one change, first on disk and then in the tree of names; SyscallError."""
-        tenant, path, file = change.tenant, change.path, change.file
-        if file is None:
-            self._kvfs.named(tenant, path)
-            await self._unlink(tenant, path)
-            self._kvfs.remove(tenant, path)
-            return
-        self._kvfs.check_name(tenant, path, change.replace)
-        if change.durable:
-            name = await self._write(change, file)
+        """Make one change on disk, and tell of it."""
+        tenant, path = change.tenant, change.path
+        size, entries = 0, 0
+        try:
+            if change.durable:
+                size, entries = await self._write(change)
+            else:
+                await self._blocking(partial(self._unlink, tenant, path))
+        except SyscallError as error:
+            kind = error.kind if isinstance(error, RefusedError) else ""
+            self._happen("changed", [tenant, int(error.errno), error.detail, kind, 0, 0])
         else:
-            await self._unlink(tenant, path)
-            name = Name(public=change.public)
-        self._kvfs.put_name(path, file, name)
+            self._happen("changed", [tenant, 0, "", "", size, entries])
 
-    async def _unlink(self, tenant: str, path: str) -> None:
-        old = self._kvfs.tenant(tenant).names.get(path)
-        directory = self._directory
-        if directory is not None and old is not None and old.name is not None and old.name.durable:
-            await self._blocking(lambda: directory.remove(tenant, path))
-
-    async def _write(self, change: Change, file: KVFile) -> Name:
-        """Write a file; SyscallError, and what had the name before is what it was."""
+    async def _write(self, change: Change) -> tuple[int, int]:
+        """Write a file; return its bytes and entries. SyscallError, and the old one is there."""
+        file = change.file
+        assert file is not None
         if change.upload is not None:
-            return await self._take_upload(change, change.upload, file)
+            self._check_quota(change, change.upload.stat().st_size)
+            return await self._blocking(partial(self._check_and_put, change, file.expires_ms))
         kv = await self._device.read(file)
         content = Content(file.tokens, file.positions, file.plain, b"", kv)
         size = file.length * _ENTRY_BYTES + (kv.nbytes if kv is not None else 0)
         self._check_quota(change, size)
-        size = await self._blocking(lambda: self._put(change, file.expires_ms, content))
-        return Name(True, change.public, size, file.length)
-
-    async def _take_upload(self, change: Change, upload: Path, file: KVFile) -> Name:
-        self._check_quota(change, upload.stat().st_size)  # noqa: ASYNC240 - written just now
-        size, entries = await self._blocking(
-            lambda: self._check_and_put(change, upload, file.expires_ms)
-        )
-        return Name(True, change.public, size, entries, loaded=False)
+        size = await self._blocking(partial(self._put, change, file.expires_ms, content))
+        return size, file.length
 
     def _check_quota(self, change: Change, size: int) -> None:
         tenant = self._kvfs.tenant(change.tenant)
@@ -322,66 +385,109 @@ class Saving:
             raise SyscallError(Errno.EDQUOT, detail)
 
     # In a thread:
+    def _unlink(self, tenant: str, path: str) -> None:
+        assert self._directory is not None
+        self._directory.remove(tenant, path)
+
     def _put(self, change: Change, expires_ms: int, content: Content) -> int:
         assert self._directory is not None
         entries = len(content.tokens)
         label = Label(change.tenant, change.path, entries, change.public, expires_ms)
         return self._directory.put(label, self._identity(), content)
 
-    def _check_and_put(self, change: Change, upload: Path, expires_ms: int) -> tuple[int, int]:
+    def _check_and_put(self, change: Change, expires_ms: int) -> tuple[int, int]:
         assert self._directory is not None
-        content = self._directory.read_foreign(upload, self._identity(), rebuild=change.rebuild)
+        assert change.upload is not None
+        content = self._directory.read_foreign(
+            change.upload, self._identity(), rebuild=change.rebuild
+        )
         return self._put(change, expires_ms, content), len(content.tokens)
 
-    # -- Loading --------------------------------------------------------------------------------
-    async def _load(self, file: KVFile) -> None:
-        error: SyscallError | None = None
-        try:
-            await self._fill(file)
-        except SyscallError as refusal:
-            error = refusal
-        waiting = self._loading.pop(file)
-        for done in waiting:
-            done(error)
-        self._kvfs.release(file)
+    def _get(self, tenant: str, path: str) -> Content:
+        assert self._directory is not None
+        return self._directory.get(tenant, path, self._identity())
 
-    async def _fill(self, file: KVFile) -> None:
-        directory, name = self._directory, file.name
-        assert directory is not None
-        assert name is not None
-        tenant, path = file.tenant, file.path
+    # -- Loading --------------------------------------------------------------------------------
+    async def _read(self, number: int, file: KVFile) -> None:
+        """Read a file, and tell of what it holds."""
         try:
-            content = await self._blocking(
-                lambda: directory.get(tenant, path, self._identity()), file
+            content = await self._blocking(partial(self._get, file.tenant, file.path), loading=True)
+        except SyscallError as error:
+            self._happen("loaded", [number, int(error.errno), error.detail, b"", b"", 0, b""])
+            return
+        if content.kv is not None:
+            self._values[number] = content.kv
+        tokens = np.ascontiguousarray(content.tokens, "<u4").tobytes()
+        positions = np.ascontiguousarray(content.positions, "<i4").tobytes()
+        lineage = content.lineage
+        if content.kv is None and content.plain < len(content.tokens) and not lineage:
+            words = "its K and V are not of this model, and nothing says how they came"
+            self._happen("loaded", [number, int(Errno.EBADF), words, b"", b"", 0, b""])
+        else:
+            self._happen("loaded", [number, 0, "", tokens, positions, content.plain, lineage])
+
+    def loaded(
+        self,
+        number: int,
+        errno: int,
+        words: str,
+        tokens: bytes,
+        positions: bytes,
+        plain: int,
+        lineage: bytes,  # noqa: ARG002 - of what is not plain
+    ) -> None:
+        """The disk has said what a file holds, or has failed (errno > 0)."""
+        file = self.loads[number].file
+        try:
+            if errno:
+                raise self._why(file, errno, words)
+            self._kvfs.fill(
+                file, np.frombuffer(tokens, "<u4"), np.frombuffer(positions, "<i4"), plain
             )
-        except SyscallError:
-            if self._kvfs.tenant(tenant).names.get(path) is not file:  # replaced or removed since
-                raise SyscallError(Errno.ENOENT, path) from None
-            raise
-        entries = len(content.tokens)
-        if content.kv is None and content.plain < entries and not content.lineage:
-            detail = f"{path}: its K and V are not of this model, and nothing says how they came"
-            _log.error("%s", detail)
-            raise SyscallError(Errno.EIO, detail)
-        self._kvfs.fill(file, content.tokens, content.positions, content.plain)
-        await self._device.write(file, content.kv)
-        name.loaded = True
+        except SyscallError as error:
+            self._values.pop(number, None)
+            self._end_load(number, error)
+        else:
+            if self.live:
+                self._spawn(self._fill(number, file))
+
+    def _why(self, file: KVFile, errno: int, words: str) -> SyscallError:
+        """Return what those who wait for a file hear; one that is broken says so from now on."""
+        if self._kvfs.tenant(file.tenant).names.get(file.path) is not file:
+            return SyscallError(Errno.ENOENT, file.path)  # replaced or removed since
+        _log.error("%s of %s: %s", file.path, file.tenant, words)
+        if errno == Errno.EBADF:
+            file.error = Errno.EIO
+        return SyscallError(Errno.EIO if errno == Errno.EBADF else Errno(errno), words)
+
+    async def _fill(self, number: int, file: KVFile) -> None:
+        await self._device.write(file, self._values.pop(number, None))
+        self._happen("filled", [number])
+
+    def filled(self, number: int) -> None:
+        """K and V of a file are there, or will be before anybody reads them."""
+        name = self.loads[number].file.name
+        if name is not None:
+            name.loaded = True
+        self._end_load(number, None)
+
+    def _end_load(self, number: int, error: SyscallError | None) -> None:
+        load = self.loads.pop(number)
+        for done in load.done:
+            done(error)
+        self._kvfs.release(load.file)
 
     # -- Threads --------------------------------------------------------------------------------
-    async def _blocking(self, work: Callable[[], _T], file: KVFile | None = None) -> _T:
-        """Do in a thread what blocks; its errors as programs hear them.
-
-        `file` is the one that is being read: when it is broken it answers EIO from now on.
-        """
+    async def _blocking(self, work: Callable[[], _T], *, loading: bool = False) -> _T:
+        """Do in a thread what blocks; its errors as programs hear them, EBADF of a broken file."""
         try:
             return await self._run(work)
         except OSError as error:
             _log.error("a durable file: %s", error)
             raise SyscallError(Errno(errno_of(error)), str(error)) from error
         except FormatError as error:
-            if file is not None:
-                file.error = Errno.EIO
-                raise SyscallError(Errno.EIO, f"{file.path}: {error}") from error
+            if loading:
+                raise SyscallError(Errno.EBADF, str(error)) from error
             raise RefusedError("bad-file", str(error)) from error
         except OtherModelError as error:
             raise RefusedError("other-model", str(error)) from error

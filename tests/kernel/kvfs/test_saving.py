@@ -295,7 +295,7 @@ def test_what_waits_is_bounded(tmp_path: Path) -> None:
         assert refused(shop.save, "more", file, "more") is Errno.EAGAIN
         other = make_file(shop, 1, tenant="other")
         shop.save("other", other, "a")
-        for queue in shop.saving._queues.values():
+        for queue in shop.saving.queues.values():
             while len(queue) > 1:  # so that the test takes no time
                 change = queue.pop()
                 assert change.file is not None
