@@ -21,6 +21,7 @@ from symphony_kernel.executor.simulated import (
 )
 from symphony_kernel.kernel import Kernel, describe
 from symphony_kernel.protocol.links import connect_unix
+from symphony_kernel.protocol.sessions import LinkLostError
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.server import Server
 from symphony_runtime.client import Client, ClientError
@@ -89,8 +90,15 @@ class House:
         await self._running
 
     async def link_worker(self) -> None:
-        await self.worker.attach_kernel(await connect_unix(self.config.kernel_socket))
+        await self.link_worker_to_kernel()
         await self.worker.attach_gateway(await connect_unix(self.config.socket))
+
+    async def link_worker_to_kernel(self) -> None:
+        """As often as it takes: the first attempt may tell that all is forgotten."""
+        while True:
+            with contextlib.suppress(LinkLostError):
+                await self.worker.attach_kernel(await connect_unix(self.config.kernel_socket))
+                return
 
     async def wait_until_linked(self) -> None:
         async with asyncio.timeout(5):

@@ -37,6 +37,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.links import Link, memory_pair
 from symphony_kernel.scheduler.clock import Clock, RealClock
+from symphony_kernel.server import Server
 from symphony_runtime.validation import Outcome, check_and_compile
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
@@ -45,6 +46,7 @@ from tests.support.guests import Step, script
 
 TENANT = "tenant"
 WORKER = "worker-0"
+SECRET = b"secret"
 CHANNEL_ITEMS = 4
 LIMITS = {
     "wall_ms": RUN_WALL_MS_MAX,
@@ -329,10 +331,10 @@ class Rig:
         worker_kernel, kernel_worker = memory_pair()
         gateway_kernel, kernel_gateway = memory_pair()
         worker_gateway, gateway_worker = memory_pair()
-        self.kernel.attach_worker(WORKER, kernel_worker)
+        Server(self.kernel, {WORKER: SECRET}).meet(kernel_worker)
         self.kernel.attach_gateway(kernel_gateway)
         self.gateway = Gateway(gateway_kernel, gateway_worker)
-        self.worker = Worker(WORKER, b"secret")
+        self.worker = Worker(WORKER, SECRET)
         await self.worker.attach_kernel(worker_kernel)
         await self.worker.attach_gateway(worker_gateway)
         return self

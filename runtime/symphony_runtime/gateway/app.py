@@ -72,7 +72,7 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()
         runs = Runs(store, programs, channels, config, boot, retention)
-        kernel = KernelLink(config.kernel_socket, config.secret, runs)
+        kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)
         await workers.open()

@@ -7,6 +7,7 @@ from typing import Any
 
 from symphony_kernel.protocol.limits import (
     DRAIN_SECONDS_MAX,
+    KERNEL_WAIT_SECONDS_MAX,
     RUN_KEPT_SECONDS_MAX,
     RUNS_LIVE_MAX,
     TENANT_KEPT_BYTES_MAX,
@@ -36,6 +37,7 @@ class GatewayConfig:
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX
     drain_seconds: float = DRAIN_SECONDS_MAX
+    kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "GatewayConfig":

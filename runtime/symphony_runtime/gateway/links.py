@@ -1,6 +1,7 @@
 """The gateway's links: to the kernel, which it believes, and to workers, which it does not.
 
-    KernelLink    connects, and again when the kernel was away; asks and awaits
+    KernelLink    connects, and again when the kernel was away; asks and awaits. What was asked is
+                  not lost with a connection, nor with a kernel that comes back as it was
     WorkerLinks   listens; knows each worker by its name and secret; checks every frame
 
 What happens on a link is told to one listener each (`KernelEvents`, `WorkerEvents`), in order.
@@ -10,7 +11,7 @@ import asyncio
 import hmac
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from symphony_kernel.protocol.limits import (
     WORKER_PROGRAMS_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import Link, SocketLink, connect_unix, serve_unix
+from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = (0.002, 0.1)  # first and longest pause between attempts
@@ -43,20 +45,23 @@ class KernelEvents(Protocol):
         """The kernel tells of a traced run's preds (see `messages.Traced`)."""
 
     def kernel_lost(self) -> None:
-        """The link has ended; every instance in the kernel has, too."""
+        """The kernel has forgotten us, and every instance that it had."""
 
 
 class KernelLink:
     """The link to the kernel; `run` keeps it up until it is cancelled."""
 
-    def __init__(self, path: Path, secret: bytes, events: KernelEvents) -> None:
+    def __init__(
+        self, path: Path, secret: bytes, events: KernelEvents, wait_seconds: float
+    ) -> None:
+        """`wait_seconds`: for an answer of a kernel that is away."""
         self._path = path
-        self._secret = secret
         self._events = events
-        self._link: SocketLink | None = None
+        self._wait_seconds = wait_seconds
+        self._dialer = Dialer("gateway", "gateway", secret, self._take, self)
+        self._session: SessionLink | None = None
         self._seq = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._lost = asyncio.Event()
         self.pid = 0  # of the kernel; 0 while it is away
         self.about: dict[str, Any] = {}
 
@@ -65,30 +70,55 @@ class KernelLink:
         """Whether the kernel has welcomed us and is still there."""
         return self.pid != 0
 
+    @property
+    def expected(self) -> bool:
+        """Whether it is there, or may come back as it was: what is asked meanwhile waits."""
+        return self._session is not None
+
     async def run(self) -> None:
         """Connect, serve the link until it ends, and again."""
         pause, longest = _CONNECT_SECONDS
         while True:
-            self._lost.clear()
             try:
                 link = await connect_unix(self._path)
-            except OSError:
+                over = await self._dialer.meet(link)
+            except (OSError, LinkLostError):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, longest)
                 continue
-            self._link = link
-            link.receive(self._take, self._lost.set)
-            hello = m.Hello(m.PROTOCOL_VERSION, "gateway", "gateway", self._secret, os.getpid())
-            link.send(m.encode(hello))
+            pause = _CONNECT_SECONDS[0]
             try:
-                await self._lost.wait()
+                await over.wait()
             finally:
                 link.close()
-            # Not welcomed: it will not be next time either, soon.
-            pause = _CONNECT_SECONDS[0] if self.ready else min(pause * 2, longest)
-            self._forget()
-            await asyncio.sleep(pause)
+            _log.warning("the link to the kernel ended")
 
+    # -- SessionEvents -------------------------------------------------------------------------
+    def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
+        """A kernel that knows nothing of us yet."""
+        self._session, self.about, self.pid = session, welcome.about, welcome.pid
+        _log.info("linked to the kernel, process %d", welcome.pid)
+
+    def session_resumed(self, welcome: m.Welcome) -> None:
+        """It is back as it was, perhaps as another process."""
+        self.pid = welcome.pid
+        _log.warning("the kernel is back, process %d", welcome.pid)
+
+    def session_cut(self) -> None:
+        """It is away."""
+        self.pid = 0
+
+    def session_ended(self) -> None:
+        """It has forgotten us: nothing that was asked will be answered."""
+        self.pid, self._session = 0, None
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(KernelAwayError("the kernel went away"))
+        _log.warning("the kernel has forgotten what it had")
+        self._events.kernel_lost()
+
+    # -- Requests ------------------------------------------------------------------------------
     async def register(
         self,
         instance: int,
@@ -101,44 +131,50 @@ class KernelLink:
         """Let an instance call the kernel.
 
         Raises:
-            KernelAwayError: no kernel; SyscallError: it refuses.
+            KernelAwayError: no kernel, for long; SyscallError: it refuses.
         """
-        seq, answer = self._expect()
-        self._send(m.Register(seq, instance, tenant, worker, parent, stage, options))
-        await answer
+        try:
+            await self._request(
+                lambda seq: m.Register(seq, instance, tenant, worker, parent, stage, options),
+                self._wait_seconds,
+            )
+        except KernelAwayError:
+            if self._session is not None:  # it will hear of the instance yet, and then of its end
+                self._seq += 1
+                self._session.send(m.encode(m.End(self._seq, instance)))
+            raise
 
     async def end(self, instance: int) -> dict[str, int]:
-        """Give back what an instance held; return its use of the kernel.
+        """Give back what an instance held; return its use of the kernel, however long it is away.
 
         Raises:
             KernelAwayError: no kernel; SyscallError: it does not know the instance.
         """
-        seq, answer = self._expect()
-        self._send(m.End(seq, instance))
-        usage: dict[str, int] = await answer
+        usage: dict[str, int] = await self._request(lambda seq: m.End(seq, instance), None)
         return usage
 
     async def ask(self, what: str, **args: Any) -> Any:
         """Return the kernel's answer to an `Ask`.
 
         Raises:
-            KernelAwayError: no kernel; SyscallError: its answer is an errno.
+            KernelAwayError: no kernel, for long; SyscallError: its answer is an errno.
         """
-        seq, answer = self._expect()
-        self._send(m.Ask(seq, what, args))
-        return await answer
+        return await self._request(lambda seq: m.Ask(seq, what, args), self._wait_seconds)
 
-    def _expect(self) -> tuple[int, "asyncio.Future[Any]"]:
-        if not self.ready:
+    async def _request(self, make: Callable[[int], m.Message], seconds: float | None) -> Any:
+        if self._session is None:
             raise KernelAwayError("the kernel is not ready")
         self._seq += 1
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting[self._seq] = answer
-        return self._seq, answer
-
-    def _send(self, message: m.Message) -> None:
-        assert self._link is not None
-        self._link.send(m.encode(message))
+        seq, answer = self._seq, asyncio.get_running_loop().create_future()
+        self._waiting[seq] = answer
+        self._session.send(m.encode(make(seq)))
+        try:
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            raise KernelAwayError("the kernel does not answer") from None
+        finally:
+            self._waiting.pop(seq, None)
 
     def _take(self, frame: list[Any]) -> None:
         message = m.decode(frame)
@@ -148,9 +184,6 @@ class KernelLink:
             self._events.exceeded(message.instance, message.reason)
         elif isinstance(message, m.Traced):
             self._events.traced(message.instance, message.events)
-        elif isinstance(message, m.Welcome):
-            self.pid, self.about = message.pid, message.about
-            _log.info("linked to the kernel, process %d", message.pid)
 
     def _take_answer(self, message: m.Answer) -> None:
         answer = self._waiting.pop(message.seq, None)
@@ -160,16 +193,6 @@ class KernelLink:
             answer.set_exception(SyscallError(Errno(abs(message.errno)), str(message.value or "")))
         else:
             answer.set_result(message.value)
-
-    def _forget(self) -> None:
-        was_ready, self.pid, self._link = self.ready, 0, None
-        waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            if not answer.done():
-                answer.set_exception(KernelAwayError("the kernel went away"))
-        if was_ready:
-            _log.warning("the link to the kernel ended")
-            self._events.kernel_lost()
 
 
 class Modules:

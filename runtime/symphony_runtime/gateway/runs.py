@@ -278,7 +278,7 @@ class Runs:
             raise Problem(429, "too-many-runs", detail, retry_after=1, limit=limit)
         if len(self._live) >= self._config.runs_live_max:
             raise unavailable(f"the server has {self._config.runs_live_max} live runs, its limit")
-        if not self.kernel.ready:
+        if not self.kernel.expected:
             raise unavailable("the kernel is not ready")
         workers = self.workers.by_load()
         if not workers:
@@ -295,7 +295,7 @@ class Runs:
         try:
             artefact = await self.module_for(worker, run.program)
             await self.register(run, record.seq, parent=0, stage=0)
-            if worker.away or not self.kernel.ready:
+            if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
         except BaseException:
             self._leave(run)
@@ -398,7 +398,7 @@ class Runs:
             run.trace.take_preds(events)
 
     def kernel_lost(self) -> None:
-        """The kernel died, and every instance in it."""
+        """The kernel died and forgot every instance in it."""
         for run in [run for run in self._live.values() if run.started]:
             self._tell_worker(run, "the kernel died")
             self._fail(run, "the kernel died")

@@ -54,6 +54,8 @@ def _missing(role: dict[str, Any]) -> str:
 
 async def _workers_in_kernel(kernel: KernelLink) -> list[str]:
     """Return the workers that the kernel takes calls from: a run needs one that is there, too."""
+    if not kernel.ready:
+        return []  # and whoever asks shall hear so now
     try:
         workers: list[str] = await kernel.ask("workers")
     except KernelAwayError:

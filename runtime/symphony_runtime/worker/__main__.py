@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from symphony_kernel.protocol.links import Link, connect_unix
+from symphony_kernel.protocol.sessions import LinkLostError
 
-from symphony_runtime.worker.worker import LinkLostError, Worker
+from symphony_runtime.worker.worker import Worker
 
 _log = logging.getLogger("symphony.worker")
 

@@ -25,6 +25,7 @@ from symphony_kernel.protocol.limits import (
     WORKER_INSTANCES_MAX,
 )
 from symphony_kernel.protocol.links import Link
+from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
 from symphony_runtime.worker.fiber import (
     CALLED,
@@ -48,6 +49,7 @@ from symphony_runtime.worker.instance import (
     Run,
     check_released,
 )
+from symphony_runtime.worker.meeting import meet
 from symphony_runtime.worker.syscalls import family, handlers, imports
 from symphony_runtime.worker.text import Text
 from symphony_runtime.worker.tracing import Trace, TracedInstance, traced
@@ -58,7 +60,6 @@ _SLICE_S = EPOCH_TICK_MS / 1000
 _TURN_S = TURN_MS_MAX / 1000
 _SPURIOUS_S = _SLICE_S / 4  # a yield sooner than this was due to somebody else's tick
 _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past this
-_WELCOME_SECONDS_MAX = 10.0
 _STOP_SECONDS_MAX = 1.0
 _CALL_BYTES = 64  # of a call without its long arguments, about
 _BACKLOG_BYTES = 4 << 20  # unread by the others, past which whoever floods them has to wait
@@ -67,15 +68,12 @@ _NO_TEXT: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
 OnAnswer = Callable[[int, Any], None]
 
 
-class LinkLostError(Exception):
-    """A role did not welcome this worker."""
-
-
 class Worker:
     """Runs instances. It hears of them from the gateway and makes their calls to the kernel.
 
     `loop` time is every timer's and `clock_ms`'s clock; `unix_time` and `random` are what programs
-    see of the outside.
+    see of the outside. The kernel's link is a session: it may break, and the kernel may even be
+    another process afterwards (`SessionEvents`).
     """
 
     def __init__(
@@ -98,7 +96,8 @@ class Worker:
         ]
         self.instances: dict[int, Instance] = {}
         self._programs: dict[str, Program] = {}
-        self._kernel: Link | None = None
+        self._kernel: SessionLink | None = None
+        self._dialer = Dialer("worker", name, secret, self._on_kernel, self)
         self._gateway: Link | None = None
         # The run queue, and what the present turn sends.
         self._queue: deque[Instance] = deque()
@@ -121,13 +120,14 @@ class Worker:
     async def attach_kernel(self, link: Link) -> asyncio.Event:
         """Introduce this worker to a kernel; the event is set when the link has ended.
 
+        The instances live on without a link, as long as the kernel that the next one leads to
+        knows them; their calls wait until then.
+
         Raises:
-            LinkLostError: it closed the link instead of welcoming us.
+            LinkLostError: it does not welcome us, or knows nothing of our instances, which have
+                ended as failed: the next attempt begins anew.
         """
-        about, lost = await self._meet(link, self._on_kernel, self._lose_kernel)
-        self.text = Text(about)
-        self._kernel = link
-        return lost
+        return await self._dialer.meet(link)
 
     async def attach_gateway(self, link: Link) -> asyncio.Event:
         """Introduce this worker to a gateway; the event is set when the link has ended.
@@ -136,43 +136,27 @@ class Worker:
             LinkLostError: it closed the link instead of welcoming us.
         """
         self._gateway = link  # before the welcome, behind which a Start may follow at once
+        hello = m.Hello(m.PROTOCOL_VERSION, "worker", self.name, self._secret, os.getpid())
         try:
-            _, lost = await self._meet(link, self._on_gateway, self._lose_gateway)
+            return await meet(link, hello, self._on_gateway, self._lose_gateway)
         except LinkLostError:
             self._gateway = None
             raise
-        return lost
 
-    async def _meet(
-        self, link: Link, on_frame: Callable[[list[Any]], None], on_lost: Callable[[], None]
-    ) -> tuple[dict[str, Any], asyncio.Event]:
-        welcome: asyncio.Future[dict[str, Any]] = self.loop.create_future()
-        lost = asyncio.Event()
+    def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
+        """A kernel that knows nothing of us yet."""
+        self.text = Text(welcome.about)
+        self._kernel = session
 
-        def first(frame: list[Any]) -> None:
-            if welcome.done():
-                on_frame(frame)
-                return
-            message = m.decode(frame)
-            assert isinstance(message, m.Welcome)
-            welcome.set_result(message.about)
+    def session_cut(self) -> None:
+        """The kernel is away: whoever waits for it waits on."""
 
-        def closed() -> None:
-            lost.set()
-            if welcome.done():
-                on_lost()
-            else:
-                welcome.set_exception(LinkLostError("the link was closed before a welcome"))
+    def session_resumed(self, welcome: m.Welcome) -> None:
+        """The kernel is back, with everything that it knew."""
 
-        link.receive(first, closed)
-        hello = m.Hello(m.PROTOCOL_VERSION, "worker", self.name, self._secret, os.getpid())
-        link.send(m.encode(hello))
-        try:
-            async with asyncio.timeout(_WELCOME_SECONDS_MAX):
-                return await welcome, lost
-        except TimeoutError:
-            link.close()
-            raise LinkLostError("no welcome came") from None
+    def session_ended(self) -> None:
+        """The kernel has forgotten us."""
+        self._lose_kernel()
 
     def _lose_kernel(self) -> None:
         self._kernel = None
@@ -198,7 +182,8 @@ class Worker:
         """End everything, let the gateway hear of it if it listens, and stop."""
         self.end_all("the worker was stopped")
         until = self.loop.time() + _STOP_SECONDS_MAX
-        while self.unread_bytes and self.loop.time() < until:  # noqa: ASYNC110 - nobody tells
+        gateway = self._gateway
+        while gateway and gateway.backlog and self.loop.time() < until:  # noqa: ASYNC110 - silent
             await asyncio.sleep(_STOP_SECONDS_MAX / 100)
         self.close()
         await asyncio.sleep(0)
@@ -289,7 +274,7 @@ class Worker:
 
     @property
     def unread_bytes(self) -> int:
-        """What kernel and gateway have not read yet."""
+        """What kernel and gateway have not got yet, or the kernel has not acknowledged."""
         links = (self._kernel, self._gateway)
         return sum(link.backlog for link in links if link is not None)
 
@@ -562,13 +547,13 @@ class Worker:
     def _flush_calls(self) -> None:
         calls, self._calls, self._calls_bytes = self._calls, [], 0
         if self._kernel is not None:
-            self._kernel.send([m.Calls.KIND, calls])
-            # This was the turn's frame: the kernel need not wait for another pass of the loop.
-            self._kernel.flush()
+            # The turn's frame: the kernel need not wait for another pass of the loop.
+            self._kernel.send([m.Calls.KIND, calls], now=True)
 
     def _flush_output(self) -> None:
         messages, self._messages, self._messages_bytes = self._messages, [], 0
-        self._send(m.Output(messages))
+        if self._gateway is not None:
+            self._gateway.send([m.Output.KIND, messages], now=True)
 
     def _flush_lines(self) -> None:
         lines, self._lines, self._lines_bytes = self._lines, [], 0

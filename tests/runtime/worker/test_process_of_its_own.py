@@ -189,13 +189,17 @@ def test_it_ends_with_its_supervisor(tmp_path: Path) -> None:
 def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again(tmp_path: Path) -> None:
     async def test(made: Scene) -> None:
         await made.ready()
-        await made.kernel.next(m.Hello)
+        first = await made.kernel.next(m.Hello)
         made.start(SPIN)
         await asyncio.sleep(0.2)
         made.kernel.links[-1].close()
-        ended = await made.gateway.next(m.Ended)
+        again = await made.kernel.next(m.Hello)
+        assert (first.received, again.session, again.received) == (-1, first.session, 0)
+        ended = await made.gateway.next(m.Ended)  # it was not known there
         assert (ended.status, ended.reason) == ("failed", "the kernel died")
-        await made.kernel.next(m.Hello)
+        new = await made.kernel.next(m.Hello)
+        assert new.session != first.session
+        assert new.received == -1
         made.start(HELLO, 8)
         assert (await made.gateway.next(m.Ended)).status == "exited"
 

@@ -61,7 +61,7 @@ class OpenAI:
         self.shipped = Shipped(programs)
         self.clients = Clients(runs)
         self.started = now()
-        self._model: tuple[int, Model] | None = None  # of the kernel with this process id
+        self._model: tuple[dict[str, Any], Model] | None = None  # of what the kernel said
 
     async def prepare(self) -> None:
         """Make the shipped program ready before the first request wants it."""
@@ -79,13 +79,13 @@ class OpenAI:
             OpenAIError: 503, there is no kernel now.
         """
         kernel = self.runs.kernel
-        if not kernel.ready:
+        if not kernel.expected:
             raise OpenAIError(503, "the kernel is not ready", code="unavailable",
                               headers={"Retry-After": "1"})  # fmt: skip
-        if self._model is None or self._model[0] != kernel.pid:
-            pid, about = kernel.pid, kernel.about
+        if self._model is None or self._model[0] is not kernel.about:
+            about = kernel.about
             # A tokenizer may have many megabytes.
-            self._model = pid, await asyncio.to_thread(read_model, about)
+            self._model = about, await asyncio.to_thread(read_model, about)
         return self._model[1]
 
 
