@@ -1,6 +1,6 @@
 """Works without a kernel around them: files that are only lengths, and a device that counts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from symphony_kernel.executor.base import Int32, UInt32
@@ -48,7 +48,9 @@ class LengthFile:
         assert entries <= self.pages * PAGE_TOKENS
         return np.arange(-(-entries // PAGE_TOKENS), dtype=np.int32)
 
-    def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
+    def commit(
+        self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
+    ) -> None:
         assert len(tokens) == len(positions)
         self.length += len(tokens)
         assert self.length <= self.pages * PAGE_TOKENS

@@ -61,7 +61,7 @@ class RecordingScheduler:
             work.done(-error.errno)
             return work
         if work.options.keep:
-            work.file.commit(work.tokens, work.positions, work.options.parents is not None)
+            work.file.commit(work.tokens, work.positions, work.options.parents)
         else:
             work.file.unreserve()
         work.done(result)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.kvfs.lineage import LineageBook, Origins, Span, Step, Trail, plan
 from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.pages import PagePool, page_count
 from symphony_kernel.kvfs.prefix_cache import PrefixCache
@@ -44,13 +45,20 @@ class Storage:
     """
 
     def __init__(
-        self, pool: PagePool, ledger: Ledger, cache: PrefixCache, moves: Moves, tiers: Tiers
+        self,
+        pool: PagePool,
+        ledger: Ledger,
+        cache: PrefixCache,
+        moves: Moves,
+        tiers: Tiers,
+        lineages: LineageBook,
     ) -> None:
         self.pool = pool
         self.ledger = ledger
         self.cache = cache
         self.moves = moves
         self.tiers = tiers
+        self.lineages = lineages
 
     def allocate(self, account: Account, n: int) -> Int32:
         """Return n pages charged to `account`; SyscallError ENOMEM or EDQUOT, nothing changed."""
@@ -98,8 +106,8 @@ class KVFile:
 
     __slots__ = (
         "_absent", "_count", "_frames", "_moved", "_storage", "_table", "computed_at", "counted",
-        "error", "expires_ms", "generating", "length", "name", "owner", "path", "plain", "queue",
-        "references", "tenant",
+        "error", "expires_ms", "generating", "length", "name", "origins", "owner", "path", "plain",
+        "queue", "references", "tenant",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
@@ -116,6 +124,8 @@ class KVFile:
         # So many entries, from the first, stand at positions 0, 1, .. and were computed each from
         # all before it: their K and V depend on their tokens alone.
         self.plain = 0
+        # Where entries come from that were computed otherwise; None while nobody need know.
+        self.origins: Origins | None = None
         self.references = 1
         self.counted = True  # in its tenant's quota of files
         self.error: Errno | None = None  # of the call that made it; its answer until it is closed
@@ -189,14 +199,18 @@ class KVFile:
         """The slowest tier from which one of its pages has to come; DEVICE when none has."""
         return self._storage.tiers.worst_of(self.absent_pages())
 
-    def commit(self, tokens: UInt32, positions: Int32, tree: bool = False) -> None:
+    def commit(
+        self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
+    ) -> None:
         """Say that the reserved entries hold these tokens ([n], [n]): they exist now.
 
-        `tree`: not each of them saw all before it.
+        `parents` ([n]): not each of them saw all before it.
         """
         n = len(tokens)
         start = self.length
         assert start + n <= self._count * PAGE_TOKENS, "committed without room"
+        if parents is not None:
+            self._plant(tokens, positions, np.array(parents, np.int32))
         pool = self._storage.pool
         if n == 1:
             page = self._table[start // PAGE_TOKENS]
@@ -208,7 +222,7 @@ class KVFile:
             slots = self._page_slots(np.arange(start, start + n))
             pool.tokens[slots] = tokens
             pool.positions[slots] = positions
-        if self.plain == start and not tree and _continues(positions, start):
+        if self.plain == start and parents is None and _continues(positions, start):
             self.plain = start + n
         self.length = start + n
 
@@ -258,6 +272,69 @@ class KVFile:
         pages = self._table[entries // PAGE_TOKENS].astype(np.int64)
         return pages * PAGE_TOKENS + entries % PAGE_TOKENS
 
+    # -- Where it comes from --------------------------------------------------------------------
+    @property
+    def lineage(self) -> Trail | None:
+        """The trail of its first entries, for whoever keeps it (`lineage.pack`).
+
+        None where each entry was computed from exactly those before it, at whatever positions: then
+        tokens and positions say how. So are the entries behind the trail.
+        """
+        return None if self.origins is None else self.origins.trail
+
+    @property
+    def recomputable(self) -> bool:
+        """Whether all of it can be computed again, so that its tokens are enough to keep it."""
+        return self.origins is None or not self.origins.lost
+
+    def restore_lineage(self, trail: Trail | None) -> None:
+        """Take up what was kept of a file with these entries (`lineage.unpack`)."""
+        assert trail is None or trail.length <= self.length
+        if trail is not None or self.origins is not None:
+            self._known().become(trail)
+
+    def history(self) -> Trail | None:
+        """Return the trail of all its entries; None of an empty file."""
+        return self._known().history(self.length, self._read)
+
+    def plan(self, absent: Int64) -> list[Step]:
+        """Return what computes absent entries ([c] indices) again (see `lineage.planning`).
+
+        Of a file without lineage each step is in place: a row for each stretch of absent entries.
+
+        Raises:
+            NotRecomputableError: some of them depend on what is lost.
+        """
+        return plan(self.history(), absent)
+
+    def _known(self) -> Origins:
+        if self.origins is None:
+            self.origins = Origins(self._storage.lineages, self.tenant)
+        return self.origins
+
+    def _read(self, start: int, n: int) -> tuple[UInt32, Int32]:
+        slots, pool = self._page_slots(np.arange(start, start + n)), self._storage.pool
+        return pool.tokens[slots], pool.positions[slots]
+
+    def _plant(self, tokens: UInt32, positions: Int32, parents: Int32) -> None:
+        """Write down the tree that comes behind the entries."""
+        if np.array_equal(parents, np.arange(-1, len(parents) - 1)):
+            return  # a single branch: each saw all before it
+        whole = np.array([[0, len(tokens)]])
+        tree = Span(self.history(), tokens.copy(), positions.copy(), parents)
+        self._known().become(Trail(tree.context, tree, whole))
+
+    def _inherit(self, source: "KVFile", entries: Int64, begins: bool) -> None:
+        """Write down that entries of `source` come behind these; `begins`: as they begin there."""
+        if begins:
+            if source.origins is not None:
+                self.origins = source.origins.fork()
+                self.origins.truncate(len(entries))
+            return
+        history = source.history()
+        assert history is not None
+        self._known().become(history.picked(entries, self.history()))
+
     # -- What changes it ------------------------------------------------------------------------
     def share(self, source: "KVFile") -> None:
         """Become a fork of `source`; this file must be empty."""
@@ -267,6 +344,8 @@ class KVFile:
         self._extend(pages)
         self.length = source.length
         self.plain = source.plain
+        if source.origins is not None:
+            self.origins = source.origins.fork()
         self.computed_at = source.computed_at  # of a stream that goes on in a fork
 
     def adopt(self, pages: Int32) -> None:
@@ -313,8 +392,11 @@ class KVFile:
         if copied.any():
             places = np.flatnonzero(copied) + self.length
             self._storage.copy(sources[copied], self._page_slots(places))
-        if self.length == 0 and np.array_equal(entries, np.arange(len(entries))):
+        begins = self.length == 0 and np.array_equal(entries, np.arange(len(entries)))
+        if begins:
             self.plain = min(source.plain, len(entries))
+        if len(entries):
+            self._inherit(source, entries, begins)
         self.length += len(entries)
 
     def truncate(self, length: int) -> None:
@@ -322,6 +404,8 @@ class KVFile:
         assert 0 <= length <= self.length
         self.length = length
         self.plain = min(self.plain, length)
+        if self.origins is not None:
+            self.origins.truncate(length)
         self._shrink(page_count(length))
 
     def take_pages(self) -> Int32:
@@ -330,6 +414,9 @@ class KVFile:
         self._table = self._frames = _NO_PAGES
         self._absent = 0
         self._count = self.length = self.plain = 0
+        if self.origins is not None:
+            self.origins.close()
+            self.origins = None
         return pages
 
     # -- Tables ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
 from symphony_kernel.kvfs.files import KVFile, Storage
+from symphony_kernel.kvfs.lineage import LineageBook, LineageStatistics
 from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.names import PUBLIC, NameTree, is_public
 from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
@@ -97,6 +98,7 @@ class KVFSStatistics:
     pool: PoolStatistics
     prefix_cache: PrefixCacheStatistics
     tiers: TierStatistics
+    lineage: LineageStatistics
 
 
 class KVFS:
@@ -128,7 +130,11 @@ class KVFS:
         self.prefix_cache = PrefixCache(
             self.pool, self.ledger, int(pages * prefix_cache_share), now
         )
-        self._storage = Storage(self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers)
+        # As many entries as a tenant may have on the device.
+        self.lineages = LineageBook(self.limits.pages * PAGE_TOKENS)
+        self._storage = Storage(
+            self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers, self.lineages
+        )
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
         self._copied_slots = 0  # given to the executor
         # References of what goes to disk or comes from there, see `saving`.
@@ -446,6 +452,10 @@ class KVFS:
         self.pool.check_integrity(in_tables + self.prefix_cache.references)
         self.prefix_cache.check_integrity()
         self.ledger.check_integrity(self.pool.references)
+        origins = [file.origins for file in self._files if file.origins is not None]
+        self.lineages.check_integrity(
+            Counter(each.lineage for each in origins if each.lineage is not None)
+        )
         self.tiers.check_integrity()
         self._check_quotas()
 
@@ -467,4 +477,5 @@ class KVFS:
             pool=self.pool.statistics(),
             prefix_cache=self.prefix_cache.statistics(),
             tiers=self.tiers.statistics(),
+            lineage=self.lineages.statistics(),
         )

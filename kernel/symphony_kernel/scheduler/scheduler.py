@@ -298,8 +298,7 @@ class Scheduler:
     def _finish(self, work: Work, result: bytes) -> None:
         work.finished = True
         if work.options.keep:
-            tree = work.options.parents is not None
-            work.file.commit(work.tokens, work.positions, tree)
+            work.file.commit(work.tokens, work.positions, work.options.parents)
         else:
             work.file.unreserve()
         self._figures.finished(work)

@@ -36,6 +36,11 @@ class Origins:
         """The trail of the first entries; None: all are linear."""
         return None if self.lineage is None else self.lineage.trail
 
+    @property
+    def lost(self) -> bool:
+        """Whether some of the first entries cannot be computed again."""
+        return self.lineage is not None and self.lineage.lost
+
     def fork(self) -> "Origins":
         """Return the same for a file with the same entries."""
         fork = Origins(self._book, self._tenant)
