@@ -17,7 +17,16 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from symphony_kernel.executor.base import Batch, Int32, Int64, ModelInfo, Results, Row
+from symphony_kernel.executor.base import (
+    Batch,
+    Int32,
+    Int64,
+    KVArray,
+    KVLayout,
+    ModelInfo,
+    Results,
+    Row,
+)
 from symphony_kernel.executor.outcome import Outcome
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -51,17 +60,24 @@ class CostModel:
     prefill_token_us: float = 0.0
     decode_row_us: float = 0.0
     context_token_us: float = 0.0  # for each entry that a row can see
+    page_move_us: float = 0.0  # for each page saved or loaded
 
     def seconds(self, batch: Batch) -> float:
         """Return the duration of one step."""
         decodes = sum(1 for row in batch.rows if len(row.tokens) == 1)
         context = sum(row.start + len(row.tokens) for row in batch.rows)
-        return 1e-6 * (
+        microseconds = (
             self.fixed_us
             + self.decode_row_us * decodes
             + self.prefill_token_us * (batch.tokens - decodes)
             + self.context_token_us * context
         )
+        return 1e-6 * microseconds + self.move_seconds(batch)
+
+    def move_seconds(self, batch: Batch) -> float:
+        """Return how much of it is for saves and loads."""
+        moved: int = sum(part.shape[1] for part in (batch.saves, batch.loads) if part is not None)
+        return 1e-6 * self.page_move_us * moved
 
 
 def simulated_model(
@@ -94,6 +110,7 @@ class SimulatedExecutor:
         slots = pages * PAGE_TOKENS if hashed else 0
         self._entries = np.zeros(slots, np.uint64)  # of token and position; 0: never written
         self._values = np.zeros(slots, np.uint64)  # of the entry and of what it could see
+        self._host: UInt64 = np.zeros((0, 2, PAGE_TOKENS), np.uint64)  # entries and values of pages
         self._token_factors = _mix(np.arange(self._model.vocab_size, dtype=np.uint64)) | np.uint64(
             1
         )
@@ -124,10 +141,66 @@ class SimulatedExecutor:
                 await self._clock.sleep(self._costs.seconds(batch))
             if not self._hashed:
                 return self._constants(batch)
-            for source, destination in batch.copies:
-                self._entries[destination] = self._entries[source]
-                self._values[destination] = self._values[source]
+            self._before_rows(batch)
             return [self._answer(row) for row in batch.rows]
+
+    def _before_rows(self, batch: Batch) -> None:
+        """Save, copy, poison and load."""
+        if batch.saves is not None:
+            frames, places = batch.saves
+            self._host[places] = np.stack([part[frames] for part in self._parts()], axis=1)
+        for source, destination in batch.copies:
+            self._entries[destination] = self._entries[source]
+            self._values[destination] = self._values[source]
+        if batch.poison is not None:
+            self._parts()[0][batch.poison] = 0  # whoever reads them is found out
+        if batch.loads is not None:
+            places, frames = batch.loads
+            self._set_pages(frames, self._host[places])
+        batch.moved_seconds = self._costs.move_seconds(batch)
+
+    # -- Pages ---------------------------------------------------------------------------------
+    @property
+    def layout(self) -> KVLayout:
+        """An entry stands for a slot's K, its value for V."""
+        return KVLayout(1, 1, 1, "uint64")
+
+    def open_host(self, pages: int) -> None:
+        """Make room for pages in host memory."""
+        self._host = np.zeros((pages if self._hashed else 0, 2, PAGE_TOKENS), np.uint64)
+
+    def host_page(self, slot: int) -> memoryview:
+        """Return the bytes of a host slot; of any, when nothing is kept."""
+        page = self._host[slot] if self._hashed else np.zeros((2, PAGE_TOKENS), np.uint64)
+        return page.data.cast("B")
+
+    async def read_frames(self, frames: Int32) -> KVArray:
+        """Return pages in frames, after the steps given so far."""
+        async with self._order:
+            return _canonical(np.stack([part[frames] for part in self._parts()], axis=1))
+
+    async def write_frames(self, frames: Int32, values: KVArray) -> None:
+        """Write pages into frames, after the steps given so far."""
+        async with self._order:
+            self._set_pages(frames, _from_canonical(values))
+
+    async def read_host(self, slots: Int32) -> KVArray:
+        """Return pages in host slots, after the steps given so far."""
+        async with self._order:
+            return _canonical(self._host[slots])
+
+    async def write_host(self, slots: Int32, values: KVArray) -> None:
+        """Write pages into host slots, after the steps given so far."""
+        async with self._order:
+            self._host[slots] = _from_canonical(values)
+
+    def _parts(self) -> tuple[UInt64, UInt64]:
+        """Return entries and values as pages: views."""
+        return self._entries.reshape(-1, PAGE_TOKENS), self._values.reshape(-1, PAGE_TOKENS)
+
+    def _set_pages(self, frames: Int32, pages: UInt64) -> None:
+        for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
+            part[frames] = values
 
     def _answer_at_once(self, batch: Batch) -> Outcome[Results]:
         outcome: Outcome[Results] = Outcome()
@@ -189,6 +262,16 @@ class SimulatedExecutor:
             mask = np.unpackbits(np.frombuffer(options.allow, np.uint8), bitorder="little")
             logits[:, mask[: logits.shape[1]] == 0] = -np.inf
         return logits
+
+
+def _canonical(pages: UInt64) -> KVArray:
+    """From [n, 2, PAGE_TOKENS] to the layout of `KVLayout`."""
+    return pages.transpose(1, 0, 2)[None, :, :, :, None, None].copy()
+
+
+def _from_canonical(values: KVArray) -> UInt64:
+    pages: UInt64 = values[0, :, :, :, 0, 0].transpose(1, 0, 2).astype(np.uint64)
+    return pages
 
 
 def _mix(x: UInt64) -> UInt64:

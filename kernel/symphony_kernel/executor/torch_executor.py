@@ -5,13 +5,22 @@ released while it computes, so the kernel's loop goes on beside it.
 """
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from symphony_kernel.executor.base import Batch, Int32, ModelInfo, Results, Row
+from symphony_kernel.executor.base import (
+    Batch,
+    Int32,
+    KVArray,
+    KVLayout,
+    ModelInfo,
+    Results,
+    Row,
+)
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
@@ -141,9 +150,58 @@ class TorchExecutor:
         await self._thread.start(self._network.release)
         self._thread.stop()
 
-    def _step(self, batch: Batch, prepared: Any) -> Results:
+    # -- Pages ----------------------------------------------------------------------------------
+    @property
+    def layout(self) -> KVLayout:
+        """What K and V of a page are here."""
+        return self._network.pages.layout
+
+    def open_host(self, pages: int) -> None:
+        """Make room for pages in host memory (see `base.Executor.open_host`)."""
+        self._thread.call(lambda: self._network.pages.open_host(pages))
+
+    def host_page(self, slot: int) -> memoryview:
+        """Return the bytes of a host slot (see `base.Executor.host_page`)."""
+        return self._network.pages.host_page(slot)
+
+    async def read_frames(self, frames: Int32) -> KVArray:
+        """Return pages in frames, after the steps given so far."""
+        return await self._thread.start(lambda: self._network.pages.read_frames(frames))
+
+    async def write_frames(self, frames: Int32, values: KVArray) -> None:
+        """Write pages into frames, after the steps given so far."""
+        await self._thread.start(lambda: self._network.pages.write_frames(frames, values))
+
+    async def read_host(self, slots: Int32) -> KVArray:
+        """Return pages in host slots, after the steps given so far."""
+        return await self._thread.start(lambda: self._network.pages.read_host(slots))
+
+    async def write_host(self, slots: Int32, values: KVArray) -> None:
+        """Write pages into host slots, after the steps given so far."""
+        await self._thread.start(lambda: self._network.pages.write_host(slots, values))
+
+    def _move(self, batch: Batch) -> None:
+        """Do what comes before the rows, but for the copies of a batch that has nothing else."""
+        pages, network = self._network.pages, self._network
+        began = time.perf_counter()
+        if batch.saves is not None:
+            pages.save(*batch.saves)
+        saved = time.perf_counter()
         for group in batch.copies:
-            self._network.copy(group)
+            network.copy(group)
+        if batch.poison is not None:
+            network.poison(batch.poison)
+        loading = time.perf_counter()
+        if batch.loads is not None:
+            pages.load(*batch.loads)
+        batch.moved_seconds = saved - began + time.perf_counter() - loading
+
+    def _step(self, batch: Batch, prepared: Any) -> Results:
+        if batch.saves is not None or batch.loads is not None or batch.poison is not None:
+            self._move(batch)
+        else:
+            for group in batch.copies:
+                self._network.copy(group)
         if prepared is not None:
             return self._network.compute(prepared)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)

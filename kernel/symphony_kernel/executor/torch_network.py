@@ -10,6 +10,7 @@ from symphony_kernel.executor.base import Int32, Int64, Results, Row
 from symphony_kernel.executor.models.decoder import Decoder
 from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.executor.step import Geometry, plan_step
+from symphony_kernel.executor.torch_pages import TorchPages
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -30,6 +31,7 @@ class TorchNetwork:
             dtype=decoder.dtype,
             device=decoder.device,
         )
+        self.pages = TorchPages(config, self._pool)
         windows = tuple(dict.fromkeys(config.windows))
         self._geometry = Geometry(windows, pages * PAGE_TOKENS, decoder.dtype, decoder.device)
         self._hidden = self._pool.new_empty(0)
@@ -64,4 +66,5 @@ class TorchNetwork:
 
     def release(self) -> None:
         """Give the pool back."""
+        self.pages.close()
         self._pool = self._pool.new_empty(0)

@@ -57,6 +57,13 @@ void pool_free(void *pool, size_t bytes);
 void pool_copy(const AttentionShape &shape, void *pool, int32_t layer, const int64_t *sources,
                const int64_t *destinations, int64_t count);
 
+// Copies whole pages, `count` of them, from frames of the pool to slots of host memory or back. In
+// host memory a page's layers lie one behind the other, each as it lies in the pool.
+void pool_save(const AttentionShape &shape, const void *pool, const int32_t *frames,
+               const int32_t *slots, int64_t count, void *host);
+void pool_load(const AttentionShape &shape, void *pool, const int32_t *frames, const int32_t *slots,
+               int64_t count, const void *host);
+
 // Fills pages with NaN in every layer.
 void pool_poison(const AttentionShape &shape, void *pool, const int32_t *pages, int64_t count);
 

@@ -1,6 +1,7 @@
 """The page pool in its native layout, and attention on it by itself (see attention.h)."""
 
 from collections.abc import Sequence
+from copy import copy
 from ctypes import (
     POINTER,
     Structure,
@@ -148,6 +149,17 @@ class PagePool:
         self.address = allocate(self.bytes)
         if not self.address:
             raise MemoryError(f"no {self.bytes} bytes for the page pool")
+
+    def of_one_page(self, address: int) -> "PagePool":
+        """Return a pool of one page at `address`, as a page of this one but for its place.
+
+        It owns nothing: it is not to be closed, and lives no longer than what is at `address`.
+        """
+        pool = copy(self)
+        pool.structure = AttentionShape.from_buffer_copy(self.structure)
+        pool.structure.pages = 1
+        pool.address = address
+        return pool
 
     def close(self) -> None:
         """Give the memory back."""

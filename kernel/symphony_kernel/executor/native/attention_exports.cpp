@@ -44,6 +44,18 @@ SYMPHONY_EXPORT void symphony_pool_poison(const AttentionShape *shape, void *poo
     pool_poison(*shape, pool, pages, count);
 }
 
+SYMPHONY_EXPORT void symphony_pool_save(const AttentionShape *shape, const void *pool,
+                                        const int32_t *frames, const int32_t *slots, int64_t count,
+                                        void *host) {
+    pool_save(*shape, pool, frames, slots, count, host);
+}
+
+SYMPHONY_EXPORT void symphony_pool_load(const AttentionShape *shape, void *pool,
+                                        const int32_t *frames, const int32_t *slots, int64_t count,
+                                        const void *host) {
+    pool_load(*shape, pool, frames, slots, count, host);
+}
+
 SYMPHONY_EXPORT void symphony_pool_read(const AttentionShape *shape, const void *pool, int32_t layer,
                                         const int64_t *slots, int64_t count, void *plain) {
     pool_read(*shape, pool, layer, slots, count, plain);

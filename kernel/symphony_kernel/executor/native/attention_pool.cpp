@@ -144,6 +144,29 @@ void pool_copy(const AttentionShape &shape, void *pool, int32_t layer, const int
     }
 }
 
+void pool_save(const AttentionShape &shape, const void *pool, const int32_t *frames,
+               const int32_t *slots, int64_t count, void *host) {
+    const PoolLayout layout(shape);
+    const size_t units = layout.page_units(), layers = size_t(layout.layers);
+    for (size_t layer = 0; layer < layers; ++layer)
+        for (int64_t i = 0; i < count; ++i)
+            std::memcpy(static_cast<uint32_t *>(host) + (size_t(slots[i]) * layers + layer) * units,
+                        static_cast<const uint32_t *>(pool) + layout.page_at(int(layer), frames[i]),
+                        units * sizeof(uint32_t));
+}
+
+void pool_load(const AttentionShape &shape, void *pool, const int32_t *frames, const int32_t *slots,
+               int64_t count, const void *host) {
+    const PoolLayout layout(shape);
+    const size_t units = layout.page_units(), layers = size_t(layout.layers);
+    for (size_t layer = 0; layer < layers; ++layer)
+        for (int64_t i = 0; i < count; ++i)
+            std::memcpy(
+                static_cast<uint32_t *>(pool) + layout.page_at(int(layer), frames[i]),
+                static_cast<const uint32_t *>(host) + (size_t(slots[i]) * layers + layer) * units,
+                units * sizeof(uint32_t));
+}
+
 void pool_poison(const AttentionShape &shape, void *pool, const int32_t *pages, int64_t count) {
     const PoolLayout layout(shape);
     for (int layer = 0; layer < layout.layers; ++layer)

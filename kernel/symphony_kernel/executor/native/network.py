@@ -14,6 +14,7 @@ from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.models.rope import frequencies
 from symphony_kernel.executor.native.attention import AttentionShape, PagePool, PoolShape
+from symphony_kernel.executor.native.host import NativePages
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.native.step import PreparedStep
@@ -95,6 +96,7 @@ class NativeNetwork:
         self.config = config
         self._logits_places = logits_places
         self._pool = PagePool(library, _pool_shape(config, dtype, pages, threads))
+        self.pages = NativePages(library, self._pool)
         shape = _decoder_shape(config, dtype, threads, quantized)
         create = library.function(
             "symphony_decoder_create",
@@ -193,6 +195,7 @@ class NativeNetwork:
         if self._decoder:
             self._destroy(self._decoder)
             self._decoder = 0
+        self.pages.close()
         self._pool.close()
 
     def profile(self, on: bool) -> dict[str, float]:

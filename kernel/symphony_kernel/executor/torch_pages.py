@@ -1,0 +1,105 @@
+"""Pages of the torch network: its pool, and host memory beside it."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32, KVArray, KVLayout
+from symphony_kernel.executor.models.config import ModelConfig
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+
+class TorchPages:
+    """The pages of a pool, and those in host memory beside it (see `network.Pages`).
+
+    `pool` is [layers, slots, 2, kv_heads, head_dim]. A host slot is a page of it, [layers,
+    PAGE_TOKENS, 2, kv_heads, head_dim]; beside a GPU the host's memory is pinned, so that pages
+    move while the host does something else.
+    """
+
+    def __init__(self, config: ModelConfig, pool: Tensor) -> None:
+        dtype = "bfloat16" if pool.dtype == torch.bfloat16 else "float32"
+        self.layout = KVLayout(config.layers, config.kv_heads, config.head_dim, dtype)
+        # A view: [layers, pages, PAGE_TOKENS, 2, kv_heads, head_dim].
+        self._pool = pool.view(config.layers, -1, PAGE_TOKENS, *pool.shape[2:])
+        self._host = pool.new_empty(0)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._pool = self._host = self._pool.new_empty(0)
+
+    def open_host(self, pages: int) -> None:
+        """Make room for so many pages."""
+        page = self._pool[:, 0].shape
+        pinned = self._pool.device.type == "cuda"
+        try:
+            self._host = torch.empty(
+                (pages, *page), dtype=self._pool.dtype, device="cpu", pin_memory=pinned
+            )
+        except RuntimeError as error:
+            raise MemoryError(f"no memory for {pages} pages on the host") from error
+
+    def host_page(self, slot: int) -> memoryview:
+        """Return the bytes of a host slot."""
+        page = self._host[slot].view(torch.uint8).numpy()
+        return page.reshape(-1).data
+
+    def save(self, frames: Int32, slots: Int32) -> None:
+        """Copy pages from frames to host slots ([n] each)."""
+        pages = self._pool.index_select(1, self._index(frames)).transpose(0, 1)
+        if self._pool.device.type == "cpu":
+            self._host.index_copy_(0, _cpu_index(slots), pages)
+            return
+        pages = pages.contiguous()
+        for index, slot in enumerate(slots.tolist()):
+            self._host[slot].copy_(pages[index], non_blocking=True)
+        torch.cuda.current_stream(self._pool.device).synchronize()
+
+    def load(self, slots: Int32, frames: Int32) -> None:
+        """Copy pages from host slots to frames ([n] each)."""
+        if self._pool.device.type == "cpu":
+            pages = self._host.index_select(0, _cpu_index(slots))
+        else:
+            pages = self._pool.new_empty((len(slots), *self._host.shape[1:]))
+            for index, slot in enumerate(slots.tolist()):
+                pages[index].copy_(self._host[slot], non_blocking=True)
+        self._pool.index_copy_(1, self._index(frames), pages.transpose(0, 1))
+
+    def read_frames(self, frames: Int32) -> KVArray:
+        """Return pages (see `KVLayout`)."""
+        return _canonical(self._pool.index_select(1, self._index(frames)))
+
+    def write_frames(self, frames: Int32, values: KVArray) -> None:
+        """Write pages (see `KVLayout`)."""
+        pages = _from_canonical(values, self._pool.dtype).to(self._pool.device)
+        self._pool.index_copy_(1, self._index(frames), pages)
+
+    def read_host(self, slots: Int32) -> KVArray:
+        """Return pages in host slots (see `KVLayout`)."""
+        return _canonical(self._host.index_select(0, _cpu_index(slots)).transpose(0, 1))
+
+    def write_host(self, slots: Int32, values: KVArray) -> None:
+        """Write pages into host slots (see `KVLayout`)."""
+        pages = _from_canonical(values, self._host.dtype).transpose(0, 1)
+        self._host.index_copy_(0, _cpu_index(slots), pages)
+
+    def _index(self, frames: Int32) -> Tensor:
+        return _cpu_index(frames).to(self._pool.device)
+
+
+def _cpu_index(numbers: Int32) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.int64))
+
+
+def _canonical(pages: Tensor) -> KVArray:
+    """From [layers, n, PAGE_TOKENS, 2, ..]; bfloat16 as its bits."""
+    apart = pages.permute(0, 3, 1, 2, 4, 5).contiguous().cpu()
+    if apart.dtype == torch.bfloat16:
+        apart = apart.view(torch.uint16)
+    values: KVArray = apart.numpy()
+    return values
+
+
+def _from_canonical(values: KVArray, dtype: torch.dtype) -> Tensor:
+    apart = torch.from_numpy(np.ascontiguousarray(values))
+    return apart.view(dtype).permute(0, 2, 3, 1, 4, 5)

@@ -1,0 +1,170 @@
+"""Pages as such: saved to the host and loaded back, read and written in the one layout."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from symphony_kernel.executor.base import Batch, Executor, Int32, KVArray, KVLayout
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.scheduler.clock import VirtualClock
+
+from tests.support.models import Checkpoint, Rig, load, make_checkpoint, make_row, random_tokens
+
+HOST_SLOTS = 6
+
+
+def pages(*numbers: int) -> Int32:
+    return np.array(numbers, np.int32)
+
+
+def moves(sources: Int32, destinations: Int32) -> Int32:
+    return np.stack((sources, destinations))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
+
+
+@pytest.fixture(params=["fp32", "bf16"])
+def rig(checkpoint: Checkpoint, network: str, request: pytest.FixtureRequest) -> Iterator[Rig]:
+    rig = load(checkpoint, request.param)
+    assert network in type(rig.executor.network).__name__.lower()
+    rig.executor.open_host(HOST_SLOTS)
+    yield rig
+    rig.close()
+
+
+def run(rig: Rig, *given: Any, **moved: Any) -> list[Any]:
+    return asyncio.run(rig.executor.run(Batch(*given, **moved)))
+
+
+def read(rig: Rig, frames: Int32) -> KVArray:
+    return asyncio.run(rig.executor.read_frames(frames))
+
+
+def test_a_page_that_was_away_is_the_same_to_whoever_reads_it(rig: Rig) -> None:
+    tokens = random_tokens(41)
+    table = rig.table(41)
+    rig.logits([make_row(tokens[:40], table)])
+    [expected] = rig.run([make_row(tokens[40:], table, 40)])
+    # Out, its frames poisoned, and back to other frames, all within the step that reads them.
+    back = rig.table(41)
+    slots = pages(4, 0, 2)
+    step = Batch(
+        [make_row(tokens[40:], back, 40)],
+        saves=moves(table, slots),
+        poison=table,
+        loads=moves(slots, back),
+    )
+    assert asyncio.run(rig.executor.run(step)) == [expected]
+    assert step.moved_seconds > 0
+
+
+def test_saves_come_before_copies_and_copies_before_loads(rig: Rig) -> None:
+    first, second, third = (int(page) for page in rig.table(48))
+    rig.logits([make_row(random_tokens(48), pages(first, second, third))])
+    before = read(rig, pages(first, second, third))
+    entry = np.arange(PAGE_TOKENS)
+    copy = np.stack([second * PAGE_TOKENS + entry, first * PAGE_TOKENS + entry])
+    # The first is saved before it is written over, and read from the host after that.
+    saved, loaded = moves(pages(first), pages(1)), moves(pages(1), pages(second))
+    run(rig, [], [copy], saves=saved, loads=loaded)
+    after = read(rig, pages(first, second, third))
+    np.testing.assert_array_equal(after, before[:, :, [1, 0, 2]])
+
+
+def test_what_was_read_can_be_written_elsewhere(rig: Rig) -> None:
+    tokens = random_tokens(33)
+    table, other = rig.table(33), rig.table(33)
+    rig.logits([make_row(tokens[:32], table)])
+    [expected] = rig.run([make_row(tokens[32:], table, 32)])
+    values = read(rig, table)
+    layout = rig.executor.layout
+    assert (values.shape, values.dtype) == (layout.shape(3), layout.numpy)
+    asyncio.run(rig.executor.write_frames(other, values))
+    assert rig.run([make_row(tokens[32:], other, 32)]) == [expected]
+    asyncio.run(rig.executor.write_host(pages(0, 3, 5), values))
+    np.testing.assert_array_equal(
+        asyncio.run(rig.executor.read_host(pages(5, 0))), values[:, :, [2, 0]]
+    )
+    run(rig, [], loads=moves(pages(3, 5), other[:2]))
+    np.testing.assert_array_equal(read(rig, other), values[:, :, [1, 2, 2]])
+
+
+def test_a_host_slot_s_bytes_are_a_page(rig: Rig) -> None:
+    table = rig.table(32)
+    rig.logits([make_row(random_tokens(32), table)])
+    run(rig, [], saves=moves(table, pages(2, 3)))
+    rig.executor.host_page(5)[:] = rig.executor.host_page(3)
+    assert len(rig.executor.host_page(0)) >= rig.executor.layout.page_bytes
+    run(rig, [], loads=moves(pages(5), table[:1]))
+    values = read(rig, table)
+    np.testing.assert_array_equal(values[:, :, 0], values[:, :, 1])
+
+
+def test_both_networks_mean_the_same_by_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_checkpoint(tmp_path, "llama")
+    found: list[KVArray] = []
+    layouts: list[KVLayout] = []
+    for kind in ("1", "0"):
+        monkeypatch.setenv("SYMPHONY_NATIVE", kind)
+        rig = load(made, "fp32")
+        table = rig.table(32)
+        rig.logits([make_row(random_tokens(32), table)])
+        found.append(read(rig, table))
+        layouts.append(rig.executor.layout)
+        rig.close()
+    assert layouts[0] == layouts[1]
+    native, plain = (values.astype(np.float32) for values in found)
+    np.testing.assert_allclose(native, plain, rtol=1e-4, atol=1e-4)
+
+
+# -- The simulated one ---------------------------------------------------------------------------
+def simulated(costs: CostModel | None = None) -> tuple[VirtualClock, SimulatedExecutor]:
+    clock = VirtualClock()
+    executor = SimulatedExecutor(clock, 16, costs=costs)
+    executor.open_host(4)
+    return clock, executor
+
+
+def test_the_simulated_device_moves_pages_too() -> None:
+    clock, executor = simulated(CostModel(fixed_us=100, page_move_us=7))
+
+    async def main() -> None:
+        table = pages(3, 5)
+        tokens = np.arange(1, 22, dtype=np.uint32)
+        await executor.run(Batch([make_row(tokens[:20], table)]))
+        (expected,) = await executor.run(Batch([make_row(tokens[20:], table, 20)]))
+        values = await executor.read_frames(table)
+        moved = Batch([], saves=moves(table, pages(0, 3)), poison=table)
+        began = clock.now()
+        await executor.run(moved)
+        assert clock.now() - began == pytest.approx(114e-6)
+        assert moved.moved_seconds == pytest.approx(14e-6)
+        with pytest.raises(KernelBug, match="never written"):
+            await executor.run(Batch([make_row(tokens[20:], table, 20)]))
+        back = pages(1, 9)
+        loads = moves(pages(0, 3), back)
+        rows = [make_row(tokens[20:], back, 20)]
+        assert await executor.run(Batch(rows, loads=loads)) == [expected]
+        np.testing.assert_array_equal(await executor.read_host(pages(0, 3)), values)
+        await executor.write_frames(table, values)
+        await executor.write_host(pages(1), values[:, :, :1])
+        assert bytes(executor.host_page(1)) == bytes(executor.host_page(0))
+
+    clock.run(main())
+
+
+def test_every_executor_is_one(checkpoint: Checkpoint) -> None:
+    rig = load(checkpoint)
+    executors: list[Executor] = [rig.executor, simulated()[1]]
+    assert [executor.layout.dtype for executor in executors] == ["float32", "uint64"]
+    rig.close()
