@@ -19,6 +19,7 @@ from typing import Any
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.assets import Assets
 from symphony_kernel.kvfs import KVFS, TenantLimits
+from symphony_kernel.kvfs.filesystem import Places
 from symphony_kernel.pending_calls import Result
 from symphony_kernel.process_table import ProcessTable
 from symphony_kernel.protocol import messages as m
@@ -49,6 +50,7 @@ class KernelOptions:
     steps: StepLimits = field(default_factory=StepLimits)
     tenants: TenantLimits | None = None  # by default one tenant may fill the pool
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
+    places: Places = field(default_factory=Places)  # where pages may be beside the device
     answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
 
@@ -150,6 +152,7 @@ class Kernel:
             self._clock.now,
             options.tenants,
             prefix_cache_share=options.prefix_cache_share,
+            places=options.places,
         )
         self._scheduler = Scheduler(
             self._clock,
@@ -159,6 +162,7 @@ class Kernel:
             options.steps,
             self._traced,
             options.answers(),
+            self._kvfs.pressure,
         )
         for tenant, weight in options.tenant_weights.items():
             self._scheduler.set_tenant_weight(tenant, weight)

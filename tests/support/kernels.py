@@ -264,7 +264,8 @@ def with_kernel(
         statistics = kernel.statistics()
         assert statistics["instances"] == 0
         free = statistics["pages_free"] + statistics["prefix_cache_idle_pages"]
-        assert free == statistics["pages"] or statistics["names"]
+        # Offered pages may be off the device: then all frames are free, and they count besides.
+        assert free >= statistics["pages"] or statistics["names"]
         return await testing
 
     return clock.run(main())

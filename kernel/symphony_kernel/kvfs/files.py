@@ -13,18 +13,20 @@ a guest says: syscalls have done that, and what is wrong here is a bug of ours.
 is between the two, no other operation touches the file (see `ordering`).
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.kvfs.advice import NO_ADVICE
 from symphony_kernel.kvfs.lineage import LineageBook, Origins, Span, Step, Trail, plan
 from symphony_kernel.kvfs.moves import Moves
-from symphony_kernel.kvfs.pages import PagePool, page_count
+from symphony_kernel.kvfs.pages import NOWHERE, PagePool, page_count
 from symphony_kernel.kvfs.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import Account, Ledger
 from symphony_kernel.kvfs.tiers import Tier, Tiers
+from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -36,6 +38,26 @@ _TABLE_PAGES_MIN = 4
 _STALE = -1  # of `_moved`: the frames must be looked up
 _NO_PAGES: Int32 = np.empty(0, np.int32)
 _OFFSETS: Int64 = np.arange(PAGE_TOKENS, dtype=np.int64)
+
+
+class Ranked(Protocol):
+    """What keeps an order over files with pages on the device (`ranking`)."""
+
+    def add(self, file: "KVFile") -> None:
+        """A file has got pages on the device."""
+
+    def discard(self, file: "KVFile") -> None:
+        """A file is gone."""
+
+
+class NobodyRanks:
+    """No order: nothing is ever taken from a file."""
+
+    def add(self, file: "KVFile") -> None:
+        """Do nothing."""
+
+    def discard(self, file: "KVFile") -> None:
+        """Do nothing."""
 
 
 class Storage:
@@ -59,15 +81,42 @@ class Storage:
         self.moves = moves
         self.tiers = tiers
         self.lineages = lineages
+        self.made = 0  # files
+        self.witness: Witness | None = None
+        # What takes frames from idle files, but not from the one named, until so many are free.
+        self.relief: Callable[..., bool] = lambda _frames, *_keep: False
+        self.ranking: Ranked = NobodyRanks()
 
-    def allocate(self, account: Account, n: int) -> Int32:
-        """Return n pages charged to `account`; SyscallError ENOMEM or EDQUOT, nothing changed."""
-        self.ledger.allow(account, n)
-        if n > self.pool.free:
-            self.cache.make_free(n - self.pool.free)
+    def allocate(
+        self, account: Account, n: int, step: bool = False, keep: tuple["KVFile", ...] = ()
+    ) -> Int32:
+        """Return n pages charged to `account`; SyscallError ENOMEM or EDQUOT, nothing changed.
+
+        `step`: for a step to come, and not for what a call does now. Idle files give up their
+        frames for it, but none of `keep`.
+        """
+        witness = self.witness
+        if witness is None or not witness.allocating(step):
+            self._make_room(account, n, step, keep)
+        if n > self.pool.free_frames:
+            self.relief(n, *keep)
         pages = self.pool.allocate(n)
         self.ledger.charge(account, pages)
         return pages
+
+    def _make_room(self, account: Account, n: int, step: bool, keep: tuple["KVFile", ...]) -> None:
+        try:
+            self.ledger.allow(account, n)
+            if n > self.pool.free:
+                self.cache.make_free(n - self.pool.free)
+            if n > self.pool.free:
+                self.relief(n, *keep)
+            if n > self.pool.free:
+                raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.pool.free} free")
+        except SyscallError as error:
+            if self.witness is not None and not step:
+                self.witness.refused(error.errno)
+            raise
 
     def release(self, pages: Int32) -> None:
         """Let go of pages, once each."""
@@ -83,7 +132,14 @@ class Storage:
             SyscallError: EDQUOT, and nothing has changed.
         """
         idle = self.cache.charged_here(pages)
-        self.ledger.allow(account, len(idle))
+        witness = self.witness
+        if witness is None or not witness.allocating(False):
+            try:
+                self.ledger.allow(account, len(idle))
+            except SyscallError as error:
+                if witness is not None:
+                    witness.refused(error.errno)
+                raise
         self.pool.retain(pages)
         self.ledger.move(idle, account)
 
@@ -98,6 +154,10 @@ class Storage:
         """Copy slots of pages with frames: tokens and positions now, K and V with the next step."""
         pool = self.pool
         pool.copy_entries(sources, destinations)
+        if pool.absent and pool.frame[sources[0] // PAGE_TOKENS] < 0:
+            # A shared tail that is nowhere: from its tokens it is computed again in its new page.
+            pool.hollow_out((destinations[:1] // PAGE_TOKENS).astype(np.int32))
+            return
         self.moves.copy(pool.device_slots(sources), pool.device_slots(destinations))
 
 
@@ -105,13 +165,15 @@ class KVFile:
     """Entries of one file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "computed_at", "counted",
-        "error", "expires_ms", "generating", "length", "name", "origins", "owner", "path", "plain",
-        "queue", "references", "tenant",
+        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "computed_at",
+        "counted", "era", "error", "expires_ms", "generating", "length", "name", "number",
+        "origins", "owner", "path", "plain", "queue", "ranked", "references", "root", "tenant",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
         self._storage = storage
+        storage.made += 1
+        self.number = storage.made  # never used again
         self._table: Int32 = _NO_PAGES
         self._count = 0  # pages in use of the table, reserved ones included
         # The frames of the table's pages as of `_moved`, and how many of them have none.
@@ -135,6 +197,10 @@ class KVFile:
         self.expires_ms = 0  # Unix time; what it is saved under ends then; 0: never
         self.queue: FileQueue | None = None
         self.computed_at = 0.0  # the scheduler's: when its last pred ended
+        self.root = 0  # the LIP whose pred was the last to be admitted
+        self.advice = NO_ADVICE
+        self.ranked = False  # the ranking's: it may have pages on the device
+        self.era = 0  # the ranking's: when it was last used
 
     # -- What the batcher uses ------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
@@ -156,11 +222,13 @@ class KVFile:
             return
         # Before the allocation, for which the prefix cache may let go of that page.
         replaced = n > 0 and self._shares_last_page()
-        pages = self._storage.allocate(self.owner.live(), needed)
+        pages = self._storage.allocate(self.owner.live(), needed, True, (self,))
         if replaced:
             self._replace_last_page(int(pages[0]))
             pages = pages[1:]
         self._extend(pages)
+        if self._storage.witness is not None:
+            self._storage.witness.reserved(self, n)
 
     def block_table(self, entries: int) -> Int32:
         """Return the frames of the first `entries` entries, reserved ones included (a view).
@@ -224,11 +292,21 @@ class KVFile:
             pool.positions[slots] = positions
         if self.plain == start and parents is None and _continues(positions, start):
             self.plain = start + n
+        else:
+            self._tie(start)
         self.length = start + n
+
+    def _tie(self, start: int) -> None:
+        """The pages from entry `start` on hold what its tokens alone do not bring back."""
+        self._storage.pool.tied[self._table[start // PAGE_TOKENS : self._count]] = True
 
     def unreserve(self) -> None:
         """Give back the room after the present entries."""
-        self._shrink(page_count(self.length))
+        count = page_count(self.length)
+        if count < self._count:
+            self._shrink(count)
+            if self._storage.witness is not None:
+                self._storage.witness.unreserved(self)
 
     # -- What it holds --------------------------------------------------------------------------
     @property
@@ -262,6 +340,12 @@ class KVFile:
         """Return the tokens of entries start to start + n ([n], a copy)."""
         tokens: UInt32 = self._storage.pool.tokens[self._page_slots(np.arange(start, start + n))]
         return tokens
+
+    def read_positions(self, start: int, n: int) -> Int32:
+        """Return the positions of entries start to start + n ([n], a copy)."""
+        slots = self._page_slots(np.arange(start, start + n))
+        positions: Int32 = self._storage.pool.positions[slots]
+        return positions
 
     def slots(self, entries: Int64) -> Int64:
         """Return the device's slots of entries ([c] indices, reserved ones included)."""
@@ -347,6 +431,7 @@ class KVFile:
         if source.origins is not None:
             self.origins = source.origins.fork()
         self.computed_at = source.computed_at  # of a stream that goes on in a fork
+        self.era, self.root = source.era, source.root
 
     def adopt(self, pages: Int32) -> None:
         """Become a file of whole pages of the prefix cache ([n]); this file must be empty.
@@ -379,7 +464,8 @@ class KVFile:
         replaced = 1 if head and self._shares_last_page() else 0
         if head and self._storage.pool.copies:
             self._write_last_page()
-        fresh = self._storage.allocate(self.owner.live(), replaced + len(alike) - int(alike.sum()))
+        new = replaced + len(alike) - int(alike.sum())
+        fresh = self._storage.allocate(self.owner.live(), new, keep=(self, source))
         if replaced:
             self._replace_last_page(int(fresh[0]))
         pages = np.empty(len(alike), np.int32)
@@ -398,6 +484,8 @@ class KVFile:
         if len(entries):
             self._inherit(source, entries, begins)
         self.length += len(entries)
+        if self.plain < self.length:
+            self._tie(self.plain)
 
     def truncate(self, length: int) -> None:
         """Roll back to `length` entries."""
@@ -410,6 +498,8 @@ class KVFile:
 
     def take_pages(self) -> Int32:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
+        if self.ranked:
+            self._storage.ranking.discard(self)
         pages = self._table[: self._count]
         self._table = self._frames = _NO_PAGES
         self._absent = 0
@@ -462,6 +552,8 @@ class KVFile:
         self._frames = self._frames.copy()  # a cancelled step may still read the old ones
         self._frames[index] = self._storage.pool.frame[page]
         self._storage.copy(int(old[0]) * PAGE_TOKENS + filled, page * PAGE_TOKENS + filled)
+        if self._storage.pool.tied[old[0]]:
+            self._storage.pool.tied[page] = True
         self._storage.release(old)
 
     def _extend(self, pages: Int32) -> None:
@@ -473,6 +565,8 @@ class KVFile:
         self._table[start:count] = pages
         self._frames[start:count] = pool.frame[pages]
         self._count = count
+        if not self.ranked:
+            self._storage.ranking.add(self)
         if pool.absent:
             self._moved = _STALE
 
@@ -486,6 +580,11 @@ class KVFile:
             if self._absent:
                 self._moved = _STALE
             self._storage.release(dropped)
+
+    def forget_frames(self) -> None:
+        """Look for the frames again: what is known of them is another process's."""
+        self._frames = np.full(len(self._table), NOWHERE, np.int32)
+        self._moved = _STALE
 
     def _look_up(self) -> None:
         """Find the frames again: something has moved."""

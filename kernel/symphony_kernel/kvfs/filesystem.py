@@ -18,6 +18,7 @@ from symphony_kernel.kvfs.names import PUBLIC, NameTree, is_public
 from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
 from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
+from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
 from symphony_kernel.kvfs.tiers import Tiers, TierStatistics
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
@@ -135,6 +136,9 @@ class KVFS:
         self._storage = Storage(
             self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers, self.lineages
         )
+        self.pressure = Pressure(self.pool, self.tiers, self.prefix_cache.references, now)
+        self._storage.ranking = self.pressure.ranking
+        self._storage.relief = self.pressure.make_free
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
         self._copied_slots = 0  # given to the executor
         # References of what goes to disk or comes from there, see `saving`.
@@ -146,7 +150,7 @@ class KVFS:
         tenant = self.tenants.get(name)
         if tenant is None:
             # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
-            whole = self.limits.pages >= self.pool.pages
+            whole = self.limits.pages >= self.pool.frames
             pages_max = UNLIMITED if whole else self.limits.pages
             account = self.ledger.open(name, None, pages_max, FILE_ENTRIES_MAX)
             account.host_max, account.disk_max = self.limits.host_pages, self.limits.disk_pages

@@ -104,6 +104,8 @@ class PagePool:
         self.frame: Int32 = np.full(self.pages, NOWHERE, np.int32)  # [pages]
         self.page: Int32 = np.full(frames, NOWHERE, np.int32)  # [frames]
         self.hollow: Bool = np.zeros(self.pages, np.bool_)  # has a frame without its content
+        # Nothing but a copy brings its content back: it is not its file's tokens alone.
+        self.tied: Bool = np.zeros(self.pages, np.bool_)
         self.moved = 0
         self.absent = 0  # held pages without a frame, or hollow
         self.copies = 0  # of held pages, on host and disk
@@ -131,6 +133,7 @@ class PagePool:
             raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.free} free")
         taken, frames = self._unused.pop(n), self._free.pop(n)
         self.references[taken] = 1
+        self.tied[taken] = False
         self.frame[taken] = frames
         self.page[frames] = taken
         return taken
@@ -187,6 +190,11 @@ class PagePool:
         """Frames without a page."""
         return self._free.count
 
+    @property
+    def unused(self) -> int:
+        """Pages that nobody holds."""
+        return self._unused.count
+
     def vacate(self, pages: Int32) -> Int32:
         """Free the frames of held pages ([n], distinct, each with one); return them."""
         frames = self.frame[pages]
@@ -214,11 +222,41 @@ class PagePool:
         self.moved += 1
         return frames
 
+    def hollow_out(self, pages: Int32) -> None:
+        """Fresh pages ([n], distinct) have frames, and their content is to be computed again."""
+        self.hollow[pages] = True
+        self.absent += len(pages)
+        self.moved += 1
+
     def fill(self, pages: Int32) -> None:
         """Hollow pages ([n], distinct) have their content."""
         assert self.hollow[pages].all()
         self.hollow[pages] = False
         self.absent -= len(pages)
+        self.moved += 1
+
+    # -- Without a device -----------------------------------------------------------------------
+    def lend_frames(self) -> None:
+        """Give every page a frame that is nowhere, until `lose_frames`: nothing computes now."""
+        held = np.flatnonzero(self.references > 0).astype(np.int32)
+        self.frames = self.pages
+        self.page = np.full(self.pages, NOWHERE, np.int32)
+        self._free = NumberStack(self.pages)
+        self.frame[:] = NOWHERE
+        self.hollow[:] = False
+        frames = self._free.pop(len(held))
+        self.frame[held], self.page[frames] = frames, held
+        self.absent = 0
+        self.moved += 1
+
+    def lose_frames(self, frames: int) -> None:
+        """Begin with a device of so many frames that has nothing of any page."""
+        self.frames = frames
+        self.page = np.full(frames, NOWHERE, np.int32)
+        self._free = NumberStack(frames)
+        self.frame[:] = NOWHERE
+        self.hollow[:] = False
+        self.absent = int((self.references > 0).sum())
         self.moved += 1
 
     # -- Slots ----------------------------------------------------------------------------------

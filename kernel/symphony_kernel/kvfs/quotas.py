@@ -41,7 +41,7 @@ class Account:
     __slots__ = (
         "absent", "changed_s", "closed", "disk", "disk_max", "entries_allowed", "entries_max",
         "entry_seconds", "host", "host_max", "index", "name", "own", "pages", "pages_max", "parent",
-        "root",
+        "root", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +61,7 @@ class Account:
         self.absent = self.host = self.disk = 0
         self.host_max = self.disk_max = UNLIMITED
         self.closed = False
+        self.waits = False  # its instance waits for the outside
         self.entry_seconds = 0.0  # integral of own entries over time
         self.changed_s = 0.0
 
@@ -140,6 +141,13 @@ class Ledger:
                 raise SyscallError(
                     Errno.EDQUOT, f"{each.name} holds {held} of {each.pages_max} pages"
                 )
+
+    def lose_device(self) -> None:
+        """All held pages are off the device from now on, and nowhere else."""
+        for account in self._accounts:
+            if account is not None:
+                account.host = account.disk = 0
+                account.absent = account.pages if account.parent is None else 0
 
     def allow_tier(self, account: Account, host: int, disk: int) -> None:
         """Check that a tenant may ask for so many pages more on host and disk.

@@ -27,6 +27,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.options import DEFAULT, Get
 from symphony_kernel.scheduler.fair_queue import FairQueue
+from symphony_kernel.scheduler.pager import Admission, Pager
 from symphony_kernel.scheduler.work import Work
 
 
@@ -79,6 +80,7 @@ class _Room:
     prefilled: int = 0  # tokens that prompts have got
     limited: bool = False  # others must not get far ahead of a prompt that waits
     held: bool = False  # the pages that are free are for a work that has waited too long
+    parked: bool = False  # others must not get far ahead of a work that waits for frames
 
 
 def _constant(*values: int) -> Int32:
@@ -93,9 +95,12 @@ _NOWHERE, _ONLY = _constant(), _constant(0)
 class Batcher:
     """Forms steps. `pages` is the size of the pool: what needs more can never run."""
 
-    def __init__(self, pages: int, limits: StepLimits | None = None) -> None:
+    def __init__(
+        self, pages: int, limits: StepLimits | None = None, pager: Pager | None = None
+    ) -> None:
         self._pages = pages
         self._limits = limits or StepLimits()
+        self._pager = pager
 
     @property
     def limits(self) -> StepLimits:
@@ -116,8 +121,29 @@ class Batcher:
             work.passed += 1
         return formed
 
+    def form_under_pressure(self, queue: FairQueue, prefill: int) -> Formed:
+        """Form a step when nothing computes and `form` has found nothing for want of frames.
+
+        First what is parked longest takes what nobody holds. If that is not enough, works that were
+        admitted hold the rest: they go on, and nobody else gets a frame.
+        """
+        pager = self._pager
+        assert pager is not None
+        failed: list[tuple[Work, Errno]] = []
+        forced = pager.force(failed)
+        pager.hold(not forced)
+        formed = self._form(queue, prefill, hold_pages=False, limited=forced)
+        pager.hold(False)
+        formed.failed += failed
+        if formed.step is None and not formed.failed:
+            formed.waiting = pager.waiting
+        return formed
+
     def reserve_ahead(self, work: Work) -> None:
         """Do what can be done for a work while a step computes: give it its pages."""
+        if self._pager is not None:
+            self._pager.reserve_ahead(work)
+            return
         try:
             work.file.reserve(work.count)
             work.reserved = True
@@ -125,12 +151,18 @@ class Batcher:
             return  # `form` tries again and knows what to do about it
 
     # -- Forming -------------------------------------------------------------------------------
-    def _form(self, queue: FairQueue, prefill: int, hold_pages: bool) -> Formed:
-        formed = Formed(step=None)
+    def _form(
+        self, queue: FairQueue, prefill: int, hold_pages: bool, limited: bool = True
+    ) -> Formed:
+        formed, pager = Formed(step=None), self._pager
         parts: dict[Work, Part] = {}
         room = _Room(self._limits.tokens, prefill)
+        if limited and pager is not None and pager.parked:
+            room.limited = room.parked = pager.begin(formed.failed)
         while room.tokens and (work := queue.first()) is not None:
             if room.limited and queue.pass_over():
+                if room.parked and pager is not None:
+                    pager.passed_over()
                 continue
             single = work.count == 1
             part = None if single else parts.get(work)
@@ -142,10 +174,14 @@ class Batcher:
                     break
                 continue
             if part is None:
-                errno = None if work.reserved else self._reserve(work, room.held)
-                if errno is not None:
-                    room.held |= self._refuse(queue, work, errno, formed) and hold_pages
-                    continue
+                if pager is not None:
+                    if not work.reserved and not _admit(pager, work, formed):
+                        continue
+                elif not work.reserved:
+                    errno = self._reserve(work, room.held)
+                    if errno is not None:
+                        room.held |= self._refuse(queue, work, errno, formed) and hold_pages
+                        continue
                 part = parts[work] = Part(work, work.placed, 0)
             queue.serve(count)
             part.count += count
@@ -212,6 +248,16 @@ class Batcher:
                 part.count += count
                 room.tokens -= count
                 room.prefill -= count
+
+
+def _admit(pager: Pager, work: Work, formed: Formed) -> bool:
+    """Return whether a work may run now; it has left the queue if not."""
+    became = pager.admit(work)
+    if became is Admission.READY:
+        return True
+    if isinstance(became, Errno):
+        formed.failed.append((work, became))
+    return False
 
 
 # -- Rows --------------------------------------------------------------------------------------

@@ -124,6 +124,17 @@ class FairQueue:
             self._lift(lip)
             self._activate(lip)
 
+    def put_back(self, work: Work) -> None:
+        """Queue a work before those of its LIP that has been here before: it has kept its claim."""
+        lip = self._lips[work.root]
+        lip.works[work] = None
+        lip.works.move_to_end(work, last=False)
+        self.works += 1
+        self.decodes += work.count == 1
+        self.tokens += work.count - work.placed
+        if not lip.active:
+            self._activate(lip)
+
     def remove(self, work: Work) -> bool:
         """Take a waiting work out; return whether it was here."""
         lip = self._lips.get(work.root)
@@ -205,6 +216,14 @@ class FairQueue:
             self._limited.append(tenant)
         tenant.ceiling = min(tenant.ceiling, tenant.lips[0][2].counter + service)
 
+    def limit_to(self, root: int, served: float, service: float) -> None:
+        """As `limit_others`, for a LIP that need not be first: it counts as served so much."""
+        tenant = self._lips[root].tenant
+        self._ceiling = min(self._ceiling, tenant.counter + service)
+        if tenant.ceiling == _NO_CEILING:
+            self._limited.append(tenant)
+        tenant.ceiling = min(tenant.ceiling, served + service)
+
     def pass_over(self) -> bool:
         """Pass over the first work's tenant if it would get too far ahead; return whether."""
         if not self._heap:
@@ -269,6 +288,19 @@ class FairQueue:
         if lip.tenant is not first:
             return lip.tenant.counter <= first.counter
         return lip.counter <= first.lips[0][0]
+
+    def ahead(self, root: int, other: int, served: float) -> float:
+        """Return how much more than LIP `other` a LIP was served, where they compare.
+
+        `other` counts as served so much within its tenant. A LIP that is gone is ahead of all.
+        """
+        lip = self._lips.get(root)
+        if lip is None:
+            return _NO_CEILING
+        tenant = self._lips[other].tenant
+        if lip.tenant is not tenant:
+            return lip.tenant.counter - tenant.counter
+        return lip.counter - served
 
     def waits(self, root: int) -> bool:
         """Whether a LIP has work waiting."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Any
 
+from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
 from symphony_kernel.scheduler.answers import Answers
@@ -19,6 +20,7 @@ from symphony_kernel.scheduler.clock import Clock
 from symphony_kernel.scheduler.costs import StepCosts
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
 from symphony_kernel.scheduler.figures import Figures
+from symphony_kernel.scheduler.pager import Pager
 from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
 
@@ -45,7 +47,10 @@ class SchedulerStatistics:
 
 
 class Scheduler:
-    """Both levels. `pages` is the size of the executor's pool."""
+    """Both levels. `pages` is the size of the executor's pool.
+
+    With `pressure` works wait for frames in fair order (`pager`); without, files keep theirs.
+    """
 
     def __init__(
         self,
@@ -56,11 +61,13 @@ class Scheduler:
         limits: StepLimits | None = None,
         traced: Emit | None = None,
         answers: Answers | None = None,
+        pressure: Pressure | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
         self._queue = FairQueue(weights)
-        self._batcher = Batcher(pages, limits)
+        self._pager = Pager(self._queue, pressure, self._fail) if pressure is not None else None
+        self._batcher = Batcher(pages, limits, self._pager)
         self._answers = answers or Answers()
         self._costs = StepCosts()
         self._steps: list[Step] = []  # launched and not completed, in order
@@ -91,19 +98,22 @@ class Scheduler:
 
     def cancel(self, work: Work) -> None:
         """Drop a pred wherever it is; its `done` hears ECANCELED. No effect once it has ended."""
+        if work.rebuild is not None:  # its own end is the work's, too
+            work = work.rebuild
         if not work.finished:
-            self._queue.remove(work)
+            self._take_out(work)
             self._fail(work, Errno.ECANCELED)
 
     def forget(self, root: int, instance: int | None = None) -> None:
         """Drop all work of an instance, or of the whole LIP, which has ended; nobody is told."""
+        gone = self._pager.forget(root, instance) if self._pager is not None else []
         if instance is None:
-            gone = self._queue.forget_lip(root)
+            gone += self._queue.forget_lip(root)
             self._answers.forget(root)
             self._figures.forget(root)
             self._traces.close(root, self._clock.now())
         else:
-            gone = self._queue.forget_instance(root, instance)
+            gone += self._queue.forget_instance(root, instance)
         gone += [
             part.work
             for step in self._steps
@@ -136,7 +146,7 @@ class Scheduler:
         None means: nothing can change until a work comes or a step completes.
         """
         self._turn = None
-        if not self._queue.works or len(self._steps) >= _STEPS_AHEAD_MAX:
+        if not (self._queue.works or self._parked) or len(self._steps) >= _STEPS_AHEAD_MAX:
             return None
         now = self._clock.now()
         if self._steps:
@@ -144,6 +154,8 @@ class Scheduler:
         # Prompts leave room for decodes that come: only rows can be too few for them.
         wait = 0.0
         limits = self._batcher.limits
+        if not self._queue.works:
+            return self._form(now)
         if self._ready < limits.rows or self._answers.any_expected(self._queue.precedes):
             wait = self._answers.wait_seconds(now, self._queue)
         return wait if wait > _SOON_SECONDS else self._form(now)
@@ -173,6 +185,8 @@ class Scheduler:
                 whole = add_result(part, result, vocab_size)
             if work.computed == work.count:
                 self._finish(work, whole)
+                if work.rebuilds:
+                    continue
                 replies[work.root] = replies.get(work.root, 0) + 1
         self._replies = None
         self._answered(step, replies)
@@ -190,7 +204,7 @@ class Scheduler:
         counts = self._figures
         return SchedulerStatistics(
             queue=self._queue.statistics(),
-            waiting_for_pages=len(self._waiting),
+            waiting_for_pages=self._parked or len(self._waiting),
             steps=counts.steps,
             rows=counts.rows,
             decode_rows=counts.decode_rows,
@@ -247,12 +261,24 @@ class Scheduler:
         return first is not None and self._answers.anybody_decodes(now, besides=first.root)
 
     @property
+    def _parked(self) -> int:
+        """Works that wait for frames, beside the queue."""
+        return self._pager.parked if self._pager is not None else 0
+
+    def _take_out(self, work: Work) -> None:
+        """Take a work out of wherever it waits."""
+        if not self._queue.remove(work) and self._pager is not None:
+            self._pager.remove(work)
+
+    @property
     def _ready(self) -> int:
         """Works that do not wait for pages."""
         return self._queue.works - len(self._waiting)
 
     def _form(self, now: float) -> Step | float | None:
         formed = self._batcher.form(self._queue, self._prefill_tokens(now))
+        if formed.step is None and self._parked and not (self._steps or formed.failed):
+            formed = self._batcher.form_under_pressure(self._queue, self._prefill_tokens(now))
         self._waiting = formed.waiting
         for work, errno in formed.failed:
             self._fail(work, errno)
@@ -289,7 +315,7 @@ class Scheduler:
         victims = sorted(self._waiting, key=lambda work: -self._queue.served(work.root))
         self._waiting = victims[self._victims :]
         for victim in victims[: self._victims]:
-            self._queue.remove(victim)
+            self._take_out(victim)
             self._figures.starved += 1
             self._fail(victim, Errno.ENOMEM)
         self._victims *= 2
@@ -297,6 +323,9 @@ class Scheduler:
 
     def _finish(self, work: Work, result: bytes) -> None:
         work.finished = True
+        if work.rebuilds:
+            work.done(result)
+            return
         if work.options.keep:
             work.file.commit(work.tokens, work.positions, work.options.parents)
         else:

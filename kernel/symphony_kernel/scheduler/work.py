@@ -81,7 +81,8 @@ class Work:
     computed: int = 0  # tokens of steps that have ended
     passed: int = 0  # steps that were formed while it waited for pages
     finished: bool = False  # done, cancelled or forgotten: a step's result is dropped
-    rebuild: "Work | None" = None  # what must be computed again before this
+    rebuild: "Work | None" = None  # what is computed again before this
+    rebuilds: bool = False  # it is one: it appends nothing, and its end is nobody's answer
     result: bytearray | None = field(default=None, repr=False)  # of a chunked pred
 
     def __post_init__(self) -> None:

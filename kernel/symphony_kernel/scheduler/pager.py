@@ -1,0 +1,308 @@
+"""The pager: who has frames on the device when there are too few for all.
+
+    admit -> ready                 its file is on the device, with room for its new entries
+          -> rebuild, then ready   entries that are nowhere are computed again first
+          -> blocked               others compute a page of it again, or it is read from disk
+          -> parked                there are no frames for it: it waits, in fair order
+
+A work that was admitted has all that it needs until it ends, so it always ends. Others' files may
+lose their frames at any time; nothing but works that were admitted is ever held.
+
+The first of those that are parked takes frames from idle files at any time, and from files in use
+once their LIPs are ahead of it by a slice of service. Nobody else is served past that slice, so it
+comes; and with a slice in between the device computes for long between two moves. When nothing may
+go on and nothing computes, the first takes whatever is not held. So it is admitted, unless works
+that were admitted before hold its place: then these go on, until they end.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final, cast
+
+import numpy as np
+
+from symphony_kernel.kvfs import KVFile
+from symphony_kernel.kvfs.pressure import Pressure
+from symphony_kernel.kvfs.ranking import Bool
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_SERVICE
+from symphony_kernel.scheduler.fair_queue import FairQueue
+from symphony_kernel.scheduler.parking import Parking
+from symphony_kernel.scheduler.rebuild import Stretch, make_rebuild, stretches
+from symphony_kernel.scheduler.work import Work
+
+_RESERVED_MAX: Final = 4_096  # admitted works, before those that have ended are dropped
+_REBUILD_SLICES: Final = 4.0  # a slice is so many times what a rebuild costs, at least
+_GAIN: Final = 1 / 4
+
+
+class Admission(Enum):
+    """What became of a work that wanted to run."""
+
+    READY = 0
+    AWAY = 1  # it has left the queue and will be back
+
+
+class Pager:
+    """Admits works to the device. `fail` ends a work with an errno."""
+
+    def __init__(
+        self, queue: FairQueue, pressure: Pressure, fail: Callable[[Work, Errno], None]
+    ) -> None:
+        self._queue = queue
+        self._pressure = pressure
+        self._pool = pressure.pool
+        self._fail = fail
+        self._parking = Parking(queue)
+        self._parked = self._parking.places  # to be looked at often
+        self._blocked: dict[Work, None] = {}
+        self._reserved: list[Work] = []  # admitted, and some that have ended
+        self._held: Bool = np.zeros(self._pool.pages, np.bool_)  # scratch
+        self._rebuilding = 0.0  # tokens that were computed again for one admission, of late
+        self._over = False  # somebody has been served a slice more than the first that is parked
+        self._holds = False  # frames are for the first that is parked alone
+        self.rebuilt_tokens = 0
+        self.preemptions = 0
+        pressure.held = self._held_pages
+
+    @property
+    def parked(self) -> int:
+        """Works that wait for frames."""
+        return len(self._parking)
+
+    @property
+    def waiting(self) -> list[Work]:
+        """The works that wait for frames."""
+        return list(self._parking)
+
+    # -- Works that come first -------------------------------------------------------------------
+    def admit(self, work: Work) -> Admission | Errno:
+        """Give the queue's first work what it needs; all but what is ready leaves the queue."""
+        if not (self._pool.absent or self._parked):
+            try:
+                work.file.reserve(work.count)
+            except SyscallError as error:
+                if error.errno is not Errno.ENOMEM:
+                    self._queue.remove(work)
+                    return error.errno
+            else:
+                self._admitted(work)
+                return Admission.READY
+        became = self._bring(work, newly=True)
+        if became is Admission.READY:
+            return became
+        self._queue.remove(work)
+        if became is None:
+            self._parking.add(work)
+            return Admission.AWAY
+        return became
+
+    def reserve_ahead(self, work: Work) -> None:
+        """Give a work what it needs while a step computes, unless somebody lacks it."""
+        if self._pool.absent or self._parked:
+            return
+        try:
+            work.file.reserve(work.count)
+        except SyscallError:
+            return  # `admit` tries again and knows what to do about it
+        self._admitted(work)
+
+    # -- Works that were parked ------------------------------------------------------------------
+    def begin(self, failed: list[tuple[Work, Errno]]) -> bool:
+        """Before a batch: admit parked works, the first ones first; whether the others are limited.
+
+        A slice ahead of the first that stays, nobody goes on until `FairQueue.restore`.
+        """
+        while (work := self._parking.first()) is not None:
+            if not self._enter(work, failed):
+                self._queue.limit_to(work.root, self._parking.place(work), self._slice)
+                self._over = False
+                return True
+        self._over = False
+        return False
+
+    def passed_over(self) -> None:
+        """Somebody may not go on, so far is he ahead of the first that is parked."""
+        self._over = True
+
+    def force(self, failed: list[tuple[Work, Errno]]) -> bool:
+        """Give the first that is parked whatever is not held; return whether it could be admitted.
+
+        For when nothing computes and nobody else may go on.
+        """
+        work = self._parking.first()
+        return work is not None and self._enter(work, failed, force=True)
+
+    def hold(self, holds: bool) -> None:
+        """Say whether all frames are for the first that is parked."""
+        self._holds = holds
+
+    def _enter(self, work: Work, failed: list[tuple[Work, Errno]], *, force: bool = False) -> bool:
+        became = self._bring(work, force=force)
+        if became is None:
+            return False
+        self._parking.remove(work)
+        if became is Admission.READY:
+            self._queue.put_back(work)
+        elif isinstance(became, Errno):
+            failed.append((work, became))
+        return True
+
+    # -- Works that leave ------------------------------------------------------------------------
+    def remove(self, work: Work) -> bool:
+        """Take out a work that waits here; return whether it did."""
+        if self._blocked.pop(work, self) is None:
+            return True
+        return self._parking.remove(work)
+
+    def forget(self, root: int, instance: int | None) -> list[Work]:
+        """Take out all works of an instance, or of a whole LIP."""
+        gone = self._parking.forget(root, instance)
+        blocked = [w for w in self._blocked if w.root == root and instance in (None, w.instance)]
+        for work in blocked:
+            del self._blocked[work]
+        return gone + blocked
+
+    # -- Bringing a file to the device -----------------------------------------------------------
+    def _bring(
+        self, work: Work, *, newly: bool = False, force: bool = False
+    ) -> Admission | Errno | None:
+        """Admit a work that is not parked any more, or not yet; None: there are no frames for it.
+
+        What is not ready comes back to the queue by itself.
+        """
+        file = cast(KVFile, work.file)
+        if -(-(file.length + work.count) // PAGE_TOKENS) > self._pool.frames:
+            return Errno.ENOMEM
+        if self._pool.absent and self._pool.hollow[file.pages].any():
+            self._blocked[work] = None
+            return Admission.AWAY
+        absent = np.unique(file.absent_pages())
+        needed = file.pages_needed(work.count)
+        if needed > self._pool.unused:
+            return None
+        wanted = needed + len(absent)
+        if newly and wanted and self._parked and (self._holds or len(absent) or not file.length):
+            return None
+        if wanted > self._pressure.free and not self._make_free(work, file, wanted, newly, force):
+            return None
+        reading = self._pressure.tiers.fetch(absent).reading
+        self._pressure.ranking.add(file)
+        if len(reading):
+            self._blocked[work] = None
+            return Admission.AWAY
+        return self._settle(work, file)
+
+    def _make_free(self, work: Work, file: KVFile, wanted: int, newly: bool, force: bool) -> bool:
+        """Make so many frames free for a work, by what its claim allows; return whether."""
+        if self._pressure.make_free(wanted, file):
+            return True
+        if force:
+            return self._preempt(work, file, wanted, -np.inf)
+        if newly and file.length and not len(file.absent_pages()):  # it grows where it is
+            return self._preempt(work, file, wanted, 0.0)
+        if newly or self._over:
+            return self._preempt(work, file, wanted, self._slice)
+        return False
+
+    def _preempt(self, work: Work, file: KVFile, wanted: int, least: float) -> bool:
+        """Take frames from files in use of LIPs that were served more than `least` more."""
+        place = self._parking.place(work) if work in self._parking else None
+        served = self._queue.service(work.root)[1] if place is None else place
+        ahead: list[tuple[float, KVFile]] = []
+        for other in self._pressure.ranking.in_use():
+            if other is not file:
+                more = self._queue.ahead(other.root, work.root, served)
+                if more > least:
+                    ahead.append((more, other))
+        ahead.sort(key=lambda each: -each[0])
+        if not self._pressure.preempt([other for _, other in ahead], wanted, file):
+            return False
+        self.preemptions += 1
+        return True
+
+    def _settle(self, work: Work, file: KVFile) -> Admission | Errno:
+        """There are frames for all that a work needs: take them."""
+        try:
+            file.reserve(work.count)
+        except SyscallError as error:
+            return error.errno
+        self._admitted(work)
+        lost = np.unique(file.absent_pages())
+        if not len(lost):
+            return Admission.READY
+        # The page in place of a shared last one that is nowhere has its frame already.
+        self._pressure.tiers.give_frames(lost[~self._pool.hollow[lost]])
+        self._rebuild(work, stretches(file, file.length, self._pool.hollow))
+        return Admission.AWAY
+
+    def _admitted(self, work: Work) -> None:
+        work.reserved = True
+        file: Any = work.file  # a KVFile: for most works this is all that admission costs
+        file.root = work.root
+        ranking = self._pressure.ranking
+        if file.era != ranking.era:
+            ranking.used(file)
+        reserved = self._reserved
+        reserved.append(work)
+        if len(reserved) > _RESERVED_MAX:
+            self._reserved = _alive(reserved)
+
+    def _held_pages(self) -> Bool:
+        """Return a mask of the pages that admitted works read and write; the caller may add."""
+        held = self._held
+        held[:] = False
+        self._reserved = _alive(self._reserved)
+        for work in self._reserved:
+            held[cast(KVFile, work.file).pages] = True
+        return held
+
+    # -- Rebuilding ------------------------------------------------------------------------------
+    def _rebuild(self, work: Work, plan: list[Stretch]) -> None:
+        """Compute a plan's stretches one after the other, then let the work go on."""
+        tokens = sum(len(stretch.tokens) for stretch in plan)
+        self._rebuilding += (tokens - self._rebuilding) * _GAIN
+        self._next_stretch(work, plan)
+
+    def _next_stretch(self, work: Work, plan: list[Stretch]) -> None:
+        stretch, rest = plan[0], plan[1:]
+
+        def done(result: bytes | int) -> None:
+            work.rebuild = None
+            if isinstance(result, int):
+                self._fail(work, Errno(-result))
+                return
+            self.rebuilt_tokens += len(stretch.tokens)
+            self._pressure.tiers.filled(stretch.pages)
+            if rest:
+                self._next_stretch(work, rest)
+            else:
+                self._queue.put_back(work)
+            self.unblock()
+
+        def gone() -> None:
+            work.rebuild = None
+            pages = np.concatenate([each.pages for each in plan])
+            self._pressure.tiers.evict(pages, host=False)
+            work.file.unreserve()
+            work.finished = True
+            self.unblock()
+
+        work.rebuild = make_rebuild(work, cast(KVFile, work.file), stretch, done, gone)
+        self._queue.put_back(work.rebuild)
+
+    def unblock(self) -> None:
+        """Pages have come, or will not come: who waited for them looks again."""
+        blocked, self._blocked = self._blocked, {}
+        for work in blocked:
+            self._queue.put_back(work)
+
+    @property
+    def _slice(self) -> float:
+        """Service by which one LIP may get ahead of another that waits for its frames."""
+        return PAGER_SLICE_SERVICE + _REBUILD_SLICES * self._rebuilding
+
+
+def _alive(works: list[Work]) -> list[Work]:
+    """Return those that hold what they were given, each once."""
+    return list({work: None for work in works if work.reserved and not work.finished})

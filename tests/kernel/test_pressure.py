@@ -1,0 +1,116 @@
+"""A device that is too small for what programs hold: everybody ends, with the same output."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs.filesystem import Places
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernels import (
+    ANY_MS,
+    A,
+    B,
+    Rig,
+    decode,
+    ids,
+    start,
+    tokens,
+    with_kernel,
+)
+
+ROOMY = 4_096
+
+
+def crowded(test: Callable[[Rig], Coroutine[Any, Any, Any]], pages: int, **places: Any) -> Any:
+    """Run with so few frames, but pages enough."""
+    options = KernelOptions(places=Places(pages_a_frame=64, poison=True, **places))
+    return with_kernel(test, pages=pages, kernel_options=options, costs=ANY_MS)
+
+
+def prompt(instance: int, n: int) -> bytes:
+    return tokens(*((instance * 1_000 + i) % 4_000 + 1 for i in range(n)))
+
+
+async def talk(rig: Rig, instance: int, turns: int, prompt_tokens: int, decodes: int) -> list[int]:
+    """Some turns of a prompt and a decoded answer each, with a pause that makes the file idle."""
+    worker = await start(rig, instance)
+    out: list[int] = []
+    for turn in range(turns):
+        (first,) = ids(await worker.pred(instance, A, prompt(10 * instance + turn, prompt_tokens)))
+        out += [first, *await decode(worker, instance, A, first, decodes)]
+        await asyncio.sleep(0.01 * (instance % 3) + 0.2 * (turn % 2))
+    await rig.gateway.end(instance)
+    return out
+
+
+async def talks(rig: Rig, lips: int, **how: int) -> tuple[list[list[int]], dict[str, Any]]:
+    outputs = await asyncio.gather(*(talk(rig, i, **how) for i in range(1, lips + 1)))
+    await rig.gateway.check_integrity()
+    return list(outputs), await rig.gateway.statistics()
+
+
+@pytest.mark.parametrize("places", [{}], ids=["tokens only"])
+def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str, int]) -> None:
+    async def test(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
+        return await talks(rig, 20, turns=3, prompt_tokens=100, decodes=12)
+
+    # Twenty files of 22 pages each: 440 pages on 44 frames.
+    expected, _ = with_kernel(test, pages=ROOMY, costs=ANY_MS)
+    outputs, statistics = crowded(test, 44, **places)
+    assert outputs == expected
+    assert statistics["preds_starved"] == 0
+    assert statistics["waiting_for_pages"] == 0
+
+
+def test_what_can_never_fit_hears_enomem_at_once() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        assert await worker.pred(1, A, prompt(1, 17 * PAGE_TOKENS)) == -Errno.ENOMEM
+        assert isinstance(await worker.pred(1, A, prompt(1, 16 * PAGE_TOKENS)), bytes)
+        assert await worker.pred(1, A, prompt(1, 1)) == -Errno.ENOMEM
+
+    crowded(test, 16)
+
+
+def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
+    async def test(rig: Rig) -> list[int]:
+        worker = await start(rig)
+        await start(rig, 2)
+        await worker.pred(1, A, prompt(1, 13 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        (first,) = ids(await worker.pred(2, A, prompt(2, 13 * PAGE_TOKENS)))
+        rig.worker.tell(1, Op.KV_FORK, B, A)
+        return [first, *ids(await worker.pred(1, B, tokens(5)))]
+
+    assert crowded(test, 16) == with_kernel(test, pages=ROOMY)
+
+
+def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
+    async def test(rig: Rig) -> tuple[list[int], int]:
+        worker = await start(rig)
+        await start(rig, 2)
+        await worker.pred(1, A, prompt(1, 10 * PAGE_TOKENS + 5))
+        rig.worker.tell(1, Op.KV_FORK, B, A)
+        await asyncio.sleep(1)
+        await worker.pred(2, A, prompt(2, 14 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        await rig.gateway.end(2)
+        before = (await rig.gateway.statistics())["tokens_computed"]
+        replies = [worker.pred(1, handle, tokens(7)) for handle in (A, B)]
+        out = [token for reply in replies for token in ids(await reply)]
+        return out, (await rig.gateway.statistics())["tokens_computed"] - before
+
+    (expected, alone), (out, computed) = (
+        with_kernel(test, pages=ROOMY),
+        crowded(test, 16),
+    )
+    assert out == expected
+    assert out[0] == out[1]
+    assert alone == 2
+    # The pages that had to go, once; the partial page of each; and the preds themselves.
+    assert 7 * PAGE_TOKENS < computed <= 10 * PAGE_TOKENS + 2 * 5 + 2
