@@ -23,7 +23,7 @@ from symphony_kernel.scheduler.run_ahead import RunAhead
 from symphony_kernel.scheduler.work import Work
 
 Result: TypeAlias = int | bytes
-Action: TypeAlias = Callable[[], Result]
+Action: TypeAlias = Callable[[], Result | None]  # None: the answer comes from elsewhere, later
 
 _U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
@@ -89,7 +89,7 @@ class Turns:
                     if not behind:
                         self.check_file(*files)
                     self.check_room(call.caller, size)
-                    submit(_Turn(self, call, files, size, action, sticky, new))
+                    submit(Turn(self, call, files, size, action, sticky, new))
                     return None
             return action()
         except SyscallError as error:
@@ -148,7 +148,7 @@ class _Pending(Operation):
             self.turns.kvfs.release(file)
 
 
-class _Turn(_Pending):
+class Turn(_Pending):
     """A call that has finished as soon as its turn comes."""
 
     __slots__ = ("action", "new", "sticky")
@@ -172,14 +172,15 @@ class _Turn(_Pending):
         """Do it and answer."""
         if self.caller.ended:
             return True
-        result: Result
+        result: Result | None
         try:
             result = self.action()
         except SyscallError as error:
             result = -error.errno
             if self.sticky is not None:
                 self.sticky.error = error.errno
-        self.turns.answer(self.caller, self.seq, result)
+        if result is not None:
+            self.turns.answer(self.caller, self.seq, result)
         return True
 
     def finished(self) -> None:
@@ -213,6 +214,11 @@ class Pred(_Pending):
     def begin(self) -> None:
         """Take its place in the file's queue."""
         submit(self)
+
+    @property
+    def submitted(self) -> Work | None:
+        """The work that the scheduler has now."""
+        return self.work
 
     def cancel(self) -> None:
         """Drop it, wherever it is; it is answered with ECANCELED."""
@@ -279,8 +285,10 @@ class Pred(_Pending):
 
     def _witnessed(self, result: bytes | int) -> None:
         witness, work = self.turns.witness, self.work
-        assert witness is not None
         assert work is not None
+        if witness is None:
+            self._done(result)
+            return
         witness.done(work.number, result if isinstance(result, int) else self._value(result))
         witness.inside += 1
         self._done(result)
@@ -325,6 +333,11 @@ class Generation(Pred):
         self.run_ahead: RunAhead  # set when it starts
         self.token: UInt32 | None = None  # [1], the last one given, while its step is not launched
         file.generating = True
+
+    @property
+    def submitted(self) -> Work | None:
+        """The work that the scheduler has now; None while the program is too far behind."""
+        return self.work if self.token is None else None
 
     def cancel(self) -> None:
         """End it now, wherever it is: nothing is appended any more."""

@@ -24,6 +24,13 @@ from symphony_kernel.arguments import Ranges, integer, text
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
 from symphony_kernel.kvfs.handles import ALL_RIGHTS, APPEND, GRANT, READ, SAVE, TRUNCATE
+from symphony_kernel.kvfs.saving import Saving, without_disk
+from symphony_kernel.named_calls import (
+    SAVE_DURABLE,
+    SAVE_PUBLIC,
+    SAVE_REPLACE,
+    NamedCalls,
+)
 from symphony_kernel.pending_calls import Call, Generation, Pred, Result, Turns
 from symphony_kernel.process_table import Grant, Instance, ProcessTable, WorkQueue
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -37,9 +44,6 @@ from symphony_kernel.protocol.messages import Op
 Handler: TypeAlias = Callable[..., Result | None]
 
 SEQ_MAX: Final = (1 << 63) - 1
-SAVE_REPLACE: Final = 1
-SAVE_DURABLE: Final = 2
-SAVE_PUBLIC: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Syscalls:
         model: ModelInfo,
         reply: Callable[[int, int, Result], None],
         draw_seed: Callable[[], int] | None = None,
+        saving: Saving | None = None,
     ) -> None:
         self._kvfs = kvfs
         self._processes = processes
@@ -69,6 +74,7 @@ class Syscalls:
         draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
         self._turns = Turns(kvfs, processes, scheduler, entries_max, reply, draw)
+        self.named = NamedCalls(kvfs, saving or without_disk(kvfs), self._turns)
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
@@ -88,6 +94,7 @@ class Syscalls:
             Op.KV_SAVE: (self._kv_save, 3),  # handle, path, flags
             Op.KV_REMOVE: (self._kv_remove, 1),  # path
             Op.KV_LIST: (self._kv_list, 1),  # prefix -> msgpack
+            Op.KV_LIST_AFTER: (self._kv_list_after, 3),  # prefix, after, limit -> msgpack
             Op.KV_GRANT: (self._kv_grant, 4),  # handle, instance, rights, name
             Op.KV_GRANTED: (self._kv_granted, 2),  # handle, name -> rights
             Op.KV_CLOSE: (self._kv_close, 1),  # handle
@@ -99,6 +106,11 @@ class Syscalls:
             Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
             Op.TAKEN: (self._taken, 2),  # seq of a GENERATE, records
         }
+
+    @property
+    def turns(self) -> Turns:
+        """What waiting calls share."""
+        return self._turns
 
     def execute(self, worker: str, calls: list[Any]) -> None:
         """Execute one frame's calls, in order."""
@@ -222,16 +234,7 @@ class Syscalls:
     def _kv_open(self, call: Call, number: Any, path: Any, rights: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
         granted = arguments.rights(rights)
-        name = parse_path(text(path))
-        call.caller.tenant.charge_handle()
-        try:
-            file = self._kvfs.open(call.caller.tenant.name, name, call.caller.account)
-        except SyscallError:
-            call.caller.tenant.handles -= 1
-            raise
-        call.caller.handles.insert(new, file, granted)
-        call.caller.usage.cached_tokens += file.length
-        return granted
+        return self.named.open(call, new, parse_path(text(path)), granted)
 
     def _kv_match(self, call: Call, number: Any, tokens: Any) -> Result | None:
         new = call.caller.handles.check_new(number)
@@ -338,13 +341,11 @@ class Syscalls:
         file = call.caller.handles.get(number, SAVE).file
         chosen = integer(flags, 0, SAVE_REPLACE | SAVE_DURABLE | SAVE_PUBLIC)
         name = parse_path(text(path))
-        if chosen & (SAVE_DURABLE | SAVE_PUBLIC):
-            raise SyscallError(Errno.ENOSYS, "no file is durable or public yet")
-        return self._turns.in_order(call, (file,), partial(self._save, file, name, chosen))
+        save = partial(self._save, call, file, name, chosen)
+        return self._turns.in_order(call, (file,), save)
 
-    def _save(self, file: KVFile, name: str, flags: int) -> Result:
-        self._kvfs.save(_content(file), name, bool(flags & SAVE_REPLACE))
-        return 0
+    def _save(self, call: Call, file: KVFile, name: str, flags: int) -> Result | None:
+        return self.named.save(call, _content(file), name, flags)
 
     def _kv_offer(self, call: Call, number: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
@@ -355,27 +356,22 @@ class Syscalls:
 
     # -- Names ------------------------------------------------------------------------------------
     def _kv_remove(self, call: Call, path: Any) -> Result | None:
-        return self.kv_remove(call.caller.tenant.name, path)
+        return self.named.remove(call, parse_path(text(path)))
 
     def _kv_list(self, call: Call, prefix: Any) -> Result | None:
-        files = self._kvfs.listing(call.caller.tenant.name, parse_prefix(text(prefix)))
-        if len(files) > LIST_ITEMS_MAX:
-            raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
-        return _pack([file.view() for file in files])
+        return self.named.list_all(call, parse_prefix(text(prefix)))
+
+    def _kv_list_after(self, call: Call, prefix: Any, after: Any, limit: Any) -> Result | None:
+        first = parse_prefix(text(prefix)), parse_prefix(text(after))
+        return self.named.list_some(call, *first, integer(limit, 1, LIST_ITEMS_MAX))
 
     def kv_list(self, tenant: str, prefix: Any = "", after: Any = "") -> list[dict[str, Any]]:
-        """Return at most LIST_ITEMS_MAX named files with `prefix` that come after path `after`.
-
-        Raises:
-            SyscallError: EINVAL, ENAMETOOLONG.
-        """
-        first = parse_prefix(text(prefix)), parse_prefix(text(after))
-        files = self._kvfs.listing(tenant, *first)
-        return [file.view() for file in files[:LIST_ITEMS_MAX]]
+        """As `NamedCalls.kv_list`."""
+        return self.named.kv_list(tenant, prefix, after)
 
     def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
-        """Return what a listing says of one named file; ENOENT, EINVAL, ENAMETOOLONG."""
-        return self._kvfs.stat(tenant, parse_path(text(path))).view()
+        """As `NamedCalls.kv_stat`."""
+        return self.named.kv_stat(tenant, path)
 
     def kv_remove(self, tenant: str, path: Any) -> int:
         """Take a name away and return 0; ENOENT, EINVAL, ENAMETOOLONG."""
@@ -436,7 +432,7 @@ def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
         "tier": file.tier.word,
         "rights": handle.rights,
         "path": file.path,
-        "expires_ms": 0,
+        "expires_ms": file.expires_ms,
     }
 
 

@@ -59,6 +59,7 @@ GOOD: dict[Op, list[Any]] = {
     Op.KV_SAVE: [A, "other", 0],
     Op.KV_REMOVE: ["named"],
     Op.KV_LIST: [""],
+    Op.KV_LIST_AFTER: ["", "", 10],
     Op.KV_GRANT: [A, 2, 1, "name"],
     Op.KV_GRANTED: [NEW, "name"],
     Op.KV_CLOSE: [A],
@@ -73,6 +74,8 @@ GOOD: dict[Op, list[Any]] = {
 # Junk that is right in its place.
 FITTING: dict[tuple[Op, int], list[Any]] = {
     (Op.KV_LIST, 0): ["", "x", b""],
+    (Op.KV_LIST_AFTER, 0): ["", "x", b""],
+    (Op.KV_LIST_AFTER, 1): ["", "x", b""],
     (Op.KV_OPEN, 1): ["x"],
     (Op.KV_SAVE, 1): ["x"],
     (Op.KV_REMOVE, 0): ["x"],

@@ -19,13 +19,15 @@ IDENTITY = Identity("slots", "", "uint64", layout_of(SHAPE), vocab_size=1_000, m
 
 
 class Slots:
-    """K and V of a pool: a number for each slot. `absent` says that a file's are nowhere."""
+    """K and V of a pool: a number for each slot.
+
+    `absent` says that a file's are nowhere, `full` that there is no room for them.
+    """
 
     def __init__(self, kvfs: KVFS) -> None:
         self._kvfs = kvfs
         self.values: Int64 = np.zeros(kvfs.pool.pages * 16, np.int64)
-        self.absent = False
-        self.rebuilt = 0
+        self.absent = self.full = False
 
     def compute(self, file: KVFile) -> None:
         """Fill a file's slots with what its tokens come to."""
@@ -37,15 +39,18 @@ class Slots:
     async def read(self, file: KVFile) -> KV | None:
         if self.absent:
             return None
-        pages = self.values.reshape(-1, 16)[file.pages]
+        frames = self._kvfs.pool.frame[file.pages]
+        pages = self.values.reshape(-1, 16)[frames]
         return np.stack([pages, pages]).astype(np.uint64).reshape(1, 2, -1, 16, 1, 1)
 
-    async def write(self, file: KVFile, kv: KV | None) -> None:
-        if kv is None:
-            self.rebuilt += 1
-            self.compute(file)
-        else:
-            self.values.reshape(-1, 16)[file.pages] = kv[0, 0, :, :, 0, 0].astype(np.int64)
+    async def write(self, file: KVFile, kv: KV) -> bool:
+        if self.full:
+            return False
+        self._kvfs.tiers.give_frames(file.pages)
+        self._kvfs.tiers.filled(file.pages)
+        frames = self._kvfs.pool.frame[file.pages]
+        self.values.reshape(-1, 16)[frames] = kv[0, 0, :, :, 0, 0].astype(np.int64)
+        return True
 
 
 async def inline(work: Callable[[], T]) -> T:

@@ -12,7 +12,8 @@ import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
 from symphony_kernel.kvfs.files import KVFile, Storage
-from symphony_kernel.kvfs.lineage import LineageBook, LineageStatistics
+from symphony_kernel.kvfs.lineage import LineageBook, LineageStatistics, Trail
+from symphony_kernel.kvfs.loading import fill
 from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.names import PUBLIC, NameTree, is_public
 from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
@@ -21,6 +22,7 @@ from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
 from symphony_kernel.kvfs.tiers import Tiers, TierStatistics
+from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -173,16 +175,18 @@ class KVFS:
         self._files[file] = None
         return file
 
-    def fill(self, file: KVFile, tokens: UInt32, positions: Int32, plain: int) -> None:
-        """Give an empty file its entries ([n] each); their K and V are still to come.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
-        """
-        assert file.length == 0
-        file.reserve(len(tokens))
-        file.commit(tokens, positions)
-        file.plain = plain
+    def fill(
+        self,
+        file: KVFile,
+        tokens: UInt32,
+        positions: Int32,
+        plain: int,
+        trail: Trail | None,
+        *,
+        give_up_frames: bool = True,
+    ) -> None:
+        """Give an empty file its entries; see `loading.fill`. SyscallError ENOMEM, EDQUOT."""
+        fill(self._storage, file, tokens, positions, plain, trail, give_up_frames=give_up_frames)
 
     def create_failed(self, tenant: str, owner: Account, errno: Errno) -> KVFile:
         """Return a file that only answers `errno`, in no quota: what a failed call leaves."""
@@ -423,12 +427,49 @@ class KVFS:
         computed again.
         """
         lost = self.tiers.lost(batch)
-        if not len(lost):
-            return
+        if len(lost):
+            if self._storage.witness is not None:
+                self._storage.witness.lost(lost)
+            self.lose_pages(lost)
+
+    def lose_pages(self, lost: Int32) -> None:
+        """What lies in these pages ([n]) is wrong: the files that hold them answer EIO."""
         self.prefix_cache.forget(lost)
         for file in self._files:
             if file.error is None and np.isin(file.pages, lost).any():
                 file.error = Errno.EIO
+
+    # -- A kernel that comes back ---------------------------------------------------------------
+    def use(self, witness: Witness | None) -> None:
+        """Tell this witness of what no call determines."""
+        self._storage.witness = witness
+        self.prefix_cache.evicted = witness.evicted if witness else lambda _pages: None
+
+    def kept(self) -> dict[str, object]:
+        """Return the parts that a kernel which comes back fills in, by name."""
+        return {
+            "pool": self.pool,
+            "ledger": self.ledger,
+            "prefix cache": self.prefix_cache,
+            "lineages": self.lineages,
+            "storage": self._storage,
+        }
+
+    def lend_frames(self) -> None:
+        """Do without a device until `lose_device`: calls find frames, and nothing is computed."""
+        self.prefix_cache.restore_heaps()
+        self.pool.lend_frames()
+        for file in self._files:
+            file.forget_frames()
+
+    def lose_device(self, frames: int) -> None:
+        """Begin with an empty device: all pages are to be computed again."""
+        for file in self._files:
+            if file.ranked:
+                self._storage.ranking.discard(file)
+        self.moves.forget()
+        self.pool.lose_frames(frames)
+        self.ledger.lose_device()
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self, held: Mapping[KVFile, int]) -> None:

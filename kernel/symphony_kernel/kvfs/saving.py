@@ -38,6 +38,7 @@ from symphony_kernel.kvfs.durable.directory import errno_of
 from symphony_kernel.kvfs.durable.format import KV
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.lineage import LineageError, pack, unpack
 from symphony_kernel.kvfs.names import is_public
 from symphony_kernel.kvfs.naming import Name
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -70,8 +71,8 @@ class Device(Protocol):
     async def read(self, file: KVFile) -> KV | None:
         """Return K and V of a file's pages; None where not all of them are anywhere."""
 
-    async def write(self, file: KVFile, kv: KV | None) -> None:
-        """Give a file that is being loaded its K and V; None: they are to be computed again."""
+    async def write(self, file: KVFile, kv: KV) -> bool:
+        """Give a file that is being loaded its K and V; return whether there is room for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -204,7 +205,7 @@ class Saving:
         expires_ms: int,
         rebuild: bool,
     ) -> None:
-        """Give an uploaded file a durable name; `done` hears. It stays where it is.
+        """Give an uploaded file a durable name; `done` hears. It is removed afterwards.
 
         Raises:
             SyscallError: as `save`.
@@ -217,6 +218,17 @@ class Saving:
         file = self._kvfs.create(tenant, self._kvfs.tenant(tenant).account)
         file.path, file.expires_ms = path, expires_ms
         self._submit(Change(tenant, path, done, file, replace, True, public, upload, rebuild))
+
+    def discard(self, upload: Path) -> None:
+        """Remove the file of an upload that has been taken or refused."""
+        if self.live:
+            self._spawn(self._discard(upload))
+
+    async def _discard(self, upload: Path) -> None:
+        try:
+            await self._run(partial(upload.unlink, missing_ok=True))
+        except OSError as error:
+            _log.error("an upload's file stays until the next start: %s", error)
 
     def load(self, file: KVFile, done: Done) -> None:
         """Bring the content of a named file; `done` hears when it is loaded, or why it is not."""
@@ -344,6 +356,8 @@ class Saving:
             del self.queues[change.tenant]
         if change.file is not None and error is not None:
             self._kvfs.release(change.file)
+        if change.upload is not None:
+            self.discard(change.upload)
         change.done(error)
 
     async def _make(self, change: Change) -> None:
@@ -369,7 +383,9 @@ class Saving:
             self._check_quota(change, change.upload.stat().st_size)
             return await self._blocking(partial(self._check_and_put, change, file.expires_ms))
         kv = await self._device.read(file)
-        content = Content(file.tokens, file.positions, file.plain, b"", kv)
+        if kv is None and not file.recomputable:
+            raise SyscallError(Errno.EAGAIN, "its K and V are nowhere that can be read now")
+        content = Content(file.tokens, file.positions, file.plain, lineage_of(file), kv)
         size = file.length * _ENTRY_BYTES + (kv.nbytes if kv is not None else 0)
         self._check_quota(change, size)
         size = await self._blocking(partial(self._put, change, file.expires_ms, content))
@@ -419,12 +435,7 @@ class Saving:
             self._values[number] = content.kv
         tokens = np.ascontiguousarray(content.tokens, "<u4").tobytes()
         positions = np.ascontiguousarray(content.positions, "<i4").tobytes()
-        lineage = content.lineage
-        if content.kv is None and content.plain < len(content.tokens) and not lineage:
-            words = "its K and V are not of this model, and nothing says how they came"
-            self._happen("loaded", [number, int(Errno.EBADF), words, b"", b"", 0, b""])
-        else:
-            self._happen("loaded", [number, 0, "", tokens, positions, content.plain, lineage])
+        self._happen("loaded", [number, 0, "", tokens, positions, content.plain, content.lineage])
 
     def loaded(
         self,
@@ -434,7 +445,7 @@ class Saving:
         tokens: bytes,
         positions: bytes,
         plain: int,
-        lineage: bytes,  # noqa: ARG002 - of what is not plain
+        lineage: bytes,
     ) -> None:
         """The disk has said what a file holds, or has failed (errno > 0)."""
         file = self.loads[number].file
@@ -442,14 +453,24 @@ class Saving:
             if errno:
                 raise self._why(file, errno, words)
             self._kvfs.fill(
-                file, np.frombuffer(tokens, "<u4"), np.frombuffer(positions, "<i4"), plain
+                file,
+                np.frombuffer(tokens, "<u4"),
+                np.frombuffer(positions, "<i4"),
+                plain,
+                unpack(lineage)[0] if lineage else None,
+                give_up_frames=self.live,
             )
+        except LineageError as damage:
+            self._fail_load(number, self._why(file, Errno.EBADF, str(damage)))
         except SyscallError as error:
-            self._values.pop(number, None)
-            self._end_load(number, error)
+            self._fail_load(number, error)
         else:
             if self.live:
                 self._spawn(self._fill(number, file))
+
+    def _fail_load(self, number: int, error: SyscallError) -> None:
+        self._values.pop(number, None)
+        self._end_load(number, error)
 
     def _why(self, file: KVFile, errno: int, words: str) -> SyscallError:
         """Return what those who wait for a file hear; one that is broken says so from now on."""
@@ -461,14 +482,21 @@ class Saving:
         return SyscallError(Errno.EIO if errno == Errno.EBADF else Errno(errno), words)
 
     async def _fill(self, number: int, file: KVFile) -> None:
-        await self._device.write(file, self._values.pop(number, None))
-        self._happen("filled", [number])
+        kv = self._values.pop(number, None)
+        there = kv is not None and await self._device.write(file, kv)
+        self._happen("filled", [number, there])
 
-    def filled(self, number: int) -> None:
-        """K and V of a file are there, or will be before anybody reads them."""
-        name = self.loads[number].file.name
-        if name is not None:
-            name.loaded = True
+    def filled(self, number: int, there: bool) -> None:
+        """K and V of a file are there, or are to be computed again."""
+        file = self.loads[number].file
+        if not there and not file.recomputable:
+            # Those of another model, or for which nobody has room.
+            file.truncate(0)
+            words = f"{file.path}: nothing but its K and V says what it was"
+            self._end_load(number, SyscallError(Errno.ENOMEM, words))
+            return
+        if file.name is not None:
+            file.name.loaded = True
         self._end_load(number, None)
 
     def _end_load(self, number: int, error: SyscallError | None) -> None:
@@ -501,3 +529,32 @@ class Saving:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
+
+
+def lineage_of(file: KVFile) -> bytes:
+    """Return what says how a file's K and V came about, packed; empty where its tokens do."""
+    trail = file.lineage
+    return b"" if trail is None else pack([trail])
+
+
+class _NoDevice:
+    async def read(self, file: KVFile) -> KV | None:  # noqa: ARG002
+        return None
+
+    async def write(self, file: KVFile, kv: KV) -> bool:  # noqa: ARG002
+        return False
+
+
+def without_disk(kvfs: KVFS, *, publish: bool = False) -> Saving:
+    """Return what names files in memory only."""
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    def none() -> Identity:
+        raise AssertionError("nothing is written")
+
+    def run(work: Callable[[], _T]) -> Awaitable[_T]:
+        return asyncio.to_thread(work)
+
+    return Saving(kvfs, None, none, run, _NoDevice(), lambda *_: None, fail, publish=publish)

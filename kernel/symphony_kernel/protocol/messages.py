@@ -57,6 +57,7 @@ class Op(IntEnum):
     TAKEN = 20  # the seq of a GENERATE, records that the program has taken; no reply
     KV_OFFER = 21  # handle -> entries that the prefix cache has of it now
     KV_MATCH = 22  # handle, tokens (u32 bytes) -> entries of the new file
+    KV_LIST_AFTER = 23  # prefix, after, limit -> msgpack bytes
 
 
 @dataclass(frozen=True, slots=True)

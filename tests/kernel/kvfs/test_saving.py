@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from symphony_kernel.kvfs import KVFS, KVFile
+from symphony_kernel.kvfs.filesystem import Places
+from symphony_kernel.kvfs.lineage.trails import lost_trail
 from symphony_kernel.kvfs.saving import RefusedError
+from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_DISK_CALLS_MAX
 
 from tests.support.durable import Shop
-from tests.support.kvfs import extend, make_account, make_kvfs
+from tests.support.kvfs import ManualTime, extend, make_account, make_kvfs
 
 Test = Callable[[], Coroutine[Any, Any, None]]
 
@@ -62,8 +66,8 @@ def test_what_is_acknowledged_is_there_in_the_next_life(tmp_path: Path) -> None:
         view = await later.opened("a/b")
         assert view.tokens.tolist() == list(range(40))
         assert later.slots.of(view) == [7 * token for token in range(40)]
-        assert later.slots.rebuilt == 0
         assert view.plain == 40
+        assert view.tier is Tier.DEVICE
         later.kvfs.check_integrity({view: 1})
 
     asyncio.run(main())
@@ -93,8 +97,20 @@ def test_kv_that_are_nowhere_are_computed_again(tmp_path: Path) -> None:
         await shop.finish()
         later = make_shop(tmp_path)
         view = await later.opened("a")
-        assert later.slots.of(view) == [7, 14, 21]
-        assert later.slots.rebuilt == 1
+        assert (view.tokens.tolist(), view.tier) == ([1, 2, 3], Tier.TOKENS)
+        later.kvfs.check_integrity({view: 1})
+
+    asyncio.run(main())
+
+
+def test_kv_for_which_there_is_no_room_are_computed_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = make_shop(tmp_path)
+        shop.save("s", make_file(shop, 1, 2, 3), "a")
+        await shop.finish()
+        later = make_shop(tmp_path)
+        later.slots.full = True
+        assert (await later.opened("a")).tier is Tier.TOKENS
 
     asyncio.run(main())
 
@@ -103,20 +119,55 @@ def test_kv_of_another_model_are_computed_again_if_tokens_say_how(tmp_path: Path
     async def main() -> None:
         shop = make_shop(tmp_path)
         shop.save("plain", make_file(shop, 1, 2, 3), "plain")
-        odd = make_file(shop, 1, 2, 3)
-        odd.plain = 1
-        shop.save("odd", odd, "odd")
+        file = make_file(shop, *range(20))
+        edited = shop.kvfs.create("t", file.owner)
+        edited.append(file, np.array([0, 1, 7, 8, 9]))
+        shop.slots.compute(edited)
+        shop.save("edited", edited, "edited")
+        lost = make_file(shop, 1, 2, 3)
+        lost.restore_lineage(lost_trail(3))
+        lost.plain = 0
+        shop.save("lost", lost, "lost")
         await shop.finish()
+
         later = make_shop(tmp_path)
         later.identity = replace(later.identity, weights="others")
-        view = await later.opened("plain")
-        assert later.slots.of(view) == [7, 14, 21]
-        assert later.slots.rebuilt == 1
+        assert (await later.opened("plain")).tier is Tier.TOKENS
+        view = await later.opened("edited")
+        assert view.tier is Tier.TOKENS
+        assert view.plan(np.arange(5))[0].tokens[:2].tolist() == [0, 1]
         with pytest.raises(SyscallError) as caught:
-            await later.opened("odd")
-        assert caught.value.errno is Errno.EIO
+            await later.opened("lost")
+        assert caught.value.errno is Errno.ENOMEM
         again = make_shop(tmp_path)
-        assert (await again.opened("odd")).plain == 1
+        assert again.slots.of(await again.opened("lost")) == [7, 14, 21]
+
+    asyncio.run(main())
+
+
+def test_what_nothing_brings_back_is_not_saved_without_its_kv(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = make_shop(tmp_path)
+        lost = make_file(shop, 1, 2, 3)
+        lost.restore_lineage(lost_trail(3))
+        shop.slots.absent = True
+        shop.save("lost", lost, "lost")
+        assert await shop.finish() == ["lost: EAGAIN"]
+
+    asyncio.run(main())
+
+
+def test_a_file_larger_than_the_device_is_opened(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = make_shop(tmp_path, pages=256)
+        shop.save("a", make_file(shop, *range(1000)), "a")
+        await shop.finish()
+        places = Places(pages_a_frame=8)
+        later = Shop(KVFS(32, ManualTime(), places=places), tmp_path / "kv")
+        later.slots.full = True
+        view = await later.opened("a")
+        assert view.tokens.tolist() == list(range(1000))
+        assert later.kvfs.pool.free_frames == 32
 
     asyncio.run(main())
 
@@ -248,9 +299,11 @@ def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None:
         await shop.finish()
         later = make_shop(tmp_path, pages=4)
         other = make_file(later, *range(40))
+        files = later.kvfs.statistics().files
         with pytest.raises(SyscallError) as caught:
             await later.opened("a")
         assert caught.value.errno is Errno.ENOMEM
+        assert later.kvfs.statistics().files == files
         later.kvfs.release(other)
         assert (await later.opened("a")).length == 40
 
@@ -338,23 +391,30 @@ def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
         shop = make_shop(tmp_path)
         shop.save("a", make_file(shop, *range(20)), "a")
         await shop.finish()
-        upload = tmp_path / "upload"
-        upload.write_bytes(shop.directory._path("t", "a").read_bytes())
+        upload, whole = tmp_path / "upload", shop.directory._path("t", "a").read_bytes()
+        upload.write_bytes(whole)
         assert await put(shop, upload, "b/c", expires_ms=5) is None
         assert (shop.kvfs.stat("t", "b/c").len, shop.kvfs.stat("t", "b/c").expires_ms) == (20, 5)
         view = await shop.opened("b/c")
         assert (view.tokens.tolist(), view.plain) == (list(range(20)), 20)
         assert shop.slots.of(view) == [7 * token for token in range(20)]
 
+        await shop.finish()
+        assert not upload.exists()
+        upload.write_bytes(whole)
         error = await put(shop, upload, "b/c", replace=False)
+        await shop.finish()
+        upload.write_bytes(whole)
         assert error.errno is Errno.EEXIST
         shop.identity = replace(shop.identity, dtype="float32")
         error = await put(shop, upload, "d")
         assert isinstance(error, RefusedError)
         assert error.kind == "other-model"
+        await shop.finish()
+        upload.write_bytes(whole)
         assert await put(shop, upload, "d", rebuild=True) is None
-        assert shop.slots.of(await shop.opened("d")) == [7 * token for token in range(20)]
-        assert shop.slots.rebuilt == 1
+        assert (await shop.opened("d")).tokens.tolist() == list(range(20))
+        await shop.finish()
         upload.write_bytes(b"\0" * 100)
         error = await put(shop, upload, "e")
         assert isinstance(error, RefusedError)

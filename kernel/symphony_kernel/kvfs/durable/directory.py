@@ -4,6 +4,7 @@
                                           than a file's name, and hold what none may
     <root>/<tenant>/<path>.<n>.partial    being written, as is `.tmp..`, by the library that writes:
                                           whoever starts next removes them
+    <root>/uploads/<n>.partial            from outside, not looked at yet; removed likewise
     <root>/key                            what files are sealed with
     <root>/broken/                        what could not be read, set aside for the operator
 
@@ -20,7 +21,7 @@ import hashlib
 import logging
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,6 +34,7 @@ _SUFFIX: Final = ".safetensors"
 _PARTIAL: Final = ".partial"
 _TEMPORARY: Final = ".tmp"
 _BROKEN: Final = "broken"
+_UPLOADS: Final = "uploads"
 _KEY: Final = "key"
 _KEY_BYTES: Final = 32
 _PRIVATE: Final = 0o700
@@ -143,9 +145,35 @@ class Directory:
             return
         _sync_directory(final.parent)
 
-    def open_file(self, tenant: str, path: str) -> int:
-        """Return a descriptor of a name's file, which stays as it is whatever comes; OSError."""
-        return os.open(self._path(tenant, path), os.O_RDONLY | os.O_CLOEXEC)
+    # -- On their way ---------------------------------------------------------------------------
+    def open_checked(self, tenant: str, path: str) -> int:
+        """Return a descriptor of a name's file, which stays as it is whatever comes.
+
+        Raises:
+            FileNotFoundError: there is none; FormatError: it is broken, and set aside; OSError.
+        """
+        final = self._path(tenant, path)
+        try:
+            kv_format.verify(final)
+        except FormatError as error:
+            self._set_aside(final, error)
+            raise
+        return os.open(final, os.O_RDONLY | os.O_CLOEXEC)
+
+    def write_unnamed(
+        self, label: Label, identity: Callable[[], Identity], content: Content
+    ) -> int:
+        """Return a descriptor of a file that is written for it and has no name; OSError."""
+        with self.partial(label.tenant, label.path) as path:
+            kv_format.write(path, label, identity(), content, self._key)
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def begin_upload(self) -> tuple[Path, int]:
+        """Return the path and a descriptor of a new, empty file; OSError."""
+        folder = self._root / _UPLOADS
+        _make(folder)
+        path = folder / f"{next(self._numbers)}{_PARTIAL}"
+        return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def _path(self, tenant: str, path: str) -> Path:
         return self._root / _hex(tenant) / f"{_hex(path)}{_SUFFIX}"

@@ -2,7 +2,7 @@
 
     tokens      U32 [entries]
     positions   I32 [entries]
-    lineage     U8 [bytes]     how K and V of what is not plain come about; not looked into here
+    lineage     U8 [bytes]     how K and V come about where tokens and positions do not say it
     kv          F32, BF16 or U64 [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim]
 
 The last two need not be there. Metadata (all text, as the format has it) says what the file is, of
@@ -30,6 +30,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
 from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.kvfs.lineage import pack
+from symphony_kernel.kvfs.lineage.trails import lost_trail
 from symphony_kernel.kvfs.pages import page_count
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -88,6 +90,7 @@ class Label:
 class Content:
     """What a file holds; `plain` as in `KVFile`. `kv` is None where it must be computed again.
 
+    `lineage` is a packed trail (`kvfs.lineage`), or empty: each entry saw exactly those before it.
     What lies in `kv` behind the last entry is zeroed when it is written.
     """
 
@@ -164,14 +167,22 @@ def read(path: Path, identity: Identity) -> Content:
     return _read_content(path, header, identity, kv=not _differences(header.metadata, identity))
 
 
+def verify(path: Path) -> None:
+    """Look at all bytes of a file of this server's; FormatError: they are not what was written."""
+    header = _read_header(path)
+    _verify(header.metadata)
+    if _digest(path, header) != header.metadata["digest"]:
+        raise FormatError("its bytes are not those that were written")
+
+
 def read_foreign(path: Path, identity: Identity, key: bytes, *, rebuild: bool = False) -> Content:
     """Return what a file from anybody holds. Only a sealed one is believed beyond its tokens:
 
-    of any other K and V are taken as they are, and the file is not plain; or, with `rebuild`, they
-    are left, and the file is that of its tokens at the positions 0, 1, ...
+    of any other K and V are taken as they are, and nothing is derived from them; or, with
+    `rebuild`, they are left, and each entry is computed from those before it.
 
     Raises:
-        FormatError: it is broken, or cannot be rebuilt; OtherModelError: its K and V are not of
+        FormatError: it is broken, or has no K and V; OtherModelError: its K and V are not of
             exactly this model (never with `rebuild`); OSError.
     """
     header = _read_header(path)
@@ -183,12 +194,11 @@ def read_foreign(path: Path, identity: Identity, key: bytes, *, rebuild: bool = 
         return content
     tokens, positions, entries = content.tokens, content.positions, len(content.tokens)
     if content.kv is not None:
-        return Content(tokens, positions, 0, b"", content.kv)
+        return Content(tokens, positions, 0, pack([lost_trail(entries)]), content.kv)
     if not rebuild:
         raise FormatError("it has no K and V: ask for them to be computed from its tokens")
-    if not np.array_equal(positions, np.arange(entries)):
-        raise FormatError("its tokens do not stand at the positions 0, 1, ..: no rebuilding")
-    return Content(tokens, positions, entries)
+    plain = int(np.argmin(np.append(positions == np.arange(entries), False)))
+    return Content(tokens, positions, plain)
 
 
 # --- Writing --------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import arguments
 
 _CALL_ENTRIES = 32  # to copy, which cost the kernel about what a call does
-_SAVE_REPLACE, _SAVE_FLAGS = 1, 7
+_SAVE_FLAGS = 7
 
 
 def kv_create(lip: Instance) -> int | None:
@@ -103,13 +103,11 @@ def kv_tokens(lip: Instance, kv: int, start: int, count: int, out: int) -> None:
 
 
 def kv_save(lip: Instance, kv: int, path: int, path_len: int, flags: int) -> None:
-    """Name the file; suspends. Durable and public files answer ENOSYS for now."""
+    """Name the file; suspends, for a durable one until it is safe on disk."""
     name = arguments.path(lip, path, path_len)
     lip.handles.require(kv, SAVE)
     if flags & ~_SAVE_FLAGS:
         raise SyscallError(Errno.EINVAL, f"flags {flags}")
-    if flags & ~_SAVE_REPLACE:
-        raise SyscallError(Errno.ENOSYS, "durable and public files are not there yet")
     lip.suspend_on_kernel(int, Op.KV_SAVE, kv, name, flags)
 
 

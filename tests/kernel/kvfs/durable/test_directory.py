@@ -162,9 +162,33 @@ def test_broken_files_are_set_aside_and_said(
 def test_an_open_file_stays_as_it_is(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
     directory.put(label("a", 2), IDENTITY, content(1, 2))
-    descriptor = directory.open_file("t", "a")
+    descriptor = directory.open_checked("t", "a")
     before = os.pread(descriptor, 1 << 20, 0)
     directory.put(label("a", 3), IDENTITY, content(3, 4, 5))
     directory.remove("t", "a")
     assert os.pread(descriptor, 1 << 20, 0) == before
     os.close(descriptor)
+
+
+def test_a_broken_file_is_not_sent(tmp_path: Path) -> None:
+    directory = opened(tmp_path / "kv")
+    directory.put(label("a", 2), IDENTITY, content(1, 2))
+    path = directory._path("t", "a")
+    path.write_bytes(path.read_bytes()[:-1] + b"\xee")
+    with pytest.raises(FormatError):
+        directory.open_checked("t", "a")
+    assert names(tmp_path / "kv") == []
+
+
+def test_what_has_no_name_is_gone_with_the_process(tmp_path: Path) -> None:
+    directory = opened(tmp_path / "kv")
+    descriptor = directory.write_unnamed(label("a", 2), lambda: IDENTITY, content(1, 2))
+    (tmp_path / "copy").write_bytes(os.pread(descriptor, 1 << 20, 0))
+    os.close(descriptor)
+    found = directory.read_foreign(tmp_path / "copy", IDENTITY, rebuild=False)
+    assert found.tokens.tolist() == [1, 2]
+    path, upload = directory.begin_upload()
+    os.write(upload, b"half a file")
+    os.close(upload)
+    assert names(tmp_path / "kv") == []
+    assert not path.exists()

@@ -18,6 +18,7 @@ from symphony_kernel.kvfs.durable import (
     OtherModelError,
 )
 from symphony_kernel.kvfs.durable.format import read, read_foreign, read_label, write
+from symphony_kernel.kvfs.lineage import unpack
 
 LAYOUT = "layers=2,page_tokens=16,kv_heads=3,head_dim=4"
 IDENTITY = Identity("tiny", "abc", "float32", LAYOUT, vocab_size=100, max_context=64)
@@ -192,8 +193,9 @@ def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
     with pytest.raises(OtherModelError):
         read_foreign(tmp_path / "f", IDENTITY, b"")
     (tmp_path / "f").write_bytes(save({"tokens": tokens, "positions": positions + 1}))
-    with pytest.raises(FormatError, match="positions"):
-        read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True)
+    found = read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True)
+    assert (found.tokens.tolist(), found.positions.tolist()) == ([5, 6], [1, 2])
+    assert (found.plain, found.lineage) == (0, b"")
 
 
 def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> None:
@@ -203,7 +205,10 @@ def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> Non
     write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content, b"our key")
     assert same(read_foreign(tmp_path / "f", IDENTITY, b"our key"), content)
     theirs = read_foreign(tmp_path / "f", IDENTITY, b"another key")
-    assert (theirs.plain, theirs.lineage) == (0, b"")
+    assert theirs.plain == 0
+    (trail,) = unpack(theirs.lineage)
+    assert trail is not None
+    assert trail.span.lost
     assert theirs.kv is not None
     bare = Content(whole.tokens, whole.positions, 21)
     write(tmp_path / "f", Label("t", "p", 21), IDENTITY, bare, b"our key")

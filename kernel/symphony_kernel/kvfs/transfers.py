@@ -1,0 +1,217 @@
+"""Transfers: KV files on their way to and from the gateway, piece by piece.
+
+Each is an open file that a number stands for. A download reads a file that stays as it is, whatever
+becomes of its name; an upload writes a file that is nobody's until it has been checked (`Saving`).
+They live as long as the kernel, and end when nobody asks for the next piece.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from symphony_kernel.kvfs.durable import Content, Directory, FormatError, Identity, Label
+from symphony_kernel.kvfs.durable.directory import errno_of
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.saving import Device, Run, lineage_of
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    KV_CHUNK_BYTES_MAX,
+    KV_HEADER_BYTES_MAX,
+    KV_TRANSFER_IDLE_SECONDS_MAX,
+    KV_TRANSFERS_MAX,
+    TENANT_KV_TRANSFERS_MAX,
+)
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One file under way. `path` is where an upload is written, None of a download."""
+
+    tenant: str
+    descriptor: int
+    path: Path | None
+    size: int  # bytes that it has, or has got so far
+    used_s: float  # when somebody last asked
+    busy: bool = False  # a thread is at it
+    closed: bool = False
+
+
+@dataclass(slots=True)
+class Transfers:
+    """All transfers; `now` gives seconds."""
+
+    kvfs: KVFS
+    directory: Directory | None
+    identity: Callable[[], Identity]
+    run: Run
+    device: Device
+    now: Callable[[], float]
+    _open: dict[int, Transfer] = field(default_factory=dict)
+    _made: int = 0
+
+    # -- Downloads ------------------------------------------------------------------------------
+    async def open_download(self, tenant: str, path: str) -> tuple[int, int]:
+        """Begin to send a named file; return the transfer's number and the file's bytes.
+
+        Raises:
+            SyscallError: ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
+        """
+        directory = self._directory(tenant)
+        named = self.kvfs.named(tenant, path)
+        if named.error is not None:
+            raise SyscallError(named.error, path)
+        name = named.name
+        assert name is not None
+        if name.durable:
+            work = partial(directory.open_checked, named.tenant, named.path)
+            descriptor = await _blocking(self.run, work)
+        else:
+            named.references += 1
+            try:
+                kv = await self.device.read(named)
+                lineage = lineage_of(named)
+                content = Content(named.tokens, named.positions, named.plain, lineage, kv)
+                label = Label(named.tenant, path, named.length, name.public, named.expires_ms)
+                write = partial(directory.write_unnamed, label, self.identity, content)
+                descriptor = await _blocking(self.run, write)
+            finally:
+                self.kvfs.release(named)
+        size = os.fstat(descriptor).st_size
+        return self._add(Transfer(tenant, descriptor, None, size, self.now())), size
+
+    async def read(self, tenant: str, number: int, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes of a download, from `offset`; SyscallError EBADF, EINVAL."""
+        transfer = self._get(tenant, number, upload=False)
+        if not 0 <= offset <= transfer.size or not 0 < size <= KV_CHUNK_BYTES_MAX:
+            raise SyscallError(Errno.EINVAL, f"at most {KV_CHUNK_BYTES_MAX} bytes within the file")
+        work = partial(os.pread, transfer.descriptor, size, offset)
+        data: bytes = await self._use(transfer, work)
+        return data
+
+    # -- Uploads --------------------------------------------------------------------------------
+    async def open_upload(self, tenant: str, size: int) -> int:
+        """Begin to take a file of `size` bytes; return the transfer's number.
+
+        Raises:
+            SyscallError: EFBIG (no file that the model could hold is so large); EDQUOT (the
+                tenant's bytes on disk); EAGAIN; ENOSPC; EIO; ENOSYS.
+        """
+        directory = self._directory(tenant)
+        limits = self.kvfs.tenant(tenant)
+        if limits.durable_bytes + size > limits.limits.durable_bytes + KV_HEADER_BYTES_MAX:
+            most = limits.limits.durable_bytes
+            raise SyscallError(Errno.EDQUOT, f"{limits.durable_bytes} of {most} bytes on disk")
+        path, descriptor = await _blocking(self.run, directory.begin_upload)
+        return self._add(Transfer(tenant, descriptor, path, 0, self.now()))
+
+    async def write(self, tenant: str, number: int, data: bytes) -> int:
+        """Append a piece to an upload; return its bytes so far. SyscallError EBADF, EFBIG, .."""
+        transfer = self._get(tenant, number, upload=True)
+        if len(data) > KV_CHUNK_BYTES_MAX:
+            raise SyscallError(Errno.EFBIG, f"at most {KV_CHUNK_BYTES_MAX} bytes in a piece")
+        await self._use(transfer, partial(_write_all, transfer.descriptor, data, transfer.size))
+        transfer.size += len(data)
+        return transfer.size
+
+    def take_upload(self, tenant: str, number: int) -> Path:
+        """End an upload that has all its bytes; return its file, which is the caller's now."""
+        transfer = self._get(tenant, number, upload=True)
+        assert transfer.path is not None
+        path, transfer.path = transfer.path, None
+        self._close(number)
+        return path
+
+    # -- Ends -----------------------------------------------------------------------------------
+    def close(self, tenant: str, number: int) -> None:
+        """End a transfer; an upload that was not taken is gone. One that is not there is fine."""
+        transfer = self._open.get(number)
+        if transfer is not None and transfer.tenant == tenant:
+            self._close(number)
+
+    def close_idle(self) -> None:
+        """End the transfers that nobody has asked of for too long."""
+        late = self.now() - KV_TRANSFER_IDLE_SECONDS_MAX
+        for number, transfer in list(self._open.items()):
+            if transfer.used_s < late and not transfer.busy:
+                self._close(number)
+
+    def close_all(self) -> None:
+        """End all: nobody is there any more who would ask."""
+        for number in list(self._open):
+            self._close(number)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._open)
+
+    # -- Inside ---------------------------------------------------------------------------------
+    def _directory(self, tenant: str) -> Directory:
+        if self.directory is None:
+            raise SyscallError(Errno.ENOSYS, "this kernel has no directory for KV files")
+        self.close_idle()
+        mine = sum(1 for transfer in self._open.values() if transfer.tenant == tenant)
+        if mine >= TENANT_KV_TRANSFERS_MAX or len(self._open) >= KV_TRANSFERS_MAX:
+            raise SyscallError(Errno.EAGAIN, "too many KV files are on their way")
+        return self.directory
+
+    def _add(self, transfer: Transfer) -> int:
+        self._made += 1
+        self._open[self._made] = transfer
+        return self._made
+
+    def _get(self, tenant: str, number: int, *, upload: bool) -> Transfer:
+        transfer = self._open.get(number)
+        if (
+            transfer is None
+            or transfer.tenant != tenant
+            or transfer.busy
+            or (transfer.path is not None) is not upload
+        ):
+            raise SyscallError(Errno.EBADF, "there is no such transfer")
+        transfer.used_s = self.now()
+        return transfer
+
+    async def _use(self, transfer: Transfer, work: Callable[[], bytes | None]) -> bytes:
+        transfer.busy = True
+        try:
+            return await _blocking(self.run, work) or b""
+        finally:
+            transfer.busy = False
+            if transfer.closed:  # meanwhile: the thread has the descriptor no more
+                _end(transfer)
+
+    def _close(self, number: int) -> None:
+        transfer = self._open.pop(number)
+        transfer.closed = True
+        if not transfer.busy:
+            _end(transfer)
+
+
+def _end(transfer: Transfer) -> None:
+    os.close(transfer.descriptor)
+    if transfer.path is not None:
+        transfer.path.unlink(missing_ok=True)
+
+
+async def _blocking(run: Run, work: Callable[[], _T]) -> _T:
+    """Do in a thread what blocks; its errors as programs hear them."""
+    try:
+        return await run(work)
+    except FileNotFoundError as error:
+        raise SyscallError(Errno.ENOENT, "it has gone") from error
+    except OSError as error:
+        raise SyscallError(Errno(errno_of(error)), str(error)) from error
+    except FormatError as error:
+        raise SyscallError(Errno.EIO, str(error)) from error
+
+
+def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view, offset)
+        view, offset = view[count:], offset + count
