@@ -2,9 +2,10 @@
 
 A tenant may keep as many entries in its files' lineage as its quota of pages has on the device; one
 file at most LINEAGE_ENTRIES_MAX in LINEAGE_SPANS_MAX spans. Forks share a lineage and pay once.
-Past a bound no call fails. A closed trail is dropped: its file counts as linear from then on, and
-what is computed again equals what was there up to rounding. Any other becomes one *lost* span: such
-a file may go to host memory or disk, and never to where only tokens are kept.
+Past a bound no call fails. A closed trail is dropped (at half of the bounds): its file counts as
+linear from then on, and what is computed again equals what was there up to rounding. Any other
+becomes one *lost* span: such a file may go to host memory or disk, and never to where only tokens
+are kept.
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class LineageBook:
     def __init__(self, entries_max: int) -> None:
         self.entries_max = entries_max
         self._charged: dict[str, int] = {}
-        self._lineages: set[Lineage] = set()
+        self._lineages: dict[Lineage, None] = {}  # in the order in which they were made
 
     def open(self, tenant: str, trail: Trail | None) -> Lineage | None:
         """Return a trail's lineage, held once; None where tokens and positions say it all."""
@@ -49,18 +50,21 @@ class LineageBook:
         spans = spans_of([trail])
         entries = sum(span.length for span in spans)
         charged = self._charged.get(tenant, 0)
+        # A closed one goes at half of the bounds: there is room for the tree behind it then.
+        weight = 2 if trail.closed else 1
         if (
-            len(spans) > LINEAGE_SPANS_MAX
-            or entries > LINEAGE_ENTRIES_MAX
-            or charged + entries > self.entries_max
+            weight * len(spans) > LINEAGE_SPANS_MAX
+            or weight * entries > LINEAGE_ENTRIES_MAX
+            or charged + weight * entries > self.entries_max
         ):
             if trail.closed:
                 return None
             trail, spans, entries = lost_trail(trail.length), [], 0
-        lineage = Lineage(tenant, trail, entries, not spans or any(span.lost for span in spans))
+        lost = not spans or any(span.lost for span in spans)
+        lineage = Lineage(tenant, trail, entries, lost)
         if entries:
             self._charged[tenant] = charged + entries
-        self._lineages.add(lineage)
+        self._lineages[lineage] = None
         return lineage
 
     def close(self, lineage: Lineage) -> None:
@@ -68,7 +72,7 @@ class LineageBook:
         lineage.references -= 1
         assert lineage.references >= 0, "a lineage was closed more often than it was held"
         if not lineage.references:
-            self._lineages.remove(lineage)
+            del self._lineages[lineage]
             if not lineage.entries:
                 return
             left = self._charged[lineage.tenant] - lineage.entries
