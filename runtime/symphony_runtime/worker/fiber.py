@@ -19,16 +19,16 @@ Rules that the experiment behind this file taught:
 
 import ctypes
 import struct
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from ctypes import CFUNCTYPE, PYFUNCTYPE, c_bool, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
-from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TABLE_ELEMENTS_MAX, TABLES_MAX
+from symphony_kernel.protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 from wasmtime import (
     Config,
     Engine,
@@ -44,12 +44,11 @@ from wasmtime import _ffi as ffi
 
 from symphony_runtime.abi import Signature
 from symphony_runtime.worker.sandbox import ENGINE_SETTINGS
+from symphony_runtime.worker.ticker import Ticker
 
 PREEMPTED, CALLED, ENDED = 0, 1, 2  # what `Fiber.poll` returns
 
 _NO_CALL = -1
-_CALM_TICKS = 20  # looks that found nobody to preempt before the ticker looks less often
-_IDLE_TICKS = 20  # looks without a running guest before the ticker sleeps until it is woken
 
 # The buffer that a fiber's futures point into: [name, bytes], at fixed offsets.
 _INSTANCE, _TRAP, _ERROR, _RESULT = 0, 16, 24, 32
@@ -66,6 +65,7 @@ assert ctypes.sizeof(ffi.wasmtime_async_continuation_t) == _BUFFER_BYTES - _CONT
 
 _pack_value = struct.Struct("<Qq").pack  # kind (i32 0, i64 1), value sign-extended
 _read_i32 = ctypes.c_int32.from_address
+_now = time.perf_counter
 # ctypes' own are wrapped in Python and release the interpreter, which costs more than they do.
 _string_at = PYFUNCTYPE(ctypes.py_object, c_void_p, c_size_t)(ctypes._string_at_addr)  # type: ignore[attr-defined]
 _memmove = PYFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)(ctypes._memmove_addr)  # type: ignore[attr-defined]
@@ -200,13 +200,8 @@ class FiberHost:
         for index, item in enumerate(imports):
             self._define(index, item)
         self.polled: Fiber | None = None
-        self.polled_since = 0.0  # perf_counter; 0 while no guest runs
-        self.epoch = 0  # ticks so far; the ticker alone writes it
         self.engine_at = _address(self._engine.ptr())
-        self.dozing, self._closed = False, False
-        self.wake = threading.Event()
-        self._ticker = threading.Thread(target=self._tick, name="epoch ticker", daemon=True)
-        self._ticker.start()
+        self.ticker = Ticker(partial(_increment_epoch, self.engine_at))
 
     def load(self, artefact: bytes) -> Program:
         """Load an artefact that this server's compiler wrote; never any other bytes.
@@ -235,9 +230,7 @@ class FiberHost:
 
     def close(self) -> None:
         """Stop the ticker; every fiber must have been closed."""
-        self._closed = True
-        self.wake.set()
-        self._ticker.join()
+        self.ticker.close()
 
     # -- Imports -------------------------------------------------------------------------------
     def _define(self, index: int, item: Import) -> None:
@@ -282,54 +275,13 @@ class FiberHost:
         fiber.call = index
         _memmove(continuation, buffer_at + _CONTINUATION, 24)
 
-    # -- Epochs --------------------------------------------------------------------------------
-    def _tick(self) -> None:
-        """Advance the epoch when one guest has run for a whole tick.
-
-        A tick at any other time would only make suspended guests yield once for nothing. This
-        thread takes the interpreter from the one that works, so it looks less often while nobody
-        computes for long: the first slice of a guest that begins to may last three ticks.
-        """
-        tick_s, idle, calm = EPOCH_TICK_MS / 1000, 0, 0
-        while not self._closed:
-            since = self.polled_since
-            if since == 0.0:
-                idle += 1
-                if idle > _IDLE_TICKS:
-                    self._doze()
-                    idle = 0
-            else:
-                idle = 0
-                left = since + tick_s - time.perf_counter()
-                if left > 0 and calm < _CALM_TICKS:
-                    time.sleep(left)
-                    left = 0.0
-                if left <= 0 and self.polled_since == since:
-                    _increment_epoch(self.engine_at)
-                    self.epoch += 1
-                    calm = 0
-                    time.sleep(tick_s / 4)
-                    continue
-                calm += 1
-                if calm < _CALM_TICKS:
-                    continue
-            time.sleep(2 * tick_s)
-
-    def _doze(self) -> None:
-        """Sleep until a guest runs."""
-        self.dozing = True
-        if self.polled_since == 0.0 and not self._closed:
-            self.wake.wait()
-        self.wake.clear()
-        self.dozing = False
-
 
 class Fiber:
     """One guest: made suspended before its first instruction, driven by `poll` and `resume`."""
 
     __slots__ = (
-        "_buffer", "_entry", "_future", "_host", "_phases", "_store", "args", "base",
-        "buffer_at", "call", "context", "end", "epoch", "program", "ready", "results_at",
+        "_buffer", "_entry", "_future", "_host", "_phases", "_store", "_ticker", "args",
+        "base", "buffer_at", "call", "context", "end", "epoch", "program", "ready", "results_at",
         "size",
     )  # fmt: skip
 
@@ -343,7 +295,7 @@ class Fiber:
             HostFault: there is no room for its stack.
         """
         self.program, self._entry = program, (entry, program.entries[entry])
-        self._host = host
+        self._host, self._ticker = host, host.ticker
         self._phases = self._next_phases()
         self._buffer = (c_uint64 * (_BUFFER_BYTES // 8))()
         self.buffer_at: int = ctypes.addressof(self._buffer)
@@ -370,20 +322,20 @@ class Fiber:
         CALLED leaves `call` and `args`, and wants a `resume` before the next poll; ENDED leaves
         `end`.
         """
-        host, now = self._host, time.perf_counter
+        host, ticker = self._host, self._ticker
         self.call = _NO_CALL
-        if self.epoch != host.epoch:
+        if self.epoch != ticker.epoch:
             # Ticks that were for others: without this it would yield once for nothing.
-            self.epoch = host.epoch
+            self.epoch = ticker.epoch
             _set_epoch_deadline(self.context, 1)
         while True:
             # The callback and the ticker must know who runs, and since when.
             host.polled = self
-            host.polled_since = now()
-            if host.dozing:
-                host.wake.set()
+            ticker.since = _now()
+            if not ticker.armed:
+                ticker.arm()
             done = _future_poll(self._future)
-            host.polled_since = 0.0
+            ticker.since = 0.0
             if not done:
                 if self.call >= 0:
                     return CALLED

@@ -428,6 +428,7 @@ class Worker:
             at = ended
             if at >= until:
                 break
+        self._fibers.ticker.rest(at)
         if at - began > _SPURIOUS_S:
             self._cpu_share = min((time.thread_time() - cpu_began) / (at - began), 1.0)
         self._flush()
