@@ -142,7 +142,7 @@ class Stepper:
         if moves and batch is not None:
             last = moves.pop()
             batch.copies, batch.poison = last.copies, last.poison
-            batch.saves, batch.loads = last.saves, last.loads
+            batch.saves, batch.loads, batch.note = last.saves, last.loads, last.note
         for each in moves:
             self._give(each, partial(self._moved, each))
 

@@ -11,7 +11,7 @@ host slot at once: as soon as no later step can read it for the old owner.
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -104,6 +104,7 @@ class Batch:
     poison: Int32 | None = None  # frames to be filled with what shows when it is read: for tests
     # What saves and loads took, in seconds: set by the executor before the step ends.
     moved_seconds: float = 0.0
+    note: Any = None  # the kernel's own, of what its pages were when it made the batch
 
     @property
     def tokens(self) -> int:

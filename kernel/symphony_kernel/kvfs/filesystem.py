@@ -413,11 +413,11 @@ class KVFS:
         if not self.moves.pending:
             return []
         self._copied_slots += self.moves.copied_slots
-        return self.moves.take(self.pool.page)
+        return self.tiers.give(self.moves.take())
 
     def moved(self, batch: Batch) -> None:
         """A batch has been computed."""
-        if batch.saves is not None or batch.loads is not None:
+        if batch.note is not None:
             self.tiers.ended(batch)
 
     def lose_moves(self, batch: Batch) -> None:

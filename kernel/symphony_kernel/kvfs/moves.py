@@ -7,17 +7,37 @@ becomes a batch of its own, and the rest comes behind it. So nobody above need t
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
+_NONE: Int32 = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Which pages a batch moves: by the time that it ends others may be in their frames."""
+
+    sources: Int32  # [c] of each slot that is copied
+    targets: Int32  # [c]
+    saved: Int32  # as in `Batch.saves`
+    loaded: Int32  # as in `Batch.loads`
+
 
 class Moves:
-    """Copies, saves and loads that the executor has not been given yet."""
+    """Copies, saves and loads that the executor has not been given yet.
+
+    `page` says which page is in each frame now ([frames], the pool's own).
+    """
 
     def __init__(self) -> None:
+        self.page: Int32 = _NONE
+        self._copied: list[tuple[Int32, Int32]] = []  # pages: sources, targets
+        self._saved: list[Int32] = []
+        self._loaded: list[Int32] = []
         self.copies: list[tuple[Int64, Int64]] = []  # device slots: sources, destinations
         self.copied_slots = 0  # in `copies`, and in batches that are closed
         self.poison: list[Int32] = []  # frames that came free
@@ -30,6 +50,13 @@ class Moves:
         """Whether the executor owes anything that it has not been given."""
         return bool(self.copies or self._saves or self._loads or self._closed or self.poison)
 
+    def forget(self) -> None:
+        """Owe nothing any more: the device is another one."""
+        self.copies, self._saves, self._loads, self._closed = [], [], [], []
+        self._copied, self._saved, self._loaded = [], [], []
+        self.poison.clear()  # others append to it
+        self.copied_slots = 0
+
     # -- What is asked for ----------------------------------------------------------------------
     def copy(self, sources: Int64, destinations: Int64) -> None:
         """Copy device slots ([c] each), all reads first."""
@@ -39,6 +66,9 @@ class Moves:
             if np.isin(touched, into).any():
                 self._close()
         self.copies.append((sources, destinations))
+        self._copied.append(
+            (self.page[sources // PAGE_TOKENS], self.page[destinations // PAGE_TOKENS])
+        )
         self.copied_slots += len(sources)
 
     def save(self, frames: Int32, slots: Int32) -> None:
@@ -46,24 +76,22 @@ class Moves:
         if self._written(frames) or self._in_use(slots):
             self._close()
         self._saves.append(np.stack((frames, slots)))
+        self._saved.append(self.page[frames])
 
     def load(self, slots: Int32, frames: Int32) -> None:
         """Copy pages from host slots to frames ([c] each, distinct)."""
         if self._loads and np.isin(frames, np.concatenate([load[1] for load in self._loads])).any():
             self._close()
         self._loads.append(np.stack((slots, frames)))
+        self._loaded.append(self.page[frames])
 
     # -- What the executor gets -----------------------------------------------------------------
-    def take(self, free: Int32 | None = None) -> list[Batch]:
-        """Return all of it as batches without rows, in order: one, unless the order wants more.
-
-        `free` says which frames belong to nobody ([frames] < 0), where freed ones are poisoned.
-        """
+    def take(self) -> list[Batch]:
+        """Return all of it as batches without rows, in order: one, unless the order wants more."""
         if self.poison:
-            assert free is not None
             freed = np.unique(np.concatenate(self.poison))
-            self.poison = []
-            self._close(freed[free[freed] < 0])
+            self.poison.clear()
+            self._close(freed[self.page[freed] < 0])
         elif self.copies or self._saves or self._loads:
             self._close()
         batches, self._closed = self._closed, []
@@ -78,8 +106,24 @@ class Moves:
             batch.loads = np.concatenate(self._loads, axis=1)
         if poison is not None and len(poison):
             batch.poison = poison
+        batch.note = self._note()
         self._closed.append(batch)
         self.copies, self._saves, self._loads = [], [], []
+        self._copied, self._saved, self._loaded = [], [], []
+
+    def notes(self) -> list[Note]:
+        """Return which pages are moved by what the executor has not been given, in order."""
+        return [*(batch.note for batch in self._closed), self._note()]
+
+    def _note(self) -> Note:
+        sources, targets = (
+            np.concatenate([pair[side] for pair in self._copied]) if self._copied else _NONE
+            for side in (0, 1)
+        )
+        saved, loaded = (
+            np.concatenate(pages) if pages else _NONE for pages in (self._saved, self._loaded)
+        )
+        return Note(sources, targets, saved, loaded)
 
     def _written(self, frames: Int32) -> bool:
         """Whether one of these frames is written by what has gathered."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _GONE: Final = -1  # in place of a page that was freed or written while a thread had its slot
 _SPARE_MAX: Final = 8  # host slots kept for reading
-_FREE_SHARE: Final = 8  # while fewer than one in so many host slots are free, pages are written
+_FREE_SHARE: Final = 8  # while only one in so many host slots is free, pages are written
 _PIECES_MAX: Final = 32  # pages of one work of the thread
 
 
@@ -36,10 +36,13 @@ class Spilling(Protocol):
     """What `Tiers` asks of the tier below the host. All of it runs on the event loop."""
 
     slots: int
-    used: int  # slots
     written: int  # pages, since the start
     arrivals: int  # pages read, since the start
     spare: int  # free host slots that are kept for reading
+
+    @property
+    def used(self) -> int:
+        """Slots in use."""
 
     @property
     def waiting(self) -> bool:
@@ -124,7 +127,8 @@ class DiskTier:
         self.slots = spill.slots
         self._free = NumberStack(spill.slots)
         self.written = self.arrivals = 0
-        self.spare = min(_SPARE_MAX, (tiers.slots + 1) // 2)
+        self.spare = min(_SPARE_MAX, (tiers.slots + _FREE_SHARE - 1) // _FREE_SHARE)
+        self._free_wanted = self.spare + (tiers.slots + _FREE_SHARE - 1) // _FREE_SHARE
         self._order: deque[int] = deque()  # pages that came to the host, the oldest first
         self._clean: deque[int] = deque()  # pages that were written, and were on the host then
         self._back: deque[int] = deque()  # pages that were read: their disk slots go first
@@ -245,7 +249,7 @@ class DiskTier:
     def _write(self) -> None:
         """Copy the oldest pages on the host to disk, while few slots are free."""
         tiers = self._tiers
-        if tiers.free_slots * _FREE_SHARE >= tiers.slots:
+        if tiers.free_slots >= self._free_wanted:
             return
         pairs: list[tuple[int, int]] = []
         while self._order and len(pairs) < _PIECES_MAX and len(self._writing) < 2 * _PIECES_MAX:
@@ -275,7 +279,8 @@ class DiskTier:
             back = self._back.popleft()
             if tiers.disk[back] >= 0 and (tiers.host[back] >= 0 or tiers.on_device(back)):
                 self.drop(np.array([back], np.int32))
-        if not self._free.count or not tiers.disk_allows(page):
+        coming = [each for each, _ in self._writing.values() if each != _GONE]
+        if not self._free.count or not tiers.disk_allows(page, coming):
             return None
         return int(self._free.pop(1)[0])
 

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import Batch, Int32
-from symphony_kernel.kvfs.moves import Moves
+from symphony_kernel.kvfs.moves import Moves, Note
 from symphony_kernel.kvfs.pages import NOWHERE, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Account, Ledger, TierCounts
 from symphony_kernel.kvfs.spilling import NoDisk, Spilling
@@ -139,6 +139,8 @@ class Tiers:
         # Seconds that one token takes to be computed again, as the scheduler has seen; 0: unknown.
         self.token_seconds: Callable[[], float] = lambda: 0.0
         self._saved = self._loaded = self._dropped = 0
+        self._given: deque[Batch] = deque()  # and have not ended, in order
+        moves.page = pool.page
         ledger.count_tiers = self._counts
         pool.leaving = self._forget
 
@@ -260,6 +262,10 @@ class Tiers:
         self._pool.seat(pages, hollow=True)
         self._count(pages, absent=-1)
 
+    def born_absent(self, pages: Int32) -> None:
+        """Pages ([n], distinct) were allocated without frames: they are TOKENS."""
+        self._count(pages, absent=1)
+
     def filled(self, pages: Int32) -> None:
         """The step that computes hollow pages ([n], distinct) is given to the executor, or done.
 
@@ -268,35 +274,54 @@ class Tiers:
         self._pool.fill(pages)
 
     # -- What the executor did ------------------------------------------------------------------
+    def give(self, batches: list[Batch]) -> list[Batch]:
+        """Return batches of `Moves` that the executor is given now: it will tell of their ends."""
+        self._given.extend(batches)
+        return batches
+
     def ended(self, batch: Batch) -> None:
-        """A batch with saves or loads has been computed."""
+        """A batch of `give`, or a step that took over what it had, has been computed."""
         self._settle(batch)
-        moved = sum(part.shape[1] for part in (batch.saves, batch.loads) if part is not None)
+        moved = len(batch.note.saved) + len(batch.note.loaded)
         if moved:
             self.cost.learn(moved, batch.moved_seconds)
-        self.spilling.balance()
+            self.spilling.balance()
 
     def lost(self, batch: Batch) -> Int32:
-        """A batch has failed; return the pages on the device that hold anything now ([n]).
+        """A batch has failed; return the pages of which nobody knows what they hold ([n]).
 
-        A page whose save failed is TOKENS unless disk has it.
+        They are those that it wrote, and what was copied from there since. A page whose save failed
+        is TOKENS, unless it was fetched meanwhile.
         """
+        note: Note | None = batch.note
+        if note is None:
+            return _NO_PAGES
         self._settle(batch)
-        bad: list[Int32] = [
-            self._pool.page[np.unique(group[1] // PAGE_TOKENS)] for group in batch.copies
-        ]
-        if batch.loads is not None:
-            bad.append(self._pool.page[batch.loads[1]])
-        if batch.saves is not None:
-            pages = self.page_in[np.unique(batch.saves[1])]
-            pages = pages[pages >= 0]
-            self.drop_host(pages)
-            bad.append(pages[self._pool.frame[pages] >= 0])
-            self._dropped += len(pages) - len(bad[-1])
-        found = np.unique(np.concatenate(bad)) if bad else _NO_PAGES
-        return found[found >= 0]
+        bad = np.concatenate((note.targets, note.loaded, self._lose_saves(note, batch.saves)))
+        later = [*(each.note for each in self._given), *self._moves.notes()]
+        found = 0
+        while len(bad) > found:
+            found = len(bad)
+            more = [each.targets[np.isin(each.sources, bad)] for each in later]
+            bad = np.unique(np.concatenate((bad, *more)))
+        bad = bad[(bad >= 0) & (bad < self._pool.pages)]  # others are no pages
+        return bad[self._pool.references[bad] > 0]
+
+    def _lose_saves(self, note: Note, saves: Int32 | None) -> Int32:
+        """Forget copies that failed; return the pages that have been fetched from there."""
+        if saves is None:
+            return _NO_PAGES
+        pages = note.saved
+        here = (self.host[pages] == saves[1]) & (self._pool.references[pages] > 0)
+        self.drop_host(pages[here])
+        on_device = self._pool.frame[pages] >= 0
+        self._dropped += int((here & ~on_device).sum())
+        used: Int32 = pages[on_device | (~here & (self.host[pages] >= 0))]
+        return used
 
     def _settle(self, batch: Batch) -> None:
+        given = [each for each in self._given if each.note is not batch.note]
+        self._given = deque(given)
         if batch.saves is not None:
             np.subtract.at(self.outstanding, batch.saves[1], np.int32(1))
         if batch.loads is not None:
@@ -412,10 +437,12 @@ class Tiers:
         self._pool.copies -= len(pages)
         self._count(pages, disk=-1)
 
-    def disk_allows(self, page: int) -> bool:
-        """Whether the budget of the page's tenant has room for it on disk."""
+    def disk_allows(self, page: int, coming: list[int]) -> bool:
+        """Whether its tenant's budget on disk has room for a page, with those that are `coming`."""
         ((tenant, _),) = self._ledger.by_tenant(np.array([page], np.int32))
-        return tenant.disk < tenant.disk_max
+        theirs = self._ledger.by_tenant(np.array(coming, np.int32))
+        more = sum(len(pages) for root, pages in theirs if root is tenant)
+        return tenant.disk + more < tenant.disk_max
 
     def on_device(self, page: int) -> bool:
         """Whether the page is on the device."""

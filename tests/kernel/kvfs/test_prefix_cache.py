@@ -10,7 +10,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from symphony_kernel.executor.base import Batch
 from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
 from symphony_kernel.kvfs.prefix_cache import FREED_PAGES_MIN
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -306,7 +305,9 @@ def test_lost_pages_go_with_all_that_comes_after_them() -> None:
     extend(file, *range(64))
     kvfs.offer(file)
     lost = file.pages[1:2].astype(np.int64) * PAGE_TOKENS
-    kvfs.lose_moves(Batch([], [np.stack([lost, lost])]))
+    kvfs.moves.copy(lost, lost)
+    (batch,) = kvfs.take_moves()
+    kvfs.lose_moves(batch)
     assert file.error is Errno.EIO
     assert kvfs.match("t", np.arange(65, dtype=np.uint32), account).length == PAGE_TOKENS
     assert kvfs.prefix_cache.statistics().pages == 1
