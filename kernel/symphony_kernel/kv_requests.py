@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from symphony_kernel.kvfs.names import parse_path
 from symphony_kernel.kvfs.saving import RefusedError, Saving
@@ -28,7 +28,16 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 
 
 class KvRequests:
-    """Answers these requests through `answer`; `happen` as `Saving` has it."""
+    """Answers these requests through `answer`; `happen` as `Saving` has it.
+
+    `turn_over` sends what has been answered, where no frame and no happening did.
+    """
+
+    # Fields that a kernel's next life makes anew.
+    OWN: ClassVar = (
+        "_named", "_saving", "_transfers", "_answer", "_happen", "_turn_over", "_failed", "_tasks",
+        "_pieces",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -37,6 +46,7 @@ class KvRequests:
         transfers: Transfers,
         answer: Callable[[m.Answer], None],
         happen: Callable[[str, list[Any]], None],
+        turn_over: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self.pending: dict[int, None] = {}  # asked of disk or device, and not answered
@@ -45,6 +55,7 @@ class KvRequests:
         self._transfers = transfers
         self._answer = answer
         self._happen = happen
+        self._turn_over = turn_over
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
         self._pieces: dict[str, tuple[Callable[..., Coroutine[Any, Any, Any]], dict[str, type]]] = {
@@ -109,7 +120,9 @@ class KvRequests:
         self.pending[seq] = None
         if self._saving.live:
             upload = self._transfers.take_upload(tenant, number)
-            self._happen("uploaded", [seq, tenant, parsed, str(upload), *given])
+            arguments = [seq, tenant, parsed, str(upload), *given]
+            # Not here: what follows from a frame is not told apart, and this follows from a file.
+            asyncio.get_running_loop().call_soon(self._happen, "uploaded", arguments)
 
     def uploaded(
         self,
@@ -167,6 +180,7 @@ class KvRequests:
             self._ended(seq, error)
         else:
             self._reply(seq, value)
+        self._turn_over()
 
     # -- Answers --------------------------------------------------------------------------------
     def _ended(self, seq: int, error: SyscallError | None) -> None:

@@ -9,10 +9,10 @@ the replies leave, so that they are written while the device computes.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from symphony_kernel.executor.base import Batch, Executor, Results
 from symphony_kernel.executor.outcome import Outcome
@@ -25,6 +25,7 @@ from symphony_kernel.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS_MAX = DEVICE_PAUSE_MS_MAX / 1000
+_T = TypeVar("_T")
 Ended: TypeAlias = Callable[[Outcome[Results]], None]
 
 
@@ -65,6 +66,7 @@ class Stepper:
         self._planned = False
         self._timer: asyncio.TimerHandle | None = None
         self._when_idle: list[Callable[[], None]] = []
+        self._quiet = 0  # works of `when_quiet` that have begun and not ended
         self._drained: asyncio.Event | None = None
         self._ended = 0.0  # when the device computed last
         self.statistics = DeviceStatistics()
@@ -74,6 +76,11 @@ class Stepper:
         """Launch steps from now on."""
         self._running = True
         self.plan()
+
+    @property
+    def running(self) -> bool:
+        """Whether steps are launched."""
+        return self._running
 
     def halt(self) -> None:
         """Launch nothing more."""
@@ -96,6 +103,36 @@ class Stepper:
     def when_idle(self, action: Callable[[], None]) -> None:
         """Do something when no step computes, before another one does."""
         self._when_idle.append(action)
+
+    def when_quiet(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
+        """Return what `work` gives, which is begun when no step computes and no move is owed.
+
+        Nothing is launched until it has ended.
+        """
+        ended: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self.when_idle(partial(self._begin_quiet, work, ended))
+        self.plan()
+        return ended
+
+    def _begin_quiet(self, work: Callable[[], Awaitable[_T]], ended: "asyncio.Future[_T]") -> None:
+        if self._kvfs.moves_pending:
+            self._give_moves()
+        if self._computing:
+            self._when_idle.append(partial(self._begin_quiet, work, ended))
+            return
+        self._quiet += 1
+        task = asyncio.ensure_future(work())
+        task.add_done_callback(partial(self._end_quiet, ended))
+
+    def _end_quiet(self, ended: "asyncio.Future[_T]", task: "asyncio.Future[_T]") -> None:
+        self._quiet -= 1
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if not ended.done():
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(task.result())
+        self.plan()
 
     # -- Launching -----------------------------------------------------------------------------
     def _look(self) -> None:
@@ -127,6 +164,8 @@ class Stepper:
         return launched
 
     def _may_launch(self) -> bool:
+        if self._quiet:
+            return False
         if not self._when_idle:
             return True
         if self._computing:
@@ -134,7 +173,7 @@ class Stepper:
         actions, self._when_idle = self._when_idle, []
         for action in actions:
             action()
-        return True
+        return not (self._quiet or self._when_idle)
 
     def _give_moves(self, batch: Batch | None = None) -> None:
         """Give the executor what must come before the next rows, the last of it with `batch`."""

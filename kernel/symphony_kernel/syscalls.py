@@ -74,7 +74,8 @@ class Syscalls:
         draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
         self._turns = Turns(kvfs, processes, scheduler, entries_max, reply, draw)
-        self.named = NamedCalls(kvfs, saving or without_disk(kvfs), self._turns)
+        self._saving = saving or without_disk(kvfs)
+        self.named = NamedCalls(kvfs, self._saving, self._turns)
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
@@ -325,7 +326,8 @@ class Syscalls:
         return self._turns.in_order(call, (handle.file,), partial(self._stat, handle))
 
     def _stat(self, handle: Handle) -> Result:
-        return _pack(_status(_content(handle.file), handle))
+        file = _content(handle.file)
+        return _pack({**_status(file, handle), "expires_ms": self._saving.expires_ms(file)})
 
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
@@ -432,7 +434,6 @@ def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
         "tier": file.tier.word,
         "rights": handle.rights,
         "path": file.path,
-        "expires_ms": file.expires_ms,
     }
 
 

@@ -16,12 +16,13 @@ calls these again, in order, gets the same names and files without a disk.
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class Change:
     replace: bool = True
     durable: bool = False
     public: bool = False
-    upload: Path | None = None  # a file in the format, of nobody knows whom
+    upload: str = ""  # the path of a file in the format, of nobody knows whom
     rebuild: bool = False  # an upload's K and V are left: they are computed again
 
 
@@ -101,10 +102,17 @@ class Load:
 class Saving:
     """The names of `kvfs` that live in `directory`; without one nothing is durable.
 
-    `publish` says whether tenants may make files public. `happen` takes what has happened on disk,
+    `publish` says whether tenants may make files public; `now` gives seconds, with `unix_offset` on
+    top those since 1970. `happen` takes what has happened on disk,
     as the name of a method here and its arguments, and calls that. `failed` hears of faults of our
-    own.
+    own, `ending` of names that are to end.
     """
+
+    # Fields that a kernel's next life makes anew.
+    OWN: ClassVar = (
+        "live", "ending", "_kvfs", "_directory", "_identity", "_run", "_device", "_happen",
+        "_failed", "_publish", "_now", "_unix_offset", "_values", "_tasks",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -117,6 +125,8 @@ class Saving:
         failed: Callable[[BaseException], None],
         *,
         publish: bool = False,
+        now: Callable[[], float] = time.monotonic,
+        unix_offset: float = 0.0,
     ) -> None:
         # What a kernel's next life takes over:
         self.queues: dict[str, deque[Change]] = {}
@@ -124,6 +134,7 @@ class Saving:
         self.made = 0  # loads so far
         # What it has of its own:
         self.live = True  # disk and device are asked; else what they said is told again
+        self.ending: Callable[[], None] = lambda: None
         self._kvfs = kvfs
         self._directory = directory
         self._identity = identity
@@ -132,6 +143,8 @@ class Saving:
         self._happen = happen
         self._failed = failed
         self._publish = publish
+        self._now = now
+        self._unix_offset = unix_offset
         self._values: dict[int, KV] = {}  # K and V of loads, on their way to the device
         self._tasks: set[asyncio.Task[None]] = set()
         kvfs.under_way = self.held
@@ -147,14 +160,28 @@ class Saving:
             file.path, file.expires_ms = label.path, label.expires_ms
             name = Name(True, label.public, size, label.entries, loaded=False)
             self._kvfs.put_name(label.path, file, name)
+        if found:
+            self.ending()
 
     def resume(self) -> None:
-        """Ask disk and device from now on, first for what was under way."""
+        """Ask disk and device from now on, first for what was under way.
+
+        Names whose K and V nothing but the disk brings back are to be loaded again; what has been
+        opened from them has lost its content with the device.
+        """
         self.live = True
         for queue in self.queues.values():
             self._launch(queue[0])
         for number, load in self.loads.items():
+            load.file.truncate(0)  # where it had its entries, and waited for K and V
             self._spawn(self._read(number, load.file))
+        for tenant in self._kvfs.tenants.values():
+            for _, file in tenant.names.items():  # noqa: PERF102 - a tree, not a dict
+                name = file.name
+                if name is not None and name.durable and name.loaded and not file.recomputable:
+                    name.entries, name.loaded = file.length, False
+                    file.truncate(0)
+        self.ending()
 
     def save(
         self, file: KVFile, path: str, done: Done, *, replace: bool, durable: bool, public: bool
@@ -168,10 +195,12 @@ class Saving:
         """
         if public and not self._publish:
             raise SyscallError(Errno.EACCES, "the operator has not allowed to publish files")
+        file.expires_ms = self.expires_ms(file)
         if durable and self._directory is None:
             raise SyscallError(Errno.ENOSYS, "this kernel has no directory for durable files")
         if not durable and not self._waits(file.tenant, path):
             self._kvfs.save(file, path, replace, public)
+            self._look(file)
             return True
         if is_public(path):
             raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
@@ -217,7 +246,7 @@ class Saving:
         self._check_queue(tenant)
         file = self._kvfs.create(tenant, self._kvfs.tenant(tenant).account)
         file.path, file.expires_ms = path, expires_ms
-        self._submit(Change(tenant, path, done, file, replace, True, public, upload, rebuild))
+        self._submit(Change(tenant, path, done, file, replace, True, public, str(upload), rebuild))
 
     def discard(self, upload: Path) -> None:
         """Remove the file of an upload that has been taken or refused."""
@@ -243,6 +272,11 @@ class Saving:
         self.loads[self.made] = Load(file, [done])
         if self.live:
             self._spawn(self._read(self.made, file))
+
+    def expires_ms(self, file: KVFile) -> int:
+        """Return when what a file is saved under ends: as long as its program asked to keep it."""
+        until = file.advice.until
+        return round(1000 * (until + self._unix_offset)) if until > self._now() else file.expires_ms
 
     def expire(self, now_ms: float) -> None:
         """Take away the names whose time has come."""
@@ -270,9 +304,12 @@ class Saving:
             held.update(change.file for change in queue if change.file is not None)
         return held
 
-    async def close(self) -> None:
-        """Wait for what is under way: what was asked for is done or refused."""
+    async def close(self, *, wait: bool = True) -> None:
+        """Wait for what is under way: what was asked for is done or refused. Else drop it."""
         while self._tasks:
+            if not wait:
+                for task in self._tasks:
+                    task.cancel()
             await asyncio.wait(tuple(self._tasks))
 
     def statistics(self) -> dict[str, int]:
@@ -290,6 +327,10 @@ class Saving:
         if file is not None and file.name is not None and file.name.durable:
             return True
         return any(change.path == path for change in self.queues.get(tenant, ()))
+
+    def _look(self, file: KVFile | None) -> None:
+        if file is not None and file.expires_ms and self.live:
+            self.ending()
 
     def _check_queue(self, tenant: str) -> None:
         if len(self.queues.get(tenant, ())) >= TENANT_DISK_CALLS_MAX:
@@ -338,8 +379,9 @@ class Saving:
         if errno:
             error = RefusedError(kind, words) if kind else SyscallError(Errno(errno), words)
         else:
-            loaded = change.upload is None
+            loaded = not change.upload
             self._apply(change, Name(change.durable, change.public, size, entries, loaded))
+            self._look(change.file)
         self._end(change, error)
         self._begin(tenant)
 
@@ -356,8 +398,8 @@ class Saving:
             del self.queues[change.tenant]
         if change.file is not None and error is not None:
             self._kvfs.release(change.file)
-        if change.upload is not None:
-            self.discard(change.upload)
+        if change.upload:
+            self.discard(Path(change.upload))
         change.done(error)
 
     async def _make(self, change: Change) -> None:
@@ -379,8 +421,9 @@ class Saving:
         """Write a file; return its bytes and entries. SyscallError, and the old one is there."""
         file = change.file
         assert file is not None
-        if change.upload is not None:
-            self._check_quota(change, change.upload.stat().st_size)
+        if change.upload:
+            status = await self._blocking(Path(change.upload).stat)
+            self._check_quota(change, status.st_size)
             return await self._blocking(partial(self._check_and_put, change, file.expires_ms))
         kv = await self._device.read(file)
         if kv is None and not file.recomputable:
@@ -413,9 +456,8 @@ class Saving:
 
     def _check_and_put(self, change: Change, expires_ms: int) -> tuple[int, int]:
         assert self._directory is not None
-        assert change.upload is not None
         content = self._directory.read_foreign(
-            change.upload, self._identity(), rebuild=change.rebuild
+            Path(change.upload), self._identity(), rebuild=change.rebuild
         )
         return self._put(change, expires_ms, content), len(content.tokens)
 
