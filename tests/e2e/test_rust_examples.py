@@ -112,7 +112,7 @@ def play(
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["completion", "beam_search", "chat"])
+@pytest.mark.parametrize("name", ["completion", "beam_search", "chat", "retrieval"])
 def test_each_scenario_comes_out_as_it_says(server: RunningServer, name: str) -> None:
     told = scenario(name)
     result, _ = play(server, EXAMPLES / name, told["input"], *told.get("messages", []))
