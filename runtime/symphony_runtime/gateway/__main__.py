@@ -14,6 +14,8 @@ import signal
 import sys
 from typing import Any
 
+from symphony_kernel.protocol.heartbeat import ALIVE, beat
+
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.progress import Progress
@@ -32,8 +34,10 @@ async def _run(config: GatewayConfig) -> None:
         _emit(ready)
         # The first request need not wait for a compiler.
         preparing = asyncio.create_task(gateway.openai.prepare())
+        beating = asyncio.create_task(beat(config.beat_seconds, lambda: _emit(ALIVE)))
         await stop.wait()
         preparing.cancel()
+    beating.cancel()
 
 
 class _Supervisor(asyncio.Protocol):

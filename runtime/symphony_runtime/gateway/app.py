@@ -1,6 +1,7 @@
 """The gateway's boot order, and the application that answers requests.
 
-    1. the database; runs that were live when an earlier gateway died are failed
+    1. the database; runs that were live when an earlier gateway died are failed, with all events
+       that their readers may have seen
     2. keys (made on the first start)
     3. the socket for workers, the link to the kernel
     4. HTTP: requests are answered from here on, 503 until kernel and a worker are there
@@ -29,11 +30,13 @@ from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.problems import Handler, problems_middleware
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
+from symphony_runtime.gateway.recovery import fail_live_runs
 from symphony_runtime.gateway.retention import Bounds, Retention
 from symphony_runtime.gateway.routes import ROUTES, Access
-from symphony_runtime.gateway.run import fail_live_runs, next_boot, now_ms
+from symphony_runtime.gateway.run import next_boot, now_ms
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store, StoreError
+from symphony_runtime.gateway.tail import clear_tail, read_tail
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 4_096  # connections that arrive at once
@@ -63,7 +66,9 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         store = _open_store(config)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
-        failed = await store.write(lambda connection: fail_live_runs(connection, DIED))
+        left = read_tail(config.data_dir)
+        failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED))
+        clear_tail(config.data_dir)
         if failed:
             _log.warning("%d runs were live when the last gateway died", failed)
         boot = await store.write(next_boot)

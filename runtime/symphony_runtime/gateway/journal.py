@@ -7,8 +7,10 @@
       usage    the run's usage
 
 While a run is live its newest events are in memory and the older ones in the database: memory is
-bounded however much a program sends. Readers follow at their own pace; the slowest one that is
-connected decides how much credit the program gets, and without readers only memory does.
+bounded however much a program sends. What is in memory is in the tail, too, which outlives this
+process (`tail.py`); readers are given nothing that is not. Readers follow at their own pace; the
+slowest one that is connected decides how much credit the program gets, and without readers only
+memory does.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 import msgpack
 
 from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.tail import BEGUN, ENDED, Tail
 
 MEMORY_BYTES_SPILL = 128 << 10  # past this the events in memory go to the database
 MEMORY_BYTES_MAX = 2 * MEMORY_BYTES_SPILL  # past this the program waits for the database
@@ -58,8 +61,19 @@ class Reader(Protocol):
 class Journal:
     """The events of one live run. `on_credit` hears how many more message bytes were taken."""
 
-    def __init__(self, store: Store, run: int, on_credit: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run: int,
+        on_credit: Callable[[int], None],
+        tail: Tail | None = None,
+    ) -> None:
+        """Without a tail the events in memory are lost with this process."""
         self.finished = False
+        self._tail = tail
+        self._settling: list[tuple[int, asyncio.Future[None]]] = []  # up to an event's id
+        if tail is not None:
+            tail.join(self)
         self._store = store
         self._run = run
         self._on_credit = on_credit
@@ -84,6 +98,11 @@ class Journal:
         """About the bytes of the events in memory."""
         return self._memory
 
+    def begin(self, record: dict[str, Any]) -> None:
+        """Keep the run's record in the tail: it has begun, and is on its way to the database."""
+        if self._tail is not None:
+            self._tail.add((self._run, BEGUN, "record", record))
+
     def append(self, kind: str, data: Any) -> None:
         """Add an event and wake the readers."""
         assert not self._sealed
@@ -93,6 +112,8 @@ class Journal:
         self._last += 1
         event = Event(self._last, kind, data, self._sent)
         self._events.append(event)
+        if self._tail is not None:
+            self._tail.add((self._run, event.id, kind, data))
         self._memory += event.size
         if self._memory > MEMORY_BYTES_SPILL and not self._spilling:
             self._spill()
@@ -113,7 +134,25 @@ class Journal:
         self._events += self._number(finals)
         self._last += len(finals)
         self.finished = True
+        self._settled(self._last)
+        if self._tail is not None:
+            self._tail.leave(self)
         self._wake()
+
+    def stored(self) -> None:
+        """The end is in the database, and with it everything: the tail need not tell it again."""
+        if self._tail is not None:
+            self._tail.add((self._run, ENDED, "", None))
+
+    def settle(self) -> "asyncio.Future[None]":
+        """Write what is in memory to the database; the future is done when it is there."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._settling.append((self._last, future))
+        if not self._events or self.finished:
+            self._settled(self._last)
+        elif not self._spilling and not self._sealed:
+            self._spill()
+        return future
 
     def open(self, after: int) -> "LiveReader":
         """Follow the events after an id."""
@@ -135,6 +174,8 @@ class Journal:
         """Return a batch of the events after an id, [] when there are none yet."""
         if after + 1 < self._first:
             return await read_stored(self._store, self._run, after)
+        if self._tail is not None:
+            self._tail.flush()
         return _batch(self._events[after + 1 - self._first :])
 
     async def wait_for_more(self) -> None:
@@ -191,8 +232,16 @@ class Journal:
         del self._events[:count]
         self._memory -= sum(event.size for event in gone)
         self.plan_credit()
-        if self._memory > MEMORY_BYTES_SPILL and not self._sealed:
+        self._settled(self._first - 1)
+        if (self._memory > MEMORY_BYTES_SPILL or self._settling) and not self._sealed:
             self._spill()
+
+    def _settled(self, last: int) -> None:
+        """Everything up to an event is in the database."""
+        for _, future in (done for done in self._settling if done[0] <= last):
+            if not future.done():
+                future.set_result(None)
+        self._settling = [waiting for waiting in self._settling if waiting[0] > last]
 
 
 class LiveReader:
@@ -277,7 +326,12 @@ def insert_events(connection: sqlite3.Connection, run: int, row: tuple[int, byte
 
 
 def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[int, bytes]:
-    """Return the row of events that are added to a run which is not live."""
+    """Return the row of events that are added to a run which is not live.
+
+    `total`: the message bytes before them.
+    """
+    kind, data = events[0]
+    total += len(data) if kind == "message" else 0
     return first, _pack([Event(first + i, k, d, total) for i, (k, d) in enumerate(events)])
 
 

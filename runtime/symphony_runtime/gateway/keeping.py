@@ -10,7 +10,9 @@ async def keep_end(store: Store, run: Run, ended: Record, row: tuple[int, bytes]
     """Store a run's end and return its size; None: a run that passes is kept only if it failed."""
     if not run.passing:
         packed = run.trace.pack() if run.trace else None
-        return await store.write(lambda c: store_end(c, ended, row, packed))
+        size = await store.write(lambda c: store_end(c, ended, row, packed))
+        run.journal.stored()
+        return size
     if (ended.status, ended.exit_code) == ("exited", 0) or run.unwanted:
         return None
     record = run.record

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from symphony_kernel.protocol import messages as m
@@ -40,7 +41,7 @@ class Run:
         self.journal: Journal = (
             Tape(store, record.seq, self._credit, listener)
             if listener
-            else Journal(store, record.seq, self._credit)
+            else Journal(store, record.seq, self._credit, store.tail)
         )
         self.instances = {record.seq: program}
         self.child_ends: set[asyncio.Task[None]] = set()
@@ -60,6 +61,12 @@ class Run:
         self.timers: list[asyncio.TimerHandle] = []
         self.stored: asyncio.Future[None]  # that it has begun; there once it is started
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        """It runs: its readers hear of it, and the next gateway would."""
+        self.record.status = "running"
+        self.journal.begin(asdict(self.record))
+        self.journal.append("status", self.record.outcome())
 
     def kernel_options(self) -> dict[str, Any]:
         """Return the options of `Register`."""

@@ -17,7 +17,7 @@ from symphony_kernel.protocol.limits import (
     RUN_WALL_MS_MAX,
 )
 
-from symphony_runtime.gateway.journal import insert_events, last_event, pack_final
+from symphony_runtime.gateway.journal import insert_events
 from symphony_runtime.gateway.problems import bad_request, too_large
 
 # What a run may lower, and `Start.limits` always has in full.
@@ -221,6 +221,12 @@ def find_run(connection: sqlite3.Connection, tenant: str, run_id: str) -> Record
     return _record(row) if row else None
 
 
+def live_records(connection: sqlite3.Connection) -> list[Record]:
+    """Return the runs that have not ended."""
+    sql = "SELECT * FROM runs WHERE status IN ('queued', 'running')"
+    return [_record(row) for row in connection.execute(sql)]
+
+
 def list_runs(connection: sqlite3.Connection, tenant: str, before: int, limit: int) -> list[Record]:
     """Return a tenant's newest runs with a `seq` below `before`."""
     rows = connection.execute(
@@ -228,20 +234,6 @@ def list_runs(connection: sqlite3.Connection, tenant: str, before: int, limit: i
         (tenant, before, limit),
     )
     return [_record(row) for row in rows]
-
-
-def fail_live_runs(connection: sqlite3.Connection, reason: str) -> int:
-    """End every run that an earlier gateway has left live; return how many there were."""
-    sql = "SELECT * FROM runs WHERE status IN ('queued', 'running')"
-    records = [_record(row) for row in connection.execute(sql)]
-    for record in records:
-        record.status, record.reason = "failed", reason
-        record.ended_ms = now_ms()
-        record.usage = merge_usage({"wall_ms": record.ended_ms - record.created_ms}, {})
-        last, total = last_event(connection, record.seq)
-        finals = [("usage", record.usage), ("status", record.outcome())]
-        finish_run(connection, record, pack_final(last + 1, total, finals))
-    return len(records)
 
 
 # --- What is kept --------------------------------------------------------------------------------

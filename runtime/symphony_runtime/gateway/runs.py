@@ -307,9 +307,8 @@ class Runs:
         run.started = True
         if run.trace is not None:
             run.trace.started = time.monotonic()
-        record.status = "running"
         self.figures.started(record.tenant, time.monotonic() - run.admitted)
-        run.journal.append("status", record.outcome())
+        run.begin()
         if not run.passing:
             run.stored = self._store.write(lambda connection: insert_run(connection, record))
             self._must(run.stored)

@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from symphony_runtime.gateway.tail import Tail
+
 SCHEMA_VERSION = 3
 _BATCH_MAX = 4_096  # operations of one commit
 
@@ -130,6 +132,7 @@ class Store:
         self._commits = 0
         self._writes = 0
         self._failed = 0
+        self.tail = Tail(path.parent)  # what is not in the database yet
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
         self._writer.start()
 
@@ -148,6 +151,7 @@ class Store:
 
     async def close(self) -> None:
         """Write what is queued, then close."""
+        await self.tail.close()
         self._queue.put(None)
         await asyncio.to_thread(self._writer.join)
         await self.read(lambda connection: connection.close())

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
@@ -40,6 +41,7 @@ class WorkerConfig:
     secret: bytes
     kernel_socket: Path
     gateway_socket: Path
+    beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
 
     @classmethod
     def parse(cls, line: str) -> "WorkerConfig":
@@ -50,6 +52,7 @@ class WorkerConfig:
             secret=bytes.fromhex(data["secret"]),
             kernel_socket=Path(data["kernel_socket"]),
             gateway_socket=Path(data["gateway_socket"]),
+            beat_seconds=data.get("beat_seconds", 0.0),
         )
 
 
@@ -133,8 +136,9 @@ async def serve(config: WorkerConfig) -> None:
         await kernel.wait()
         await gateway.wait()
         say("ready")
+        await beat(config.beat_seconds, lambda: say("alive"))
 
-    tasks = [
+    tasks: list[asyncio.Task[None]] = [
         asyncio.create_task(keep_linked(config.kernel_socket, worker.attach_kernel, kernel)),
         asyncio.create_task(
             keep_linked(config.gateway_socket, worker.attach_gateway, gateway, after=kernel)

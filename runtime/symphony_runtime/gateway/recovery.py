@@ -1,0 +1,53 @@
+"""What the next gateway makes of the runs that were live when one died.
+
+Their events, as far as any reader may have got them, are in the database or in the tail: they are
+put together, and then each run ends as failed. A reader goes on behind the last event that it has.
+"""
+
+import sqlite3
+from typing import Any
+
+from symphony_runtime.gateway.journal import last_event, pack_final
+from symphony_runtime.gateway.run import (
+    Record,
+    finish_run,
+    insert_run,
+    live_records,
+    merge_usage,
+    now_ms,
+)
+from symphony_runtime.gateway.tail import BEGUN
+
+Left = dict[int, dict[int, tuple[str, Any]]]  # as `read_tail` returns it
+
+
+def fail_live_runs(connection: sqlite3.Connection, left: Left, reason: str) -> int:
+    """End every run that an earlier gateway has left live; return how many there were."""
+    _insert_begun(connection, left)
+    records = live_records(connection)
+    for record in records:
+        record.status, record.reason = "failed", reason
+        record.ended_ms = now_ms()
+        record.usage = merge_usage({"wall_ms": record.ended_ms - record.created_ms}, {})
+        last, total = last_event(connection, record.seq)
+        events = _behind(left.get(record.seq, {}), last)
+        finals = [("usage", record.usage), ("status", record.outcome())]
+        finish_run(connection, record, pack_final(last + 1, total, events + finals))
+    return len(records)
+
+
+def _insert_begun(connection: sqlite3.Connection, left: Left) -> None:
+    """Store the records of runs that had begun, and were not in the database yet."""
+    for run, events in left.items():
+        known = connection.execute("SELECT 1 FROM runs WHERE seq = ?", (run,)).fetchone()
+        if known is None and BEGUN in events:
+            insert_run(connection, Record(**events[BEGUN][1]))
+
+
+def _behind(events: dict[int, tuple[str, Any]], last: int) -> list[tuple[str, Any]]:
+    """Return the events behind the last stored one, without a gap."""
+    found = []
+    while last + 1 in events:
+        last += 1
+        found.append(events[last])
+    return found
