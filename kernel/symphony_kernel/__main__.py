@@ -12,17 +12,25 @@ import os
 import selectors
 import signal
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
 from symphony_kernel.configuration import (
     Configuration,
     ConfigurationError,
+    digest_weights,
     make_executor,
     parse_configuration,
 )
+from symphony_kernel.durability import DurableOptions
 from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.journal.keeper import NoRoomError
+from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.server import Server
@@ -53,8 +61,12 @@ async def boot(configuration: Configuration) -> int:
         steps=StepLimits(decode_gap_ms=configuration.max_decode_gap_ms or inf),
         prefix_cache_share=configuration.prefix_cache_share,
         tenant_weights=configuration.tenant_weights,
+        durable_bytes_max=configuration.tenant_durable_bytes_max,
+        durable=DurableOptions(
+            configuration.kv, configuration.publish, partial(digest_weights, configuration)
+        ),
     )
-    kernel = Kernel(executor, describe(assets), clock, options)
+    kernel = revive(configuration, lambda: Kernel(executor, describe(assets), clock, options))
     # 5. What is there now stays: the collector need not look at it again and again, nor at every
     #    batch's few thousand short-lived objects.
     gc.collect()
@@ -67,12 +79,39 @@ async def boot(configuration: Configuration) -> int:
     server = Server(kernel, configuration.secrets)
     await server.listen(configuration.socket)
     emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.pages)
+    beating = asyncio.create_task(beat(configuration.beat_seconds, lambda: emit("alive")))
     # 8. Until the supervisor stops us, or the kernel finds a fault in itself.
     failed = await _first(running, stop)
+    beating.cancel()
     await server.close()
     await kernel.close()
     await running
     return 1 if failed else 0
+
+
+def revive(configuration: Configuration, make: Callable[[], Kernel]) -> Kernel:
+    """Return a kernel that goes on from its journal, or an empty one; it says why, if loudly."""
+    kernel = make()
+    if configuration.journal is None:
+        kernel.open_names(known=False)
+        return kernel
+    store = Store(configuration.journal, configuration.identity(*kernel.model()))
+    try:
+        found = store.find(time.monotonic(), configuration.ended)
+        kernel.open_names(known=found is not None)
+        try:
+            kernel.keep_journal(store, found)
+        except Exception as error:
+            if found is None or isinstance(error, NoRoomError):
+                raise
+            _log.exception("the journal does not lead anywhere")
+            store.set_aside("it cannot be followed")
+            kernel = make()
+            kernel.open_names(known=False)
+            kernel.keep_journal(store)
+    except (OSError, NoRoomError) as error:
+        _log.error("THERE IS NO JOURNAL: %s; a kernel that dies takes all runs along", error)
+    return kernel
 
 
 async def _watch(stop: asyncio.Event) -> None:
@@ -138,7 +177,7 @@ def main() -> int:
             loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
         ) as runner:
             return runner.run(boot(configuration))
-    except CheckpointError as error:
+    except (CheckpointError, ConfigurationError) as error:
         _log.error("%s", error)
         return 2
 

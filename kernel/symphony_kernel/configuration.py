@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from symphony_kernel.executor.simulated import (
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
     PREFIX_CACHE_SHARE,
+    TENANT_DURABLE_BYTES_MAX,
     TENANT_WEIGHT_MAX,
 )
 from symphony_kernel.scheduler.clock import Clock
@@ -45,7 +47,22 @@ class Configuration:
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for what programs offer
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
     tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
+    kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
+    publish: bool = False  # tenants may make their files public
+    tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX
+    journal: Path | None = None  # the directory of the kernel's journal; None: it keeps none
+    ended: int | None = None  # the exit code of the kernel before this one
+    beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     simulated: dict[str, Any] = field(default_factory=dict)
+
+    def identity(self, about: dict[str, Any], frames: int) -> bytes:
+        """Return what a journal of this kernel is good for ([32]): the same model and settings."""
+        settings = {
+            name: str(getattr(self, name))
+            for name in ("executor", "model", "device", "dtype", "quantize", "prefix_cache_share")
+        }
+        parts = [settings, about["model"], frames, sha256(about["tokenizer"]).hexdigest()]
+        return sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
     @property
     def directory(self) -> Path:
@@ -65,6 +82,9 @@ def parse_configuration(line: str) -> Configuration:
         values = json.loads(line)
         values["socket"] = Path(values["socket"])
         values["secrets"] = {k: bytes.fromhex(v) for k, v in values["secrets"].items()}
+        for name in ("journal", "kv"):
+            if values.get(name) is not None:
+                values[name] = Path(values[name])
         configuration = Configuration(**values)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"the configuration is not usable: {error!r}") from error
@@ -93,6 +113,22 @@ def _check_shares(configuration: Configuration) -> None:
         for weight in weights.values()
     ):
         raise ConfigurationError("tenant_weights are positive numbers by tenant")
+
+
+def digest_weights(configuration: Configuration) -> str:
+    """Return a digest of what the model computes with; reads all of its weights.
+
+    Raises:
+        OSError: they cannot be read.
+    """
+    digest = sha256(f"{configuration.executor} {configuration.quantize}".encode())
+    if configuration.executor == "simulated":
+        return digest.hexdigest()
+    directory = configuration.directory
+    for path in (directory / "config.json", *sorted(directory.glob("*.safetensors"))):
+        with path.open("rb") as file:
+            digest.update(file_digest(file, sha256).digest())
+    return digest.hexdigest()
 
 
 def make_executor(

@@ -16,8 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgpack
+
+from symphony_kernel.durability import KEPT, Durability, DurableOptions
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.journal.keeper import LOG_BYTES, Keeper, Parts, Remembered
+from symphony_kernel.journal.scribe import HeldSession, Scribe
+from symphony_kernel.journal.seeds import Seeds
+from symphony_kernel.journal.store import Found, Store
 from symphony_kernel.kvfs import KVFS, TenantLimits
 from symphony_kernel.kvfs.filesystem import Places
 from symphony_kernel.pending_calls import Result
@@ -30,7 +37,8 @@ from symphony_kernel.protocol.limits import (
     REPLIES_BYTES_MAX,
     WORKER_BACKLOG_BYTES_MAX,
 )
-from symphony_kernel.protocol.links import Link, OnFrame
+from symphony_kernel.protocol.links import Link, OnFrame, decode, encode
+from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import Clock, RealClock
@@ -53,6 +61,8 @@ class KernelOptions:
     places: Places = field(default_factory=Places)  # where pages may be beside the device
     answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
+    durable: DurableOptions = field(default_factory=DurableOptions)
+    durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # of a tenant, unless `tenants` says it
 
 
 class Port:
@@ -61,6 +71,7 @@ class Port:
     def __init__(self, kernel: "Kernel", name: str, link: Link) -> None:
         self._kernel = kernel
         self.name = name
+        self._name = name.encode()
         self.link = link
         self.closed = False
 
@@ -72,6 +83,16 @@ class Port:
         """Take a frame; a peer that breaks the protocol is cut off."""
         if self.closed:
             return
+        scribe = self._kernel.scribe
+        if scribe is None:
+            self._take(frame)
+            return
+        scribe.frame(self._name, encode(frame))
+        scribe.inside += 1
+        self._take(frame)
+        scribe.inside -= 1
+
+    def _take(self, frame: list[Any]) -> None:
         try:
             self._kernel.take(self, m.decode(frame))
         except m.MessageError as error:
@@ -103,10 +124,10 @@ class WorkerPort(Port):
         super().__init__(kernel, name, link)
         self.replies: list[tuple[int, int, Result]] = []
 
-    def on_frame(self, frame: list[Any]) -> None:
-        """Take a frame: nearly all are calls, which need no message made of them."""
-        if len(frame) != 2 or frame[0] != m.Calls.KIND or type(frame[1]) is not list or self.closed:
-            super().on_frame(frame)
+    def _take(self, frame: list[Any]) -> None:
+        # Nearly all are calls, which need no message made of them.
+        if len(frame) != 2 or frame[0] != m.Calls.KIND or type(frame[1]) is not list:
+            super()._take(frame)
             return
         try:
             self._kernel.take_calls(self, frame[1])
@@ -147,9 +168,19 @@ class Kernel:
         self._clock: Clock = clock or RealClock()
         self._about = about
         self._executor = executor
+        self.scribe: Scribe | None = None  # with a journal (`keep_journal`)
+        # What may happen that no peer says, by name; its arguments are plain values.
+        self.happenings: dict[str, Callable[..., None]] = {
+            "entered": self._entered,
+            "left": self._left,
+            "checked": self._checked,
+        }
+        self._checks: list[int] = []  # asked for, by seq
+        self._keeper: Keeper | None = None
+        self._seeds = Seeds()
         self._kvfs = KVFS(
             executor.pages,
-            self._clock.now,
+            self._now,
             options.tenants,
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
@@ -167,13 +198,31 @@ class Kernel:
         for tenant, weight in options.tenant_weights.items():
             self._scheduler.set_tenant_weight(tenant, weight)
         self._processes = ProcessTable(self._kvfs, self._scheduler, self._exceeded)
+        self._durability = Durability(
+            self._kvfs,
+            executor,
+            options.durable,
+            lambda work: self._stepper.when_quiet(work),
+            self._happen_on_disk,
+            self.stop_with,
+            self._clock.now,
+        )
         self._syscalls = Syscalls(
-            self._kvfs, self._processes, self._scheduler, executor.model, self._reply
+            self._kvfs,
+            self._processes,
+            self._scheduler,
+            executor.model,
+            self._reply,
+            self._seeds.draw,
+            self._durability.saving,
+        )
+        self.happenings |= self._durability.serve(
+            self._syscalls.named, self._answer_gateway, self._turn_over
         )
         self._workers: dict[str, WorkerPort] = {}
         self._gateway: GatewayPort | None = None
         self._dirty: set[WorkerPort] = set()  # with replies that wait
-        self._stepper = Stepper(
+        self._stepper: Stepper = Stepper(
             self._clock, self._scheduler, self._kvfs, executor, self._flush, self.stop_with
         )
         self._over = asyncio.Event()  # closed, or gone wrong
@@ -211,18 +260,57 @@ class Kernel:
 
     def enter_worker(self, name: str, link: Link) -> WorkerPort:
         """As `welcome_worker`, for a peer that is welcomed elsewhere: a session's."""
-        old = self._workers.get(name)
-        if old is not None:
-            old.cut_off("it has connected again")
+        self._enters(name, link)
         port = self._workers[name] = WorkerPort(self, name, link)
         return port
 
     def enter_gateway(self, link: Link) -> GatewayPort:
         """As `welcome_gateway`, for a peer that is welcomed elsewhere: a session's."""
-        if self._gateway is not None:
-            self._gateway.cut_off("it has connected again")
+        self._enters("gateway", link)
         port = self._gateway = GatewayPort(self, "gateway", link)
         return port
+
+    def enter(self, session: SessionLink, name: str) -> Port:
+        """Give a session its port: one that begins, or one that a kernel before had."""
+        port: Port
+        if name == "gateway":
+            port = self.enter_gateway(session)
+        else:
+            port = self.enter_worker(name, session)
+        session.receive(port.on_frame, port.on_closed)
+        return port
+
+    def session(self, state: SessionState, name: str) -> SessionLink:
+        """Return the end of a peer's session."""
+        return HeldSession(state, name, lambda: self.scribe)
+
+    def _enters(self, name: str, link: Link) -> None:
+        """Somebody is about to get a port; who has it now leaves."""
+        scribe = self.scribe
+        if scribe is not None and not scribe.inside:
+            session = link.id if isinstance(link, SessionLink) else b""
+            scribe.happened(b"entered", msgpack.packb([name, session]))
+            scribe.inside += 1
+            self._leave(name)
+            scribe.inside -= 1
+            scribe.commit()  # before it is welcomed
+        else:
+            self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        old = self.port(name)
+        if old is not None:
+            old.cut_off("it has connected again")
+
+    def _entered(self, name: str, session: bytes) -> None:
+        """What a replay makes of `_enters`."""
+        self.enter(self.session(SessionState(session), name), name)
+
+    def _left(self, name: str) -> None:
+        """What a replay makes of `detach`."""
+        port = self.port(name)
+        assert port is not None
+        port.on_closed()
 
     def port(self, name: str) -> Port | None:
         """Return the port of "gateway" or of a worker, if there is one."""
@@ -230,6 +318,16 @@ class Kernel:
 
     def detach(self, port: Port) -> None:
         """A peer is gone: a worker's instances end, the gateway's end with all others."""
+        scribe = self.scribe
+        if scribe is None or scribe.inside:
+            self._detach(port)
+            return
+        scribe.happened(b"left", msgpack.packb([port.name]))
+        scribe.inside += 1
+        self._detach(port)
+        scribe.inside -= 1
+
+    def _detach(self, port: Port) -> None:
         if isinstance(port, WorkerPort):
             gone = self._processes.end_worker(port.name)
             del self._workers[port.name]
@@ -237,6 +335,7 @@ class Kernel:
         else:
             gone = self._processes.end_worker()
             self._gateway = None
+            self._durability.requests.detached()
         _log.info("%s is gone, and with it %d instances", port.name, len(gone))
         self._turn_over()
 
@@ -279,8 +378,9 @@ class Kernel:
 
     def _ask(self, message: m.Ask) -> None:
         if message.what == "check_integrity":
-            self._stepper.when_idle(lambda: self._answer(message.seq, self._check_integrity))
-        else:
+            self._checks.append(message.seq)
+            self._stepper.when_idle(self._check)
+        elif not self._durability.requests.take(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
@@ -292,9 +392,8 @@ class Kernel:
             return sorted(self._workers)
         answers: dict[str, Callable[..., Any]] = {
             "lips": self._processes.lips,
-            "kv_list": self._syscalls.kv_list,
-            "kv_stat": self._syscalls.kv_stat,
-            "kv_remove": self._syscalls.kv_remove,
+            "kv_list": self._syscalls.named.kv_list,
+            "kv_stat": self._syscalls.named.kv_stat,
         }
         asked = answers.get(what)
         if asked is None:
@@ -312,8 +411,21 @@ class Kernel:
             answer = m.Answer(seq, 0, work())
         except SyscallError as error:
             answer = m.Answer(seq, -error.errno, error.detail)
+        self._answer_gateway(answer)
+
+    def _answer_gateway(self, answer: m.Answer) -> None:
         if self._gateway is not None:
             self._gateway.send(answer)
+
+    def _check(self) -> None:
+        """No step computes: check what was asked for."""
+        for seq in tuple(self._checks):
+            self.happen("checked", [seq])
+
+    def _checked(self, seq: int) -> None:
+        self._checks.remove(seq)
+        if self.scribe is None or not self.scribe.replaying:
+            self._answer(seq, self._check_integrity)
 
     def _check_integrity(self) -> int:
         self._processes.check_integrity()
@@ -339,7 +451,9 @@ class Kernel:
                 steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
             ),
             **asdict(self._stepper.statistics),
+            **self._durability.saving.statistics(),
             "computes": self._executor.computes,
+            **(self._keeper.statistics() if self._keeper else {"journal": False}),
             "workers": sorted(self._workers),
             "waiting": steps.queue.works,
             "waiting_tokens": steps.queue.tokens,
@@ -362,6 +476,128 @@ class Kernel:
             "tenants": self._processes.tenants(),
         }
 
+    # -- What no peer says -----------------------------------------------------------------------
+    def happen(self, what: str, arguments: list[Any]) -> None:
+        """Do one of `happenings`, with plain values: a kernel to come may have to do it again."""
+        scribe = self.scribe
+        if scribe is None:
+            self.happenings[what](*arguments)
+            return
+        if not scribe.inside:
+            scribe.happened(what.encode(), msgpack.packb(arguments))
+        scribe.inside += 1
+        self.happenings[what](*arguments)
+        scribe.inside -= 1
+
+    def _happen_on_disk(self, what: str, arguments: list[Any]) -> None:
+        """The disk has said something: no peer's frame leads to it."""
+        try:
+            self.happen(what, arguments)
+            self._turn_over()
+        except Exception as error:  # ours
+            self.stop_with(error)
+
+    def _now(self) -> float:
+        """Return the time as calls see it: while there is a journal, the turn's."""
+        return self._clock.now() if self.scribe is None else self.scribe.now()
+
+    # -- The journal -----------------------------------------------------------------------------
+    def keep_journal(
+        self,
+        store: Store,
+        found: Found | None = None,
+        log_bytes: int = LOG_BYTES,
+        threads: bool = True,
+    ) -> None:
+        """Go on from the journal of a kernel that died, and keep one from now on.
+
+        Before anybody calls. `threads`: images are written beside the loop.
+
+        Raises:
+            NoRoomError: the kernel can be used, without a journal.
+            Exception: whatever a bad journal leads to; this kernel cannot be used.
+        """
+        keeper = self.make_keeper(store, log_bytes, threads)
+        if found is not None:
+            self._durability.rest()
+        keeper.start(found)
+        self._keeper = keeper
+
+    def make_keeper(self, store: Store, log_bytes: int, threads: bool) -> Keeper:
+        """Return what keeps this kernel's journal, once it is started."""
+        parts = Parts(
+            self._kvfs,
+            self._processes,
+            self._syscalls.turns,
+            self._scheduler,
+            self._executor.pages,
+            self._clock.now,
+            others={
+                "seeds": self._seeds,
+                "saving": self._durability.saving,
+                "requests": self._durability.requests,
+            },
+            kept=KEPT,
+            code={"syscalls": self._syscalls, "named calls": self._syscalls.named},
+        )
+        return Keeper(self, parts, store, log_bytes, threads)
+
+    def model(self) -> tuple[dict[str, Any], int]:
+        """Return what a `Welcome` says of the model, and the frames of the device."""
+        return self._about, self._executor.pages
+
+    def listen_with(self, scribe: Scribe | None) -> None:
+        """Let a scribe hear all that happens, or nobody."""
+        self.scribe = scribe
+        self._kvfs.use(scribe)
+        self._syscalls.turns.witness = scribe
+
+    def remember(self) -> Remembered:
+        """Return what of this kernel outlives it."""
+        peers: list[list[Any]] = []
+        for port in [*([self._gateway] if self._gateway else []), *self._workers.values()]:
+            link = port.link
+            state = link.state() if isinstance(link, SessionLink) else SessionState(b"")
+            peers.append([port.name, state.id, state.received, state.sent, state.kept])
+        return Remembered(peers, list(self._checks))
+
+    def recall(self, remembered: Remembered) -> None:
+        """Be what that says."""
+        for name, *state in remembered.peers:
+            self.enter(self.session(SessionState(*state), name), name)
+        self._checks = list(remembered.checks)
+
+    def replay_frame(self, peer: str, body: bytes) -> None:
+        """Take a peer's frame again."""
+        port = self.port(peer)
+        assert port is not None
+        if isinstance(port.link, SessionLink):
+            port.link.received += 1
+        port.on_frame(decode(body))
+
+    def replay_sent(self, peer: str, body: bytes) -> None:
+        """A frame was sent to a peer: it will be sent again to one that has not got it."""
+        port = self.port(peer)
+        if port is not None and isinstance(port.link, HeldSession):
+            port.link.keep(body)
+
+    def resume(self) -> None:
+        """Go on with what a replay has left; peers without a session have gone with the links."""
+        for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
+            if isinstance(port.link, SessionLink) and not port.link.id:
+                port.on_closed()
+        if self._checks:
+            self._stepper.when_idle(self._check)
+        self._durability.resume()
+
+    def open_names(self, *, known: bool) -> None:
+        """Clean up among durable files, and name them unless they are known. Blocks; OSError."""
+        self._durability.open(known=known)
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        self._flush()
+
     # -- Replies ---------------------------------------------------------------------------------
     def _reply(self, instance: int, seq: int, result: Result) -> None:
         caller = self._processes.get(instance)
@@ -378,6 +614,8 @@ class Kernel:
     def _flush(self) -> None:
         while self._dirty:
             self._dirty.pop().flush()
+        if self.scribe is not None:
+            self.scribe.commit()
 
     # -- Steps -----------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -396,14 +634,22 @@ class Kernel:
         """The kernel itself has gone wrong: `run` raises this."""
         if self._failure is None:
             self._failure = error
+        if self.scribe is not None:
+            self.scribe.abandon()
         self._stepper.halt()
         self._over.set()
 
     async def close(self) -> None:
-        """End all links and instances, then wait for the steps that compute."""
+        """End all links and instances, then wait for the steps that compute.
+
+        A journal keeps what there was before.
+        """
+        if self.scribe is not None:
+            self.scribe.abandon()
         for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
             port.link.close()
             port.on_closed()
+        await self._durability.close(wait=self._stepper.running)
         await self._stepper.stop()
         await self._executor.close()
         self._over.set()

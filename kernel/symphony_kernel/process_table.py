@@ -6,7 +6,7 @@ was doing; parents may end before their children and the other way round.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -130,6 +130,11 @@ class ProcessTable:
     def traced(self) -> list[int]:
         """Return the LIPs that are traced."""
         return [lip.root for lip in self._lips.values() if lip.traced]
+
+    def operations(self) -> Iterator[Operation]:
+        """Yield all operations that have not finished."""
+        for instance in self._instances.values():
+            yield from instance.operations
 
     # -- Who is there ---------------------------------------------------------------------------
     def get(self, instance: int) -> Instance | None:

@@ -88,8 +88,8 @@ class Server:
 
     def _begin(self, visitor: "_Visitor", hello: m.Hello) -> None:
         visitor.link.send(m.encode(self._kernel.welcome()))
-        session = visitor.session = SessionLink(SessionState(hello.session))
-        visitor.port = enter(self._kernel, hello.name, session)
+        session = self._kernel.session(SessionState(hello.session), hello.name)
+        visitor.session, visitor.port = session, self._kernel.enter(session, hello.name)
         session.connect(visitor.link, 0)
 
     def _resume(self, visitor: "_Visitor", hello: m.Hello) -> None:
@@ -107,16 +107,6 @@ class Server:
         visitor.link.send(m.encode(m.Welcome(os.getpid(), {}, True, session.received)))
         visitor.session, visitor.port = session, port
         session.connect(visitor.link, hello.received)
-
-
-def enter(kernel: Kernel, name: str, session: SessionLink) -> Port:
-    """Give a session its port in the kernel: one that begins, or one that a kernel before had."""
-    if name == "gateway":
-        port: Port = kernel.enter_gateway(session)
-    else:
-        port = kernel.enter_worker(name, session)
-    session.receive(port.on_frame, port.on_closed)
-    return port
 
 
 class _Visitor:

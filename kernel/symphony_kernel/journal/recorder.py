@@ -45,19 +45,29 @@ SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 1}
 
 
 class Recorder:
-    """Notes entries and writes records; `failed` hears when there is no room for them any more."""
+    """Notes entries and writes records.
+
+    `failed` hears when there is no room for them any more, `written` of each that was written.
+    """
 
     def __init__(
-        self, now: Callable[[], float], log: Log, failed: Callable[[OSError], None]
+        self,
+        now: Callable[[], float],
+        log: Log,
+        failed: Callable[[OSError], None],
+        written: Callable[[], None] = lambda: None,
     ) -> None:
         self._clock = now
         self._log = log
-        self._failed = failed
+        self._failed, self._written = failed, written
+        self.records = 0
         self._parts: list[bytes] = []
         self._events: list[int] = []
         self._held: list[Callable[[], None]] = []
         self._time: float | None = None
+        self._over = False
         self.inside = 0  # a frame, or the end of a pred, is what the kernel acts on now
+        self.replaying = False
 
     # -- Time ----------------------------------------------------------------------------------
     def now(self) -> float:
@@ -121,12 +131,16 @@ class Recorder:
     # -- Records ---------------------------------------------------------------------------------
     def commit(self) -> None:
         """Write down what has been noted, then let what was sent leave."""
+        if self._over:
+            return
         if self._events:
             self._end_events()
         if self._parts:
             parts, self._parts = self._parts, []
             try:
                 self._log.append(b"".join((TIME.pack(self.now()), *parts)))
+                self.records += 1
+                self._written()
             except OSError as error:
                 self._failed(error)
         self._time = None
@@ -134,6 +148,11 @@ class Recorder:
             held, self._held = self._held, []
             for leave in held:
                 leave()
+
+    def abandon(self) -> None:
+        """Write nothing more, and let nothing more leave."""
+        self._over = True
+        self._parts, self._events, self._held = [], [], []
 
     def _end_events(self) -> None:
         body = array("q", self._events).tobytes()

@@ -48,6 +48,7 @@ class Replay:
         self._works: dict[int, Work] = {}  # by number: submitted, and not done
         self._files: dict[int, KVFile] = {}  # by number, of these works
         self.inside = 0
+        self.replaying = True
 
     def works(self) -> list[Work]:
         """Return what was submitted and is not done, in order."""
@@ -191,6 +192,9 @@ class Replay:
 
     def commit(self) -> None:
         """Nothing: it is written down already."""
+
+    def abandon(self) -> None:
+        """Nothing: the kernel has gone wrong, and `apply` finds out."""
 
     def frame(self, peer: bytes, body: bytes) -> None:
         """It is a frame of the record."""

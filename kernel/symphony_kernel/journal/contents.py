@@ -1,0 +1,137 @@
+"""What an image of the kernel holds: the classes of everything that outlives it.
+
+Kept is what calls have brought about. Made anew is what belongs to the process or the device: where
+pages lie, how far a step has come, who listens. A class that is in neither list is a KernelBug as
+soon as an image meets it, and a field that one of these gains is kept without a word said here.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from symphony_kernel.arguments import Ranges
+from symphony_kernel.journal.image import Kept
+from symphony_kernel.journal.seeds import Seeds
+from symphony_kernel.kvfs import advice, files, filesystem, naming, pages, prefix_cache, quotas
+from symphony_kernel.kvfs.handles import Handle, HandleTable
+from symphony_kernel.kvfs.lineage import book, origins, trails
+from symphony_kernel.kvfs.names import NameTree
+from symphony_kernel.pending_calls import Call, Generation, Pred, Turn, Turns
+from symphony_kernel.process_table import Grant, Instance, Lip, ProcessTable, Usage
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.generate_options import GENERATE_DEFAULT, GenerateOptions
+from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions, Sampling
+from symphony_kernel.scheduler.run_ahead import RunAhead
+from symphony_kernel.scheduler.work import Work
+
+Make = Callable[[], Any]
+_STALE: Final = -1  # of a file's frames: they must be looked up
+
+# Constants that code compares with `is`.
+CONSTANTS: Final[dict[str, object]] = {
+    "pred options": DEFAULT,
+    "generate options": GENERATE_DEFAULT,
+    "advice": advice.NO_ADVICE,
+}
+
+
+def _as(value: Any, *names: str) -> dict[str, Make]:
+    """Return what makes this value of each of these fields."""
+    return dict.fromkeys(names, lambda: value)
+
+
+def _no_pages() -> Any:
+    return np.empty(0, np.int32)
+
+
+# What there is once, and stays where it is: of these only some fields are filled in.
+SINGLE: Final = (
+    Kept(
+        filesystem.KVFS,
+        _as(
+            None, "moves", "pool", "ledger", "tiers", "limits", "prefix_cache", "lineages",
+            "_storage", "pressure", "_copied_slots", "under_way",
+        ),
+    ),
+    Kept(
+        pages.PagePool,
+        _as(
+            None, "frames", "pages", "frame", "page", "hollow", "moved", "absent", "copies",
+            "leaving", "sentinels", "_free", "_marks", "_on_freed",
+        ),
+    ),
+    Kept(quotas.Ledger, _as(None, "_now", "count_tiers")),
+    Kept(
+        prefix_cache.PrefixCache,
+        _as(None, "pages_max", "_pool", "_ledger", "_now", "evicted"),
+    ),
+    Kept(book.LineageBook, _as(None, "entries_max")),
+    Kept(
+        files.Storage,
+        _as(
+            None, "pool", "ledger", "cache", "moves", "tiers", "lineages", "witness", "relief",
+            "ranking",
+        ),
+    ),
+    Kept(ProcessTable, _as(None, "_kvfs", "_scheduler", "_exceeded")),
+    Kept(
+        Turns,
+        _as(
+            None, "kvfs", "processes", "scheduler", "entries_max", "reply", "draw_seed", "witness",
+            "positions",
+        ),
+    ),
+    Kept(Seeds),
+)  # fmt: skip
+
+MANY: Final = (
+    Kept(filesystem.Tenant),
+    Kept(NameTree),
+    Kept(naming.Name),
+    Kept(naming.Expiries),
+    Kept(quotas.Account, _as(0, "absent", "host", "disk")),
+    Kept(pages.NumberStack),
+    Kept(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001 - a part of the cache that is kept
+    Kept(prefix_cache._Node, _as(False, "in_heap")),  # noqa: SLF001
+    Kept(
+        files.KVFile,
+        {
+            "_frames": _no_pages,
+            **_as(_STALE, "_moved"),
+            **_as(0, "_absent", "era", "root"),
+            **_as(0.0, "computed_at"),
+            **_as(False, "ranked"),
+        },
+    ),
+    Kept(advice.Advice),
+    Kept(book.Lineage),
+    Kept(origins.Origins),
+    Kept(trails.Span),
+    Kept(trails.Trail),
+    Kept(HandleTable),
+    Kept(Handle),
+    Kept(Grant),
+    Kept(Lip),
+    Kept(Instance),
+    Kept(Usage),
+    Kept(Call),
+    Kept(Turn),
+    Kept(Pred),
+    Kept(Generation),
+    Kept(RunAhead),
+    Kept(Ranges),
+    Kept(PredOptions),
+    Kept(GenerateOptions),
+    Kept(Sampling),
+    Kept(Get),
+    Kept(Errno),
+    Kept(
+        Work,
+        {
+            **_as(False, "reserved", "finished"),
+            **_as(0, "placed", "computed", "passed"),
+            **_as(None, "result", "rebuild"),
+        },
+    ),
+)
