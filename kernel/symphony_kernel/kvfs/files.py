@@ -87,36 +87,64 @@ class Storage:
         self.relief: Callable[..., bool] = lambda _frames, *_keep: False
         self.ranking: Ranked = NobodyRanks()
 
-    def allocate(
-        self, account: Account, n: int, step: bool = False, keep: tuple["KVFile", ...] = ()
-    ) -> Int32:
-        """Return n pages charged to `account`; SyscallError ENOMEM or EDQUOT, nothing changed.
+    def allocate(self, account: Account, n: int, keep: tuple["KVFile", ...] = ()) -> Int32:
+        """Return n pages charged to `account`, for a step; SyscallError ENOMEM or EDQUOT.
 
-        `step`: for a step to come, and not for what a call does now. Idle files give up their
-        frames for it, but none of `keep`.
+        Nothing has changed then. Idle files give up their frames for it, but none of `keep`.
         """
         witness = self.witness
-        if witness is None or not witness.allocating(step):
-            self._make_room(account, n, step, keep)
+        if witness is None or not witness.allocating(True):
+            self._make_room(account, n, keep)
         if n > self.pool.free_frames:
             self.relief(n, *keep)
         pages = self.pool.allocate(n)
         self.ledger.charge(account, pages)
         return pages
 
-    def _make_room(self, account: Account, n: int, step: bool, keep: tuple["KVFile", ...]) -> None:
-        try:
-            self.ledger.allow(account, n)
-            if n > self.pool.free:
-                self.cache.make_free(n - self.pool.free)
-            if n > self.pool.free:
-                self.relief(n, *keep)
-            if n > self.pool.free:
-                raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.pool.free} free")
-        except SyscallError as error:
-            if self.witness is not None and not step:
-                self.witness.refused(error.errno)
-            raise
+    def allocate_for_call(
+        self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None
+    ) -> Int32:
+        """As `allocate`, for what a call does now.
+
+        `bare`: where frames are lacking the pages are in no tier, to be computed when they are
+        needed; None: what they are to hold is not at hand, and could not be computed.
+        """
+        witness = self.witness
+        if witness is None or not witness.allocating(False):
+            try:
+                self._make_room(account, n, keep, bare)
+            except SyscallError as error:
+                if witness is not None:
+                    witness.refused(error.errno)
+                raise
+        if n > self.pool.free_frames:
+            self.relief(n, *keep)
+        absent = bool(bare) and n > self.pool.free_frames
+        pages = self.pool.allocate(n, frames=not absent)
+        self.ledger.charge(account, pages)
+        if absent:
+            self.tiers.born_absent(pages)
+        return pages
+
+    def _make_room(
+        self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None = False
+    ) -> None:
+        self.ledger.allow(account, n)
+        if n > self.pool.free:
+            self.cache.make_free(n - self.pool.free)
+        if n > self.pool.free:
+            self.relief(n, *keep)
+        if bare is None or n > (self.pool.unused if bare else self.pool.free):
+            raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.pool.free} free")
+
+    def recall(self, pages: Int32, keep: tuple["KVFile", ...]) -> bool:
+        """Bring pages ([n]) back from the host as far as idle files make room; whether all came."""
+        pool = self.pool
+        absent = pages[pool.is_absent(pages)]
+        held = absent[self.tiers.host[absent] >= 0]
+        if len(held) and self.relief(len(held), *keep):
+            self.tiers.fetch(held)
+        return not pool.is_absent(absent).any()
 
     def release(self, pages: Int32) -> None:
         """Let go of pages, once each."""
@@ -151,13 +179,22 @@ class Storage:
             self.release(np.concatenate([file.take_pages() for file in files]))
 
     def copy(self, sources: Int64, destinations: Int64) -> None:
-        """Copy slots of pages with frames: tokens and positions now, K and V with the next step."""
+        """Copy slots of pages: tokens and positions now, K and V with the next step.
+
+        A page that would get entries of one that is absent is in no tier afterwards: it is computed
+        again when it is needed.
+        """
         pool = self.pool
         pool.copy_entries(sources, destinations)
-        if pool.absent and pool.frame[sources[0] // PAGE_TOKENS] < 0:
-            # A shared tail that is nowhere: from its tokens it is computed again in its new page.
-            pool.hollow_out((destinations[:1] // PAGE_TOKENS).astype(np.int32))
-            return
+        if pool.absent:
+            into = (destinations // PAGE_TOKENS).astype(np.int32)
+            lacks = pool.is_absent((sources // PAGE_TOKENS).astype(np.int32)) | pool.is_absent(into)
+            if lacks.any():
+                self.tiers.evict(into[lacks], host=False)
+                whole = pool.frame[into] >= 0
+                sources, destinations = sources[whole], destinations[whole]
+                if not len(sources):
+                    return
         self.moves.copy(pool.device_slots(sources), pool.device_slots(destinations))
 
 
@@ -222,7 +259,7 @@ class KVFile:
             return
         # Before the allocation, for which the prefix cache may let go of that page.
         replaced = n > 0 and self._shares_last_page()
-        pages = self._storage.allocate(self.owner.live(), needed, True, (self,))
+        pages = self._storage.allocate(self.owner.live(), needed, (self,))
         if replaced:
             self._replace_last_page(int(pages[0]))
             pages = pages[1:]
@@ -292,13 +329,21 @@ class KVFile:
             pool.positions[slots] = positions
         if self.plain == start and parents is None and _continues(positions, start):
             self.plain = start + n
-        else:
-            self._tie(start)
         self.length = start + n
+        if parents is not None:
+            self._tie_lost()
 
-    def _tie(self, start: int) -> None:
-        """The pages from entry `start` on hold what its tokens alone do not bring back."""
-        self._storage.pool.tied[self._table[start // PAGE_TOKENS : self._count]] = True
+    def _tie_lost(self) -> None:
+        """What nobody knows how to compute again stays where it is, or in a tier."""
+        origins = self.origins
+        if origins is not None and origins.lost:
+            assert origins.trail is not None
+            self._tie(0, origins.trail.length)
+
+    def _tie(self, start: int, end: int | None = None) -> None:
+        """The pages of entries start to end can never be had from their tokens alone."""
+        pages = self._table[start // PAGE_TOKENS : page_count(self.length if end is None else end)]
+        self._storage.pool.tied[pages] = True
 
     def unreserve(self) -> None:
         """Give back the room after the present entries."""
@@ -376,6 +421,7 @@ class KVFile:
         assert trail is None or trail.length <= self.length
         if trail is not None or self.origins is not None:
             self._known().become(trail)
+            self._tie_lost()
 
     def history(self) -> Trail | None:
         """Return the trail of all its entries; None of an empty file."""
@@ -417,7 +463,8 @@ class KVFile:
             return
         history = source.history()
         assert history is not None
-        self._known().become(history.picked(entries, self.history()))
+        trail = history.picked(entries, self.history())
+        self._known().become(trail, keep=bool(len(self.absent_pages())))
 
     # -- What changes it ------------------------------------------------------------------------
     def share(self, source: "KVFile") -> None:
@@ -465,7 +512,11 @@ class KVFile:
         if head and self._storage.pool.copies:
             self._write_last_page()
         new = replaced + len(alike) - int(alike.sum())
-        fresh = self._storage.allocate(self.owner.live(), new, keep=(self, source))
+        keep, storage = (self, source), self._storage
+        bare: bool | None = self.recomputable and source.recomputable
+        if storage.pool.absent and not storage.recall(self.append_reads(source, entries), keep):
+            bare = bare or None
+        fresh = storage.allocate_for_call(self.owner.live(), new, keep, bare)
         if replaced:
             self._replace_last_page(int(fresh[0]))
         pages = np.empty(len(alike), np.int32)
@@ -484,8 +535,7 @@ class KVFile:
         if len(entries):
             self._inherit(source, entries, begins)
         self.length += len(entries)
-        if self.plain < self.length:
-            self._tie(self.plain)
+        self._tie_lost()
 
     def truncate(self, length: int) -> None:
         """Roll back to `length` entries."""
@@ -494,6 +544,7 @@ class KVFile:
         self.plain = min(self.plain, length)
         if self.origins is not None:
             self.origins.truncate(length)
+            self._tie_lost()
         self._shrink(page_count(length))
 
     def take_pages(self) -> Int32:

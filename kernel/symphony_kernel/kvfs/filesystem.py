@@ -20,6 +20,7 @@ from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, spl
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
 from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.pressure import Pressure
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
 from symphony_kernel.kvfs.tiers import Tiers, TierStatistics
 from symphony_kernel.kvfs.witness import Witness
@@ -48,21 +49,6 @@ class TenantLimits:
     handles: int = TENANT_HANDLES_MAX
     names: int = TENANT_NAMES_MAX
     durable_bytes: int = TENANT_DURABLE_BYTES_MAX
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where pages may be beside the device's frames; `poison` is for tests.
-
-    There are as many pages as places, and `pages_a_frame` - 1 times the frames more, whose content
-    is only known by its tokens. `page_bytes` (of a host slot) is for figures.
-    """
-
-    host_slots: int = 0
-    disk_slots: int = 0
-    pages_a_frame: int = 1
-    page_bytes: int = 0
-    poison: bool = False  # freed pages and frames are overwritten with what shows when it is read
 
 
 class Tenant:
@@ -123,7 +109,7 @@ class KVFS:
         self.moves = Moves()
         if places.poison and on_freed is None:
             on_freed = self.moves.poison.append
-        ids = pages * places.pages_a_frame + places.host_slots + places.disk_slots
+        ids = places.pages(pages)
         self.pool = PagePool(pages, on_freed, ids, places.poison)
         self.ledger = Ledger(ids, now)
         self.tiers = Tiers(self.pool, self.ledger, self.moves, places.host_slots, places.page_bytes)
@@ -133,12 +119,14 @@ class KVFS:
         self.prefix_cache = PrefixCache(
             self.pool, self.ledger, int(pages * prefix_cache_share), now
         )
-        # As many entries as a tenant may have on the device.
-        self.lineages = LineageBook(self.limits.pages * PAGE_TOKENS)
+        # As many entries as a tenant may have there, for each of the pages that there may be.
+        self.lineages = LineageBook(self.limits.pages * PAGE_TOKENS * ids // pages)
         self._storage = Storage(
             self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers, self.lineages
         )
-        self.pressure = Pressure(self.pool, self.tiers, self.prefix_cache.references, now)
+        self.pressure = Pressure(
+            self.pool, self.tiers, self.moves, self.prefix_cache.references, now
+        )
         self._storage.ranking = self.pressure.ranking
         self._storage.relief = self.pressure.make_free
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
@@ -183,10 +171,10 @@ class KVFS:
         plain: int,
         trail: Trail | None,
         *,
-        give_up_frames: bool = True,
+        device: bool = True,
     ) -> None:
         """Give an empty file its entries; see `loading.fill`. SyscallError ENOMEM, EDQUOT."""
-        fill(self._storage, file, tokens, positions, plain, trail, give_up_frames=give_up_frames)
+        fill(self._storage, file, tokens, positions, plain, trail, device=device)
 
     def create_failed(self, tenant: str, owner: Account, errno: Errno) -> KVFile:
         """Return a file that only answers `errno`, in no quota: what a failed call leaves."""
@@ -426,6 +414,7 @@ class KVFS:
         What lies there may be another tenant's. Pages that were on their way to the host are just
         computed again.
         """
+        self.pressure.faults += 1
         lost = self.tiers.lost(batch)
         if len(lost):
             if self._storage.witness is not None:

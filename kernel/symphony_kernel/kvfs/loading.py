@@ -8,12 +8,7 @@ from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.kvfs.files import KVFile, Storage
 from symphony_kernel.kvfs.lineage import Trail
 from symphony_kernel.kvfs.pages import page_count
-from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS
-
-# Pages that need a frame for a moment: a file may be larger than the device.
-_PAGES_AT_ONCE = 64
-_FRAMES_SHARE = 8
+from symphony_kernel.protocol.errno import Errno, SyscallError
 
 
 def fill(
@@ -24,36 +19,39 @@ def fill(
     plain: int,
     trail: Trail | None,
     *,
-    give_up_frames: bool,
+    device: bool,
 ) -> None:
     """Give an empty file its entries ([n] each); afterwards its pages are in no tier.
 
-    Their frames are given up, where there is a device.
+    They take no frames, so that nobody makes way and a file may be larger than the device; but
+    where there is none (`device`) a page is with a frame.
 
     Raises:
         SyscallError: ENOMEM or EDQUOT, and nothing has changed.
     """
     assert file.length == 0
     file._allow_entries(len(tokens))
-    try:
-        _take_pages(storage, file, page_count(len(tokens)), give_up_frames)
-    except SyscallError:
-        file.truncate(0)
-        raise
+    file._extend(_take_pages(storage, file, page_count(len(tokens)), device))
     slots = file._page_slots(np.arange(len(tokens)))
     storage.pool.tokens[slots] = tokens
     storage.pool.positions[slots] = positions
     file.length, file.plain = len(tokens), plain
     file.restore_lineage(trail)
-    if plain < file.length:
-        file._tie(plain - plain % PAGE_TOKENS)
 
 
-def _take_pages(storage: Storage, file: KVFile, count: int, give_up_frames: bool) -> None:
-    while count:
-        some = min(count, _PAGES_AT_ONCE, 1 + storage.pool.frames // _FRAMES_SHARE)
-        pages = storage.allocate(file.owner.live(), some, keep=(file,))
-        file._extend(pages)
-        if give_up_frames:
-            storage.tiers.evict(pages, host=False)
-        count -= some
+def _take_pages(storage: Storage, file: KVFile, count: int, device: bool) -> Int32:
+    witness, pool, account = storage.witness, storage.pool, file.owner.live()
+    if witness is None or not witness.allocating(False):
+        try:
+            storage.ledger.allow(account, count)
+            if count > pool.unused:
+                raise SyscallError(Errno.ENOMEM, f"{count} pages wanted, {pool.unused} unused")
+        except SyscallError as error:
+            if witness is not None:
+                witness.refused(error.errno)
+            raise
+    pages = pool.allocate(count, frames=not device)
+    storage.ledger.charge(account, pages)
+    if device:
+        storage.tiers.born_absent(pages)
+    return pages

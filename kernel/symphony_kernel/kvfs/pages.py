@@ -123,20 +123,29 @@ class PagePool:
         free, unused = self._free.count, self._unused.count
         return free if free < unused else unused
 
-    def allocate(self, n: int) -> Int32:
-        """Return n pages ([n]) with frames, each held once.
+    def allocate(self, n: int, frames: bool = True) -> Int32:
+        """Return n pages ([n]), each held once, with frames or without.
 
         Raises:
             SyscallError: ENOMEM, and nothing has changed.
         """
-        if n > self.free:
-            raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.free} free")
-        taken, frames = self._unused.pop(n), self._free.pop(n)
+        free = self.free if frames else self.unused
+        if n > free:
+            raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {free} free")
+        taken = self._unused.pop(n)
         self.references[taken] = 1
         self.tied[taken] = False
+        if frames:
+            self._furnish(taken)
+        else:
+            self.absent += n
+            self.moved += 1
+        return taken
+
+    def _furnish(self, taken: Int32) -> None:
+        frames = self._free.pop(len(taken))
         self.frame[taken] = frames
         self.page[frames] = taken
-        return taken
 
     def retain(self, pages: Int32) -> None:
         """Hold each of `pages` once more; a page may stand in it several times."""
@@ -195,6 +204,10 @@ class PagePool:
         """Pages that nobody holds."""
         return self._unused.count
 
+    def idle_frames(self, n: int) -> Int32:
+        """Return up to n frames that no page has ([n]); they stay free."""
+        return self._free.all()[:n]
+
     def vacate(self, pages: Int32) -> Int32:
         """Free the frames of held pages ([n], distinct, each with one); return them."""
         frames = self.frame[pages]
@@ -222,11 +235,19 @@ class PagePool:
         self.moved += 1
         return frames
 
-    def hollow_out(self, pages: Int32) -> None:
-        """Fresh pages ([n], distinct) have frames, and their content is to be computed again."""
-        self.hollow[pages] = True
-        self.absent += len(pages)
-        self.moved += 1
+    def take_bench(self, n: int) -> Int32:
+        """Take n free frames ([n]) for no page: to compute in what pages are to hold.
+
+        There must be so many.
+        """
+        assert n <= self._free.count
+        frames = self._free.pop(n)
+        self.page[frames] = self.pages
+        return frames
+
+    def leave_bench(self, frames: Int32) -> None:
+        """Free the frames of a bench."""
+        self._push_frames(frames)
 
     def fill(self, pages: Int32) -> None:
         """Hollow pages ([n], distinct) have their content."""
@@ -299,7 +320,7 @@ class PagePool:
         there = np.flatnonzero(self.frame >= 0)
         if not (self.references[there] > 0).all():
             raise KernelBug("a page that nobody holds has a frame")
-        used = np.flatnonzero(self.page >= 0)
+        used = np.flatnonzero((self.page >= 0) & (self.page < self.pages))  # others are benches
         if len(used) != len(there) or not np.array_equal(self.page[self.frame[there]], there):
             raise KernelBug("pages and frames do not say the same of each other")
         if not np.array_equal(self._free.all(), np.flatnonzero(self.page < 0)):

@@ -12,6 +12,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.files import KVFile
+from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.pages import PagePool
 from symphony_kernel.kvfs.ranking import Bool, Ranking
 from symphony_kernel.kvfs.tiers import Tiers
@@ -21,10 +22,17 @@ class Pressure:
     """The device's frames under pressure. `held` says which pages ([pages]) works in steps read."""
 
     def __init__(
-        self, pool: PagePool, tiers: Tiers, cached: Int32, now: Callable[[], float]
+        self,
+        pool: PagePool,
+        tiers: Tiers,
+        moves: Moves,
+        cached: Int32,
+        now: Callable[[], float],
     ) -> None:
         self.pool = pool
         self.tiers = tiers
+        self.moves = moves
+        self.faults = 0  # batches with copies or moves that have failed
         self.ranking = Ranking(pool, cached, now, may_go=self._may_go)
         nothing = np.zeros(pool.pages, np.bool_)
         self.held: Callable[[], Bool] = lambda: nothing

@@ -43,12 +43,13 @@ from symphony_kernel.kvfs.lineage import LineageError, pack, unpack
 from symphony_kernel.kvfs.names import is_public
 from symphony_kernel.kvfs.naming import Name
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import KV_HEADER_BYTES_MAX, TENANT_DISK_CALLS_MAX
+from symphony_kernel.protocol.limits import TENANT_DISK_CALLS_MAX
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Done: TypeAlias = Callable[[SyscallError | None], None]
 _ENTRY_BYTES = 8  # token and position
+_HEADER_BYTES = 4_096  # about, with the longest name
 
 
 class RefusedError(SyscallError):
@@ -439,7 +440,7 @@ class Saving:
         old = tenant.names.get(change.path)
         freed = old.name.size if old is not None and old.name is not None else 0
         most = tenant.limits.durable_bytes
-        if tenant.durable_bytes - freed + size + KV_HEADER_BYTES_MAX > most:
+        if tenant.durable_bytes - freed + size + _HEADER_BYTES > most:
             detail = f"{tenant.name} has {tenant.durable_bytes} of {most} bytes on disk"
             raise SyscallError(Errno.EDQUOT, detail)
 
@@ -500,7 +501,7 @@ class Saving:
                 np.frombuffer(positions, "<i4"),
                 plain,
                 unpack(lineage)[0] if lineage else None,
-                give_up_frames=self.live,
+                device=self.live,
             )
         except LineageError as damage:
             self._fail_load(number, self._why(file, Errno.EBADF, str(damage)))

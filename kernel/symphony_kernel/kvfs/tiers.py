@@ -105,6 +105,10 @@ class MoveCost:
         gain = _GAIN if self.page_seconds else 1.0
         self.page_seconds += (each - self.page_seconds) * gain
 
+    def forget(self) -> None:
+        """Know nothing."""
+        self.seconds, self.pages, self.page_seconds = 0.0, 0, 0.0
+
 
 class Tiers:
     """The places of a pool's pages; `host_slots` is what `Executor.open_host` was asked for.
@@ -344,6 +348,12 @@ class Tiers:
         self._saved += len(pages)
         self._moves.save(self._pool.frame[pages], slots)
         self._leave(pages)
+
+    def idle_places(self, n: int) -> tuple[Int32, Int32]:
+        """Return up to n frames and as many host slots that nobody uses ([n] each)."""
+        frames, slots = self._pool.idle_frames(n), self._free.all()[:n]
+        count = min(len(frames), len(slots))
+        return frames[:count], slots[:count]
 
     # -- Host slots -----------------------------------------------------------------------------
     @property

@@ -21,14 +21,16 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from symphony_kernel.kvfs import KVFile
+from symphony_kernel.kvfs import KVFile, page_count
+from symphony_kernel.kvfs.lineage import NotRecomputableError
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.ranking import Bool
+from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_SERVICE
+from symphony_kernel.protocol.limits import PAGER_SLICE_SERVICE
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.parking import Parking
-from symphony_kernel.scheduler.rebuild import Stretch, make_rebuild, stretches
+from symphony_kernel.scheduler.rebuild import Rebuild, bench_pages, plan
 from symphony_kernel.scheduler.work import Work
 
 _RESERVED_MAX: Final = 4_096  # admitted works, before those that have ended are dropped
@@ -172,7 +174,7 @@ class Pager:
         What is not ready comes back to the queue by itself.
         """
         file = cast(KVFile, work.file)
-        if -(-(file.length + work.count) // PAGE_TOKENS) > self._pool.frames:
+        if page_count(file.length + work.count) > self._pool.frames:
             return Errno.ENOMEM
         if self._pool.absent and self._pool.hollow[file.pages].any():
             self._blocked[work] = None
@@ -181,7 +183,15 @@ class Pager:
         needed = file.pages_needed(work.count)
         if needed > self._pool.unused:
             return None
-        wanted = needed + len(absent)
+        benches = 0
+        if len(absent) and file.lineage is not None:
+            try:
+                benches = self._benches(file)
+            except NotRecomputableError:
+                return Errno.EIO
+        wanted = needed + len(absent) + benches
+        if wanted > self._pool.frames:
+            return Errno.ENOMEM
         if newly and wanted and self._parked and (self._holds or len(absent) or not file.length):
             return None
         if wanted > self._pressure.free and not self._make_free(work, file, wanted, newly, force):
@@ -231,10 +241,19 @@ class Pager:
         lost = np.unique(file.absent_pages())
         if not len(lost):
             return Admission.READY
-        # The page in place of a shared last one that is nowhere has its frame already.
-        self._pressure.tiers.give_frames(lost[~self._pool.hollow[lost]])
-        self._rebuild(work, stretches(file, file.length, self._pool.hollow))
+        steps = plan(file, self._pool.is_absent(file.pages[: page_count(file.length)]))
+        self._pressure.tiers.give_frames(lost)
+        rebuild = Rebuild(file, self._pressure, steps)
+        rebuild.take_benches()
+        self._rebuilding += (rebuild.tokens - self._rebuilding) * _GAIN
+        self._go_on(work, rebuild)
         return Admission.AWAY
+
+    def _benches(self, file: KVFile) -> int:
+        """Return how many frames beside its own a file needs to be computed again."""
+        pages = file.pages[: page_count(file.length)]
+        tiers = self._pressure.tiers.tier_of(pages)
+        return bench_pages(plan(file, tiers == Tier.TOKENS))
 
     def _admitted(self, work: Work) -> None:
         work.reserved = True
@@ -258,38 +277,31 @@ class Pager:
         return held
 
     # -- Rebuilding ------------------------------------------------------------------------------
-    def _rebuild(self, work: Work, plan: list[Stretch]) -> None:
-        """Compute a plan's stretches one after the other, then let the work go on."""
-        tokens = sum(len(stretch.tokens) for stretch in plan)
-        self._rebuilding += (tokens - self._rebuilding) * _GAIN
-        self._next_stretch(work, plan)
-
-    def _next_stretch(self, work: Work, plan: list[Stretch]) -> None:
-        stretch, rest = plan[0], plan[1:]
+    def _go_on(self, work: Work, rebuild: Rebuild) -> None:
+        """Queue the next row of a rebuild, or, behind the last one, the work that it is for."""
+        if rebuild.over:
+            self._queue.put_back(work)
+            return
 
         def done(result: bytes | int) -> None:
             work.rebuild = None
             if isinstance(result, int):
                 self._fail(work, Errno(-result))
                 return
-            self.rebuilt_tokens += len(stretch.tokens)
-            self._pressure.tiers.filled(stretch.pages)
-            if rest:
-                self._next_stretch(work, rest)
-            else:
-                self._queue.put_back(work)
+            self.rebuilt_tokens += row.count
+            rebuild.computed()
+            self._go_on(work, rebuild)
             self.unblock()
 
         def gone() -> None:
             work.rebuild = None
-            pages = np.concatenate([each.pages for each in plan])
-            self._pressure.tiers.evict(pages, host=False)
+            rebuild.abandon()
             work.file.unreserve()
             work.finished = True
             self.unblock()
 
-        work.rebuild = make_rebuild(work, cast(KVFile, work.file), stretch, done, gone)
-        self._queue.put_back(work.rebuild)
+        row = work.rebuild = rebuild.work(work, done, gone)
+        self._queue.put_back(row)
 
     def unblock(self) -> None:
         """Pages have come, or will not come: who waited for them looks again."""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from symphony_kernel.kvfs import KVFS, KVFile
-from symphony_kernel.kvfs.filesystem import Places
 from symphony_kernel.kvfs.lineage.trails import lost_trail
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.kvfs.saving import RefusedError
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -213,7 +213,7 @@ def test_tenants_take_turns(tmp_path: Path) -> None:
 
 def test_quotas_of_disk_and_names(tmp_path: Path) -> None:
     async def main() -> None:
-        shop = make_shop(tmp_path, durable_bytes=70_000, names=2)
+        shop = make_shop(tmp_path, durable_bytes=9_000, names=2)
         shop.save("fits", make_file(shop, 1), "a")
         shop.save("too much", make_file(shop, *range(600)), "b")
         assert await shop.finish() == ["fits: done", "too much: EDQUOT"]

@@ -43,8 +43,11 @@ class LineageBook:
         self._charged: dict[str, int] = {}
         self._lineages: dict[Lineage, None] = {}  # in the order in which they were made
 
-    def open(self, tenant: str, trail: Trail | None) -> Lineage | None:
-        """Return a trail's lineage, held once; None where tokens and positions say it all."""
+    def open(self, tenant: str, trail: Trail | None, keep: bool = False) -> Lineage | None:
+        """Return a trail's lineage, held once; None where tokens and positions say it all.
+
+        `keep`: past any bound, since some of what it tells of is nowhere else.
+        """
         if trail is None or trail.linear:
             return None
         spans = spans_of([trail])
@@ -52,7 +55,7 @@ class LineageBook:
         charged = self._charged.get(tenant, 0)
         # A closed one goes at half of the bounds: there is room for the tree behind it then.
         weight = 2 if trail.closed else 1
-        if (
+        if not keep and (
             weight * len(spans) > LINEAGE_SPANS_MAX
             or weight * entries > LINEAGE_ENTRIES_MAX
             or charged + weight * entries > self.entries_max

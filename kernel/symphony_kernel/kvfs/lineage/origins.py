@@ -63,10 +63,10 @@ class Origins:
         self._told = count
         return Trail(trail, span, np.array([[0, count]]))
 
-    def become(self, trail: Trail | None) -> None:
-        """Take over a trail of all entries."""
+    def become(self, trail: Trail | None, keep: bool = False) -> None:
+        """Take over a trail of all entries; `keep` it past any bound."""
         self.close()
-        self.lineage = self._book.open(self._tenant, trail)
+        self.lineage = self._book.open(self._tenant, trail, keep)
         self._span, self._told = None, 0
         if self.lineage is None and trail is not None and trail.before is None and trail.linear:
             self._span, self._told = trail.span, trail.length  # known by this span elsewhere, too

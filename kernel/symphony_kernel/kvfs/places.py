@@ -1,0 +1,112 @@
+"""Where pages may be beside the device's frames: how much room there is, and what opens it."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from symphony_kernel.executor.base import Batch, Executor
+from symphony_kernel.kvfs.disk import Spill
+from symphony_kernel.kvfs.spilling import DiskTier
+from symphony_kernel.kvfs.tiers import Tiers
+from symphony_kernel.protocol.limits import (
+    HOST_POOL_MEMORY_SHARE,
+    PAGE_TOKENS,
+    TOKENS_PAGES_A_FRAME,
+    TOKENS_PAGES_MAX,
+)
+
+if TYPE_CHECKING:
+    from symphony_kernel.kvfs.filesystem import KVFS
+
+_PROBE_PAGES = 16
+_PROBES = 2  # the first one touches memory that nobody has touched
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where pages may be beside the device's frames; `poison` is for tests.
+
+    There are as many pages as places, and `pages_a_frame` - 1 times the frames more, but at most
+    TOKENS_PAGES_MAX, whose content is only known by its tokens. The disk's slots lie in a file in
+    `disk_directory`. `page_bytes` (of a host slot) is for figures.
+    """
+
+    host_slots: int = 0
+    disk_slots: int = 0
+    disk_directory: Path | None = None
+    pages_a_frame: int = 1
+    page_bytes: int = 0
+    poison: bool = False  # freed pages and frames are overwritten with what shows when it is read
+
+    def pages(self, frames: int) -> int:
+        """Return how many pages there are over so many frames."""
+        more = min((self.pages_a_frame - 1) * frames, TOKENS_PAGES_MAX)
+        return frames + self.host_slots + self.disk_slots + more
+
+
+def places_for(
+    executor: Executor,
+    host_tokens: int | None,
+    disk_tokens: int = 0,
+    disk_directory: Path | None = None,
+    available: Callable[[], int] | None = None,
+) -> Places:
+    """Return the places for a server's kernel: room for so many entries on host and disk.
+
+    By default the host has as much room as the device, but no more than HOST_POOL_MEMORY_SHARE of
+    the memory that is `available` (bytes). Without room on the host there is no disk tier.
+    """
+    page_bytes = executor.layout.page_bytes
+    if host_tokens is None:
+        share = int((available or available_memory)() * HOST_POOL_MEMORY_SHARE)
+        host_slots = min(executor.pages, share // page_bytes)
+    else:
+        host_slots = host_tokens // PAGE_TOKENS
+    return Places(
+        host_slots=host_slots,
+        disk_slots=disk_tokens // PAGE_TOKENS if host_slots and disk_directory else 0,
+        disk_directory=disk_directory,
+        pages_a_frame=1 + TOKENS_PAGES_A_FRAME,
+        page_bytes=page_bytes,
+    )
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that could be had now without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                name, value = line.split(":")
+                if name == "MemAvailable":
+                    return int(value.split()[0]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def open_disk(kvfs: "KVFS", executor: Executor, places: Places) -> None:
+    """Open the disk tier, where there is one; an OSError where that cannot be."""
+    if places.disk_slots:
+        assert places.disk_directory is not None
+        slot_bytes = len(executor.host_page(0))
+        spill = Spill(places.disk_directory, places.disk_slots, slot_bytes)
+        kvfs.tiers.spilling = DiskTier(kvfs.tiers, spill, executor.host_page)
+
+
+async def measure_moves(tiers: Tiers, executor: Executor) -> None:
+    """Learn what moving a page takes here: by moving free frames to free slots, and back.
+
+    Nothing is changed by it, whatever comes into use meanwhile.
+    """
+    for _ in range(_PROBES):
+        frames, slots = tiers.idle_places(_PROBE_PAGES)
+        if not len(frames):
+            return
+        batch = Batch([], saves=np.stack((frames, slots)), loads=np.stack((slots, frames)))
+        await executor.run(batch)
+        tiers.cost.forget()
+        tiers.cost.learn(2 * len(frames), batch.moved_seconds)
