@@ -66,7 +66,8 @@ def _serve(options: argparse.Namespace) -> int:
     from symphony_runtime.supervisor import serve
 
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
-             "executor", "pool_bytes", "threads", "drain_seconds", "max_decode_gap_ms")  # fmt: skip
+             "executor", "pool_bytes", "threads", "drain_seconds", "max_decode_gap_ms",
+             "journal")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -488,6 +489,9 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
     gap = "a step with prompts beside others' decodes takes no longer; default 200"
     serve.add_argument("--max-decode-gap-ms", type=float, help=gap)
+    without = "keep no journal: runs end when the kernel dies"
+    serve.add_argument("--no-journal", dest="journal", action="store_false", default=None,
+                       help=without)  # fmt: skip
     # For tests and benchmarks of everything but the model.
     serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
 

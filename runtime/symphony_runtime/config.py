@@ -25,9 +25,11 @@ from typing import Any
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
     DRAIN_SECONDS_MAX,
+    HANG_SECONDS,
     PREFIX_CACHE_SHARE,
     RUN_KEPT_SECONDS_MAX,
     RUNS_LIVE_MAX,
+    TENANT_DURABLE_BYTES_MAX,
     TENANT_KEPT_BYTES_MAX,
     TENANT_RUNS_KEPT_MAX,
     TENANT_RUNS_LIVE_MAX,
@@ -75,6 +77,10 @@ class ServeOptions:
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX  # of more the oldest are deleted
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
+    publish: bool = False  # programs may make KV files public: other tenants read them
+    tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # on disk, of one tenant's KV files
+    journal: bool = True  # the kernel comes back from a death with all that it had
+    hang_seconds: float = HANG_SECONDS  # of silence, before a role is killed and started; 0: never
     # How long a step may take when prompts are computed beside others' decodes; 0: any time.
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
     # Tenants' shares of the device relative to each other's; 1.0 where none stands.
@@ -106,6 +112,8 @@ class ServeOptions:
             "pool_bytes": 1,
             "threads": 1,
             "drain_seconds": 0,
+            "hang_seconds": 0,
+            "tenant_durable_bytes_max": 0,
             "max_decode_gap_ms": 0,
             "run_kept_seconds_max": 0,
             "tenant_runs_kept_max": 0,
