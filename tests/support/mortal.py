@@ -121,6 +121,28 @@ def family() -> str:
     return main(body, child, data(80, "kv"), *segments, locals_=_LOCALS)
 
 
+def saver() -> str:
+    """Computes three tokens and saves them under the name that is its input."""
+    body = f"""
+      (local.set $n (call $input_read (i32.const 64) (i32.const 64)))
+      (local.set $kv (call $kv_create))
+      (drop (call $claim {_pred("(local.get $kv)", 512, 3)} (i32.const {_ROOM}) (i32.const 8)))
+      (call $kv_save (local.get $kv) (i32.const 64) (local.get $n) (i32.const 1))"""
+    return main(body, locals_=_LOCALS)
+
+
+def teller() -> str:
+    """Sends 40 messages, a few milliseconds apart."""
+    body = f"""{_START}
+      (loop $next
+        (drop (call $send (i32.const {_ROOM}) (i32.const 1000)))
+        (call $await (call $sleep (i64.const 5)))
+        (br_if $next (i32.lt_u (local.tee $i (i32.add (local.get $i) (i32.const 1)))
+                               (i32.const 40))))
+      (i32.const 0)"""
+    return main(body, locals_=_LOCALS)
+
+
 def _wasm(source: str) -> bytes:
     return bytes(wat2wasm(source))
 
@@ -133,6 +155,8 @@ PROGRAMS = {
     "branches": _wasm(brancher()),
     "family": _wasm(family()),
 }
+
+SAVER, TELLER = _wasm(saver()), _wasm(teller())
 
 
 def inputs(number: int, rounds: int) -> str:
