@@ -16,6 +16,7 @@ from typing import Any
 
 from symphony_kernel.protocol.heartbeat import ALIVE, beat
 
+from symphony_runtime import loops
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.progress import Progress
@@ -77,7 +78,7 @@ def main() -> int:
         # Unbuffered: the lines that follow are for the event loop.
         with io.FileIO(sys.stdin.fileno(), closefd=False) as first:
             config = GatewayConfig.parse(json.loads(first.readline()))
-        asyncio.run(_run(config))
+        loops.run(_run(config))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

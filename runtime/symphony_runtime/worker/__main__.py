@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
+from symphony_runtime import loops
 from symphony_runtime.worker.worker import Worker
 
 _log = logging.getLogger("symphony.worker")
@@ -128,7 +130,7 @@ async def serve(config: WorkerConfig) -> None:
     watch_stdin(stop)
     # Long texts are worked on beside the programs, but not by so many that these find no processor.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_TEXT_THREADS))
-    worker = Worker(config.name, config.secret)
+    worker = Worker(config.name, config.secret, now=time.monotonic, early_ms=loops.EARLY_MS)
     lock_down()
     tune()
 
@@ -161,7 +163,7 @@ def main() -> None:
         level=logging.INFO,
         format="%(levelname)s %(name)s: %(message)s",
     )
-    asyncio.run(serve(WorkerConfig.parse(sys.stdin.buffer.readline().decode())))
+    loops.run(serve(WorkerConfig.parse(sys.stdin.buffer.readline().decode())))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,8 @@ class Services(Protocol):
     """What an instance needs of its worker."""
 
     loop: asyncio.AbstractEventLoop
+    now: Callable[[], float]
+    early_ms: int
     text: Text
 
     def kernel_call(self, call: list[Any], size: int = 0) -> None:
@@ -200,7 +202,7 @@ class Instance:
         self.depth: int = parent.depth + 1 if parent else 0
         self.fiber: Fiber  # set by the worker before anything else
         self.module = ""
-        self.started = services.loop.time()
+        self.started = services.now()
         self.ended = self.queued = False
         self.end_code = 0
         # What it holds.
@@ -385,9 +387,17 @@ class Instance:
             self.timers.discard(handle)
             action()
 
-        handle = self.services.loop.call_later(milliseconds / 1000, fire)
+        handle = self.call_after(milliseconds, fire)
         self.timers.add(handle)
         return handle
+
+    def call_after(
+        self, milliseconds: float, action: Callable[..., None], *what: Any
+    ) -> asyncio.TimerHandle:
+        """Call action(*what) once so much time has passed: the loop's timers may be early."""
+        return self.services.loop.call_later(
+            (milliseconds + self.services.early_ms) / 1000, action, *what
+        )
 
     def drop_timer(self, handle: asyncio.TimerHandle) -> None:
         """Cancel a timer."""
@@ -455,7 +465,7 @@ class Instance:
 
     def elapsed_ms(self) -> int:
         """Whole milliseconds since it started; a microsecond's grace for what floats lose."""
-        return int((self.services.loop.time() - self.started) * 1000 + 0.001)
+        return int((self.services.now() - self.started) * 1000 + 0.001)
 
     def usage(self) -> dict[str, int]:
         """What it used, its children included."""

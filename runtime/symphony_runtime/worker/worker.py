@@ -71,9 +71,9 @@ OnAnswer = Callable[[int, Any], None]
 class Worker:
     """Runs instances. It hears of them from the gateway and makes their calls to the kernel.
 
-    `loop` time is every timer's and `clock_ms`'s clock; `unix_time` and `random` are what programs
-    see of the outside. The kernel's link is a session: it may break, and the kernel may even be
-    another process afterwards (`SessionEvents`).
+    `now` is `clock_ms`'s clock, by default the loop's, whose timers may be early by `early_ms`;
+    `unix_time` and `random` are what programs see of the outside. The kernel's link is a session:
+    it may break, and the kernel may even be another process afterwards (`SessionEvents`).
     """
 
     def __init__(
@@ -82,8 +82,11 @@ class Worker:
         secret: bytes,
         unix_time: Callable[[], float] = time.time,
         random: Callable[[int], bytes] = os.urandom,
+        now: Callable[[], float] | None = None,
+        early_ms: int = 0,
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.now, self.early_ms = now or self.loop.time, early_ms
         self.name, self._secret = name, secret
         self._unix_time, self.random = unix_time, random
         self.text = Text(_NO_TEXT)

@@ -119,8 +119,8 @@ def wait(lip: Instance, pointer: int, count: int, timeout_ms: int) -> int | None
         return -Errno.ETIMEDOUT
     lip.waited = waited
     if timeout_ms > 0:
-        delay_s = min(timeout_ms, _SLEEP_MS_MAX) / 1000
-        lip.wait_timer = lip.services.loop.call_later(delay_s, lip.wake, -Errno.ETIMEDOUT)
+        delay_ms = min(timeout_ms, _SLEEP_MS_MAX)
+        lip.wait_timer = lip.call_after(delay_ms, lip.wake, -Errno.ETIMEDOUT)
     return None
 
 
