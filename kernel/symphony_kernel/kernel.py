@@ -26,7 +26,7 @@ from symphony_kernel.journal.scribe import HeldSession, Scribe
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.store import Found, Store
 from symphony_kernel.kvfs import KVFS, TenantLimits
-from symphony_kernel.kvfs.filesystem import Places
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.pending_calls import Result
 from symphony_kernel.process_table import ProcessTable
 from symphony_kernel.protocol import messages as m
@@ -35,6 +35,8 @@ from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,
     REPLIES_BYTES_MAX,
+    TENANT_DURABLE_BYTES_MAX,
+    TENANT_PAGES_SHARE_MAX,
     WORKER_BACKLOG_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import Link, OnFrame, decode, encode
@@ -46,6 +48,7 @@ from symphony_kernel.scheduler.fair_queue import CostWeights
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.stepping import Stepper
 from symphony_kernel.syscalls import Syscalls
+from symphony_kernel.upkeep import AuditOptions, Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ class KernelOptions:
     tenants: TenantLimits | None = None  # by default one tenant may fill the pool
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
     places: Places = field(default_factory=Places)  # where pages may be beside the device
+    audit: AuditOptions = field(default_factory=AuditOptions)  # of counts, while it is idle
     answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
     durable: DurableOptions = field(default_factory=DurableOptions)
@@ -178,10 +182,13 @@ class Kernel:
         self._checks: list[int] = []  # asked for, by seq
         self._keeper: Keeper | None = None
         self._seeds = Seeds()
+        limits = options.tenants or TenantLimits(
+            int(executor.pages * TENANT_PAGES_SHARE_MAX), durable_bytes=options.durable_bytes_max
+        )
         self._kvfs = KVFS(
             executor.pages,
             self._now,
-            options.tenants,
+            limits,
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
         )
@@ -225,6 +232,16 @@ class Kernel:
         self._stepper: Stepper = Stepper(
             self._clock, self._scheduler, self._kvfs, executor, self._flush, self.stop_with
         )
+        self._upkeep = Upkeep(
+            self._kvfs,
+            executor,
+            options.places,
+            options.audit,
+            lambda: self._scheduler.idle,
+            self._check_integrity,
+            self.stop_with,
+        )
+        self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
         self._over = asyncio.Event()  # closed, or gone wrong
         self._failure: BaseException | None = None
 
@@ -466,6 +483,8 @@ class Kernel:
             "names": files.names,
             "copies": files.copied_slots,
             **{f"prefix_cache_{key}": value for key, value in asdict(files.prefix_cache).items()},
+            **{f"tiers_{key}": value for key, value in asdict(files.tiers).items()},
+            **asdict(self._upkeep.statistics),
         }
 
     def metrics(self) -> dict[str, Any]:
@@ -625,7 +644,9 @@ class Kernel:
             KernelBug: (or whatever else went wrong in the kernel itself) nothing more will be done.
         """
         if self._failure is None:
-            self._stepper.run()
+            await self._upkeep.open()
+            if not self._over.is_set():
+                self._stepper.run()
             await self._over.wait()
         if self._failure is not None:
             raise self._failure
@@ -651,6 +672,7 @@ class Kernel:
             port.on_closed()
         await self._durability.close(wait=self._stepper.running)
         await self._stepper.stop()
+        self._upkeep.close()
         await self._executor.close()
         self._over.set()
 

@@ -142,7 +142,8 @@ class Executor(Protocol):
     def open_host(self, pages: int) -> None:
         """Make room for `pages` pages in host memory, which is touched as it comes into use.
 
-        Called at most once, before the first step. A MemoryError where there is no such room.
+        Before the first step; once more with the same number does nothing. A MemoryError where
+        there is no such room.
         """
 
     def host_page(self, slot: int) -> memoryview:

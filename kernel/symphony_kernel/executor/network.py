@@ -23,7 +23,7 @@ class Pages(Protocol):
         """What K and V of a page are here."""
 
     def open_host(self, pages: int) -> None:
-        """Make room for so many pages in host memory, once; MemoryError."""
+        """Make room for so many pages in host memory, of one number for ever; MemoryError."""
 
     def host_page(self, slot: int) -> memoryview:
         """Return the bytes of a host slot; any thread may ask, before and after `open_host`."""

@@ -18,9 +18,9 @@ from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.names import PUBLIC, NameTree, is_public
 from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.pressure import Pressure
-from symphony_kernel.kvfs.places import Places
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
 from symphony_kernel.kvfs.tiers import Tiers, TierStatistics
 from symphony_kernel.kvfs.witness import Witness
@@ -127,6 +127,8 @@ class KVFS:
         self.pressure = Pressure(
             self.pool, self.tiers, self.moves, self.prefix_cache.references, now
         )
+        share = KV_KEEP_SHARE
+        self.pressure.ranking.promises = Promises(lambda _: int(self.limits.pages * share))
         self._storage.ranking = self.pressure.ranking
         self._storage.relief = self.pressure.make_free
         self._files: dict[KVFile, None] = {}  # in the order in which they were made

@@ -58,12 +58,14 @@ def places_for(
     """Return the places for a server's kernel: room for so many entries on host and disk.
 
     By default the host has as much room as the device, but no more than HOST_POOL_MEMORY_SHARE of
-    the memory that is `available` (bytes). Without room on the host there is no disk tier.
+    the memory that is `available` (bytes) beside the device's pool. Without room on the host there
+    is no disk tier.
     """
     page_bytes = executor.layout.page_bytes
     if host_tokens is None:
-        share = int((available or available_memory)() * HOST_POOL_MEMORY_SHARE)
-        host_slots = min(executor.pages, share // page_bytes)
+        # The device's pool may be of the same memory, of which it has touched nothing yet.
+        left = (available or available_memory)() - executor.pages * page_bytes
+        host_slots = max(min(executor.pages, int(left * HOST_POOL_MEMORY_SHARE) // page_bytes), 0)
     else:
         host_slots = host_tokens // PAGE_TOKENS
     return Places(
@@ -77,14 +79,12 @@ def places_for(
 
 def available_memory() -> int:
     """Return the bytes of memory that could be had now without swapping."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                name, value = line.split(":")
-                if name == "MemAvailable":
-                    return int(value.split()[0]) * 1024
-    except OSError:
-        pass  # not Linux
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            name, value = line.split(":")
+            if name == "MemAvailable":
+                return int(value.split()[0]) * 1024
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 

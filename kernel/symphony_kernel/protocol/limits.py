@@ -10,6 +10,11 @@ PAGE_TOKENS = 16  # entries in one physical page
 KV_POOL_BYTES_DEFAULT = 2 << 30  # of host memory, for the CPU executor's page pool
 KV_POOL_PAGES_MAX = 1 << 20
 TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a single-tenant server
+# The host tier is as large as the device's pool, but takes no more of the memory that is available
+# when the kernel starts (`--host-pool-tokens`); the disk tier is off (`--disk-pool-tokens`).
+HOST_POOL_MEMORY_SHARE = 0.25
+TOKENS_PAGES_A_FRAME = 3  # pages more than places, for files of which only the tokens are kept
+TOKENS_PAGES_MAX = 1 << 20
 PREFIX_CACHE_SHARE = 0.5  # of the pool, for prefixes that programs offered: given up when needed
 PREFIX_CACHE_IDLE_SECONDS = 600  # without use, after which a tenant's offered prefixes go first
 TENANT_FILES_MAX = 65_536  # live files, named and anonymous, of one tenant
@@ -68,7 +73,10 @@ KV_IDLE_MS = 100  # since a file was used: so long it is in use
 KV_STUCK_MS = 2_000  # before a file of which nothing could be taken is looked at again
 KV_TAKEN_PAGES_MIN = 16  # of one file at once, as far as it has so many
 KV_WORTH_SECONDS = 1_000.0  # that a page is kept longer for each second that it costs to get back
-KV_PRIORITY_DEFAULT = 4  # of 0 (goes first) to 7
+KV_PRIORITY_DEFAULT = 4  # of 0 (goes first) to KV_PRIORITY_MAX
+KV_PRIORITY_MAX = 7
+KV_KEEP_MS_MAX = 86_400_000  # for which a program may wish to keep a file near
+KV_KEEP_SHARE = 0.25  # of the device's pages that a tenant may have, for such wishes together
 # Service by which a LIP may get ahead of one that waits for pages, before it gives way; more where
 # pages have to be computed again.
 PAGER_SLICE_SERVICE = 512.0

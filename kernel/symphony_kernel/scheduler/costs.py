@@ -31,6 +31,11 @@ class StepCosts:
             self._token.learn(max(seconds - self._base(decodes), 0.0) / prefill)
             self._tried = max(self._tried, prefill)
 
+    @property
+    def token_seconds(self) -> float:
+        """What a prompt's token takes; 0.0: not known yet."""
+        return self._token.mean
+
     def prefill_tokens(self, decodes: int, seconds: float) -> int:
         """Return how many prompt tokens may go beside so many decode rows within `seconds`.
 

@@ -136,6 +136,15 @@ class Scheduler:
 
     # -- Steps ---------------------------------------------------------------------------------
     @property
+    def idle(self) -> bool:
+        """Whether nothing waits and no step is under way."""
+        return not (self._steps or self._queue.works or self._parked)
+
+    def token_seconds(self) -> float:
+        """Return what a token of a prompt takes in a step, as learned here; 0.0: not known yet."""
+        return self._costs.token_seconds
+
+    @property
     def steps_in_flight(self) -> int:
         """Steps launched and not completed."""
         return len(self._steps)
