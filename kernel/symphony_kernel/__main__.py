@@ -93,12 +93,13 @@ def revive(configuration: Configuration, make: Callable[[], Kernel]) -> Kernel:
     """Return a kernel that goes on from its journal, or an empty one; it says why, if loudly."""
     kernel = make()
     if configuration.journal is None:
-        kernel.open_names(known=False)
+        _open_names(kernel, known=False)
         return kernel
     store = Store(configuration.journal, configuration.identity(*kernel.model()))
+    found = None
     try:
         found = store.find(time.monotonic(), configuration.ended)
-        kernel.open_names(known=found is not None)
+        _open_names(kernel, known=found is not None)
         try:
             kernel.keep_journal(store, found)
         except Exception as error:
@@ -107,11 +108,20 @@ def revive(configuration: Configuration, make: Callable[[], Kernel]) -> Kernel:
             _log.exception("the journal does not lead anywhere")
             store.set_aside("it cannot be followed")
             kernel = make()
-            kernel.open_names(known=False)
+            _open_names(kernel, known=False)
             kernel.keep_journal(store)
     except (OSError, NoRoomError) as error:
         _log.error("THERE IS NO JOURNAL: %s; a kernel that dies takes all runs along", error)
+        if isinstance(error, OSError) and found is None:
+            _open_names(kernel, known=False)
     return kernel
+
+
+def _open_names(kernel: Kernel, *, known: bool) -> None:
+    try:
+        kernel.open_names(known=known)
+    except OSError as error:
+        raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
 
 
 async def _watch(stop: asyncio.Event) -> None:
