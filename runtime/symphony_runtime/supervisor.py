@@ -5,6 +5,8 @@ a role     gets one JSON line on stdin and says {"event": "ready"} on stdout whe
            stdin stays open and ends with us, however we end: then it exits
 a death    the role is started again, after a pause that grows; one that does not become ready
            START_ATTEMPTS times ends everything, and so does one whose configuration is wrong
+a hang     a role that was ready and has said nothing for `hang_seconds` is killed, and so started
+           again; each says that it is alive BEATS times in that while
 SIGTERM    the gateway drains its runs and stops, then the workers, then the kernel
 """
 
@@ -36,6 +38,7 @@ from symphony_runtime.config import (
 )
 
 START_ATTEMPTS = 3
+BEATS = 4
 CONFIGURATION_WRONG = 2  # a role's exit code: starting it again would not help
 _PAUSE_SECONDS = (0.05, 5.0)  # before a role is started again: first and longest
 _SETTLED_SECONDS = 10.0  # a role that lived so long begins with the first pause again
@@ -65,6 +68,7 @@ class RoleSpec:
     config: dict[str, Any]
     environment: Mapping[str, str]
     stop_seconds: float = _STOP_SECONDS
+    hang_seconds: float = 0.0  # of silence after it was ready; 0: it may be silent
 
 
 class Role:
@@ -86,6 +90,7 @@ class Role:
         self._console = console
         self._process: asyncio.subprocess.Process | None = None
         self._words: deque[str] = deque(maxlen=_WORDS_KEPT)
+        self._heard = False  # something since the last look
         self._stopping = asyncio.Event()
 
     async def keep(self) -> None:
@@ -102,6 +107,8 @@ class Role:
                 return
             was_ready = self.ready.is_set()
             self.ready.clear()
+            if "ended" in self.spec.config:
+                self.spec.config["ended"] = code
             attempts = 0 if was_ready else attempts + 1
             if attempts == START_ATTEMPTS or (not was_ready and code == CONFIGURATION_WRONG):
                 raise SupervisorError(self._last_words(code))
@@ -161,7 +168,9 @@ class Role:
             for line in (self.spec.config, *self._notices.values()):
                 process.stdin.write(json.dumps(line).encode() + b"\n")
             reading = asyncio.gather(self._read_events(process), self._read_words(process))
+            watching = asyncio.create_task(self._watch(process))
             code = await process.wait()
+            watching.cancel()
             _kill_group(process)  # a compiler that it started must not outlive it
             await reading
             return code
@@ -169,9 +178,26 @@ class Role:
             _kill_group(process)
             self._process = None
 
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """Kill a process that was ready and is silent now.
+
+        Looks are counted, not seconds: after a pause of the whole machine, or of this process, it
+        has its time.
+        """
+        looks = 0
+        while self.spec.hang_seconds:
+            await asyncio.sleep(self.spec.hang_seconds / BEATS)
+            looks = 0 if self._heard or not self.ready.is_set() else looks + 1
+            self._heard = False
+            if looks > BEATS and not self._stopping.is_set():
+                words = f"has said nothing for {self.spec.hang_seconds:g} s; it is killed"
+                self._console.line(self.spec.name, words)
+                _kill_group(process)
+
     async def _read_events(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         async for line in process.stdout:
+            self._heard = True
             try:
                 event = json.loads(line)
             except ValueError:
@@ -349,9 +375,47 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
     environment = dict(os.environ)
     # Threads of torch that spin would take the processor from gateway and workers.
     kernel_environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment}
-    kernel_config = {
+    seen = {name: environment[name] for name in _WORKER_ENVIRONMENT if name in environment}
+    sockets = {
+        "kernel_socket": str(run_dir / "kernel.sock"),
+        "gateway_socket": str(run_dir / "gateway.sock"),
+    }
+    hang = options.hang_seconds
+    kernel = {"secrets": to_kernel, **_kernel_config(options, run_dir)}
+    gateway = {
+        "secrets": {name: to_kernel[name] for name in workers},
+        "secret": to_kernel["gateway"],
+        "kernel_socket": sockets["kernel_socket"],
+        "socket": sockets["gateway_socket"],
+        **_gateway_config(options),
+    }
+    beat = {"beat_seconds": hang / BEATS}
+    return [
+        RoleSpec("kernel", "symphony_kernel", kernel | beat, kernel_environment, hang_seconds=hang),
+        *(
+            RoleSpec(
+                name,
+                "symphony_runtime.worker",
+                {"name": name, "secret": to_kernel[name], **sockets, **beat},
+                seen,
+                hang_seconds=hang,
+            )
+            for name in workers
+        ),
+        RoleSpec(
+            "gateway",
+            "symphony_runtime.gateway",
+            gateway | beat,
+            environment,
+            stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
+            hang_seconds=hang,
+        ),
+    ]
+
+
+def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
+    return {
         "socket": str(run_dir / "kernel.sock"),
-        "secrets": to_kernel,
         "executor": options.executor,
         "model": options.model,
         "device": options.device,
@@ -362,17 +426,17 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "max_decode_gap_ms": options.max_decode_gap_ms,
         "tenant_weights": options.tenant_weights,
         "threads": options.threads,
+        "kv": str(options.data_dir / "kv"),
+        "publish": options.publish,
+        "tenant_durable_bytes_max": options.tenant_durable_bytes_max,
+        "journal": str(run_dir / "journal") if options.journal else None,
+        "ended": None,
         "simulated": options.simulated,
     }
-    sockets = {
-        "kernel_socket": str(run_dir / "kernel.sock"),
-        "gateway_socket": str(run_dir / "gateway.sock"),
-    }
-    gateway_config = {
-        "socket": sockets["gateway_socket"],
-        "secrets": {name: to_kernel[name] for name in workers},
-        "secret": to_kernel["gateway"],
-        "kernel_socket": sockets["kernel_socket"],
+
+
+def _gateway_config(options: ServeOptions) -> dict[str, Any]:
+    return {
         "data_dir": str(options.data_dir),
         "host": options.host,
         "port": options.port,
@@ -383,26 +447,6 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
         "drain_seconds": options.drain_seconds,
     }
-    seen = {name: environment[name] for name in _WORKER_ENVIRONMENT if name in environment}
-    return [
-        RoleSpec("kernel", "symphony_kernel", kernel_config, kernel_environment),
-        *(
-            RoleSpec(
-                name,
-                "symphony_runtime.worker",
-                {"name": name, "secret": to_kernel[name], **sockets},
-                seen,
-            )
-            for name in workers
-        ),
-        RoleSpec(
-            "gateway",
-            "symphony_runtime.gateway",
-            gateway_config,
-            environment,
-            stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
-        ),
-    ]
 
 
 def serve(options: ServeOptions) -> int:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,17 @@ from tests.support.server import alive, descendants, running_server
 READY = 'print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)'
 
 
-def role(tmp_path: Path, script: str, said: list[str] | None = None) -> Role:
+def role(
+    tmp_path: Path,
+    script: str,
+    said: list[str] | None = None,
+    stop_seconds: float = 0.5,
+    hang_seconds: float = 0.0,
+) -> Role:
     (tmp_path / "small_role.py").write_text(f"import json, os, signal, sys, time\n{script}\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     console = Console((said if said is not None else []).append, terminal=False)
-    spec = RoleSpec("small", "small_role", {"answer": 42}, environment, stop_seconds=0.5)
+    spec = RoleSpec("small", "small_role", {"answer": 42}, environment, stop_seconds, hang_seconds)
     return Role(spec, console)
 
 
@@ -126,6 +133,66 @@ def test_a_role_that_dies_is_started_again(tmp_path: Path) -> None:
         await keeping
 
     asyncio.run(scenario())
+
+
+def test_a_role_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    """It has its time before it is ready; then it lives while it beats, and not when it stops."""
+    script = f"""
+time.sleep(0.6)
+{READY}
+for _ in range(10):
+    time.sleep(0.1)
+    print(json.dumps({{"event": "alive"}}), flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+    async def scenario() -> None:
+        said: list[str] = []
+        small = role(tmp_path, script, said, hang_seconds=0.4)
+        keeping = asyncio.create_task(small.keep())
+        await asyncio.wait_for(small.ready.wait(), 20)
+        began, first = time.monotonic(), small.about["pid"]
+        async with asyncio.timeout(20):
+            while alive(first):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert 1.4 <= time.monotonic() - began < 3
+        async with asyncio.timeout(20):
+            while small.about["pid"] == first:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert said[:2] == [
+            "small: has said nothing for 0.4 s; it is killed\n",
+            "small: ended (killed by SIGKILL); starting it again\n",
+        ]
+        await small.stop()
+        await keeping
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_stops_for_long_is_not_taken_for_one_that_hangs(tmp_path: Path) -> None:
+    script = f"""
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.5), sys.exit(0)))
+{READY}
+while True:
+    time.sleep(0.02)
+    print(json.dumps({{"event": "alive"}}), flush=True)
+"""
+
+    async def scenario() -> None:
+        said: list[str] = []
+        small = role(tmp_path, script, said, stop_seconds=10, hang_seconds=0.8)
+        keeping = asyncio.create_task(small.keep())
+        await asyncio.wait_for(small.ready.wait(), 20)
+        await small.stop()
+        await keeping
+        assert said == []
+
+    asyncio.run(scenario())
+
+
+def test_every_role_beats_often_enough(tmp_path: Path) -> None:
+    for spec in role_specs(ServeOptions(data_dir=tmp_path, hang_seconds=8), tmp_path):
+        assert (spec.hang_seconds, spec.config["beat_seconds"]) == (8, 2)
 
 
 @pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1)])

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any
 
 from symphony_runtime.client import Client, ConnectionFailed, Event, ServerError
+from wasmtime import wat2wasm
 
 from tests.support import mortal
 from tests.support.guests import data, main
@@ -126,7 +127,7 @@ class Witness:
 
     async def _upload(self, number: int) -> None:
         name = f"p{number}"
-        wasm = bytes(mortal.wat2wasm(main("(i32.const 0)", data(0, name))))
+        wasm = bytes(wat2wasm(main("(i32.const 0)", data(0, name))))
         self.programs[(await self.client.upload(wasm, name))["id"]] = name
 
     async def _run(self, number: int) -> None:
