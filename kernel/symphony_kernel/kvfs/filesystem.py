@@ -127,8 +127,6 @@ class KVFS:
         self.pressure = Pressure(
             self.pool, self.tiers, self.moves, self.prefix_cache.references, now
         )
-        share = KV_KEEP_SHARE
-        self.pressure.ranking.promises = Promises(lambda _: int(self.limits.pages * share))
         self._storage.ranking = self.pressure.ranking
         self._storage.relief = self.pressure.make_free
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
