@@ -1,6 +1,6 @@
 """What the host costs a pred: a real kernel and a real worker, and a device that takes no time.
 
-    python -m benchmarks.host_overhead [--lips 1,16,256,4096] [--json] [--profile DIR]
+    python -m benchmarks.host_overhead [--lips 1,16,256,4096] [--journal] [--json] [--profile DIR]
 
 The kernel's executor is the simulated one with every cost zero, so all that is measured is the way
 of a pred: guest, worker, socket, kernel, scheduler, and back. This script plays the gateway. Each
@@ -8,6 +8,7 @@ LIP waits for a message, then makes one-token preds, one after the other (pred, 
 is truncated now and then). It also says what it costs to start an instance, from the registration
 to its first message, and to end one.
 
+With --journal the kernel keeps one, as it does behind `symphony serve`.
 With --profile each role runs under cProfile and leaves DIR/<role>.prof.
 """
 
@@ -238,7 +239,7 @@ async def wait_ready(child: asyncio.subprocess.Process) -> None:
     raise SystemExit("a role ended before it was ready")
 
 
-async def benchmark(lips: list[int], profile: Path | None) -> dict[str, Any]:
+async def benchmark(lips: list[int], profile: Path | None, journal: bool) -> dict[str, Any]:
     """Run everything and return all figures."""
     with tempfile.TemporaryDirectory() as folder:
         kernel_socket, gateway_socket = Path(folder, "kernel.sock"), Path(folder, "gateway.sock")
@@ -252,6 +253,7 @@ async def benchmark(lips: list[int], profile: Path | None) -> dict[str, Any]:
                 "secrets": keys,
                 "executor": "simulated",
                 "simulated": {"pages": PAGES, "hashed": False},
+                "journal": str(Path(folder, "journal")) if journal else None,
             },
             profile,
         )
@@ -315,13 +317,14 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lips", default=",".join(map(str, LIPS_DEFAULT)))
+    parser.add_argument("--journal", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--profile", type=Path)
     given = parser.parse_args()
     if given.profile:
         given.profile.mkdir(parents=True, exist_ok=True)
     lips = [int(number) for number in given.lips.split(",")]
-    work = benchmark(lips, given.profile)
+    work = benchmark(lips, given.profile, given.journal)
     figures = asyncio.run(asyncio.wait_for(work, SECONDS_MAX))
     if given.json:
         print(json.dumps(figures, indent=2))

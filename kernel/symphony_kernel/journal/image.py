@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from operator import attrgetter
+from pathlib import Path, PurePath
 from types import MethodType
 from typing import Any, Final
 
@@ -76,7 +77,7 @@ class Imager:
         """
         try:
             _Reader(self._names, self._roots, self._externals).read(data)
-        except (ValueError, TypeError, LookupError, AttributeError, msgpack.UnpackException) as e:
+        except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as e:
             raise ImageError(f"it cannot be read: {type(e).__name__}: {e}") from e
 
 
@@ -186,6 +187,8 @@ class _Writer:
             return [_OTHER, cls.__name__, bytes(value) if cls is bytearray else item(list(value))]
         if cls is np.ndarray:
             return _array(value)
+        if issubclass(cls, PurePath):
+            return [_OTHER, "Path", str(value)]
         if isinstance(value, np.generic):
             return item(value.item())
         if value is _MISSING:
@@ -299,7 +302,7 @@ class _Reader:
         if kind == _SET:
             return {"set": set, "frozenset": frozenset}[name](map(item, rest))
         if kind == _OTHER:
-            return {"bytearray": bytearray, "deque": deque}[name](item(rest[0]))
+            return {"bytearray": bytearray, "deque": deque, "Path": Path}[name](item(rest[0]))
         if kind == _METHOD:
             return getattr(item(name), rest[0])
         if kind == _PARTIAL:

@@ -1,0 +1,125 @@
+"""The store: which journal may be believed."""
+
+import logging
+from pathlib import Path
+
+import pytest
+from symphony_kernel.journal.store import (
+    ATTEMPT_SECONDS,
+    FAILURES_MAX,
+    KILLS_MAX,
+    RECORDS_PROOF,
+    Found,
+    Store,
+)
+
+IDENTITY = bytes(range(32))
+
+
+def begun(folder: Path, records: int = 3) -> Store:
+    """A journal with an image before record 5, and some records."""
+    store = Store(folder, IDENTITY)
+    assert store.find(0.0, None) is None
+    log = store.begin(5, b"image")
+    for n in range(records):
+        log.append(b"%d" % n)
+    log.close()
+    return store
+
+
+def come_back(store: Store, now: float, ended: int | None, records: int = 0) -> Found | None:
+    """Come back as a kernel does, and write some records."""
+    found = store.find(now, ended)
+    if found is not None:
+        sequence = found.sequence + len(list(found.records))
+        log = store.begin(sequence, b"image %d" % sequence)
+        store.recovered(sequence)
+        for _ in range(records):
+            log.append(b"x")
+        log.close()
+    return found
+
+
+def test_an_image_and_the_records_behind_it(tmp_path: Path) -> None:
+    begun(tmp_path)
+    found = Store(tmp_path, IDENTITY).find(1.0, -9)
+    assert found is not None
+    assert (found.sequence, found.image) == (5, b"image")
+    assert list(found.records) == [b"0", b"1", b"2"]
+
+
+def test_a_later_image_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    store.write_image(7, b"later")
+    found = store.find(1.0, -9)
+    assert found is not None
+    assert (found.sequence, found.image, list(found.records)) == (7, b"later", [b"2"])
+    assert len(list(tmp_path.glob("*.image"))) == 1
+
+
+def test_a_half_written_image_is_none(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    (whole,) = tmp_path.glob("*.image")
+    data = whole.read_bytes()
+    later = tmp_path / f"{7:016x}.image"
+    for size in range(len(data)):
+        later.write_bytes(data[:size])
+        found = store._newest()
+        assert found is not None
+        assert found.sequence == 5
+
+
+@pytest.mark.parametrize("change", ["identity", "image"])
+def test_another_models_or_a_damaged_journal_is_set_aside_loudly(
+    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun(tmp_path)
+    (path,) = tmp_path.glob("*.image")
+    if change == "image":
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with caplog.at_level(logging.ERROR):
+        other = Store(tmp_path, IDENTITY if change == "image" else b"o" * 32)
+        assert other.find(1.0, None) is None
+    assert "SET ASIDE" in caplog.text
+    assert [p.name for p in tmp_path.iterdir()] == ["aside"]
+    assert len(list((tmp_path / "aside").iterdir())) == 2
+    assert other.find(1.0, None) is None
+
+
+def test_a_journal_that_brings_kernels_down_is_set_aside(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    for n in range(FAILURES_MAX):
+        assert come_back(store, 100 + n * 10.0, 1, RECORDS_PROOF - 1) is not None
+    assert come_back(store, 100 + FAILURES_MAX * 10.0, 1) is None
+    assert (tmp_path / "aside").exists()
+
+
+def test_kernels_that_got_far_or_lived_long_do_not_count(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    for n in range(10):
+        assert come_back(store, 100 + n * 10.0, 1, RECORDS_PROOF) is not None
+    for n in range(10):
+        assert come_back(store, 1000 + n * (ATTEMPT_SECONDS + 1), 1) is not None
+
+
+def test_who_is_killed_may_have_been_well(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    for n in range(30):
+        assert come_back(store, float(n), -9, 1) is not None
+    for n in range(KILLS_MAX):
+        assert come_back(store, 30.0 + n, -9) is not None
+    assert come_back(store, 50.0, -9) is None
+
+
+def test_a_kernel_that_dies_while_it_comes_back_counts(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    for n in range(FAILURES_MAX):
+        assert store.find(100.0 + n, -11) is not None
+    assert store.find(105.0, -11) is None
+
+
+def test_nothing_is_left_when_there_shall_be_nothing(tmp_path: Path) -> None:
+    store = begun(tmp_path)
+    store.remove()
+    assert list(tmp_path.iterdir()) == []
+    assert store.find(1.0, None) is None
