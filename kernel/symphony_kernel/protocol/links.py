@@ -167,7 +167,8 @@ class SocketLink(asyncio.BufferedProtocol):
             data = outbound[0] if len(outbound) == 1 else b"".join(outbound)
             outbound.clear()
             self._outbound_bytes = 0
-            transport.write(data)
+            if not transport.is_closing():  # its end is told soon
+                transport.write(data)
 
     def _planned_flush(self) -> None:
         self._flush_planned = False
