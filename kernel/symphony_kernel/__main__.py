@@ -30,10 +30,12 @@ from symphony_kernel.executor.models.config import CheckpointError
 from symphony_kernel.journal.keeper import NoRoomError
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.kvfs.places import pages_of, places_for
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.server import Server
+from symphony_kernel.upkeep import AuditOptions
 
 _log = logging.getLogger(__name__)
 _PROGRESS_SHARE_MIN = 0.05  # between two events
@@ -60,6 +62,15 @@ async def boot(configuration: Configuration) -> int:
     options = KernelOptions(
         steps=StepLimits(decode_gap_ms=configuration.max_decode_gap_ms or inf),
         prefix_cache_share=configuration.prefix_cache_share,
+        places=places_for(
+            executor,
+            configuration.host_pool_tokens,
+            configuration.disk_pool_tokens,
+            configuration.disk_directory,
+        ),
+        host_pages_max=pages_of(configuration.tenant_host_tokens_max),
+        disk_pages_max=pages_of(configuration.tenant_disk_tokens_max),
+        audit=AuditOptions(configuration.audit_seconds),
         tenant_weights=configuration.tenant_weights,
         durable_bytes_max=configuration.tenant_durable_bytes_max,
         durable=DurableOptions(

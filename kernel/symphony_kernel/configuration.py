@@ -17,6 +17,7 @@ from symphony_kernel.executor.simulated import (
     simulated_model,
 )
 from symphony_kernel.protocol.limits import (
+    AUDIT_SECONDS,
     DECODE_GAP_MS_DEFAULT,
     PREFIX_CACHE_SHARE,
     TENANT_DURABLE_BYTES_MAX,
@@ -45,6 +46,13 @@ class Configuration:
     pool_bytes: int | None = None
     threads: int | None = None
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for what programs offer
+    host_pool_tokens: int | None = None  # room in host memory; None: see `places_for`
+    disk_pool_tokens: int = 0  # room in a file in `disk_directory`
+    disk_directory: Path | None = None
+    # Of these what any one tenant may have; None: all. And how often an idle kernel audits itself.
+    tenant_host_tokens_max: int | None = None
+    tenant_disk_tokens_max: int | None = None
+    audit_seconds: float = AUDIT_SECONDS  # 0: never
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
     tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
     kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
@@ -82,7 +90,7 @@ def parse_configuration(line: str) -> Configuration:
         values = json.loads(line)
         values["socket"] = Path(values["socket"])
         values["secrets"] = {k: bytes.fromhex(v) for k, v in values["secrets"].items()}
-        for name in ("journal", "kv"):
+        for name in ("journal", "kv", "disk_directory"):
             if values.get(name) is not None:
                 values[name] = Path(values[name])
         configuration = Configuration(**values)
@@ -96,6 +104,7 @@ def parse_configuration(line: str) -> Configuration:
     if type(share) not in (int, float) or not 0 <= share <= 1:
         raise ConfigurationError("prefix_cache_share is a number from 0 to 1")
     _check_shares(configuration)
+    _check_places(configuration)
     unknown = set(configuration.simulated) - {f.name for f in fields(CostModel)}
     if unknown - {"pages", "hashed"}:
         raise ConfigurationError(f"a simulated executor has no {sorted(unknown)}")
@@ -113,6 +122,18 @@ def _check_shares(configuration: Configuration) -> None:
         for weight in weights.values()
     ):
         raise ConfigurationError("tenant_weights are positive numbers by tenant")
+
+
+def _check_places(configuration: Configuration) -> None:
+    """Check where pages may be; ConfigurationError."""
+    names = "host_pool_tokens", "disk_pool_tokens", "tenant_host_tokens_max"
+    for name in (*names, "tenant_disk_tokens_max"):
+        value = getattr(configuration, name)
+        if value is not None and (type(value) is not int or value < 0):
+            raise ConfigurationError(f"{name} is a number of tokens, at least 0")
+    seconds = configuration.audit_seconds
+    if type(seconds) not in (int, float) or not seconds >= 0:  # as no NaN is
+        raise ConfigurationError("audit_seconds is a number, at least 0")
 
 
 def digest_weights(configuration: Configuration) -> str:

@@ -27,6 +27,7 @@ from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.store import Found, Store
 from symphony_kernel.kvfs import KVFS, TenantLimits
 from symphony_kernel.kvfs.places import Places
+from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.pending_calls import Result
 from symphony_kernel.process_table import ProcessTable
 from symphony_kernel.protocol import messages as m
@@ -66,6 +67,8 @@ class KernelOptions:
     answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
     durable: DurableOptions = field(default_factory=DurableOptions)
+    host_pages_max: int = UNLIMITED  # of a tenant, unless `tenants` says it
+    disk_pages_max: int = UNLIMITED  # likewise
     durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # of a tenant, unless `tenants` says it
 
 
@@ -183,7 +186,10 @@ class Kernel:
         self._keeper: Keeper | None = None
         self._seeds = Seeds()
         limits = options.tenants or TenantLimits(
-            int(executor.pages * TENANT_PAGES_SHARE_MAX), durable_bytes=options.durable_bytes_max
+            int(executor.pages * TENANT_PAGES_SHARE_MAX),
+            host_pages=options.host_pages_max,
+            disk_pages=options.disk_pages_max,
+            durable_bytes=options.durable_bytes_max,
         )
         self._kvfs = KVFS(
             executor.pages,

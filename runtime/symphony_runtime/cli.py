@@ -66,8 +66,8 @@ def _serve(options: argparse.Namespace) -> int:
     from symphony_runtime.supervisor import serve
 
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
-             "executor", "pool_bytes", "threads", "drain_seconds", "max_decode_gap_ms",
-             "journal")  # fmt: skip
+             "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens", "threads",
+             "drain_seconds", "max_decode_gap_ms", "journal")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -485,6 +485,9 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--config", type=Path, help="a TOML file with options")
     serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
+    room = "KV entries in host memory beside it; default as many, as far as memory goes"
+    serve.add_argument("--host-pool-tokens", type=int, help=room)
+    serve.add_argument("--disk-pool-tokens", type=int, help="and in a file; default none")
     serve.add_argument("--threads", type=int, help="that the model computes with")
     serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
     gap = "a step with prompts beside others' decodes takes no longer; default 200"

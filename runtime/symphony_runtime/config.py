@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from symphony_kernel.protocol.limits import (
+    AUDIT_SECONDS,
     DECODE_GAP_MS_DEFAULT,
     DRAIN_SECONDS_MAX,
     HANG_SECONDS,
@@ -70,6 +71,13 @@ class ServeOptions:
     executor: str = "torch"
     pool_bytes: int | None = None
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for prefixes that programs offer
+    # Room for KV pages that are not on the device, in tokens: in host memory (None: as much as the
+    # device's pool has, as far as memory goes), and in a file in the data directory.
+    host_pool_tokens: int | None = None
+    disk_pool_tokens: int = 0
+    tenant_host_tokens_max: int | None = None  # of them; None: all
+    tenant_disk_tokens_max: int | None = None
+    audit_seconds: float = AUDIT_SECONDS  # between two audits of an idle kernel; 0: none
     threads: int | None = None
     drain_seconds: float = DRAIN_SECONDS_MAX
     runs_live_max: int = RUNS_LIVE_MAX
@@ -110,6 +118,11 @@ class ServeOptions:
                 raise OptionsError(f"{name} must be from {low} to {high}")
         least = {
             "pool_bytes": 1,
+            "host_pool_tokens": 0,
+            "disk_pool_tokens": 0,
+            "tenant_host_tokens_max": 0,
+            "tenant_disk_tokens_max": 0,
+            "audit_seconds": 0,
             "threads": 1,
             "drain_seconds": 0,
             "hang_seconds": 0,

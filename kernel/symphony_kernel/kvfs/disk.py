@@ -5,6 +5,7 @@ last is written elsewhere, file by file.
 """
 
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -34,7 +35,8 @@ class Spill:
         """Make the file; an OSError where that cannot be."""
         self.slots = slots
         self._slot_bytes = slot_bytes
-        self._file = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self._scratch = tempfile.TemporaryFile(buffering=0, dir=directory)  # noqa: SIM115
+        self._file = self._scratch.fileno()
         self._runner = runner or DeviceThread()
 
     def write(self, pieces: Sequence[Piece]) -> Outcome[None]:
@@ -48,7 +50,7 @@ class Spill:
     def close(self) -> None:
         """Wait for what is under way, and give the room back."""
         self._runner.stop()
-        os.close(self._file)
+        self._scratch.close()
 
     def _write(self, pieces: Sequence[Piece]) -> None:
         for slot, data in pieces:

@@ -10,6 +10,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Batch, Executor
 from symphony_kernel.kvfs.disk import Spill
+from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.kvfs.spilling import DiskTier
 from symphony_kernel.kvfs.tiers import Tiers
 from symphony_kernel.protocol.limits import (
@@ -30,8 +31,9 @@ _PROBES = 2  # the first one touches memory that nobody has touched
 class Places:
     """Where pages may be beside the device's frames; `poison` is for tests.
 
-    There are as many pages as places, and `pages_a_frame` - 1 times the frames more, but at most
-    TOKENS_PAGES_MAX, whose content is only known by its tokens. The disk's slots lie in a file in
+    Beside the frames there are `pages_a_frame` - 1 times as many pages, but at most
+    TOKENS_PAGES_MAX, or as many as there are places on host and disk: those that are in no place
+    are known by their tokens. The disk's slots lie in a file in
     `disk_directory`. `page_bytes` (of a host slot) is for figures.
     """
 
@@ -45,7 +47,7 @@ class Places:
     def pages(self, frames: int) -> int:
         """Return how many pages there are over so many frames."""
         more = min((self.pages_a_frame - 1) * frames, TOKENS_PAGES_MAX)
-        return frames + self.host_slots + self.disk_slots + more
+        return frames + max(more, self.host_slots + self.disk_slots)
 
 
 def places_for(
@@ -75,6 +77,11 @@ def places_for(
         pages_a_frame=1 + TOKENS_PAGES_A_FRAME,
         page_bytes=page_bytes,
     )
+
+
+def pages_of(tokens: int | None) -> int:
+    """Return in how many whole pages so many entries are; None: any number."""
+    return UNLIMITED if tokens is None else tokens // PAGE_TOKENS
 
 
 def available_memory() -> int:

@@ -13,6 +13,7 @@ TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a s
 # The host tier is as large as the device's pool, but takes no more of the memory that is available
 # when the kernel starts (`--host-pool-tokens`); the disk tier is off (`--disk-pool-tokens`).
 HOST_POOL_MEMORY_SHARE = 0.25
+AUDIT_SECONDS = 5.0  # between two audits of an idle kernel, at least
 TOKENS_PAGES_A_FRAME = 3  # pages more than places, for files of which only the tokens are kept
 TOKENS_PAGES_MAX = 1 << 20
 PREFIX_CACHE_SHARE = 0.5  # of the pool, for prefixes that programs offered: given up when needed
@@ -68,7 +69,7 @@ DECODING_MS_MAX = 1_000  # since a LIP's last result: so long it counts as decod
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
 
-# --- Pressure: who has the device's pages when there are too few (kernel) --------------------------
+# --- Pressure: who has the device's pages when there are too few (kernel) -------------------------
 KV_IDLE_MS = 100  # since a file was used: so long it is in use
 KV_STUCK_MS = 2_000  # before a file of which nothing could be taken is looked at again
 KV_TAKEN_PAGES_MIN = 16  # of one file at once, as far as it has so many
@@ -82,6 +83,12 @@ KV_KEEP_SHARE = 0.25  # of the device's pages that a tenant may have, for such w
 PAGER_SLICE_SERVICE = 512.0
 
 DEVICE_PAUSE_MS_MAX = 20.0  # between two steps; a longer one is want of work
+
+# Steps that the device may be given before the one that it computes has ended, of generations that
+# go on: see `scheduler.drafts`.
+DRAFTS_MAX = 6
+# What such steps have come to may be told together, at most so late.
+DELIVERY_MS_MAX = 25.0
 
 # --- A run (worker); each can be lowered by the run ----------------------------------------------
 RUN_WALL_MS_MAX = 3_600_000
