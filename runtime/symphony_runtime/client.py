@@ -14,11 +14,11 @@ import base64
 import io
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 from urllib.parse import quote
 
 import aiohttp
@@ -218,6 +218,32 @@ class Client:
     async def kv_remove(self, path: str) -> None:
         """Remove a KV file's name."""
         await self._json("DELETE", f"/v1/kv/{quote(path, safe='')}")
+
+    async def kv_download(self, path: str) -> AsyncIterator[bytes]:
+        """Give a named KV file (safetensors), piece by piece."""
+        url = URL(f"{self.url}/v1/kv/{quote(path, safe='')}?download=1", encoded=True)
+        with _translated():
+            async with self._session.get(url) as response:
+                await _check(response)
+                async for piece in response.content.iter_chunked(_PIECE_BYTES):
+                    yield piece
+
+    async def kv_upload(
+        self, path: str, file: bytes | IO[bytes] | AsyncIterable[bytes], **options: Any
+    ) -> JsonObject:
+        """Give a KV file (safetensors) a durable name; return what `kv_stat` does.
+
+        `options` are replace (true), rebuild, public (false) and keep_ms.
+        """
+        query = {name: str(int(value)) for name, value in options.items() if value is not None}
+        url = URL(f"{self.url}/v1/kv/{quote(path, safe='')}", encoded=True).update_query(query)
+        headers = {"Content-Type": "application/octet-stream"}
+        data = _payload(file) if isinstance(file, bytes) else file
+        with _translated():
+            async with self._session.put(url, data=data, headers=headers) as response:
+                await _check(response)
+                document: JsonObject = json.loads(await response.read())
+                return document
 
     # -- Inside --------------------------------------------------------------------------------
     @property

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from symphony_kernel.durability import DurableOptions
 from symphony_kernel.executor.models.assets import Assets
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
@@ -19,7 +20,7 @@ from symphony_kernel.executor.simulated import (
     SimulatedExecutor,
     simulated_model,
 )
-from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.protocol.links import connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 from symphony_kernel.scheduler.clock import RealClock
@@ -78,7 +79,9 @@ class House:
     async def start_kernel(self) -> None:
         assets = Assets(simulated_model(), b"", None, {})
         executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, CostModel(), True)
-        self.kernel = Kernel(executor, describe(assets), RealClock())
+        options = KernelOptions(durable=DurableOptions(self.data_dir / "kv"))
+        self.kernel = Kernel(executor, describe(assets), RealClock(), options)
+        self.kernel.open_names(known=False)
         self._running = asyncio.create_task(self.kernel.run())
         secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}
         self._server = Server(self.kernel, secrets)

@@ -1,13 +1,11 @@
-"""The handlers of programs, runs and KV files. Streams are in `streaming`, health in `seeing`."""
+"""The handlers of programs and runs. Streams are in `streaming`, KV files in `kv_files`."""
 
 import asyncio
 from typing import Any
 
 from aiohttp import web
-from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
-    PATH_BYTES_MAX,
     PROGRAM_BYTES_MAX,
     RUN_INPUT_BYTES_MAX,
 )
@@ -24,7 +22,7 @@ from symphony_runtime.gateway.http import (
 )
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
-from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
+from symphony_runtime.gateway.problems import Problem, bad_request, unavailable
 from symphony_runtime.gateway.run import parse_request
 from symphony_runtime.gateway.streaming import stream_events
 from symphony_runtime.gateway.trace import find_trace, trace_events
@@ -178,44 +176,8 @@ async def statistics(request: web.Request) -> web.StreamResponse:
     return await answer({"kernel": kernel, "gateway": gateway})
 
 
-# --- KV files ------------------------------------------------------------------------------------
-async def list_kv(request: web.Request) -> web.StreamResponse:
-    """List named KV files, by their paths."""
-    limit, after = page_limit(request), request.query.get("after", "")
-    prefix = _path(request.query.get("prefix", ""))
-    files = await _ask_kernel(request, "kv_list", prefix=prefix, after=_path(after))
-    following = files[limit - 1]["path"] if len(files) > limit else None
-    return await answer({"data": files[:limit], "next": following})
-
-
-async def get_kv(request: web.Request) -> web.StreamResponse:
-    """Show a named KV file."""
-    return await answer(await _ask_kernel(request, "kv_stat", path=_path(_kv_path(request))))
-
-
-async def delete_kv(request: web.Request) -> web.StreamResponse:
-    """Remove a name; open handles stay valid."""
-    await _ask_kernel(request, "kv_remove", path=_path(_kv_path(request)))
-    return web.Response(status=204)
-
-
-async def _ask_kernel(request: web.Request, what: str, **args: str) -> Any:
-    kernel = services(request).runs.kernel
+async def _ask_kernel(request: web.Request, what: str) -> Any:
     try:
-        return await kernel.ask(what, tenant=tenant_of(request), **args)
+        return await services(request).runs.kernel.ask(what, tenant=tenant_of(request))
     except KernelAwayError as error:
         raise unavailable(str(error)) from error
-    except SyscallError as error:
-        if error.errno is Errno.ENOENT:
-            raise not_found("KV file") from error
-        raise bad_request("kv", str(error), errno=error.errno.name) from error
-
-
-def _kv_path(request: web.Request) -> str:
-    return request.match_info["path"]
-
-
-def _path(path: str) -> str:
-    if len(path.encode(errors="surrogatepass")) > PATH_BYTES_MAX:
-        raise bad_request("bad-request", f"a path has at most {PATH_BYTES_MAX} bytes")
-    return path

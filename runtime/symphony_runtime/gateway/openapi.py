@@ -19,15 +19,17 @@ EVENTS = "text/event-stream"
 _PROBLEMS = {
     400: "the request is wrong; `detail` says how",
     401: "no key, or not a tenant's",
+    403: "it may not be",
     404: "there is none, or it is not yours",
     405: "the path does not take this method",
-    409: "the run has ended; or, to be deleted, has not",
+    409: "it does not fit what is there: a run that has ended, or has not, or another model's file",
     413: "the body is too large",
     415: "the body is packed (Content-Encoding)",
     426: "the request is no WebSocket handshake",
     429: "over the tenant's quota; see Retry-After",
     500: "the server made a mistake",
     503: "not now; see Retry-After",
+    507: "the server's disk is full",
 }
 
 
@@ -129,6 +131,8 @@ def _answer(answer: "Answer") -> dict[str, Any]:
         described["content"] = {answer.content: {"schema": _reference(answer.schema)}}
     if answer.streamed is not None:
         described["content"][EVENTS] = {"schema": _reference(answer.streamed)}
+    if answer.file:
+        described["content"]["application/octet-stream"] = {"schema": _reference("Safetensors")}
     return described
 
 
@@ -237,7 +241,18 @@ SCHEMAS: dict[str, Any] = {
         "description": "the bytes of one message; in JSON a string, or base64 if not UTF-8",
         "oneOf": [_STRING, _object({"base64": _STRING})],
     },
-    "KvFile": _object({"len": _INTEGER, "pages": _INTEGER}, {"path": _STRING, "tier": _STRING}),
+    "KvFile": _object(
+        {
+            "path": _STRING,
+            "len": _INTEGER,
+            "pages": _INTEGER,
+            "tier": {"type": "string", "description": "the slowest one that a page comes from"},
+            "durable": {"type": "boolean"},
+            "public": {"type": "boolean"},
+            "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
+        }
+    ),
+    "Safetensors": {"description": "a KV file: tokens, positions, K and V (docs/kv-files.md)"},
     "KvPage": _page("KvFile"),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
     **OPENAI_SCHEMAS,

@@ -10,7 +10,7 @@ from typing import Any
 
 from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
 
-from symphony_runtime.gateway import handlers, seeing, streaming
+from symphony_runtime.gateway import handlers, kv_files, seeing, streaming
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openapi import EVENTS, get_openapi
 from symphony_runtime.gateway.problems import Handler
@@ -41,13 +41,15 @@ class Parameter:
 class Answer:
     """A successful answer; `schema` names a component, or is None for no body.
 
-    `streamed` names the component of the events that may be asked for instead.
+    `streamed` names the component of the events that may be asked for instead, `file` says that it
+    may be a safetensors file.
     """
 
     doc: str
     schema: str | None = None
     content: str = "application/json"
     streamed: str | None = None
+    file: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,18 +183,35 @@ ROUTES: tuple[Route, ...] = (
         parameters=_RESUME,
     ),
     Route(
-        "GET", "/v1/kv", "listKv", handlers.list_kv, "List the tenant's named KV files",
+        "GET", "/v1/kv", "listKv", kv_files.list_kv,
+        "List the tenant's named KV files; below `public/<tenant>/`, what that tenant publishes",
         {200: Answer("a page, by path", "KvPage")}, problems=(400, 503),
         parameters=(Parameter("prefix", "what the paths begin with"), _LIMIT, _AFTER),
     ),
     Route(
-        "GET", "/v1/kv/{path}", "getKv", handlers.get_kv, "Show a named KV file",
-        {200: Answer("the file", "KvFile")}, problems=(400, 404, 503),
+        "GET", "/v1/kv/{path}", "getKv", kv_files.get_kv,
+        "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
+        {200: Answer("what is known of it; or the file", "KvFile", file=True)},
+        problems=(400, 404, 429, 503, 507),
+        parameters=(Parameter("download", "send the file itself", _FLAG),),
     ),
     Route(
-        "DELETE", "/v1/kv/{path}", "deleteKv", handlers.delete_kv,
+        "PUT", "/v1/kv/{path}", "putKv", kv_files.put_kv,
+        "Take a KV file and give it a durable name",
+        {201: Answer("it is there", "KvFile"), 200: Answer("in place of another", "KvFile")},
+        problems=(400, 403, 409, 413, 415, 429, 503, 507),
+        parameters=(
+            Parameter("replace", "0: only where no file has the name", _FLAG),
+            Parameter("rebuild", "leave its K and V, compute them again from its tokens", _FLAG),
+            Parameter("public", "other tenants may read it, if the operator lets them", _FLAG),
+            Parameter("keep_ms", "how long it is to stay", {"type": "integer", "minimum": 1}),
+        ),
+        body=(kv_files.FILE, "Safetensors"),
+    ),
+    Route(
+        "DELETE", "/v1/kv/{path}", "deleteKv", kv_files.delete_kv,
         "Remove a name; views that programs have open stay valid",
-        {204: Answer("removed")}, problems=(400, 404, 503),
+        {204: Answer("removed")}, problems=(400, 403, 404, 429, 503),
     ),
     Route(
         "GET", "/v1/models", "listModels", openai.list_models,

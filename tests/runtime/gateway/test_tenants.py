@@ -36,6 +36,8 @@ def test_a_stranger_finds_nothing(tmp_path: Path) -> None:
             for route in ROUTES:
                 if route.access is not Access.TENANT or "{" not in route.path:
                     continue
+                if route.name == "putKv":  # makes one of the stranger's own
+                    continue
                 for run in (live, ended, "run_none"):
                     for name in ("parrot", program["id"], "none"):
                         path = route.path.replace("{run}", run).replace("{program}", name)
