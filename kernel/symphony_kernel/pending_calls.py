@@ -4,7 +4,7 @@ A call whose files have nothing queued is done at once and never becomes an obje
 their files' queues (`kvfs.ordering`), and a pred stays there until the scheduler has computed it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -364,7 +364,21 @@ class Generation(Pred):
         room = self.turns.entries_max - self.files[0].length - len(self.tokens)
         # The last token is not appended: it needs no room.
         self.run_ahead = RunAhead(self.asked, room + 1)
+        work.course = self
         return work
+
+    @property
+    def stop(self) -> Container[int]:
+        """Tokens behind which it does not go on."""
+        return self.run_ahead.stop
+
+    def goes_on(self, steps: int) -> bool:
+        """Whether it will surely go on after so many tokens more, but for those of `stop`."""
+        return self.run_ahead.goes_on(steps)
+
+    def position(self, entry: int) -> Int32:
+        """Return the position ([1]) of its file's entry with that number."""
+        return self.turns.positions[entry : entry + 1]
 
     def _value(self, result: bytes) -> int:
         return int(np.frombuffer(result, _U32, 1)[0])
@@ -403,5 +417,6 @@ class Generation(Pred):
         self.turns.scheduler.submit(work)
 
     def _end(self, result: bytes | int) -> None:
+        self.files[0].unreserve()  # what was reserved for steps that do not come
         self.turns.answer(self.caller, self.seq, result)
         finish(self)

@@ -1,14 +1,17 @@
 """The step loop: launches what the scheduler says, and hands it back what came of it.
 
     plan -> look -> scheduler.poll -> executor -> ended -> scheduler.complete -> look
+                    scheduler.draft -> executor                scheduler.adopt
 
 Everything is a plain callback of the event loop: no task, no timeout object and no wake-up stands
 between the end of a step and the launch of the next one. What can follow at once is launched before
-the replies leave, so that they are written while the device computes.
+the replies leave, so that they are written while the device computes. What can be known of the
+steps after it goes to the device beforehand (`scheduler.drafts`): it need not wait for the loop.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +24,7 @@ from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import DEVICE_PAUSE_MS_MAX
 from symphony_kernel.scheduler.batcher import Step
 from symphony_kernel.scheduler.clock import Clock
+from symphony_kernel.scheduler.drafts import Draft
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -40,6 +44,8 @@ class DeviceStatistics:
     device_busy_ms: float = 0.0
     device_pauses: int = 0
     device_pause_ms: float = 0.0
+    device_steps_ahead: int = 0  # drafts that it went on with and that became steps
+    device_steps_in_vain: int = 0  # drafts that it computed for nothing
 
 
 class Stepper:
@@ -59,6 +65,8 @@ class Stepper:
         self._kvfs = kvfs
         self._executor = executor
         self._start = getattr(executor, "start", None) or self._start_task
+        self._follows = bool(getattr(executor, "follows", False))
+        self._following: deque[Outcome[Results]] = deque()  # of drafts given, in order
         self._tasks: set[asyncio.Task[Results]] = set()
         self._flush, self._failed = flush, failed
         self._computing = 0  # steps given to the executor
@@ -103,6 +111,7 @@ class Stepper:
     def when_idle(self, action: Callable[[], None]) -> None:
         """Do something when no step computes, before another one does."""
         self._when_idle.append(action)
+        self._scheduler.revoke_drafts()
 
     def when_quiet(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
         """Return what `work` gives, which is begun when no step computes and no move is owed.
@@ -161,7 +170,19 @@ class Stepper:
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(polled, self._look)
                 break
+        if self._follows and self._running and not (self._when_idle or self._quiet):
+            self._draft()
         return launched
+
+    def _draft(self) -> None:
+        """Give the device what it may go on with when the step that it computes has ended."""
+        while (draft := self._scheduler.draft()) is not None:
+            if self._kvfs.moves_pending:
+                self._give_moves(draft.batch)
+            self._computing += 1
+            outcome = self._start(draft.batch)
+            self._following.append(outcome)
+            outcome.then(partial(self._drafted, draft))
 
     def _may_launch(self) -> bool:
         if self._quiet:
@@ -183,7 +204,7 @@ class Stepper:
             batch.copies, batch.poison = last.copies, last.poison
             batch.saves, batch.loads, batch.note = last.saves, last.loads, last.note
         for each in moves:
-            self._give(each, partial(self._moved, each))
+            self._give(each, partial(self._moves_done, each))
 
     def _give(self, batch: Batch, ended: Ended) -> None:
         self._computing += 1
@@ -197,21 +218,44 @@ class Stepper:
     # -- Ends ----------------------------------------------------------------------------------
     def _computed(self, step: Step, outcome: Outcome[Results]) -> None:
         self._count(outcome)
+        self._end(step, outcome)
+
+    def _drafted(self, draft: Draft, outcome: Outcome[Results]) -> None:
+        """A draft's turn has come and is over, whatever has become of it."""
+        self._following.popleft()
+        if draft.follow.tokens is None:
+            self._computing_less()
+        else:
+            self._count(outcome)
+            self.statistics.device_steps_ahead += draft.step is not None
+            self.statistics.device_steps_in_vain += draft.step is None
+        if draft.step is None:
+            self._moved(draft.batch, outcome)
+        else:
+            self._end(draft.step, outcome)
+
+    def _end(self, step: Step, outcome: Outcome[Results]) -> None:
         try:
             if outcome.error is None:
                 self._kvfs.moved(step.batch)
-                self._scheduler.complete(step, outcome.value)
+                results, ended = outcome.value, None
+                if step.adopted is not None:
+                    results, ended = [results[row] for row in step.adopted], outcome.ended
+                self._scheduler.complete(step, results, ended)
             else:  # the device's fault: its rows hear EIO, and everything else goes on
                 _check_fault(outcome.error, f"a step of {len(step.parts)} rows failed")
                 self._kvfs.lose_moves(step.batch)
                 self._scheduler.fail(step)
-            self._go_on()
+            self._go_on(adopted=self._running and self._scheduler.adopt() is not None)
         except Exception as error:  # ours
             self._failed(error)
 
+    def _moves_done(self, batch: Batch, outcome: Outcome[Results]) -> None:
+        self._count(outcome)
+        self._moved(batch, outcome)
+
     def _moved(self, batch: Batch, outcome: Outcome[Results]) -> None:
         """The executor has done copies and moves that came without a step."""
-        self._count(outcome)
         try:
             if outcome.error is None:
                 self._kvfs.moved(batch)
@@ -222,17 +266,22 @@ class Stepper:
         except Exception as error:  # ours
             self._failed(error)
 
-    def _go_on(self) -> None:
-        if self._launch():
+    def _go_on(self, adopted: bool = False) -> None:
+        if adopted and self._following[0].done:
+            return  # it has ended already: what follows from both follows once
+        if self._launch() and not adopted:
             # The device's thread needs the interpreter for a moment to begin: let it have it.
             self.plan()
         else:
             self._flush()
 
-    def _count(self, outcome: Outcome[Results]) -> None:
+    def _computing_less(self) -> None:
         self._computing -= 1
         if not self._computing and self._drained is not None:
             self._drained.set()
+
+    def _count(self, outcome: Outcome[Results]) -> None:
+        self._computing_less()
         counts = self.statistics
         counts.device_busy_ms += 1000 * (outcome.ended - outcome.began)
         pause = outcome.began - self._ended

@@ -11,7 +11,7 @@ host slot at once: as soon as no later step can read it for the old owner.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ import numpy.typing as npt
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.options import DEFAULT, PredOptions
+
+if TYPE_CHECKING:
+    from symphony_kernel.executor.follow import Follow
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -102,6 +105,7 @@ class Batch:
     saves: Int32 | None = None  # [2, c]: frames, and the host slots to which they are copied
     loads: Int32 | None = None  # [2, c]: host slots, and the frames to which they are copied
     poison: Int32 | None = None  # frames to be filled with what shows when it is read: for tests
+    follow: "Follow | None" = None  # the rows' tokens are those of the batch before: see `Follow`
     # What saves and loads took, in seconds: set by the executor before the step ends.
     moved_seconds: float = 0.0
     note: Any = None  # the kernel's own, of what its pages were when it made the batch
@@ -120,7 +124,8 @@ class Executor(Protocol):
     """A device with a model and a pool of `pages` frames.
 
     It may also have `start(batch) -> Outcome[Results]`, the same as `run` without a coroutine: the
-    step loop takes that where it is there.
+    step loop takes that where it is there. `follows` says that it takes batches that follow others;
+    such a batch's results are empty when it never began.
     """
 
     @property

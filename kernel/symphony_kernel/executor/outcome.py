@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
+
+from symphony_kernel.protocol.limits import DELIVERY_MS_MAX
 
 T = TypeVar("T")
 
@@ -39,16 +41,22 @@ class Outcome(Generic[T]):
 
     def finish(self, value: T) -> None:
         """It has come to this value."""
-        self.value = value
-        self._end()
+        self.settle(value, None)
+        self.tell()
 
     def fail(self, error: BaseException) -> None:
         """It has gone wrong."""
         self.error = error
-        self._end()
-
-    def _end(self) -> None:
         self.done = True
+        self.tell()
+
+    def settle(self, value: T, error: BaseException | None) -> None:
+        """It has come to this value, unless to an error; `tell` follows."""
+        self.value, self.error = value, error
+        self.done = True
+
+    def tell(self) -> None:
+        """Call who is called when it is finished."""
         if self._then is not None:
             self._then(self)
 
@@ -68,54 +76,108 @@ class Outcome(Generic[T]):
         return self.value
 
 
-_Work = tuple[Callable[[], Any], Callable[[Any, BaseException | None, float, float], None]]
+class _Work:
+    """What the thread has to do, and who hears of it: an outcome on its loop, or an event."""
+
+    __slots__ = ("_begun", "began", "begin", "ended", "error", "heard", "loop", "value", "work")
+
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        heard: Outcome[Any] | threading.Event,
+        loop: asyncio.AbstractEventLoop | None = None,
+        begin: Callable[[], bool] | None = None,
+    ) -> None:
+        self.work, self.heard, self.loop, self.begin = work, heard, loop, begin
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self.began = self.ended = 0.0
+        self._begun: bool | None = None  # None: nobody has asked
+
+    def begins(self) -> bool:
+        """Begin, if it follows the work before; return whether it does, and goes on from that."""
+        if self._begun is None:
+            try:
+                self._begun = self.begin is not None and self.begin()
+            except BaseException as raised:  # whoever waits for it hears of it
+                self._begun, self.error = False, raised
+        return self._begun
+
+    def run(self) -> None:
+        """Do it."""
+        self.began = time.monotonic()
+        self.begins()
+        if self.error is None:
+            try:
+                self.value = self.work()
+            except BaseException as raised:  # whoever waits for it hears of it
+                self.error = raised
+        self.ended = time.monotonic()
+
+
+def _announce(works: list[_Work]) -> None:
+    """Wake those who wait for works that have ended, from the thread: one loop, or one event."""
+    first = works[0]
+    if first.loop is not None:
+        first.loop.call_soon_threadsafe(_tell, works)
+    else:
+        assert isinstance(first.heard, threading.Event)
+        first.heard.set()
+
+
+def _tell(works: list[_Work]) -> None:
+    """Let those who wait hear of their works' ends, when all of them can be known."""
+    told = []
+    for work in works:
+        outcome = work.heard
+        assert isinstance(outcome, Outcome)
+        outcome.began, outcome.ended = work.began, work.ended
+        outcome.settle(work.value, work.error)
+        told.append(outcome)
+    for outcome in told:
+        outcome.tell()
 
 
 class DeviceThread:
-    """One thread that does one work after the other, all within `context`."""
+    """One thread that does one work after the other, all within `context`.
+
+    A work that follows the one before it begins without a word from the loop; while such follow
+    each other, the loop is woken once for several, at most `hold_seconds` late.
+    """
 
     def __init__(
         self,
         begin: Callable[[], None] = lambda: None,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        hold_seconds: float = DELIVERY_MS_MAX / 1000,
     ) -> None:
         """Start it; it enters `context`, and `begin` runs on it first."""
         self._works: SimpleQueue[_Work | None] = SimpleQueue()
+        self._hold_seconds = hold_seconds
         self._thread = threading.Thread(
             target=self._run, args=(begin, context), name="executor", daemon=True
         )
         self._thread.start()
 
-    def start(self, work: Callable[[], T]) -> Outcome[T]:
-        """Queue a work of the running event loop."""
+    def start(self, work: Callable[[], T], begin: Callable[[], bool] | None = None) -> Outcome[T]:
+        """Queue a work of the running event loop.
+
+        With `begin` it follows the one before: that is called on the thread, once, when the other
+        has ended and before anybody hears of it; `work` comes in any case.
+        """
         outcome: Outcome[T] = Outcome()
-        loop = asyncio.get_running_loop()
-
-        def tell(value: Any, error: BaseException | None, began: float, ended: float) -> None:
-            outcome.began, outcome.ended = began, ended
-            if error is None:
-                loop.call_soon_threadsafe(outcome.finish, value)
-            else:
-                loop.call_soon_threadsafe(outcome.fail, error)
-
-        self._works.put((work, tell))
+        self._works.put(_Work(work, outcome, asyncio.get_running_loop(), begin))
         return outcome
 
     def call(self, work: Callable[[], T]) -> T:
         """Do a work and wait for it, on any other thread."""
         ended = threading.Event()
-        came: list[Any] = []
-
-        def tell(value: Any, error: BaseException | None, _began: float, _ended: float) -> None:
-            came.extend((value, error))
-            ended.set()
-
-        self._works.put((work, tell))
+        item = _Work(work, ended)
+        self._works.put(item)
         ended.wait()
-        value, error = came
-        if error is not None:
-            raise error
-        result: T = value
+        if item.error is not None:
+            raise item.error
+        result: T = item.value
         return result
 
     def stop(self) -> None:
@@ -126,15 +188,31 @@ class DeviceThread:
     def _run(self, begin: Callable[[], None], context: Callable[[], Any]) -> None:
         with context():
             begin()
-            while (item := self._works.get()) is not None:
-                self._do(*item)
-                del item  # what a step held must not live until the next
+            while (work := self._works.get()) is not None:
+                if not self._course(work):
+                    return
+                del work  # what a step held must not live until the next one comes
 
-    def _do(self, work: Callable[[], Any], tell: Callable[..., None]) -> None:
-        value, error = None, None
-        began = time.monotonic()
-        try:
-            value = work()
-        except BaseException as raised:  # whoever waits for it hears of it
-            error = raised
-        tell(value, error, began, time.monotonic())
+    def _course(self, work: _Work) -> bool:
+        """Do a work and all that is there behind it; return whether more may come."""
+        ended: list[_Work] = []  # that nobody has heard of
+        while True:
+            work.run()
+            ended.append(work)
+            try:
+                following = self._works.get_nowait()
+            except Empty:
+                _announce(ended)
+                return True
+            if following is None or not following.begins() or not self._may_hold(ended):
+                _announce(ended)
+                ended = []
+            if following is None:
+                return False
+            work = following
+
+    def _may_hold(self, ended: list[_Work]) -> bool:
+        """Whether the first of these would not wait for too long until another step's end."""
+        first, last = ended[0], ended[-1]
+        until = last.ended + (last.ended - last.began)
+        return first.begin is not None and until - first.ended <= self._hold_seconds

@@ -105,6 +105,8 @@ class SimulatedExecutor:
         self._free = self._costs == CostModel()
         self._hashed = hashed
         self._order = asyncio.Lock()
+        self._last: Results = []  # of the last step, while the next one may follow it
+        self.follows = not self._free  # else the device is never ahead of the loop
         if self._free and not hashed:  # it takes no time: no task either
             self.start = self._answer_at_once
         slots = pages * PAGE_TOKENS if hashed else 0
@@ -137,15 +139,25 @@ class SimulatedExecutor:
             KernelBug: a row reads a slot that no step has written.
         """
         async with self._order:
+            last, self._last = self._last, []
+            if batch.follow is not None and not _begin(batch, last):
+                self._before_rows(batch)
+                return []
             if not self._free:
                 await self._clock.sleep(self._costs.seconds(batch))
-            if not self._hashed:
-                return self._constants(batch)
-            self._before_rows(batch)
-            return [self._answer(row) for row in batch.rows]
+            self._last = self._results(batch)
+            return self._last
+
+    def _results(self, batch: Batch) -> Results:
+        if not self._hashed:
+            return self._constants(batch)
+        self._before_rows(batch)
+        return [self._answer(row) for row in batch.rows]
 
     def _before_rows(self, batch: Batch) -> None:
         """Save, copy, poison and load."""
+        if not self._hashed:
+            return
         if batch.saves is not None:
             frames, places = batch.saves
             self._host[places] = np.stack([part[frames] for part in self._parts()], axis=1)
@@ -272,6 +284,16 @@ def _canonical(pages: UInt64) -> KVArray:
 def _from_canonical(values: KVArray) -> UInt64:
     pages: UInt64 = values[0, :, :, :, 0, 0].transpose(1, 0, 2).astype(np.uint64)
     return pages
+
+
+def _begin(batch: Batch, last: Results) -> bool:
+    """Go on behind the batch before, if it may be; put in the tokens."""
+    follow = batch.follow
+    if follow is None or not follow.begin(last) or follow.tokens is None:
+        return False
+    for row, token in zip(batch.rows, follow.tokens, strict=True):
+        row.tokens = np.array([token], np.uint32)
+    return True
 
 
 def _mix(x: UInt64) -> UInt64:

@@ -6,6 +6,7 @@ released while it computes, so the kernel's loop goes on beside it.
 
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from symphony_kernel.executor.base import (
     Results,
     Row,
 )
+from symphony_kernel.executor.follow import Follow
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
@@ -48,6 +50,8 @@ _LOGITS_BYTES_MAX = 64 << 20
 class TorchExecutor:
     """A model and its page pool on one device (see `base.Executor`)."""
 
+    follows = True
+
     def __init__(
         self,
         model: ModelInfo,
@@ -61,6 +65,7 @@ class TorchExecutor:
         self._network = network
         self._logits_places = logits_places
         self._thread = thread
+        self._last: Results = []  # of the last step, while the next one may follow it
 
     @classmethod
     def load(
@@ -134,7 +139,22 @@ class TorchExecutor:
     def start(self, batch: Batch) -> Outcome[Results]:
         """Compute one step: the same in one hop to the device's thread and one back."""
         prepared = self._network.prepare(batch.rows) if batch.rows else None
-        return self._thread.start(lambda: self._step(batch, prepared))
+        begin = None
+        if batch.follow is not None:
+            begin = partial(self._begin, batch.follow, batch, prepared)
+        return self._thread.start(partial(self._step, batch, prepared), begin)
+
+    def _begin(self, follow: Follow, batch: Batch, prepared: Any) -> bool:
+        """Go on behind the step that has just ended, if it may be; put in the tokens."""
+        if not follow.begin(self._last):
+            return False
+        assert follow.tokens is not None
+        if prepared is not None:
+            prepared.set_tokens(follow.tokens)
+        else:
+            for row, token in zip(batch.rows, follow.tokens, strict=True):
+                row.tokens = np.array([token], np.uint32)
+        return True
 
     @property
     def network(self) -> Network:
@@ -197,11 +217,21 @@ class TorchExecutor:
         batch.moved_seconds = saved - began + time.perf_counter() - loading
 
     def _step(self, batch: Batch, prepared: Any) -> Results:
+        self._last = []  # of a step that fails, or was never begun
+        self._before_rows(batch)
+        if batch.follow is not None and batch.follow.tokens is None:
+            return []
+        results = self._last = self._rows(batch, prepared)
+        return results
+
+    def _before_rows(self, batch: Batch) -> None:
         if batch.saves is not None or batch.loads is not None or batch.poison is not None:
             self._move(batch)
         else:
             for group in batch.copies:
                 self._network.copy(group)
+
+    def _rows(self, batch: Batch, prepared: Any) -> Results:
         if prepared is not None:
             return self._network.compute(prepared)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)

@@ -53,13 +53,14 @@ class Part:
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One formed step: `parts[i]` is row i of the batch."""
+    """One formed step: `parts[i]` is row i of the batch, or its row `adopted[i]`."""
 
     parts: list[Part]
     batch: Batch
     tokens: int  # new ones
     launched: float = 0.0  # clock seconds
     decodes: int = 0  # rows of preds with a single token
+    adopted: list[int] | None = None  # of a draft: the batch's rows that are its parts'
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +90,7 @@ def _constant(*values: int) -> Int32:
     return array
 
 
-_NOWHERE, _ONLY = _constant(), _constant(0)
+_NOWHERE, ONLY = _constant(), _constant(0)  # of no token; of a row's only one
 
 
 class Batcher:
@@ -149,6 +150,13 @@ class Batcher:
             work.reserved = True
         except SyscallError:
             return  # `form` tries again and knows what to do about it
+
+    def keep(self, work: Work) -> bool:
+        """Admit a work that goes on from one that ran; return whether it lacks nothing."""
+        if self._pager is not None:
+            return self._pager.keep(work)
+        self.reserve_ahead(work)
+        return work.reserved
 
     # -- Forming -------------------------------------------------------------------------------
     def _form(
@@ -265,7 +273,7 @@ def _row(part: Part) -> Row:
     work, start, count = part.work, part.start, part.count
     if work.count == 1 and work.options is DEFAULT:  # most rows there are
         length = work.file.length
-        return Row(work.tokens, work.positions, length, work.file.block_table(length + 1), _ONLY)
+        return Row(work.tokens, work.positions, length, work.file.block_table(length + 1), ONLY)
     before = work.file.length + start
     whole = count == work.count
     parents = work.options.parents
@@ -289,7 +297,7 @@ def _places(work: Work, start: int, count: int) -> Int32:
     if options.at == "last":
         if start + count < work.count:
             return _NOWHERE
-        return _ONLY if count == 1 else np.array([count - 1], dtype=np.int32)
+        return ONLY if count == 1 else np.array([count - 1], dtype=np.int32)
     if options.at == "all":
         return np.arange(count, dtype=np.int32)
     asked = np.array(options.at, dtype=np.int32) - start

@@ -262,6 +262,11 @@ class FairQueue:
         elif tenant.lips_active:
             self._insert(tenant)
 
+    def serve_whole(self, work: Work) -> None:
+        """Serve a waiting work with all its tokens, though it need not be the first."""
+        self.decodes -= work.count == 1
+        self.extend(work, work.remaining)
+
     def restore(self) -> None:
         """Put what was set aside back to where it was: in front, with its counter as it is."""
         while self._aside:
@@ -288,6 +293,11 @@ class FairQueue:
         if lip.tenant is not first:
             return lip.tenant.counter <= first.counter
         return lip.counter <= first.lips[0][0]
+
+    def holds(self, work: Work) -> bool:
+        """Whether a work waits."""
+        lip = self._lips.get(work.root)
+        return lip is not None and work in lip.works
 
     def ahead(self, root: int, other: int, served: float) -> float:
         """Return how much more than LIP `other` a LIP was served, where they compare.

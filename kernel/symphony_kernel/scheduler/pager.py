@@ -22,7 +22,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from symphony_kernel.kvfs import KVFile, page_count
-from symphony_kernel.kvfs.lineage import NotRecomputableError
+from symphony_kernel.kvfs.lineage import NotRecomputableError, scratch_peak
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.ranking import Bool
 from symphony_kernel.kvfs.tiers import Tier
@@ -30,7 +30,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGER_SLICE_SERVICE
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.parking import Parking
-from symphony_kernel.scheduler.rebuild import Rebuild, bench_pages, plan
+from symphony_kernel.scheduler.rebuild import Rebuild, plan
 from symphony_kernel.scheduler.work import Work
 
 _RESERVED_MAX: Final = 4_096  # admitted works, before those that have ended are dropped
@@ -108,6 +108,18 @@ class Pager:
         except SyscallError:
             return  # `admit` tries again and knows what to do about it
         self._admitted(work)
+
+    def keep(self, work: Work) -> bool:
+        """Admit a work that goes on from one that was admitted; return whether it lacks nothing."""
+        file: Any = work.file
+        try:
+            if self._pool.absent and len(file.absent_pages()):
+                return False
+            file.reserve(work.count)
+        except SyscallError:
+            return False
+        self._admitted(work)
+        return True
 
     # -- Works that were parked ------------------------------------------------------------------
     def begin(self, failed: list[tuple[Work, Errno]]) -> bool:
@@ -253,7 +265,7 @@ class Pager:
         """Return how many frames beside its own a file needs to be computed again."""
         pages = file.pages[: page_count(file.length)]
         tiers = self._pressure.tiers.tier_of(pages)
-        return bench_pages(plan(file, tiers == Tier.TOKENS))
+        return scratch_peak(plan(file, tiers == Tier.TOKENS))
 
     def _admitted(self, work: Work) -> None:
         work.reserved = True

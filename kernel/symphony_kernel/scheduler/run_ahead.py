@@ -19,12 +19,12 @@ _token = struct.Struct("<I").unpack_from
 class RunAhead:
     """One generation's counters. `room` is how many tokens the file and the model have room for."""
 
-    __slots__ = ("_ahead", "_left", "_stop", "untaken")
+    __slots__ = ("_ahead", "_left", "stop", "untaken")
 
     def __init__(self, options: GenerateOptions, room: int) -> None:
         assert room > 0
         self._left = min(options.tokens_max, room)
-        self._stop = options.stop
+        self.stop = options.stop
         self._ahead = options.ahead
         self.untaken = 0  # tokens given that the program has not taken, as far as the kernel knows
 
@@ -32,12 +32,16 @@ class RunAhead:
         """Count the token of a step's record; return whether it is the last one."""
         self.untaken += 1
         self._left -= 1
-        return not self._left or (bool(self._stop) and _token(record)[0] in self._stop)
+        return not self._left or (bool(self.stop) and _token(record)[0] in self.stop)
 
     @property
     def stalled(self) -> bool:
         """Whether the next step waits until the program has taken more."""
         return self.untaken > self._ahead
+
+    def goes_on(self, tokens: int) -> bool:
+        """Whether the step behind so many tokens more is sure, but for the stop tokens."""
+        return self._left > tokens and self.untaken + tokens <= self._ahead
 
     def take(self, n: int) -> None:
         """The program has taken n tokens of the untaken ones."""

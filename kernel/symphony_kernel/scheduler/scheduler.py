@@ -18,6 +18,7 @@ from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import Batcher, Step, StepLimits, add_result
 from symphony_kernel.scheduler.clock import Clock
 from symphony_kernel.scheduler.costs import StepCosts
+from symphony_kernel.scheduler.drafts import Draft, Drafts
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
 from symphony_kernel.scheduler.figures import Figures
 from symphony_kernel.scheduler.pager import Pager
@@ -75,6 +76,7 @@ class Scheduler:
         self._victims = 1  # of these, when it is time for some to fail
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
+        self._drafts = Drafts(self._queue, self._batcher)
         self._figures = Figures()
         self._traces = Traces(traced or (lambda _root, _events: None))
         self._turn: float | None = None  # when the works came that `poll` has not seen
@@ -84,6 +86,7 @@ class Scheduler:
     def submit(self, work: Work) -> None:
         """Queue a pred; `work.done` hears of its end."""
         if self._replies is None:
+            self._drafts.revoke()
             if self._turn is None:
                 self._turn = self._clock.now()
             self._answers.heard(work.root, self._turn)
@@ -124,6 +127,7 @@ class Scheduler:
             if not work.finished:
                 work.finished = True
                 work.file.unreserve()
+        self._drafts.revoke()
         self._changed = self._clock.now()
 
     def trace(self, root: int) -> None:
@@ -159,7 +163,8 @@ class Scheduler:
             return None
         now = self._clock.now()
         if self._steps:
-            return self._form(now) if self._may_run_ahead(now) else None
+            ahead = not self._drafts and self._may_run_ahead(now)
+            return self._form(now) if ahead else None
         # Prompts leave room for decodes that come: only rows can be too few for them.
         wait = 0.0
         limits = self._batcher.limits
@@ -169,11 +174,39 @@ class Scheduler:
             wait = self._answers.wait_seconds(now, self._queue)
         return wait if wait > _SOON_SECONDS else self._form(now)
 
-    def complete(self, step: Step, results: Sequence[bytes | SyscallError]) -> None:
-        """Take the results of the oldest step, in the order of its rows."""
+    def draft(self) -> Draft | None:
+        """Return a step that the device may go on with, if nobody else wants to run."""
+        if len(self._steps) != 1 or self._queue.works or self._waiting or self._parked:
+            return None
+        return self._drafts.make(self._steps[0])
+
+    def adopt(self) -> Step | None:
+        """Return the step that the device went on with behind one that has just ended."""
+        step = self._drafts.adopt()
+        if self._queue.works:
+            self._drafts.revoke()
+        if step is not None:
+            self._figures.launched(step)
+            self._steps.append(step)
+        return step
+
+    def revoke_drafts(self) -> None:
+        """Let the device not begin what it goes on with; what it has begun it ends."""
+        self._drafts.revoke()
+
+    def complete(
+        self,
+        step: Step,
+        results: Sequence[bytes | SyscallError],
+        ended: float | None = None,
+    ) -> None:
+        """Take the results of the oldest step, in the order of its rows.
+
+        `ended` says when, in the clock's seconds, if it was told of late.
+        """
         self._ended(step)
         vocab_size = self._vocab_size
-        now = self._clock.now()
+        now = self._clock.now() if ended is None else ended
         self._figures.completing(now)
         if self._traces.runs:
             self._traces.stepped(step, max(step.launched, self._completed), now)
@@ -198,7 +231,7 @@ class Scheduler:
                     continue
                 replies[work.root] = replies.get(work.root, 0) + 1
         self._replies = None
-        self._answered(step, replies)
+        self._answered(step, replies, ended)
 
     def fail(self, step: Step) -> None:
         """The executor could not compute the oldest step: each of its works ends with EIO."""
@@ -351,6 +384,7 @@ class Scheduler:
     def _fail(self, work: Work, errno: Errno) -> None:
         work.finished = True
         work.file.unreserve()
+        self._drafts.revoke()
         self._changed = self._clock.now()
         if self._traces.runs:
             self._traces.ended(work, self._changed, errno)
@@ -360,10 +394,11 @@ class Scheduler:
         assert self._steps[0] is step, "steps end in the order in which they were launched"
         self._steps.pop(0)
 
-    def _answered(self, step: Step, replies: dict[int, int]) -> None:
-        now = self._clock.now()
+    def _answered(self, step: Step, replies: dict[int, int], ended: float | None = None) -> None:
+        self._changed = self._clock.now()
+        now = self._changed if ended is None else ended
         seconds = now - max(step.launched, self._completed)
-        self._completed = self._changed = now
+        self._completed = now
         self._waiting, self._victims = [], 1
         self._figures.stepped(step, seconds)
         self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)

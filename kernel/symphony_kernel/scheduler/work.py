@@ -7,11 +7,14 @@ file. A pred is atomic: its entries exist once all of it has been computed, or n
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.options import PredOptions
+
+if TYPE_CHECKING:
+    from symphony_kernel.scheduler.drafts import Course
 
 
 class WorkFile(Protocol):
@@ -73,6 +76,7 @@ class Work:
     seed: int = 0  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
     weight: float = 1.0  # of the LIP among its tenant's
     number: int = 0  # of those that were ever made
+    course: "Course | None" = None  # of one that is submitted again as soon as it has ended
 
     # --- Only the scheduler touches what follows ---
     reserved: bool = False  # the file has room for all n tokens

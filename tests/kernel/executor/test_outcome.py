@@ -70,3 +70,98 @@ def test_who_waited_may_have_been_cancelled() -> None:
         outcome.finish(1)
 
     asyncio.run(main())
+
+
+# -- Works that follow -------------------------------------------------------------------------
+def test_what_follows_begins_without_the_loop_and_is_told_of_together() -> None:
+    thread = DeviceThread(hold_seconds=60.0)
+    gate = threading.Event()
+    wakes: list[list[int]] = []
+
+    async def main() -> None:
+        ended = asyncio.Event()
+        heard: list[int] = []
+
+        def note(outcome: Outcome[int]) -> None:
+            if not heard:
+                asyncio.get_running_loop().call_soon(lambda: wakes.append(list(heard)))
+                asyncio.get_running_loop().call_soon(heard.clear)
+            heard.append(outcome.value)
+            if outcome.value == 4:
+                asyncio.get_running_loop().call_soon(ended.set)
+
+        def first() -> int:
+            gate.wait()
+            return 0
+
+        def later(number: int) -> int:
+            time.sleep(0.05 if number == 1 else 0.0)  # the loop hears of the first meanwhile
+            return number
+
+        thread.start(first).then(note)
+        for number in range(1, 5):
+            thread.start(lambda n=number: later(n), begin=lambda: True).then(note)  # type: ignore[misc]
+        gate.set()
+        await ended.wait()
+
+    asyncio.run(main())
+    thread.stop()
+    assert wakes == [[0], [1, 2, 3, 4]], "the first is told of at once"
+
+
+def test_nobody_hears_later_than_the_thread_may_hold() -> None:
+    thread = DeviceThread(hold_seconds=0.05)
+    late: list[float] = []
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        def note(outcome: Outcome[bool]) -> None:
+            late.append(time.monotonic() - outcome.ended)
+            if outcome.value:
+                ended.set()
+
+        def work(last: bool) -> bool:
+            time.sleep(0.02)
+            return last
+
+        for number in range(12):
+            work_ = thread.start(lambda n=number: work(n == 11), begin=lambda: True)  # type: ignore[misc]
+            work_.then(note)
+        await ended.wait()
+
+    asyncio.run(main())
+    thread.stop()
+    assert len(late) == 12
+    assert sorted(late)[6] < 0.05, "most, whatever else the machine does"
+    assert max(late) > 0.01, "some were held"
+
+
+def test_what_does_not_begin_is_told_of_with_what_is_held() -> None:
+    thread = DeviceThread(hold_seconds=60.0)
+
+    async def main() -> list[int]:
+        works = [
+            thread.start(lambda: 1, begin=lambda: True),
+            thread.start(lambda: 2, begin=lambda: True),
+            thread.start(lambda: 3, begin=lambda: False),
+        ]
+        return [await work for work in works]
+
+    assert asyncio.run(main()) == [1, 2, 3]
+    thread.stop()
+
+
+def test_a_beginning_that_goes_wrong_is_the_works_error() -> None:
+    thread = DeviceThread()
+
+    def fail() -> bool:
+        raise ValueError("no power")
+
+    async def main() -> int:
+        with pytest.raises(ValueError, match="no power"):
+            await thread.start(lambda: 1, begin=fail)
+        return await thread.start(lambda: 2)
+
+    assert asyncio.run(main()) == 2
+    thread.stop()

@@ -1,0 +1,67 @@
+"""Batches that follow another one: given before it has ended, begun when it has.
+
+    loop:    step N given ── follower given ───────────── (something new: revoke?) ──────────
+    device:  step N computes ─────────────────── ended, begin: N's tokens ── follower computes
+
+A follower's rows lack their tokens, which the step before it samples. The device puts them in and
+goes from step to step without a word from the loop. Until it has begun, a follower may be taken
+back, and one of the two is first: there is one chance to take it.
+"""
+
+from collections.abc import Container, Sequence
+from typing import Final
+
+import numpy as np
+
+from symphony_kernel.executor.base import UInt32
+from symphony_kernel.protocol.errno import SyscallError
+
+BLANK: UInt32 = np.zeros(1, np.uint32)  # stands for the token of a follower's row
+BLANK.flags.writeable = False
+_TOKEN_BYTES: Final = 4  # first in a result
+
+
+class Follow:
+    """Ties a batch to the one given before it: row i goes on behind row `rows[i]` of that.
+
+    `stops[i]` are tokens behind which row i does not go on; when no row does, it never begins.
+    """
+
+    __slots__ = ("_chance", "rows", "stops", "tokens")
+
+    def __init__(self, rows: list[int], stops: Sequence[Container[int]]) -> None:
+        self.rows = rows
+        self.stops = stops
+        self.tokens: list[int] | None = None  # of the rows, once it has begun
+        self._chance = [None]
+
+    def begin(self, results: Sequence[bytes | SyscallError]) -> bool:
+        """Begin, with the results of the batch before; return whether it is to be computed.
+
+        On the device's side, when that batch has ended. One that failed, or was not computed, has
+        no results.
+        """
+        tokens = []
+        for row in self.rows:
+            result = results[row] if row < len(results) else b""
+            if type(result) is not bytes or len(result) < _TOKEN_BYTES:
+                return False
+            tokens.append(int.from_bytes(result[:_TOKEN_BYTES], "little"))
+        if all(token in stop for token, stop in zip(tokens, self.stops, strict=True)):
+            return False
+        if not self._take():
+            return False
+        self.tokens = tokens
+        return True
+
+    def revoke(self) -> bool:
+        """Take it back; return whether it had not begun, and never will."""
+        return self._take()
+
+    def _take(self) -> bool:
+        # Two threads may come at once: a list's pop is whole.
+        try:
+            self._chance.pop()
+        except IndexError:
+            return False
+        return True
