@@ -23,6 +23,7 @@ from symphony_kernel import arguments
 from symphony_kernel.arguments import Ranges, integer, text
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
+from symphony_kernel.kvfs.advice import Hint
 from symphony_kernel.kvfs.handles import ALL_RIGHTS, APPEND, GRANT, READ, SAVE, TRUNCATE
 from symphony_kernel.kvfs.saving import Saving, without_disk
 from symphony_kernel.named_calls import (
@@ -37,6 +38,8 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
     INSTANCE_HANDLES_MAX,
+    KV_KEEP_MS_MAX,
+    KV_PRIORITY_MAX,
     LIST_ITEMS_MAX,
 )
 from symphony_kernel.protocol.messages import Op
@@ -101,6 +104,8 @@ class Syscalls:
             Op.KV_CLOSE: (self._kv_close, 1),  # handle
             Op.KV_OFFER: (self._kv_offer, 1),  # handle -> entries cached
             Op.KV_MATCH: (self._kv_match, 2),  # handle, tokens -> entries
+            Op.KV_ADVISE: (self._kv_advise, 3),  # handle, hint, argument
+            Op.WAITS: (self._waits, 1),  # whether it does
             Op.PRED: (self._pred, 4),  # handle, tokens, positions, options -> results
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
             Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
@@ -355,6 +360,20 @@ class Syscalls:
 
     def _offer(self, file: KVFile) -> Result:
         return self._kvfs.offer(_content(file))
+
+    # -- Wishes -----------------------------------------------------------------------------------
+    def _kv_advise(self, call: Call, number: Any, hint: Any, argument: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        given = Hint(integer(hint, 0, max(Hint)))
+        most = {Hint.KEEP: KV_KEEP_MS_MAX, Hint.PRIORITY: KV_PRIORITY_MAX}.get(given, 0)
+        self._kvfs.pressure.advise(file, given, integer(argument, 0, most))
+        return 0
+
+    def _waits(self, call: Call, waits: Any) -> Result | None:
+        caller = call.caller
+        files = (handle.file for handle in caller.handles)
+        self._kvfs.pressure.waits(caller.account, files, bool(integer(waits, 0, 1)))
+        return 0
 
     # -- Names ------------------------------------------------------------------------------------
     def _kv_remove(self, call: Call, path: Any) -> Result | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from symphony_kernel.kernel import KernelOptions
-from symphony_kernel.kvfs.filesystem import Places
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op

@@ -1,10 +1,15 @@
 """Advice: what a program says of a file of its own (`kv_advise`). A wish, never a pin."""
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final, Generic, TypeVar
 
 from symphony_kernel.protocol.limits import KV_PRIORITY_DEFAULT
+
+F = TypeVar("F", bound=Hashable)
 
 
 class Hint(IntEnum):
@@ -27,3 +32,40 @@ class Advice:
 
 
 NO_ADVICE: Final = Advice()
+
+
+class Promises(Generic[F]):
+    """Which files programs wished to keep, until when, and how many pages that is a tenant's.
+
+    Past `pages_max` pages of a tenant a wish is not granted. `F` is a file.
+    """
+
+    def __init__(self, pages_max: int) -> None:
+        self._pages_max = pages_max
+        self._kept: dict[F, tuple[str, int]] = {}
+        self._pages: dict[str, int] = {}  # by tenants
+        self._ends: list[tuple[float, int, F]] = []  # a heap, with promises that were taken back
+        self._numbers = count()
+
+    def make(self, file: F, tenant: str, pages: int, until: float) -> bool:
+        """Promise to keep a file of so many pages; return whether its tenant may have that."""
+        self.end(file)
+        kept = self._pages.get(tenant, 0) + pages
+        if kept > self._pages_max:
+            return False
+        self._kept[file] = tenant, pages
+        self._pages[tenant] = kept
+        heappush(self._ends, (until, next(self._numbers), file))
+        return True
+
+    def end(self, file: F) -> None:
+        """A promise is over, if there was one."""
+        kept = self._kept.pop(file, None)
+        if kept is not None:
+            tenant, pages = kept
+            self._pages[tenant] -= pages
+
+    def over(self, now: float) -> Iterator[F]:
+        """Yield the files whose time has come; some may have been promised something else."""
+        while self._ends and self._ends[0][0] <= now:
+            yield heappop(self._ends)[2]

@@ -27,6 +27,7 @@ from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
+    KV_KEEP_SHARE,
     LIST_ITEMS_MAX,
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,
@@ -124,8 +125,9 @@ class KVFS:
         self._storage = Storage(
             self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers, self.lineages
         )
+        kept = int(min(self.limits.pages, pages) * KV_KEEP_SHARE)
         self.pressure = Pressure(
-            self.pool, self.tiers, self.moves, self.prefix_cache.references, now
+            self.pool, self.tiers, self.moves, self.prefix_cache.references, now, kept
         )
         self._storage.ranking = self.pressure.ranking
         self._storage.relief = self.pressure.make_free
@@ -444,6 +446,13 @@ class KVFS:
             "storage": self._storage,
         }
 
+    def file(self, number: int) -> KVFile:
+        """Return the file with this number; LookupError. Takes a look at each."""
+        for file in self._files:
+            if file.number == number:
+                return file
+        raise LookupError(f"no file has the number {number}")
+
     def lend_frames(self) -> None:
         """Do without a device until `lose_device`: calls find frames, and nothing is computed."""
         self.prefix_cache.restore_heaps()
@@ -454,6 +463,7 @@ class KVFS:
     def lose_device(self, frames: int) -> None:
         """Begin with an empty device: all pages are to be computed again."""
         for file in self._files:
+            file.unreserve()  # what was for steps of that device
             if file.ranked:
                 self._storage.ranking.discard(file)
         self.moves.forget()

@@ -6,20 +6,27 @@ the host where there is room and moving it is cheaper than to compute it again, 
 page that nothing but a copy could bring back stays until there is room for one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from symphony_kernel.executor.base import Int32
+from symphony_kernel.kvfs.advice import NO_ADVICE, Hint
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.pages import PagePool
+from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.ranking import Bool, Ranking
 from symphony_kernel.kvfs.tiers import Tiers
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 
 class Pressure:
-    """The device's frames under pressure. `held` says which pages ([pages]) works in steps read."""
+    """The device's frames under pressure. `held` says which pages ([pages]) works in steps read.
+
+    A tenant's programs may keep `kept_pages_max` pages by their wish.
+    """
 
     def __init__(
         self,
@@ -28,12 +35,14 @@ class Pressure:
         moves: Moves,
         cached: Int32,
         now: Callable[[], float],
+        kept_pages_max: int,
     ) -> None:
         self.pool = pool
         self.tiers = tiers
         self.moves = moves
         self.faults = 0  # batches with copies or moves that have failed
-        self.ranking = Ranking(pool, cached, now, may_go=self._may_go)
+        self._now = now
+        self.ranking = Ranking(pool, cached, now, self._cost, self._may_go, kept_pages_max)
         nothing = np.zeros(pool.pages, np.bool_)
         self.held: Callable[[], Bool] = lambda: nothing
         self.evicted = 0  # pages, since the start
@@ -59,6 +68,61 @@ class Pressure:
         self._evict(pages)
         return frames <= self.free
 
+    # -- What programs wish ----------------------------------------------------------------------
+    def advise(self, file: KVFile, hint: Hint, argument: int) -> None:
+        """Take a hint about a file; see `kv_advise` in the ABI."""
+        before = file.advice
+        if hint is Hint.NORMAL:
+            file.advice = NO_ADVICE
+        elif hint is Hint.KEEP:
+            until = self._now() + argument / 1000
+            pages = len(file.pages)
+            kept = self.ranking.promises.make(file, file.tenant, pages, until)
+            file.advice = replace(before, unwanted=False, until=until if kept else 0.0)
+        elif hint is Hint.PRIORITY:
+            file.advice = replace(before, priority=argument)
+        else:
+            file.advice = replace(before, unwanted=hint is Hint.DO_NOT_NEED, until=0.0)
+        if before.until and not file.advice.until:
+            self.ranking.promises.end(file)
+        self.ranking.place_again(file)
+        if hint is Hint.WILL_NEED:
+            self.fetch_ahead(file)
+
+    def waits(self, account: Account, files: Iterable[KVFile], waits: bool) -> None:
+        """An instance with this account and these files waits for the outside, or goes on."""
+        account.waits = waits
+        if not self.pool.absent and 2 * self.free > self.pool.frames:
+            return  # there is room for all
+        for file in files:
+            if not waits:
+                self.fetch_ahead(file)
+            elif file.ranked:
+                self.ranking.place_again(file)
+
+    def fetch_ahead(self, file: KVFile) -> None:
+        """Bring a file back that will be needed soon, as far as idle ones make room for it."""
+        absent = np.unique(file.absent_pages())
+        stored = absent[(self.tiers.host[absent] >= 0) | (self.tiers.disk[absent] >= 0)]
+        if len(stored) and self.make_free(len(stored), file):
+            self.tiers.fetch(stored)
+            self.ranking.add(file)
+            self.ranking.used(file)
+
+    def _cost(self, file: KVFile) -> float:
+        """Return the seconds that it takes to get a page of a file back, on average."""
+        pages = file.pages
+        computed = PAGE_TOKENS * self.tiers.token_seconds()
+        if not len(pages) or not computed:
+            return 0.0
+        moved = min(self.tiers.cost.page_seconds, computed) if self.tiers.slots else computed
+        if file.lineage is not None:
+            computed *= 2  # with what its entries had seen
+        stored = (self.tiers.host[pages] >= 0) | (self.tiers.disk[pages] >= 0)
+        share = float(stored.mean()) if not self.tiers.free_slots else 1.0
+        return share * moved + (1 - share) * computed
+
+    # -- Within ----------------------------------------------------------------------------------
     def _may_go(self, pages: Int32) -> Bool:
         """Say of pages on the device ([n]) whether they could be had again."""
         tied = self.pool.tied[pages]

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32
+from symphony_kernel.kvfs.advice import Promises
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.pages import PagePool
 from symphony_kernel.protocol.limits import (
@@ -81,7 +82,7 @@ class Ranking:
     """All files with pages on the device.
 
     `cost` says what a page of a file takes to get back, in seconds; `may_go` which pages ([n] ->
-    [n]) could be had again if they were taken.
+    [n]) could be had again if they were taken, `kept_pages_max` how much of a tenant's is kept.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Ranking:
         now: Callable[[], float],
         cost: Callable[[KVFile], float] = lambda _file: 0.0,
         may_go: Callable[[Int32], Bool] = lambda pages: np.ones(len(pages), np.bool_),
+        kept_pages_max: int = 0,
     ) -> None:
         self._pool = pool
         self._cached = cached  # [pages] references that are the prefix cache's
@@ -105,6 +107,7 @@ class Ranking:
         self._used: Int32 = np.zeros(pool.pages, np.int32)  # [pages] the last era
         self._taken: Bool = np.zeros(pool.pages, np.bool_)  # scratch
         self.era = 1
+        self.promises: Promises[KVFile] = Promises(kept_pages_max)
 
     # -- Files come and go ---------------------------------------------------------------------
     def add(self, file: KVFile) -> None:
@@ -116,6 +119,8 @@ class Ranking:
     def discard(self, file: KVFile) -> None:
         """A file is gone."""
         file.ranked = False
+        if file.advice.until:
+            self.promises.end(file)
         if self._recent.pop(file, None) is None and self._idle_files.pop(file, None) is None:
             self._stuck.pop(file, None)
         self._compact()
@@ -202,20 +207,28 @@ class Ranking:
     def _settle(self) -> None:
         """Move what has become idle from `recent` to the heap."""
         now = self._now()
+        for file in self.promises.over(now):
+            if file.advice.until and file.advice.until <= now:
+                self.promises.end(file)
+                self.place_again(file)
         if self._stuck and now - next(iter(self._stuck.values())) > KV_STUCK_MS / 1000:
             for file in list(self._stuck):
                 del self._stuck[file]
                 self._push(file, now)
         while self._recent:
             file, since = next(iter(self._recent.items()))
-            if _in_use(file, since) and since < now:
-                self._recent[file] = now
-                self._recent.move_to_end(file)
-            elif now - since >= KV_IDLE_MS / 1000 or self.standing(file) <= Standing.WAITING:
+            last = max(since, file.computed_at)
+            if not file.queue and self._is_idle(file, now - last):
                 del self._recent[file]
-                self._push(file, since)
+                self._push(file, now)
+            elif last > since or (file.queue and since < now):
+                self._recent[file] = now if file.queue else last
+                self._recent.move_to_end(file)
             else:
                 break
+
+    def _is_idle(self, file: KVFile, seconds: float) -> bool:
+        return seconds >= KV_IDLE_MS / 1000 or self.standing(file) <= Standing.WAITING
 
     def _push(self, file: KVFile, since: float) -> None:
         self._numbers += 1

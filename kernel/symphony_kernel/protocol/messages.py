@@ -58,6 +58,8 @@ class Op(IntEnum):
     KV_OFFER = 21  # handle -> entries that the prefix cache has of it now
     KV_MATCH = 22  # handle, tokens (u32 bytes) -> entries of the new file
     KV_LIST_AFTER = 23  # prefix, after, limit -> msgpack bytes
+    KV_ADVISE = 24  # handle, hint (see `kv_advise`), argument; no reply
+    WAITS = 25  # 1: the instance waits for the outside, 0: it is about to go on; no reply
 
 
 @dataclass(frozen=True, slots=True)

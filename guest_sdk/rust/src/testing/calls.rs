@@ -413,8 +413,15 @@ pub unsafe fn kv_list(prefix: *const u8, len: usize, ptr: *mut u8, cap: usize) -
     })
 }
 
-pub unsafe fn kv_advise(_: i32, _: i32, _: i64) -> i32 {
-    with(|_| Err(Errno::ENOSYS))
+pub unsafe fn kv_advise(kv: i32, hint: i32, argument: i64) -> i32 {
+    with(|world| {
+        file(world, kv)?;
+        match (hint, argument) {
+            (0, 0) | (2, 0) | (3, 0) | (4, 0..=7) => Ok(0),
+            (1, ms) if ms >= 0 => Ok(0),
+            _ => Err(Errno::EINVAL),
+        }
+    })
 }
 
 pub unsafe fn kv_grant(_: i32, _: i32, _: i32, _: *const u8, _: usize) -> i32 {

@@ -7,6 +7,8 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     EXTRACT_RANGES_MAX,
     FILE_ENTRIES_MAX,
+    KV_KEEP_MS_MAX,
+    KV_PRIORITY_MAX,
     PATH_BYTES_MAX,
     PRED_TOKENS_MAX,
 )
@@ -18,6 +20,7 @@ from symphony_runtime.worker.syscalls import arguments
 
 _CALL_ENTRIES = 32  # to copy, which cost the kernel about what a call does
 _SAVE_FLAGS = 7
+_HINT_ARGUMENTS = (0, KV_KEEP_MS_MAX, 0, 0, KV_PRIORITY_MAX)  # the largest, by hints
 
 
 def kv_create(lip: Instance) -> int | None:
@@ -146,6 +149,16 @@ def kv_match(lip: Instance, tokens: int, count: int) -> None:
         lip.resume(handle if reply >= 0 else reply)
 
     lip.ask_kernel(on_reply, Op.KV_MATCH, handle, data)
+
+
+def kv_advise(lip: Instance, kv: int, hint: int, argument: int) -> int | None:
+    """A wish about where the file's pages live."""
+    lip.handles.require(kv, READ)
+    if hint >= len(_HINT_ARGUMENTS):
+        raise SyscallError(Errno.EINVAL, f"hint {hint}")
+    if not 0 <= argument <= _HINT_ARGUMENTS[hint]:
+        raise SyscallError(Errno.EINVAL, f"argument {argument} of hint {hint}")
+    return lip.post(0, Op.KV_ADVISE, kv, hint, argument)
 
 
 def kv_close(lip: Instance, kv: int) -> int | None:

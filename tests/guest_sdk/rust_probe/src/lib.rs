@@ -107,7 +107,11 @@ async fn files() -> Result {
     assert!(KvFile::matching(&long[..16])?.is_none());
     assert_eq!(errno(fork.offer()), Some(Errno::EINVAL));
 
-    assert_eq!(errno(kv.advise(Advice::Keep(5))), Some(Errno::ENOSYS));
+    for advice in [Advice::Keep(5), Advice::WillNeed, Advice::DoNotNeed, Advice::Priority(7)] {
+        kv.advise(advice)?;
+    }
+    kv.advise(Advice::Normal)?;
+    assert_eq!(errno(kv.advise(Advice::Priority(8))), Some(Errno::EINVAL));
     assert_eq!(errno(kv.save("probe/c", Save::DURABLE)), Some(Errno::ENOSYS));
     let handle = kv.handle();
     kv.close()?;

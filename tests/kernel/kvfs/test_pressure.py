@@ -1,0 +1,166 @@
+"""Which pages go first, by what programs said, when they were used and who else has them."""
+
+import numpy as np
+import pytest
+from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
+from symphony_kernel.kvfs.advice import Hint
+from symphony_kernel.kvfs.places import Places
+from symphony_kernel.protocol.limits import KV_KEEP_SHARE, PAGE_TOKENS
+
+from tests.support.kvfs import ManualTime, extend, make_account
+
+FRAMES = 40
+
+
+class House:
+    """Files over a device that is too small, in a time that passes when a test says so."""
+
+    def __init__(self, host_slots: int = 0) -> None:
+        self.time = ManualTime()
+        given = Places(host_slots, pages_a_frame=64)
+        self.kvfs = KVFS(FRAMES, self.time, TenantLimits(pages=FRAMES), places=given)
+        self.account = make_account(self.kvfs)
+        self.pressure = self.kvfs.pressure
+
+    def file(self, pages: int, used_s: float = 0.0) -> KVFile:
+        """A file of whole pages that was used last at `used_s`."""
+        file = self.kvfs.create("t", self.account)
+        extend(file, *range(1, pages * PAGE_TOKENS + 1))
+        file.computed_at = used_s
+        return file
+
+    def advise(self, file: KVFile, hint: Hint, argument: int = 0) -> None:
+        self.pressure.advise(file, hint, argument)
+
+    def wait(self, seconds: float = 1.0) -> None:
+        self.time.seconds += seconds
+
+    def free(self, frames: int) -> bool:
+        return self.pressure.make_free(frames)
+
+    @staticmethod
+    def there(*files: KVFile) -> list[int]:
+        """How many pages of each are on the device."""
+        return [len(file.pages) - len(np.unique(file.absent_pages())) for file in files]
+
+
+def test_what_was_used_longest_ago_goes_first_and_no_more_than_is_wanted() -> None:
+    house = House()
+    old, new, newest = (house.file(10, used) for used in (3.0, 5.0, 7.0))
+    house.wait(10)
+    assert house.free(10)
+    assert house.there(old, new, newest) == [10, 10, 10], "ten frames were free"
+    assert house.free(20)
+    assert house.there(old, new, newest) == [0, 10, 10]
+    assert house.free(38)
+    assert house.there(new, newest) == [0, 0], "sixteen at once, so that nobody asks every time"
+    assert not house.free(41)
+
+
+def test_what_was_used_a_moment_ago_is_left_alone() -> None:
+    house = House()
+    house.wait(10)
+    file = house.file(30, 10.0)
+    assert not house.free(11)
+    house.wait(1)
+    assert house.free(11)
+    assert house.there(file) == [14]
+
+
+def test_advice_comes_before_priority_and_priority_before_age() -> None:
+    house = House()
+    names = ("unwanted", "waits", "low", "plain", "high", "kept")
+    files = {name: house.file(5, 9.0 - index) for index, name in enumerate(names)}
+    waiting = make_account(house.kvfs)
+    files["waits"].owner = waiting
+    house.wait(10)
+    house.advise(files["unwanted"], Hint.DO_NOT_NEED)
+    house.advise(files["low"], Hint.PRIORITY, 1)
+    house.advise(files["high"], Hint.PRIORITY, 7)
+    house.advise(files["kept"], Hint.KEEP, 60_000)
+    house.pressure.waits(waiting, [files["waits"]], True)
+    gone: list[str] = []
+    for frames in range(11, FRAMES + 1):
+        assert house.free(frames)
+        gone += [n for n in names if n not in gone and not house.there(files[n])[0]]
+    assert gone == list(names)
+
+
+def test_a_promise_ends_by_itself_and_then_the_file_goes_first() -> None:
+    house = House()
+    kept, other = house.file(8, 1.0), house.file(8, 2.0)
+    house.advise(kept, Hint.KEEP, 5_000)
+    house.wait(3)
+    assert house.free(32)
+    assert house.there(kept, other) == [8, 0]
+    house.wait(3)
+    third = house.file(8, 0.0)
+    house.wait(1)
+    assert house.free(32)
+    assert house.there(kept, third) == [0, 8]
+
+
+def test_promises_are_bounded_by_a_share_and_given_back() -> None:
+    house = House()
+    most = int(FRAMES * KV_KEEP_SHARE)
+    first, second = house.file(most), house.file(1)
+    house.advise(first, Hint.KEEP, 1_000)
+    house.advise(second, Hint.KEEP, 1_000)
+    assert first.advice.until
+    assert not second.advice.until, "more than the tenant's share"
+    house.advise(first, Hint.NORMAL)
+    house.advise(second, Hint.KEEP, 1_000)
+    assert second.advice.until
+    house.kvfs.release(second)
+    house.advise(first, Hint.KEEP, 1_000)
+    assert first.advice.until, "a file that is gone keeps nothing"
+
+
+@pytest.mark.parametrize("hint", [Hint.WILL_NEED, Hint.NORMAL])
+def test_what_will_be_needed_comes_back_from_the_host(hint: Hint) -> None:
+    house = House(host_slots=64)
+    file = house.file(20, 1.0)
+    house.wait(10)
+    assert house.free(FRAMES)
+    assert house.there(file) == [0]
+    house.advise(file, hint)
+    assert house.there(file) == [20 if hint is Hint.WILL_NEED else 0]
+
+
+def test_a_page_that_others_used_since_stays_with_them() -> None:
+    house = House()
+    parent = house.file(10, 1.0)
+    child = house.kvfs.fork(parent, house.account)
+    extend(child, *range(2 * PAGE_TOKENS))
+    house.wait(10)
+    child.computed_at = house.time.seconds
+    for _ in range(3):  # the child goes on while others come and go
+        house.pressure.ranking.used(child)
+        house.free(29)
+    assert not house.free(FRAMES), "all that is there is the child's, and in use"
+    assert house.there(child) == [12]
+    house.wait(1)
+    assert house.free(FRAMES)
+
+
+def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
+    house = House()
+    looks = 0
+    standing = house.pressure.ranking.standing
+
+    def count(file: KVFile) -> object:
+        nonlocal looks
+        looks += 1
+        return standing(file)
+
+    files = [house.kvfs.create("t", house.account) for _ in range(10_000)]
+    for file in files[:30]:
+        extend(file, 1)
+    house.wait(10)
+    house.pressure.ranking.standing = count  # type: ignore[method-assign, assignment]
+    for _ in range(100):
+        house.free(11)
+        file = house.kvfs.create("t", house.account)
+        extend(file, 1)
+        house.wait(1)
+    assert looks < 1_000
