@@ -1,7 +1,7 @@
 """A device with host memory and a disk, all of them arrays; a thread that works when told to."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ from symphony_kernel.executor.base import Batch, Int64
 from symphony_kernel.executor.outcome import Outcome
 from symphony_kernel.kvfs import KVFS, TenantLimits
 from symphony_kernel.kvfs.disk import Spill
-from symphony_kernel.kvfs.filesystem import Places
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.kvfs.spilling import DiskTier
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -89,11 +89,11 @@ def make_tiered(
     disk_slots: int = 0,
     directory: Path | None = None,
     runner: ManualRunner | None = None,
-    **limits: int,
+    limits: Mapping[str, int] | None = None,
 ) -> tuple[KVFS, Store]:
     """Return KVFS over a store; with poison, and three times as many pages as frames."""
     places = Places(host_slots, disk_slots, pages_a_frame=3, page_bytes=1, poison=True)
-    chosen = TenantLimits(**{"pages": frames, **limits})
+    chosen = TenantLimits(**{"pages": frames, **(limits or {})})
     kvfs = KVFS(frames, lambda: 0.0, chosen, places=places)
     store = Store(frames, host_slots)
     if disk_slots:

@@ -74,8 +74,7 @@ class TiersMachine(RuleBasedStateMachine):
             DISK_SLOTS if disk else 0,
             Path(self.directory.name),
             self.runner,
-            host_pages=HOST_BUDGET,
-            disk_pages=DISK_BUDGET,
+            {"host_pages": HOST_BUDGET, "disk_pages": DISK_BUDGET},
         )
         self.pool, self.tiers = self.kvfs.pool, self.kvfs.tiers
         self.disk: dict[int, list[int]] = {}
