@@ -27,6 +27,8 @@ NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
 LINEAGE_ENTRIES_MAX = 1 << 18  # of all computations that one file's K and V depend on
+LINEAGE_TENANT_ENTRIES_MIN = 1 << 20  # of all files of a tenant, whatever its quota of pages
+LINEAGE_TENANT_ENTRIES_TIMES = 8  # or so many times the entries that its quota of pages holds
 LINEAGE_SPANS_MAX = 256  # and of these computations: past a bound see `kvfs.lineage.book`
 TENANT_NAMES_MAX = 16_384  # named files of one tenant
 TENANT_DURABLE_BYTES_MAX = 16 << 30  # on disk, of its durable names; an operator may set it
@@ -109,6 +111,8 @@ RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
 SEND_WINDOW_BYTES = 256 << 10  # sent and not yet taken by a connected reader
 CREDIT_BYTES_MIN = SEND_WINDOW_BYTES // 8  # taken, before the worker hears of it
+
+WAITS_TOLD_MS = 50  # of waiting for the outside, before the kernel hears of it
 
 # --- The sandbox (worker) ------------------------------------------------------------------------
 EPOCH_TICK_MS = 1.0  # a guest that computes yields at the next tick

@@ -32,6 +32,7 @@ EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 # The exit codes of programs that did not exit, as a shell shows them.
 TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
 
+_WAITS = int(Op.WAITS)
 _UNANSWERED_MAX = 128  # kernel calls without a reply that a guest may make in a row
 _PACE_MS = 5
 _LOG_LINE_BYTES = 16  # a line's own cost: bounds the number of empty ones
@@ -85,6 +86,9 @@ class Services(Protocol):
 
     def runnable(self, lip: "Instance") -> None:
         """Let an instance run that was suspended."""
+
+    def waits_outside(self, lip: "Instance") -> None:
+        """An instance with files waits, and not for the kernel."""
 
     def start_child(self, parent: "Instance", pid: int, made: dict[str, Any], data: bytes) -> None:
         """Start the child that the gateway registered."""
@@ -182,6 +186,7 @@ class Instance:
         "syscalls",
         "tickets",
         "timers",
+        "told_waiting",
         "unanswered",
         "wait_timer",
         "waited",
@@ -216,6 +221,7 @@ class Instance:
         # What it waits for, while it is suspended.
         self.waited: dict[int, int] | None = None  # ticket number -> index
         self.wait_timer: asyncio.TimerHandle | None = None
+        self.told_waiting = False  # the kernel knows that it waits for the outside
         self.send_blocked, self.send_result = False, 0
         # Messages from the user.
         self.inbox: deque[bytes] = deque()
@@ -263,6 +269,9 @@ class Instance:
         if self.wait_timer is not None:
             self.wait_timer.cancel()
             self.wait_timer = None
+        if self.told_waiting:
+            self.told_waiting = False
+            self.services.kernel_call([self.id, _WAITS, 0, 0])
         self.resume(result)
 
     # -- The kernel ----------------------------------------------------------------------------

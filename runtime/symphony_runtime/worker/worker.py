@@ -53,6 +53,7 @@ from symphony_runtime.worker.meeting import meet
 from symphony_runtime.worker.syscalls import family, handlers, imports
 from symphony_runtime.worker.text import Text
 from symphony_runtime.worker.tracing import Trace, TracedInstance, traced
+from symphony_runtime.worker.waiting import Waiting
 
 _log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Worker:
         self._asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
         self._stages = count(1)
+        self._waiting = Waiting(self.loop, self.kernel_call, self._flush)
         self._cpu_share = 1.0  # of the last turn's time that was this thread's
         # Faults of ours, the last few; each is logged and has ended one instance.
         self.faults: deque[Exception] = deque(maxlen=8)
@@ -197,6 +199,7 @@ class Worker:
         for link in (self._kernel, self._gateway):
             if link is not None:
                 link.close()
+        self._waiting.stop()
         for program in self._programs.values():
             self._fibers.unload(program)
         self._programs.clear()
@@ -305,6 +308,10 @@ class Worker:
             lip.queued = True
             self._queue.append(lip)
             self._plan_turn()
+
+    def waits_outside(self, lip: Instance) -> None:
+        """The kernel hears of it when it takes long."""
+        self._waiting.begin(lip)
 
     def next_stage(self) -> int:
         """Return a number for a STAGE that no other has."""

@@ -118,6 +118,8 @@ def wait(lip: Instance, pointer: int, count: int, timeout_ms: int) -> int | None
     if timeout_ms == 0:
         return -Errno.ETIMEDOUT
     lip.waited = waited
+    if not lip.pending and lip.handles.rights:  # for the outside, and it holds files
+        lip.services.waits_outside(lip)
     if timeout_ms > 0:
         delay_ms = min(timeout_ms, _SLEEP_MS_MAX)
         lip.wait_timer = lip.call_after(delay_ms, lip.wake, -Errno.ETIMEDOUT)
