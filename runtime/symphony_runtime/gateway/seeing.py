@@ -39,15 +39,19 @@ async def readyz(request: web.Request) -> web.StreamResponse:
         if progress is not None and not role["ready"]:
             role["progress"] = progress
     ready = not runs.draining and runs.kernel.ready and bool(workers)
-    missing = [_missing(role) for role in roles if not role["ready"]]
+    waiting = runs.kernel.expected
+    missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
     return await answer({"roles": roles, "missing": missing}, status=200 if ready else 503)
 
 
-def _missing(role: dict[str, Any]) -> str:
+def _missing(role: dict[str, Any], *, waiting: bool) -> str:
+    """Say what is missing; `waiting`: for a kernel that comes back as it was."""
     if role["role"] == "gateway":
         return "gateway: shutting down"
     progress = role.get("progress")
     if progress is None:
+        if role["role"] == "kernel" and waiting:
+            return "kernel: starting again; runs wait for it"
         return f"{role['role']}: not there"
     return f"{role['role']}: {progress['what']}, {int(100 * progress['share'])} %"
 
