@@ -164,7 +164,7 @@ class Stepper:
                 self._give(polled.batch, partial(self._computed, polled))
                 launched = True
             elif polled != 0.0:
-                if self._kvfs.moves_pending and not self._computing:
+                if self._kvfs.moves.urgent and not self._computing:
                     self._give_moves()
                 if polled is not None:
                     loop = asyncio.get_running_loop()

@@ -30,6 +30,8 @@ from symphony_runtime.gateway.app import Gateway, serve
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.worker.worker import Worker
 
+from tests.support.kernels import audited
+
 WORKER_SECRET = b"w" * 32
 GATEWAY_SECRET = b"g" * 32
 
@@ -80,7 +82,7 @@ class House:
         assets = Assets(simulated_model(), b"", None, {})
         executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, CostModel(), True)
         options = KernelOptions(durable=DurableOptions(self.data_dir / "kv"))
-        self.kernel = Kernel(executor, describe(assets), RealClock(), options)
+        self.kernel = Kernel(executor, describe(assets), RealClock(), audited(options))
         self.kernel.open_names(known=False)
         self._running = asyncio.create_task(self.kernel.run())
         secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}

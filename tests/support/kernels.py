@@ -3,6 +3,7 @@
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgpack
@@ -14,6 +15,7 @@ from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Link, memory_pair
 from symphony_kernel.scheduler.clock import Clock, VirtualClock
+from symphony_kernel.upkeep import AuditOptions
 
 T = TypeVar("T")
 Result = int | bytes
@@ -237,6 +239,17 @@ async def decode(worker: Worker, instance: int, handle: int, first: int, count: 
     return out
 
 
+def poisoned(given: KernelOptions | None = None) -> KernelOptions:
+    """Return options under which freed pages and frames show when anybody reads them."""
+    given = given or KernelOptions()
+    return replace(given, places=replace(given.places, poison=True))
+
+
+def audited(given: KernelOptions | None = None) -> KernelOptions:
+    """Return such options under which the kernel also audits itself while it is idle."""
+    return replace(poisoned(given), audit=AuditOptions(seconds=0.1))
+
+
 def with_kernel(
     test: Callable[[Rig], Coroutine[Any, Any, T]],
     *,
@@ -254,7 +267,7 @@ def with_kernel(
             if executor
             else SimulatedExecutor(clock, pages, costs=costs if costs is not None else ANY_MS)
         )
-        kernel = Kernel(device, describe(ASSETS), clock, kernel_options)
+        kernel = Kernel(device, describe(ASSETS), clock, poisoned(kernel_options))
         running = asyncio.create_task(kernel.run())
         rig = Rig(kernel)
         testing = asyncio.create_task(test(rig))

@@ -43,6 +43,7 @@ from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
 from tests.support.guests import Step, script
+from tests.support.kernels import poisoned
 
 TENANT = "tenant"
 WORKER = "worker-0"
@@ -326,7 +327,7 @@ class Rig:
         self._known: dict[bytes, str] = {}
 
     async def __aenter__(self) -> "Rig":
-        self.kernel = Kernel(self._executor, describe(self._assets), self._clock)
+        self.kernel = Kernel(self._executor, describe(self._assets), self._clock, poisoned())
         self._running = asyncio.create_task(self.kernel.run())
         worker_kernel, kernel_worker = memory_pair()
         gateway_kernel, kernel_gateway = memory_pair()

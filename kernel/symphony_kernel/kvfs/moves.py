@@ -50,6 +50,11 @@ class Moves:
         """Whether the executor owes anything that it has not been given."""
         return bool(self.copies or self._saves or self._loads or self._closed or self.poison)
 
+    @property
+    def urgent(self) -> bool:
+        """Whether it owes something that need not wait for a step: all but poison."""
+        return bool(self.copies or self._saves or self._loads or self._closed)
+
     def forget(self) -> None:
         """Owe nothing any more: the device is another one."""
         self.copies, self._saves, self._loads, self._closed = [], [], [], []
