@@ -189,6 +189,13 @@ _GAUGES = (
     ("kv_pages_free", "pages_free", "pages that nobody holds"),
     ("kv_pages_shared", "pages_shared", "pages that several files hold"),
     ("prefix_cache_pages", "prefix_cache_pages", "pages of offered prefixes"),
+    ("kv_pages_on_host", "tiers_host_pages", "held pages whose nearest place is host memory"),
+    ("kv_pages_on_disk", "tiers_disk_pages", "held pages whose nearest place is the disk tier"),
+    ("kv_pages_tokens_only", "tiers_tokens_pages", "held pages to be computed again when used"),
+    ("kv_host_slots", "tiers_host_slots", "pages for which host memory has room"),
+    ("kv_host_slots_used", "tiers_host_slots_used", "of them in use, copies included"),
+    ("kv_disk_slots", "tiers_disk_slots", "pages for which the disk tier has room"),
+    ("kv_disk_slots_used", "tiers_disk_slots_used", "of them in use, copies included"),
 )
 _COUNTERS = (
     ("num_preemptions", "preds_starved", 1, "preds that failed for want of pages"),
@@ -205,6 +212,14 @@ _COUNTERS = (
     ("prefix_cache_queries", "prefix_cache_query_tokens", 1, "tokens looked up"),
     ("prefix_cache_hits", "prefix_cache_hit_tokens", 1, "tokens found"),
     ("prefix_cache_evicted_pages", "prefix_cache_evicted_pages", 1, "pages given up"),
+    ("kv_pages_saved", "tiers_saved_pages", 1, "pages copied from the device to host memory"),
+    ("kv_pages_loaded", "tiers_loaded_pages", 1, "pages copied back"),
+    ("kv_pages_dropped", "tiers_dropped_pages", 1, "pages of which only the tokens were kept"),
+    ("kv_pages_spilled", "tiers_spilled_pages", 1, "pages written from host memory to disk"),
+    ("kv_pages_read", "tiers_read_pages", 1, "pages read back"),
+    ("kv_bytes_moved", "tiers_moved_bytes", 1, "between device and host memory"),
+    ("kv_move_seconds", "tiers_move_ms", 1e-3, "what that took"),
+    ("kernel_audits", "audits", 1, "audits of an idle kernel"),
 )
 _HISTOGRAMS = (
     ("time_to_first_token_seconds", "time_to_first_token_seconds",
