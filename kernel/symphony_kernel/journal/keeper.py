@@ -180,8 +180,6 @@ class Keeper:
         """Begin with an empty device, and queue again what it computed."""
         parts = self._parts
         works = replay.works()
-        for work in works:
-            work.file.unreserve()
         self._kernel.listen_with(None)
         parts.kvfs.lose_device(parts.frames)
         self._use(parts.scheduler)

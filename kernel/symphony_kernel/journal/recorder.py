@@ -37,11 +37,11 @@ HAPPENED: Final = 4  # what no peer said and the kernel does: msgpack of its arg
 RESERVED: Final = 1  # file, entries
 UNRESERVED: Final = 2  # file
 DONE: Final = 3  # work, its value: an errno, or 0, or a generation's token
-REFUSED: Final = 4  # errno
-EVICTED: Final = 5  # n, n pages
+REFUSED: Final = 4  # errno, which of the record's allocations for calls
+EVICTED: Final = 5  # 1 + n, for which of them (0: for a step), n pages
 LOST: Final = 6  # n, n pages
 INSIDE: Final = 16  # beside the kind: while the kernel did what a frame or the end of a pred says
-SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 1}
+SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 2}
 
 
 class Recorder:
@@ -65,6 +65,8 @@ class Recorder:
         self._events: list[int] = []
         self._held: list[Callable[[], None]] = []
         self._time: float | None = None
+        self._allocations = 0  # for calls, in this record
+        self._call = 0  # which of them goes on now; 0: one for a step
         self._over = False
         self.inside = 0  # a frame, or the end of a pred, is what the kernel acts on now
         self.replaying = False
@@ -102,19 +104,20 @@ class Recorder:
         if not self.inside:
             self._events += (DONE, work, value)
 
-    def allocating(self, step: bool) -> bool:  # noqa: ARG002
+    def allocating(self, step: bool) -> bool:
         """Nothing is known of it yet."""
+        self._allocations += not step
+        self._call = 0 if step else self._allocations
         return False
 
     def refused(self, errno: Errno) -> None:
         """A call's allocation found no room."""
-        if self.inside:
-            self._events += (REFUSED | INSIDE, errno)
+        self._events += (REFUSED | INSIDE, errno, self._call)
 
     def evicted(self, pages: Int32) -> None:
         """The prefix cache gave up pages."""
         kind = EVICTED | INSIDE if self.inside else EVICTED
-        self._events += (kind, len(pages), *pages.tolist())
+        self._events += (kind, 1 + len(pages), self._call, *pages.tolist())
 
     def reserved(self, file: KVFile, n: int) -> None:
         """A step took pages."""
@@ -144,6 +147,7 @@ class Recorder:
             except OSError as error:
                 self._failed(error)
         self._time = None
+        self._allocations = 0
         if self._held:
             held, self._held = self._held, []
             for leave in held:

@@ -8,7 +8,7 @@ handles, quotas and waiting calls are what they were when the record was written
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgpack
 import numpy as np
@@ -33,6 +33,12 @@ class ReplayedKernel(Protocol):
         """Do what no peer said."""
 
 
+class _Event(NamedTuple):
+    kind: int
+    inside: bool
+    numbers: list[int]
+
+
 class ReplayError(Exception):
     """The records do not fit the state that they begin from."""
 
@@ -44,9 +50,11 @@ class Replay:
         self._kernel = kernel
         self._kvfs = kvfs
         self._time = 0.0
-        self._events: deque[int] = deque()
+        self._allocations = 0  # for calls, in this record
+        self._events: deque[_Event] = deque()
         self._works: dict[int, Work] = {}  # by number: submitted, and not done
-        self._files: dict[int, KVFile] = {}  # by number, of these works
+        self._files: dict[int, KVFile] = {}  # by number, of these works and of others that were met
+        self._applying = False  # an event, so that nothing is heard of it again
         self.inside = 0
         self.replaying = True
 
@@ -66,24 +74,28 @@ class Replay:
             ReplayError: it cannot have happened.
         """
         (self._time,) = r.TIME.unpack_from(record)
+        self._allocations = 0
         entries = list(_entries(record))
+        self._gather(entries, 0)
+        self._run_events()
         for index, (kind, name, body) in enumerate(entries):
-            if kind == r.EVENTS:
-                self._events.extend(np.frombuffer(body, np.int64).tolist())
+            if kind == r.SENT:
+                self._kernel.replay_sent(name, body)
+            elif kind != r.EVENTS:
+                self._gather(entries, index + 1)
+                self._do(kind, name, body)
                 self._run_events()
-                continue
-            # What followed may have happened while it was done.
-            following = entries[index + 1] if index + 1 < len(entries) else None
-            if following is not None and following[0] == r.EVENTS:
-                self._events.extend(np.frombuffer(following[2], np.int64).tolist())
-                entries[index + 1] = (r.EVENTS, "", b"")
-            self._do(kind, name, body)
-            self._run_events()
+
+    def _gather(self, entries: list[tuple[int, str, bytes]], start: int) -> None:
+        """Take the events up to the next frame: they may have happened while one was executed."""
+        for kind, _, body in entries[start:]:
+            if kind == r.EVENTS:
+                self._events.extend(_parse(np.frombuffer(body, np.int64).tolist()))
+            elif kind != r.SENT:
+                return
 
     def _do(self, kind: int, name: str, body: bytes) -> None:
-        if kind == r.SENT:
-            self._kernel.replay_sent(name, body)
-        elif kind == r.FRAME:
+        if kind == r.FRAME:
             self._kernel.replay_frame(name, body)
         elif kind == r.HAPPENED:
             self._kernel.happen(name, msgpack.unpackb(body))
@@ -92,44 +104,54 @@ class Replay:
 
     # -- Events ----------------------------------------------------------------------------------
     def _run_events(self) -> None:
-        events = self._events
-        while events:
-            kind = events[0]
-            if kind & r.INSIDE:
-                raise ReplayError(f"an event of kind {kind & ~r.INSIDE} that nothing led to")
-            self._run(kind)
+        while self._events:
+            self._run()
 
-    def _run_inside(self, *kinds: int) -> None:
-        """Do what happened within what the kernel does now."""
-        events = self._events
-        while events and events[0] & r.INSIDE and events[0] & ~r.INSIDE in kinds:
-            self._run(events[0] & ~r.INSIDE)
+    def _run_inside(self, kind: int, *files: KVFile) -> None:
+        """Do what the scheduler did with these files within what the kernel does now.
 
-    def _run(self, kind: int) -> None:
-        events = self._events
-        events.popleft()
-        if kind in (r.EVICTED, r.LOST):
-            pages = np.array([events.popleft() for _ in range(events.popleft())], np.int32)
-            if kind == r.EVICTED:
-                self._kvfs.prefix_cache.give_up(pages)
-            else:
-                self._kvfs.lose_pages(pages)
-            return
-        numbers = [events.popleft() for _ in range(r.SIZES[kind])]
-        if kind == r.RESERVED:
-            self._file(numbers[0]).reserve(numbers[1])
-        elif kind == r.UNRESERVED:
-            self._file(numbers[0]).unreserve()
-        elif kind == r.DONE:
+        What the prefix cache gave up for it comes before it.
+        """
+        events, numbers = self._events, {file.number for file in files}
+        while events and events[0].inside:
+            first = next((each for each in events if each.kind != r.EVICTED), None)
+            if first is None or first.kind != kind or first.numbers[0] not in numbers:
+                return
+            while events[0] is not first:
+                self._run()
+            self._run()
+
+    def _run(self) -> None:
+        kind, _, numbers = self._events.popleft()
+        if kind == r.DONE:
             self._done(*numbers)
-        else:
+        elif kind == r.REFUSED:
             raise SyscallError(Errno(numbers[0]))
+        elif kind == r.EVICTED:
+            self._kvfs.prefix_cache.give_up(np.array(numbers[1:], np.int32))
+        elif kind == r.LOST:
+            self._kvfs.lose_pages(np.array(numbers, np.int32))
+        else:
+            self._applying = True
+            if kind == r.RESERVED:
+                self._file(numbers[0]).reserve(numbers[1])
+            else:
+                self._file(numbers[0]).unreserve()
+            self._applying = False
 
     def _file(self, number: int) -> KVFile:
         file = self._files.get(number)
         if file is None:
-            raise ReplayError(f"file {number} has no pred")
+            file = self._files[number] = self._kvfs.file(number)
         return file
+
+    def _heard(self, kind: int, file: KVFile) -> None:
+        """A call has reserved or unreserved by itself: that is the next event, if there is one."""
+        events = self._events
+        if self._applying or not events or not events[0].inside:
+            return
+        if (events[0].kind, events[0].numbers[0]) == (kind, file.number):
+            events.popleft()
 
     def _done(self, number: int, value: int) -> None:
         work = self._works.get(number)
@@ -150,13 +172,14 @@ class Replay:
         work.finished = False
         self._works[work.number] = work
         self._files[work.file.number] = work.file
-        self._run_inside(r.RESERVED, r.EVICTED)
+        self._run_inside(r.RESERVED, work.file)
 
     def cancel(self, work: Work) -> None:
         """End a pred as it was ended."""
         if not work.finished:
+            assert isinstance(work.file, KVFile)
             self._forget(work)
-            self._run_inside(r.UNRESERVED)
+            self._run_inside(r.UNRESERVED, work.file)
             work.done(-Errno.ECANCELED)
 
     def forget(self, root: int, instance: int | None = None) -> None:
@@ -166,9 +189,9 @@ class Replay:
             for work in self._works.values()
             if work.root == root and instance in (None, work.instance)
         ]
-        self._run_inside(r.UNRESERVED)
         for work in gone:
             self._forget(work)
+        self._run_inside(r.UNRESERVED, *(f for w in gone if isinstance(f := w.file, KVFile)))
 
     def trace(self, root: int) -> None:
         """Nothing is traced now; the kernel asks again."""
@@ -186,8 +209,17 @@ class Replay:
 
     def allocating(self, step: bool) -> bool:
         """Let the allocation end as it did; SyscallError when it found no room."""
-        if not step:
-            self._run_inside(r.EVICTED, r.REFUSED)
+        if step:
+            return True
+        self._allocations += 1
+        events, mine = self._events, self._allocations
+        while events and events[0].inside:
+            kind, _, numbers = events[0]
+            if not (kind == r.EVICTED and numbers[0] == mine) and not (
+                kind == r.REFUSED and numbers[1] == mine
+            ):
+                break
+            self._run()
         return True
 
     def commit(self) -> None:
@@ -214,14 +246,30 @@ class Replay:
     def evicted(self, pages: Int32) -> None:
         """It is in the record."""
 
-    def reserved(self, file: KVFile, n: int) -> None:
+    def reserved(self, file: KVFile, n: int) -> None:  # noqa: ARG002
         """It is in the record."""
+        self._heard(r.RESERVED, file)
 
     def unreserved(self, file: KVFile) -> None:
         """It is in the record."""
+        self._heard(r.UNRESERVED, file)
 
     def lost(self, pages: Int32) -> None:
         """It is in the record."""
+
+
+def _parse(numbers: list[int]) -> Iterator[_Event]:
+    """Yield the events that an entry has."""
+    at = 0
+    while at < len(numbers):
+        kind, inside = numbers[at] & ~r.INSIDE, bool(numbers[at] & r.INSIDE)
+        size = r.SIZES.get(kind)
+        if size is None:
+            at += 1
+            size = numbers[at]
+        at += 1
+        yield _Event(kind, inside, numbers[at : at + size])
+        at += size
 
 
 def _entries(record: bytes) -> Iterator[tuple[int, str, bytes]]:

@@ -27,6 +27,8 @@ from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
+    LINEAGE_TENANT_ENTRIES_MIN,
+    LINEAGE_TENANT_ENTRIES_TIMES,
     KV_KEEP_SHARE,
     LIST_ITEMS_MAX,
     PAGE_TOKENS,
@@ -120,8 +122,11 @@ class KVFS:
         self.prefix_cache = PrefixCache(
             self.pool, self.ledger, int(pages * prefix_cache_share), now
         )
-        # As many entries as a tenant may have there, for each of the pages that there may be.
-        self.lineages = LineageBook(self.limits.pages * PAGE_TOKENS * ids // pages)
+        # Some times the entries that a tenant may have there, for each of the pages there may be.
+        entries = self.limits.pages * PAGE_TOKENS * ids // pages
+        self.lineages = LineageBook(
+            max(LINEAGE_TENANT_ENTRIES_TIMES * entries, LINEAGE_TENANT_ENTRIES_MIN)
+        )
         self._storage = Storage(
             self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers, self.lineages
         )
