@@ -130,6 +130,14 @@ class WorkerPort(Port):
     def __init__(self, kernel: "Kernel", name: str, link: Link) -> None:
         super().__init__(kernel, name, link)
         self.replies: list[tuple[int, int, Result]] = []
+        self._calls = 0  # of the last frame
+
+    def on_frame(self, frame: list[Any]) -> None:
+        """Take a frame; behind calls look what there is to compute."""
+        super().on_frame(frame)
+        calls, self._calls = self._calls, 0
+        if calls:
+            self._kernel.calls_taken(calls)
 
     def _take(self, frame: list[Any]) -> None:
         # Nearly all are calls, which need no message made of them.
@@ -138,6 +146,7 @@ class WorkerPort(Port):
             return
         try:
             self._kernel.take_calls(self, frame[1])
+            self._calls = len(frame[1])
         except Exception as error:  # ours
             self._kernel.stop_with(error)
 
@@ -383,7 +392,19 @@ class Kernel:
     def take_calls(self, port: WorkerPort, calls: list[Any]) -> None:
         """Execute a worker's calls."""
         self._syscalls.execute(port.name, calls)
-        self._turn_over()
+        self._flush()
+
+    def calls_taken(self, count: int) -> None:
+        """A frame of so many calls is executed: look what there is to compute.
+
+        At once where everybody may have called; else other frames may be there already, with which
+        the step will be larger.
+        """
+        alone = count >= self._processes.lips_live
+        if alone and (self.scribe is None or not self.scribe.inside):
+            self._stepper.look()
+        else:
+            self._stepper.plan()
 
     # -- The gateway's requests ------------------------------------------------------------------
     def _register(self, message: m.Register) -> int:

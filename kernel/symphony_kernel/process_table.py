@@ -141,6 +141,11 @@ class ProcessTable:
         """Return a live instance."""
         return self._instances.get(instance)
 
+    @property
+    def lips_live(self) -> int:
+        """LIPs with a live instance."""
+        return len(self._lips)
+
     def related(self, caller: Instance, instance: object) -> Instance:
         """Return the parent or a child of `caller`; SyscallError ENOENT for anybody else."""
         other = self._instances.get(instance) if type(instance) is int else None

@@ -106,7 +106,7 @@ class Stepper:
         """Something has changed: look at the loop's next turn what there is to launch."""
         if not self._planned:
             self._planned = True
-            asyncio.get_running_loop().call_soon(self._look)
+            asyncio.get_running_loop().call_soon(self.look)
 
     def when_idle(self, action: Callable[[], None]) -> None:
         """Do something when no step computes, before another one does."""
@@ -144,7 +144,8 @@ class Stepper:
         self.plan()
 
     # -- Launching -----------------------------------------------------------------------------
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Look now what there is to launch."""
         self._planned = False
         try:
             self._launch()
@@ -168,7 +169,7 @@ class Stepper:
                     self._give_moves()
                 if polled is not None:
                     loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(polled, self._look)
+                    self._timer = loop.call_later(polled, self.look)
                 break
         if self._follows and self._running and not (self._when_idle or self._quiet):
             self._draft()
