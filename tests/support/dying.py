@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import msgpack
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.journal.recorder import Recorder
 from symphony_kernel.journal.replay import Replay
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
@@ -124,6 +125,22 @@ class DyingRig:
         links, self.links = self.links, []
         for link in links:  # what it has written may have reached its peers, or not
             (link.close if chance.random() < 0.5 else link.abort)()
+
+    def doom(self, chance: random.Random) -> None:
+        """Let the kernel die in the middle of its next turn's record: it is there, or it is not."""
+        recorder = self.kernel.scribe
+        assert isinstance(recorder, Recorder)
+        log, written = recorder._log, chance.random() < 0.5
+        append = log.append
+
+        def last(payload: bytes) -> None:
+            if written:
+                append(payload)
+            recorder.abandon()
+            self.alive.clear()
+            asyncio.get_running_loop().call_soon(self.die, chance)
+
+        log.append = last  # type: ignore[method-assign]
 
     async def close(self) -> None:
         for peer in self.peers:

@@ -1,15 +1,22 @@
 """A kernel that comes back from its journal is the kernel that died."""
 
 import asyncio
+import errno
+import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+from symphony_kernel.journal.recorder import Recorder
+from symphony_kernel.journal.replay import ReplayError
+from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
 
 from tests.kernel.test_kernel_courses import Lip, Script
 from tests.support.dying import DyingRig, differences, with_dying_kernel
-from tests.support.kernels import A, Gateway, Worker, tokens
+from tests.support.kernels import A, Gateway, Worker, options, tokens
 
 
 class View:
@@ -25,16 +32,13 @@ WHAT = [
 ]  # fmt: skip
 
 
-PLAIN = [what for what in WHAT if what not in ("extract", "append", "tree")]
-
-
 def scripts(chance: random.Random, lips: int, length: int, what: list[str] = WHAT) -> list[Script]:
     return [
         Script(
             chance.randrange(3),
             chance.randrange(60),
             tuple(
-                (chance.choice(what), chance.randrange(6), chance.randrange(1, 90))
+                (chance.choice(WHAT), chance.randrange(6), chance.randrange(1, 90))
                 for _ in range(chance.randrange(1, length))
             ),
         )
@@ -81,24 +85,136 @@ def outcomes(folder: Path, courses: list[Script], chance: random.Random | None) 
     async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
         view: Any = View(gateway, worker)
         lips = [Lip(view, i, script) for i, script in enumerate(courses, start=1)]
-        running = [asyncio.create_task(lip.run()) for lip in lips]
-        while chance is not None and not all(task.done() for task in running):
+        running = asyncio.gather(*(lip.run() for lip in lips))
+        while chance is not None and not running.done():
             await asyncio.sleep(chance.random() / 10)
-            rig.die(chance)
-            await asyncio.sleep(chance.choice([0.0, 0.001, 0.02]))
+            await die_somehow(rig, chance)
             rig.boot()
-        results = [await task for task in running]
+        results = await running
         await gateway.check_integrity()
         assert not any(peer.lost for peer in rig.peers)
-        assert (await gateway.statistics())["instances"] == 0
+        statistics = await gateway.statistics()
+        assert statistics["instances"] == 0
+        assert statistics["journal"]
         return results
 
     return with_dying_kernel(folder, test, log_bytes=20_000)
 
 
+async def die_somehow(rig: DyingRig, chance: random.Random) -> None:
+    """Let the kernel die: now, or within the next record; and stay dead for a while."""
+    if chance.random() < 0.5:
+        rig.die(chance)
+    else:
+        deaths = rig.deaths
+        rig.doom(chance)
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+            if rig.deaths > deaths:
+                break
+        else:
+            rig.die(chance)
+    await asyncio.sleep(chance.choice([0.0, 0.001, 0.02]))
+
+
 def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
-    for seed in range(4):
+    for seed in range(8):
         chance = random.Random(seed)
-        courses = scripts(chance, 6, 12, PLAIN)
+        courses = scripts(chance, 6, 12)
         folders = [tmp_path / f"{seed} {which}" for which in ("twin", "dying")]
         assert outcomes(folders[1], courses, chance) == outcomes(folders[0], courses, None), seed
+
+
+def files(folder: Path, suffix: str = "") -> int:
+    return sum(path.name.endswith(suffix) for path in folder.iterdir())
+
+
+def test_the_log_stays_short(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        for token in range(1, 300):
+            await worker.pred(1, A, tokens(token))
+            statistics = rig.kernel.statistics()
+            assert statistics["journal_log_bytes"] < 12_000
+        assert statistics["journal_images"] > 3
+        assert files(tmp_path, ".image") == 1
+        assert files(tmp_path, ".log") < 5
+
+    with_dying_kernel(tmp_path, test, log_bytes=10_000)
+
+
+def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        await worker.pred(1, A, tokens(1, 2, 3))
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        large = options(at="all", get="logits")
+        for _ in range(3):  # 4 MiB each, in a log of 8
+            assert isinstance(await worker.pred(1, A, tokens(*range(1, 257)), large), bytes)
+        assert await worker.call(1, Op.KV_LEN, A) == 3 + 3 * 256
+        assert (await gateway.statistics())["journal"] is False
+        assert files(tmp_path) == 0
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with_dying_kernel(tmp_path, test, log_bytes=1 << 30)
+    assert "GIVEN UP" in caplog.text
+
+
+def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        chance = random.Random(3)
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        large = options(at="all", get="logits")
+        for _ in range(3):
+            reply = worker.pred(1, A, tokens(*range(1, 257)), large)
+            await die_somehow(rig, chance)
+            rig.boot()
+            result = await reply
+            assert isinstance(result, bytes)
+            assert len(result) == 4 << 20
+        assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
+
+    with_dying_kernel(tmp_path, test)
+
+
+def test_peers_without_a_session_have_gone_with_the_kernel(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        ours, theirs = memory_pair()
+        rig.kernel.attach_worker("v", ours)
+        passer = Worker(theirs)
+        assert (await gateway.register(1, worker="v")).errno == 0
+        assert (await gateway.register(2, worker="w")).errno == 0
+        passer.tell(1, Op.KV_CREATE, A)
+        worker.tell(2, Op.KV_CREATE, A)
+        await asyncio.gather(*(w.pred(i, A, tokens(5)) for i, w in ((1, passer), (2, worker))))
+        rig.die(random.Random(0))
+        rig.boot()
+        assert await worker.call(2, Op.KV_LEN, A) == 1
+        assert (await gateway.statistics())["instances"] == 1
+        assert (await gateway.end(1)).value["completion_tokens"] == 1
+        await gateway.check_integrity()
+
+    with_dying_kernel(tmp_path, test)
+
+
+def test_a_journal_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        recorder = rig.kernel.scribe
+        assert isinstance(recorder, Recorder)
+        recorder.done(99, 0)  # no pred has this number
+        recorder.commit()
+        rig.die(random.Random(0))
+        with pytest.raises(ReplayError):
+            rig.boot()
+        shutil.rmtree(tmp_path)
+        rig.boot()
+
+    with_dying_kernel(tmp_path, test)
