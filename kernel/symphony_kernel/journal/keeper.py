@@ -180,6 +180,7 @@ class Keeper:
         """Begin with an empty device, and queue again what it computed."""
         parts = self._parts
         works = replay.works()
+        self._kernel.flush()  # the last record's answers: what was sent of them is in the record
         self._kernel.listen_with(None)
         parts.kvfs.lose_device(parts.frames)
         self._use(parts.scheduler)
