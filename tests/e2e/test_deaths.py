@@ -1,11 +1,46 @@
-"""kill -9 of real roles under load: what was acknowledged is there, and what runs goes on."""
+"""kill -9 of a real kernel under load: every run ends as it would have, with the same output."""
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.support.deaths import Witness, kill
+import pytest
+from symphony_runtime.client import Client
+
+from tests.support.deaths import Witness, crowd, difference, kill, upload
 from tests.support.server import RunningServer, running_server
+
+
+def with_server(
+    tmp_path: Path, scenario: Callable[[RunningServer, Client], Awaitable[None]], *options: str
+) -> None:
+    async def whole(server: RunningServer) -> None:
+        async with server.client() as client:
+            await upload(client)
+            await scenario(server, client)
+
+    with running_server(tmp_path, *options) as server:
+        asyncio.run(whole(server))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_kernel_that_is_killed_changes_no_run(tmp_path: Path, seed: int) -> None:
+    async def scenario(server: RunningServer, client: Client) -> None:
+        before = await server.counters()
+        wanted = await crowd(client, 24, 120)
+        chance = random.Random(seed)
+        runs = asyncio.create_task(crowd(client, 24, 120))
+        for _ in range(2):
+            await asyncio.sleep(chance.uniform(0, 0.2))
+            await kill(server, "kernel")
+        found = await runs
+        differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
+        assert [words for words in differences if words] == []
+        after = await server.wait_until_idle()
+        assert after["pages_free"] == before["pages_free"]
+
+    with_server(tmp_path, scenario)
 
 
 def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:

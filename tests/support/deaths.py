@@ -18,7 +18,7 @@ from tests.support.server import RunningServer
 
 Result = dict[str, Any]
 OUTPUT = ("status", "exit_code", "reason", "messages")
-COUNTED = ("prompt_tokens", "cached_tokens", "completion_tokens")
+COUNTED = ("prompt_tokens", "completion_tokens")
 NAMES = list(mortal.PROGRAMS)
 
 
