@@ -273,3 +273,34 @@ def test_a_file_may_hold_an_entry_twice_and_in_any_order(checkpoint: Checkpoint)
         await desk.pred(jumbled, ids(2, 2))
 
     at_a_desk(checkpoint, scenario)
+
+
+@pytest.mark.parametrize("pages", [60, 24])
+def test_edited_files_are_computed_again_where_they_do_not_all_fit(
+    checkpoint: Checkpoint, pages: int
+) -> None:
+    """They take turns on a device that holds a part of them, and say what they always said."""
+
+    async def scenario(desk: Desk) -> None:
+        random = np.random.default_rng(8)
+        text, other = desk.create(), desk.create()
+        await desk.pred(text, ids(90))
+        await desk.pred(other, ids(40, 1), range(200, 240))
+        sinks = desk.extract(text, (0, 4), (61, 90))
+        await desk.pred(sinks, ids(25, 2), range(90, 115))
+        window = desk.extract(sinks, (0, 4), (30, 58))
+        tree = desk.fork(text)
+        await desk.pred(tree, ids(6, 3), parents=[-1, 0, 0, 1, 2, 2])
+        path = desk.extract(tree, (0, 91), (92, 93), (95, 96))
+        mixed = desk.extract(other, (5, 40))
+        desk.append(mixed, text, 16, 70)
+        desk.append(mixed, sinks, 30, 50)
+        files = [text, other, sinks, window, tree, path, mixed]
+        for turn in range(28):
+            file = files[turn % 7] if turn < 14 else files[int(random.integers(7))]
+            await desk.pred(file, ids(int(random.integers(1, 4)), turn))
+        pager = desk.rig.kernel._scheduler._pager
+        assert pager is not None
+        assert (pager.rebuilt_tokens > 0) == (pages == 24), pager.rebuilt_tokens
+
+    at_a_desk(checkpoint, scenario, pages=pages)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.kvfs.places import Places
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
@@ -21,6 +23,7 @@ from tests.support.models import Checkpoint, Float32, as_logits, relative_error
 
 _TOLERANCE = 1e-4  # of the largest logit, in float32
 _FIRST_HANDLE = 1 << 16
+_PAGE_BYTES = 2 * 2 * 2 * 16 * 4 * PAGE_TOKENS  # layers, K and V, heads, their size, float32
 
 
 @dataclass
@@ -131,15 +134,18 @@ def at_a_desk(
     checkpoint: Checkpoint,
     scenario: Callable[[Desk], Coroutine[Any, Any, None]],
     limits: StepLimits | None = None,
+    pages: int = 512,
 ) -> None:
     """Run a scenario over a real executor, its pool full of NaN; all pages must come back."""
 
     async def main() -> None:
         executor = TorchExecutor.load(
-            checkpoint.directory, dtype="fp32", device="cpu", threads=1, pool_bytes=1 << 22
-        )
+            checkpoint.directory, dtype="fp32", device="cpu", threads=1,
+            pool_bytes=pages * _PAGE_BYTES,
+        )  # fmt: skip
         await executor.poison(np.arange(executor.pages, dtype=np.int32))
-        kernel_options = KernelOptions(steps=limits or StepLimits())
+        places = Places(pages_a_frame=8)  # what does not fit is kept as tokens alone
+        kernel_options = KernelOptions(steps=limits or StepLimits(), places=places)
         kernel = Kernel(executor, describe(ASSETS), RealClock(), kernel_options)
         running = asyncio.create_task(kernel.run())
         try:

@@ -27,9 +27,9 @@ from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
+    KV_KEEP_SHARE,
     LINEAGE_TENANT_ENTRIES_MIN,
     LINEAGE_TENANT_ENTRIES_TIMES,
-    KV_KEEP_SHARE,
     LIST_ITEMS_MAX,
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,

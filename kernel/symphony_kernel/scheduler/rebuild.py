@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs import KVFile, page_count
-from symphony_kernel.kvfs.lineage import FILE, Copy, Part, Step
+from symphony_kernel.kvfs.lineage import FILE, Copy, Part, Step, scratch_peak
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -101,6 +101,7 @@ class Rebuild:
         self._steps = steps
         self._next = 0
         self._benches: dict[int, _Bench] = {}
+        self._spare: Int32 = np.empty(0, np.int32)  # frames of benches to come
         self._faults = pressure.faults
         hollow = pressure.pool.hollow[file.pages]
         self._missing: Int64 = np.zeros(len(hollow), np.int64)  # entries of each page, to come
@@ -119,18 +120,14 @@ class Rebuild:
 
     def take_benches(self) -> None:
         """Take the frames that its steps need beside the file; there must be so many."""
-        for number, step in enumerate(self._steps):
-            if not step.in_place:
-                frames = self._pressure.pool.take_bench(page_count(step.start + len(step.tokens)))
-                self._benches[number] = _Bench(frames, step.start)
+        self._spare = self._pressure.pool.take_bench(scratch_peak(self._steps))
 
     def work(
         self, target: Work, done: Callable[[bytes | int], None], gone: Callable[[], None]
     ) -> Work:
         """Return the next row as a work for the LIP of `target`."""
-        step, bench = self._steps[self._next], self._benches.get(self._next)
-        if bench is not None:
-            self._lay_out(step, bench)
+        step = self._steps[self._next]
+        bench = None if step.in_place else self._lay_out(step)
         table = self._file.rebuild_table if bench is None else bench.table
         parents = None if step.parents is None else tuple(step.parents.tolist())
         return Work(
@@ -160,17 +157,22 @@ class Rebuild:
         for number in step.finished:
             self._leave(number)
         self._next += 1
+        if self.over:
+            self._pressure.pool.leave_bench(self._spare)
 
     def abandon(self) -> None:
         """Give everything back that is not whole."""
         for number in list(self._benches):
             self._leave(number)
+        self._pressure.pool.leave_bench(self._spare)
         pages = self._file.pages
         hollow = pages[: len(self._missing)][self._missing > 0]
         self._pressure.tiers.evict(hollow, host=False)
 
-    def _lay_out(self, step: Step, bench: _Bench) -> None:
-        """Copy a step's context to its bench."""
+    def _lay_out(self, step: Step) -> _Bench:
+        """Return a bench for the next step, its context copied there."""
+        frames, self._spare = np.split(self._spare, [step.scratch_pages])
+        bench = self._benches[self._next] = _Bench(frames, step.start)
         at = 0
         for part in step.context:
             count = part.end - part.start
@@ -182,6 +184,7 @@ class Rebuild:
                 sources = other.slots(other.start + entries)
             self._pressure.moves.copy(sources, bench.slots(np.arange(at, at + count)))
             at += count
+        return bench
 
     def _failed(self) -> Errno | None:
         """What a batch that failed has written, a bench perhaps, is not what it should be."""
@@ -200,7 +203,7 @@ class Rebuild:
     def _leave(self, number: int) -> None:
         bench = self._benches.pop(number, None)
         if bench is not None:
-            self._pressure.pool.leave_bench(bench.frames)
+            self._spare = np.concatenate((self._spare, bench.frames))
 
 
 def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
@@ -228,11 +231,6 @@ def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
         return linear_steps(file, absent)
     entries = np.flatnonzero(np.repeat(absent, PAGE_TOKENS)[: file.length])
     return file.plan(entries)
-
-
-def bench_pages(steps: list[Step]) -> int:
-    """Return how many frames these steps take beside the file."""
-    return sum(page_count(step.start + len(step.tokens)) for step in steps if not step.in_place)
 
 
 def _runs(flags: "npt.NDArray[np.bool_]") -> Iterator[tuple[int, int]]:

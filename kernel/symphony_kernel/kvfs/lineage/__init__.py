@@ -22,7 +22,15 @@ A trail covers a file's first entries; those behind it are *linear* on top, and 
 from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, LineageStatistics
 from symphony_kernel.kvfs.lineage.origins import Origins
 from symphony_kernel.kvfs.lineage.packing import LineageError, pack, unpack
-from symphony_kernel.kvfs.lineage.planning import FILE, Copy, NotRecomputableError, Part, Step, plan
+from symphony_kernel.kvfs.lineage.planning import (
+    FILE,
+    Copy,
+    NotRecomputableError,
+    Part,
+    Step,
+    plan,
+    scratch_peak,
+)
 from symphony_kernel.kvfs.lineage.trails import Span, Trail
 
 __all__ = [
@@ -40,5 +48,6 @@ __all__ = [
     "Trail",
     "pack",
     "plan",
+    "scratch_peak",
     "unpack",
 ]

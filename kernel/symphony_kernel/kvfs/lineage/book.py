@@ -1,7 +1,9 @@
 """Who pays for lineage, and what becomes of it past a bound.
 
-A tenant may keep as many entries in its files' lineage as its quota of pages has on the device; one
-file at most LINEAGE_ENTRIES_MAX in LINEAGE_SPANS_MAX spans. Forks share a lineage and pay once.
+A tenant may keep some times as many entries in its files' lineage, a few bytes each, as its quota
+of pages has on the device; one file at most LINEAGE_ENTRIES_MAX in LINEAGE_SPANS_MAX spans. Forks
+share a lineage and pay once.
+
 Past a bound no call fails. A closed trail is dropped (at half of the bounds): its file counts as
 linear from then on, and what is computed again equals what was there up to rounding. Any other
 becomes one *lost* span: such a file may go to host memory or disk, and never to where only tokens

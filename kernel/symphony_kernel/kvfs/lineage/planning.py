@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
-from symphony_kernel.kvfs.lineage.trails import Span, Trail, spans_of
+from symphony_kernel.kvfs.lineage.trails import Span, Trail, same, spans_of
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 FILE: Final = -1
 _NOWHERE: Final = -2
@@ -65,6 +66,11 @@ class Step:
         return sum(part.end - part.start for part in self.context)
 
     @property
+    def scratch_pages(self) -> int:
+        """Pages of the scratch file, where it needs one."""
+        return -(-(self.start + len(self.tokens)) // PAGE_TOKENS)
+
+    @property
     def in_place(self) -> bool:
         """Whether it computes entries of the file behind all of the file's entries before them."""
         start, count = self.start, len(self.tokens)
@@ -102,11 +108,25 @@ def plan(trail: Trail | None, absent: Int64) -> list[Step]:
     _look_at_file(trail, absent, states)
     for span in reversed(spans):  # those that need an entry come before it
         _need(span, states)
+    home = {part.span for part in trail.parts() if _is_at_home(part)}
     steps: list[Step] = []
     for span in spans:
-        for begin, end in _chunks(span, states[span]):
+        for begin, end in _chunks(span, states[span], span in home):
             steps.append(_step(span, begin, end, states, len(steps)))
     return _finished(steps)
+
+
+def scratch_peak(steps: Sequence[Step]) -> int:
+    """Return how many pages all scratch files have at once that a plan's steps need."""
+    sizes: dict[int, int] = {}
+    peak = 0
+    for number, step in enumerate(steps):
+        if not step.in_place:
+            sizes[number] = step.scratch_pages
+            peak = max(peak, sum(sizes.values()))
+        for each in step.finished:
+            sizes.pop(each, None)
+    return peak
 
 
 def _look_at_file(trail: Trail, absent: Int64, states: dict[Span, _State]) -> None:
@@ -143,12 +163,20 @@ def _need(span: Span, states: dict[Span, _State]) -> None:
         below.needed[entries[below.source[entries] == _NOWHERE]] = True
 
 
-def _chunks(span: Span, state: _State) -> list[tuple[int, int]]:
+def _is_at_home(part: Trail) -> bool:
+    """Whether a span's entries stand in the file where they were computed, behind their context."""
+    ranges, span = part.ranges, part.span
+    whole = len(ranges) == 1 and int(ranges[0, 0]) == 0 and span.parents is None
+    return whole and same(span.context, part.before)
+
+
+def _chunks(span: Span, state: _State, at_home: bool) -> list[tuple[int, int]]:
+    """Return which entries are computed at once; in a scratch file all, with what is between."""
     needed = np.flatnonzero(state.needed)
     if not len(needed):
         return []
-    if span.parents is not None:
-        return [(0, int(needed[-1]) + 1)]
+    if not at_home:
+        return [(0 if span.parents is not None else int(needed[0]), int(needed[-1]) + 1)]
     cuts = np.flatnonzero(np.diff(needed) != 1) + 1
     return [(int(each[0]), int(each[-1]) + 1) for each in np.split(needed, cuts)]
 

@@ -188,8 +188,9 @@ def test_past_a_bound_a_file_is_lost_and_goes_on(
     bench.close(file, fork)
 
 
-def test_a_tenant_keeps_as_many_entries_as_it_may_have_on_the_device() -> None:
-    bench = Workbench(HashDevice(10))  # 160 entries
+def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
+    assert bench.kvfs.lineages.entries_max == 1 << 20
+    bench.kvfs.lineages.entries_max = 160
     source = bench.create()
     bench.pred(source, tokens(60))
     files = [bench.extract(source, (1, 2)) for _ in range(3)]
