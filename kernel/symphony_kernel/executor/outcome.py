@@ -5,8 +5,10 @@ hop. Whoever waits may await an outcome, or name a callback, which then runs in 
 """
 
 import asyncio
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
@@ -115,16 +117,6 @@ class _Work:
         self.ended = time.monotonic()
 
 
-def _announce(works: list[_Work]) -> None:
-    """Wake those who wait for works that have ended, from the thread: one loop, or one event."""
-    first = works[0]
-    if first.loop is not None:
-        first.loop.call_soon_threadsafe(_tell, works)
-    else:
-        assert isinstance(first.heard, threading.Event)
-        first.heard.set()
-
-
 def _tell(works: list[_Work]) -> None:
     """Let those who wait hear of their works' ends, when all of them can be known."""
     told = []
@@ -154,6 +146,11 @@ class DeviceThread:
         """Start it; it enters `context`, and `begin` runs on it first."""
         self._works: SimpleQueue[_Work | None] = SimpleQueue()
         self._hold_seconds = hold_seconds
+        # Has the next work write to an eventfd once it computes; None: it cannot.
+        self.ring: Callable[[int], None] | None = None
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._loop: asyncio.AbstractEventLoop | None = None  # that hears the bell
+        self._ended: deque[list[_Work]] = deque()  # that the loop is to hear of
         self._thread = threading.Thread(
             target=self._run, args=(begin, context), name="executor", daemon=True
         )
@@ -166,7 +163,10 @@ class DeviceThread:
         has ended and before anybody hears of it; `work` comes in any case.
         """
         outcome: Outcome[T] = Outcome()
-        self._works.put(_Work(work, outcome, asyncio.get_running_loop(), begin))
+        loop = asyncio.get_running_loop()
+        if begin is not None and loop is not self._loop:
+            self._attach(loop)
+        self._works.put(_Work(work, outcome, loop, begin))
         return outcome
 
     def call(self, work: Callable[[], T]) -> T:
@@ -184,6 +184,9 @@ class DeviceThread:
         """End it after what is queued; returns when it has ended."""
         self._works.put(None)
         self._thread.join()
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._bell)
+        os.close(self._bell)
 
     def _run(self, begin: Callable[[], None], context: Callable[[], Any]) -> None:
         with context():
@@ -198,18 +201,54 @@ class DeviceThread:
         ended: list[_Work] = []  # that nobody has heard of
         while True:
             work.run()
+            if self._ended and work.loop is not None:  # the step has not rung, or nobody has heard
+                work.loop.call_soon_threadsafe(self._hear)
             ended.append(work)
             try:
                 following = self._works.get_nowait()
             except Empty:
-                _announce(ended)
+                self._announce(ended)
                 return True
-            if following is None or not following.begins() or not self._may_hold(ended):
-                _announce(ended)
+            if following is None or not following.begins():
+                self._announce(ended)
+                ended = []
+            elif not self._may_hold(ended):
+                self._announce(ended, self.ring)
                 ended = []
             if following is None:
                 return False
             work = following
+
+    def _announce(self, works: list[_Work], ring: Callable[[int], None] | None = None) -> None:
+        """Let those hear who wait for works that have ended: one loop, or one event.
+
+        With `ring` the loop is woken up by the next step: this thread would be put aside for the
+        loop's, and the step wait for it.
+        """
+        first = works[0]
+        if first.loop is None:
+            assert isinstance(first.heard, threading.Event)
+            first.heard.set()
+            return
+        self._ended.append(works)
+        if ring is not None:
+            ring(self._bell)
+        else:
+            first.loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        """On the loop: let outcomes be known."""
+        while self._ended:
+            _tell(self._ended.popleft())
+
+    def _hear_bell(self) -> None:
+        os.eventfd_read(self._bell)
+        self._hear()
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the running loop hear the bell."""
+        self._loop = loop
+        loop.add_reader(self._bell, self._hear_bell)
 
     def _may_hold(self, ended: list[_Work]) -> bool:
         """Whether the first of these would not wait for too long until another step's end."""

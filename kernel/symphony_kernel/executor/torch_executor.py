@@ -112,7 +112,10 @@ class TorchExecutor:
                 )  # fmt: skip
 
         try:
-            return cls(model, thread.call(build), pages, places, thread)
+            network = thread.call(build)
+            if isinstance(network, NativeNetwork):
+                thread.ring = network.ring
+            return cls(model, network, pages, places, thread)
         except BaseException:
             thread.stop()
             raise

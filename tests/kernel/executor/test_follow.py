@@ -103,6 +103,32 @@ def test_a_chain_computes_the_same_bits_as_step_by_step(rig: Rig, count: int) ->
     assert found == expected
 
 
+def test_steps_ring_for_the_ends_of_those_before(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits hears of each step, in order, though the next one computes already."""
+    monkeypatch.setattr(rig.executor._thread, "_hold_seconds", 0.0)
+    heard: list[int] = []
+
+    async def main() -> list[Results]:
+        table = rig.table(STEPS)
+        outcomes = [rig.executor.start(Batch(rows_at(0, [table], [1])))]
+        for start in range(1, STEPS):
+            batch = Batch(rows_at(start, [table]), follow=Follow([0], [NEVER]))
+            outcomes.append(rig.executor.start(batch))
+
+        async def hear(number: int) -> Results:
+            results = await outcomes[number]
+            heard.append(number)
+            return results
+
+        return list(await asyncio.gather(*map(hear, range(STEPS))))
+
+    expected = asyncio.run(one_by_one(rig.executor, [rig.table(STEPS)]))
+    for _ in range(2):  # on one event loop after the other
+        assert asyncio.run(main()) == expected
+        assert heard == list(range(STEPS))
+        heard.clear()
+
+
 def test_behind_what_was_not_computed_nothing_is(rig: Rig) -> None:
     table = rig.table(40)
 

@@ -1,6 +1,7 @@
 """A device's thread: order, one hop back, and errors that reach whoever waits."""
 
 import asyncio
+import os
 import threading
 import time
 
@@ -165,3 +166,38 @@ def test_a_beginning_that_goes_wrong_is_the_works_error() -> None:
 
     assert asyncio.run(main()) == 2
     thread.stop()
+
+
+def test_the_next_work_rings_and_what_it_fails_to_ring_is_heard_of_at_its_end() -> None:
+    """The loop is not woken by the thread itself when what follows can do it."""
+    thread = DeviceThread(hold_seconds=0.0)
+    bells: list[int] = []
+    thread.ring = bells.append
+    heard: list[tuple[int, int]] = []
+    at_work = threading.Event()
+
+    def ringing(number: int) -> int:
+        if number == 2:
+            os.eventfd_write(bells.pop(), 1)
+            at_work.wait()  # it is heard of while this one is under way
+        return number
+
+    async def main() -> None:
+        ended = asyncio.Event()
+
+        def note(outcome: Outcome[int]) -> None:
+            heard.append((outcome.value, len(bells)))
+            if outcome.value == 1:
+                at_work.set()
+            if outcome.value == 4:
+                ended.set()
+
+        for number in range(1, 5):
+            work = thread.start(lambda n=number: ringing(n), begin=lambda: True)  # type: ignore[misc]
+            work.then(note)
+        await ended.wait()
+
+    asyncio.run(main())
+    thread.stop()
+    assert [number for number, _ in heard] == [1, 2, 3, 4]
+    assert heard[0] == (1, 0)

@@ -48,6 +48,11 @@ SYMPHONY_EXPORT void symphony_decoder_set_rotation(void *decoder, const float *c
     static_cast<Decoder *>(decoder)->set_rotation(cosines, sines, positions);
 }
 
+// Has the next step ring a bell; see `Team::ring`.
+SYMPHONY_EXPORT void symphony_decoder_ring(void *decoder, int32_t bell) {
+    static_cast<Decoder *>(decoder)->team().ring(bell);
+}
+
 SYMPHONY_EXPORT void symphony_decoder_set_profile(void *decoder, double *seconds) {
     static_cast<Decoder *>(decoder)->set_profile(seconds);
 }

@@ -118,6 +118,7 @@ class NativeNetwork:
         self._rotate = library.function(
             "symphony_decoder_set_rotation", c_void_p, c_void_p, c_void_p, c_int32
         )
+        self._ring = library.function("symphony_decoder_ring", c_void_p, c_int32)
         self._set_profile = library.function("symphony_decoder_set_profile", c_void_p, c_void_p)
         self._cosines = self._sines = torch.empty(0)
         self._sampler = NativeSampler(library, config.vocab_size, threads, self._decoder)
@@ -140,6 +141,10 @@ class NativeNetwork:
     def poison(self, pages: Int32) -> None:
         """Fill pages with NaN."""
         self._pool.poison(pages)
+
+    def ring(self, bell: int) -> None:
+        """Have the next step write to an eventfd, as soon as it is under way (see team.h)."""
+        self._ring(self._decoder, bell)
 
     def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
         """Return the step in C's arrays, unless it has more places than it may have logits."""

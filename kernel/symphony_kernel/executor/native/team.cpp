@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -74,7 +75,10 @@ void Team::keep_apart() {
 }
 
 void Team::begin() {
-    if (others_.empty()) return;
+    if (others_.empty()) {
+        ring_now();
+        return;
+    }
     keep_apart();
     step_.fetch_add(1);
     if (asleep_.load() != 0) wake_all(step_);
@@ -127,6 +131,13 @@ void Team::rest(uint32_t step) {
     asleep_.fetch_sub(1);
 }
 
+void Team::ring_now() {
+    if (bell_.load(std::memory_order_relaxed) < 0) return;
+    const int bell = bell_.exchange(-1);
+    // Should it fail, whoever wanted it rings himself after the step.
+    if (bell >= 0) [[maybe_unused]] const int rung = eventfd_write(bell, 1);
+}
+
 // What the other threads do all their life.
 void Team::serve(int32_t thread) {
     for (;;) {
@@ -143,6 +154,7 @@ void Team::serve(int32_t thread) {
                step_.load(std::memory_order_relaxed) == step) {
             patience.wait();
         }
+        ring_now();
         take_tasks(thread);
     }
 }

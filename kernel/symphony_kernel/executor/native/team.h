@@ -31,6 +31,10 @@ class Team {
     void begin();
     void end();
 
+    // In the next step, write to an eventfd: one of the others does, with no task in its hand. Who is
+    // woken up takes the core of who wakes, and the rest of the team goes on.
+    void ring(int bell) { bell_.store(bell, std::memory_order_relaxed); }
+
     // Calls work(task, thread) for each task in [0, tasks), each once, and returns when all have
     // ended; thread is in [0, threads()), the caller's own is 0. Whatever came before the call is
     // seen by the tasks, and what they did by the caller after it.
@@ -54,6 +58,7 @@ class Team {
     void serve(int32_t thread);
     void keep_apart();
     void rest(uint32_t step);
+    void ring_now();
 
     // The loop's number above, the tasks that nobody has taken below: one word, so that nobody takes
     // a task of one loop with the description of another.
@@ -68,6 +73,7 @@ class Team {
     std::atomic<bool> stopped_{false};
     std::vector<std::thread> others_;
     std::atomic<int32_t> asleep_{0};  // of the others
+    std::atomic<int> bell_{-1};
     int core_ = -1;                   // of the caller, when it began the last step
 };
 
