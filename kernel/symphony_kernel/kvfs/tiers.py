@@ -220,6 +220,8 @@ class Tiers:
 
     def written(self, page: int) -> None:
         """A page on the device is about to be written: its copies are no good any more."""
+        if self.host[page] < 0 and self.disk[page] < 0:
+            return
         pages = np.array([page], np.int32)
         self.drop_host(pages[self.host[pages] >= 0])
         self._drop_disk(pages[self.disk[pages] >= 0])

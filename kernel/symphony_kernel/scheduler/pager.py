@@ -58,6 +58,7 @@ class Pager:
         self._parking = Parking(queue)
         self._parked = self._parking.places  # to be looked at often
         self._blocked: dict[Work, None] = {}
+        self._leftovers: dict[Work, None] = {}  # parked ones whose files may still have frames
         self._reserved: list[Work] = []  # admitted, and some that have ended
         self._held: Bool = np.zeros(self._pool.pages, np.bool_)  # scratch
         self._rebuilding = 0.0  # tokens that were computed again for one admission, of late
@@ -95,7 +96,7 @@ class Pager:
             return became
         self._queue.remove(work)
         if became is None:
-            self._parking.add(work)
+            self._park(work)
             return Admission.AWAY
         return became
 
@@ -151,11 +152,17 @@ class Pager:
         """Say whether all frames are for the first that is parked."""
         self._holds = holds
 
+    def _park(self, work: Work) -> None:
+        self._parking.add(work)
+        if (self._pool.frame[cast(KVFile, work.file).pages] >= 0).any():
+            self._leftovers[work] = None
+
     def _enter(self, work: Work, failed: list[tuple[Work, Errno]], *, force: bool = False) -> bool:
         became = self._bring(work, force=force)
         if became is None:
             return False
         self._parking.remove(work)
+        self._leftovers.pop(work, None)
         if became is Admission.READY:
             self._queue.put_back(work)
         elif isinstance(became, Errno):
@@ -167,11 +174,14 @@ class Pager:
         """Take out a work that waits here; return whether it did."""
         if self._blocked.pop(work, self) is None:
             return True
+        self._leftovers.pop(work, None)
         return self._parking.remove(work)
 
     def forget(self, root: int, instance: int | None) -> list[Work]:
         """Take out all works of an instance, or of a whole LIP."""
         gone = self._parking.forget(root, instance)
+        for work in gone:
+            self._leftovers.pop(work, None)
         blocked = [w for w in self._blocked if w.root == root and instance in (None, w.instance)]
         for work in blocked:
             del self._blocked[work]
@@ -188,10 +198,12 @@ class Pager:
         file = cast(KVFile, work.file)
         if page_count(file.length + work.count) > self._pool.frames:
             return Errno.ENOMEM
-        if self._pool.absent and self._pool.hollow[file.pages].any():
-            self._blocked[work] = None
-            return Admission.AWAY
-        absent = np.unique(file.absent_pages())
+        absent = file.absent_pages()
+        if len(absent):
+            if self._pool.hollow[absent].any():
+                self._blocked[work] = None
+                return Admission.AWAY
+            absent = np.unique(absent)
         needed = file.pages_needed(work.count)
         if needed > self._pool.unused:
             return None
@@ -208,7 +220,7 @@ class Pager:
             return None
         if wanted > self._pressure.free and not self._make_free(work, file, wanted, newly, force):
             return None
-        reading = self._pressure.tiers.fetch(absent).reading
+        reading = self._pressure.tiers.fetch(absent).reading if len(absent) else absent
         self._pressure.ranking.add(file)
         if len(reading):
             self._blocked[work] = None
@@ -219,6 +231,8 @@ class Pager:
         """Make so many frames free for a work, by what its claim allows; return whether."""
         if self._pressure.make_free(wanted, file):
             return True
+        if self._leftovers and self._take_leftovers(work, file, wanted):
+            return True
         if force:
             return self._preempt(work, file, wanted, -np.inf)
         if newly and file.length and not len(file.absent_pages()):  # it grows where it is
@@ -227,15 +241,37 @@ class Pager:
             return self._preempt(work, file, wanted, self._slice)
         return False
 
+    def _take_leftovers(self, work: Work, file: KVFile, wanted: int) -> bool:
+        """Take frames of files whose works are parked and have no better claim than this one."""
+        served = self._served(work)
+        behind: list[tuple[float, KVFile]] = []
+        for other in self._leftovers:
+            theirs = cast(KVFile, other.file)
+            more = self._queue.ahead(other.root, work.root, served)
+            if theirs is not file and more >= 0:
+                behind.append((more, theirs))
+        behind.sort(key=lambda each: -each[0])
+        if not self._pressure.preempt([each for _, each in behind], wanted, file):
+            return False
+        for other in list(self._leftovers):
+            if not (self._pool.frame[cast(KVFile, other.file).pages] >= 0).any():
+                del self._leftovers[other]
+        return True
+
+    def _served(self, work: Work) -> float:
+        """Return what the LIP of a work had been served when it began to wait."""
+        if work in self._parking:
+            return self._parking.place(work)
+        return self._queue.service(work.root)[1]
+
     def _preempt(self, work: Work, file: KVFile, wanted: int, least: float) -> bool:
-        """Take frames from files in use of LIPs that were served more than `least` more."""
-        place = self._parking.place(work) if work in self._parking else None
-        served = self._queue.service(work.root)[1] if place is None else place
+        """Take frames from files in use of LIPs that were served at least `least` more."""
+        served = self._served(work)
         ahead: list[tuple[float, KVFile]] = []
         for other in self._pressure.ranking.in_use():
             if other is not file:
                 more = self._queue.ahead(other.root, work.root, served)
-                if more > least:
+                if more >= least:
                     ahead.append((more, other))
         ahead.sort(key=lambda each: -each[0])
         if not self._pressure.preempt([other for _, other in ahead], wanted, file):
@@ -250,9 +286,10 @@ class Pager:
         except SyscallError as error:
             return error.errno
         self._admitted(work)
-        lost = np.unique(file.absent_pages())
+        lost = file.absent_pages()
         if not len(lost):
             return Admission.READY
+        lost = np.unique(lost)
         steps = plan(file, self._pool.is_absent(file.pages[: page_count(file.length)]))
         self._pressure.tiers.give_frames(lost)
         rebuild = Rebuild(file, self._pressure, steps)
