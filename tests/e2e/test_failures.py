@@ -45,10 +45,15 @@ async def run_works(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "reason"),
-    [("worker-0", "the worker that ran it died"), ("kernel", "the kernel died")],
+    ("role", "reason", "options"),
+    [
+        ("worker-0", "the worker that ran it died", []),
+        ("kernel", "the kernel died", ["--no-journal"]),  # with one: test_deaths.py
+    ],
 )
-def test_kill_9_of_worker_or_kernel(tmp_path: Path, role: str, reason: str) -> None:
+def test_kill_9_of_worker_or_kernel(
+    tmp_path: Path, role: str, reason: str, options: list[str]
+) -> None:
     async def scenario(server: RunningServer) -> None:
         async with server.client() as client:
             await client.upload(guests.HOARDER_WASM, name="hoarder")
@@ -68,7 +73,7 @@ def test_kill_9_of_worker_or_kernel(tmp_path: Path, role: str, reason: str) -> N
             # What a reader saw before the crash is kept.
             assert (await client.result(run))["messages"] == ["held"]
 
-    with running_server(tmp_path) as server:
+    with running_server(tmp_path, *options) as server:
         asyncio.run(scenario(server))
 
 
