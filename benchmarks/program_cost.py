@@ -14,7 +14,8 @@ with each of
 in turns (direct, generate, direct, stream, ..; the order within a pair changes from round to
 round). A measurement's time runs from the last stream's first token to the last stream's end, so
 that it is the time of that many whole steps; a ratio is one pair's, and the interval is a bootstrap
-over the rounds. The processor's time a token is that of all threads of the worker and of the
+over the rounds. A pause is the device's between two steps, and "ahead" the share of steps that it
+began by itself. The processor's time a token is that of all threads of the worker and of the
 kernel's main thread, which is all of the kernel but the executor.
 """
 
@@ -53,6 +54,7 @@ LIMITS = {
     "kv_tokens": 1 << 20,
 }
 HANDLE = 1 << 16
+DEVICE = ("steps", "device_pause_ms", "device_pauses", "device_steps_ahead")  # kernel's counters
 PAUSE_SECONDS = 0.02  # between two measurements, for what the first left to do
 RESAMPLES = 2_000
 
@@ -166,6 +168,8 @@ class Times:
     kernel: float
     worker: float
     steps: float
+    pause: float  # of the device, between two steps
+    ahead: float  # steps that it began by itself
 
 
 @dataclass
@@ -243,7 +247,7 @@ class Bench:
                 self.tell(m.Start(instance, what, "", b"", LIMITS))
             await course.wait_ready()
         await asyncio.sleep(PAUSE_SECONDS)
-        before, steps = self._used(), await self._steps()
+        before, then = self._used(), await self._statistics()
         course.began = time.perf_counter()
         if what == "direct":
             self._drive(instances)
@@ -253,14 +257,17 @@ class Bench:
         await course.wait_end()
         if what != "direct":
             await self._gone.wait()
-        used, made = self._used(), await self._steps()
+        used, now = self._used(), await self._statistics()
+        made = {name: now[name] - then[name] for name in DEVICE}
         await asyncio.gather(*(self._ask(_end(i)) for i in instances))
         return Times(
             seconds=course.ended_at - course.first_at,
             whole=course.ended_at - course.began,
             kernel=used["kernel"] - before["kernel"],
             worker=used["worker"] - before["worker"],
-            steps=made - steps,
+            steps=made["steps"],
+            pause=made["device_pause_ms"] / 1e3 / max(made["device_pauses"], 1),
+            ahead=made["device_steps_ahead"],
         )
 
     def _drive(self, instances: list[int]) -> None:
@@ -278,9 +285,9 @@ class Bench:
             "worker": on_cpu_seconds(self._pids["worker"]),
         }
 
-    async def _steps(self) -> float:
-        found = await self._ask(lambda seq: m.Ask(seq, "statistics", {}))
-        return float(found["steps"])
+    async def _statistics(self) -> dict[str, float]:
+        found: dict[str, float] = await self._ask(lambda seq: m.Ask(seq, "statistics", {}))
+        return found
 
     async def _ask(self, make: Any) -> Any:
         seq = next(self._seq)
@@ -390,6 +397,8 @@ def report(streams: int, tokens: int, pairs: dict[str, Pair]) -> list[dict[str, 
                 ),
                 "steps_over_direct": _median(t.steps for t in pair.program)
                 / _median(t.steps for t in pair.direct),
+                "pause_us": _median(t.pause * 1e6 for t in pair.program),
+                "ahead": _median(t.ahead / t.steps for t in pair.program),
                 "kernel_us": _median(t.kernel / made * 1e6 for t in pair.program),
                 "worker_us": _median(t.worker / made * 1e6 for t in pair.program),
                 "direct_kernel_us": _median(t.kernel / made * 1e6 for t in pair.direct),
@@ -410,16 +419,18 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['streams']:>7} {row['program']:<9} {row['ratio']:>8.4f} "
             f"[{low:.4f}, {high:.4f}] {row['direct_ms_per_step']:>9.2f} "
             f"{row['direct_tokens_per_second']:>10,.0f} {row['steps_over_direct']:>7.3f} "
-            f"{row['direct_kernel_us']:>9.1f} {row['kernel_us']:>9.1f} {row['worker_us']:>9.1f}",
+            f"{row['direct_kernel_us']:>9.1f} {row['kernel_us']:>9.1f} {row['worker_us']:>9.1f} "
+            f"{row['pause_us']:>8.0f} {row['ahead']:>6.2f}",
             flush=True,
         )
 
 
 HEADER = (
     f"{'streams':>7} {'program':<9} {'ratio':>8} {'95% interval':>16} {'ms/step':>9} "
-    f"{'tokens/s':>10} {'steps':>7} {'kernel us':>9} {'kernel us':>9} {'worker us':>9}\n"
+    f"{'tokens/s':>10} {'steps':>7} {'kernel us':>9} {'kernel us':>9} {'worker us':>9} "
+    f"{'pause us':>8} {'ahead':>6}\n"
     f"{'':>7} {'':<9} {'':>8} {'':>16} {'direct':>9} {'direct':>10} {'/direct':>7} "
-    f"{'direct':>9} {'a token':>9} {'a token':>9}"
+    f"{'direct':>9} {'a token':>9} {'a token':>9} {'a step':>8}"
 )
 
 
