@@ -1,7 +1,9 @@
-"""kill -9 of a real kernel under load: every run ends as it would have, with the same output."""
+"""kill -9 of real roles under load: runs end as they would have, what was acknowledged is there."""
 
 import asyncio
+import os
 import random
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -63,3 +65,23 @@ def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: P
 
     with running_server(tmp_path) as server:
         asyncio.run(whole(server))
+
+
+def test_roles_that_hang_are_killed_and_a_kernel_that_did_goes_on(tmp_path: Path) -> None:
+    config = tmp_path / "symphony.toml"
+    config.write_text("hang_seconds = 3\n")
+
+    async def scenario(server: RunningServer, client: Client) -> None:
+        wanted = await crowd(client, 6, 120)
+        runs = asyncio.create_task(crowd(client, 6, 120))
+        await asyncio.sleep(0.1)
+        before = await server.pids()
+        os.kill(before["kernel"], signal.SIGSTOP)
+        found = await runs
+        assert [difference(*pair) for pair in zip(wanted, found, strict=True)] == [""] * 6
+        os.kill(before["worker-0"], signal.SIGSTOP)
+        await server.wait_for_another("worker-0", before["worker-0"])
+        assert (await client.run("greedy", input="ab"))["status"] == "exited"
+        assert server.log.read_text().count("has said nothing for 3 s") == 2
+
+    with_server(tmp_path / "data", scenario, "--config", str(config))

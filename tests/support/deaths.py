@@ -53,12 +53,8 @@ async def kill(server: RunningServer, role: str, seconds: float = 60) -> float:
     old = (await server.pids())[role]
     os.kill(old, signal.SIGKILL)
     began = time.monotonic()
-    async with asyncio.timeout(seconds):
-        while True:
-            await server.wait_until_ready()
-            if (await server.pids())[role] != old:
-                return time.monotonic() - began
-            await asyncio.sleep(0.01)
+    await server.wait_for_another(role, old, seconds)
+    return time.monotonic() - began
 
 
 # --- What a gateway acknowledged -----------------------------------------------------------------

@@ -69,6 +69,15 @@ class RunningServer:
                         return
                 await asyncio.sleep(0.05)
 
+    async def wait_for_another(self, role: str, old: int, seconds: float = 60) -> None:
+        """Wait until a run can start, with another process than `old` as the role."""
+        async with asyncio.timeout(seconds):
+            while True:
+                await self.wait_until_ready(seconds)
+                if (await self.pids())[role] != old:
+                    return
+                await asyncio.sleep(0.01)
+
     async def wait_until_idle(self, seconds: float = 10) -> dict[str, Any]:
         """Wait until the kernel has no instance; return its counters."""
         async with asyncio.timeout(seconds):
