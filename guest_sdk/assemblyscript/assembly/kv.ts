@@ -43,10 +43,12 @@ export class KvStat {
   tier: string = "";
   /** The handle's rights (`stat`). */
   rights: u32 = 0;
-  /** When it goes, or -1 (`stat`). */
+  /** When it goes, in milliseconds since 1970; 0 or less: never. */
   expiresMs: i64 = -1;
   /** Whether it outlives a restart (`list`). */
   durable: bool = false;
+  /** Whether other tenants may read it, as `public/<tenant>/<path>` (`list`). */
+  isPublic: bool = false;
 }
 
 /**
@@ -94,7 +96,10 @@ export class KvFile {
     return errnoOf(raw.kv_remove(changetype<usize>(name), name.byteLength));
   }
 
-  /** The tenant's files whose names begin with `prefix`. */
+  /**
+   * The tenant's files whose names begin with `prefix`; EFBIG where there are too many for one
+   * listing (`listAfter`). Below `public/<tenant>/` they are what that tenant publishes.
+   */
   static list(prefix: string = ""): Result<Array<KvStat>> {
     const name = encodeUtf8(prefix);
     const from = changetype<usize>(name);
@@ -104,11 +109,20 @@ export class KvFile {
       bytes = new ArrayBuffer(length);
       length = raw.kv_list(from, name.byteLength, changetype<usize>(bytes), bytes.byteLength);
     }
-    if (length < 0) return failure<Array<KvStat>>(-length, "kv_list");
-    const decoder = new Decoder(bytes.slice(0, length));
-    const all = new Array<KvStat>();
-    for (let n = decoder.array(); n > 0; n--) all.push(readStat(decoder));
-    return decoder.failed ? failure<Array<KvStat>>(Errno.EIO, "kv_list") : success(all);
+    return readListing(bytes, length, "kv_list");
+  }
+
+  /** At most `max` of these files, in order, from the first one behind the path `after`. */
+  static listAfter(prefix: string, after: string, max: u32): Result<Array<KvStat>> {
+    const name = encodeUtf8(prefix);
+    const last = encodeUtf8(after);
+    let bytes = new ArrayBuffer(1024);
+    let length = listAfter(name, last, max, bytes);
+    while (length > bytes.byteLength) {
+      bytes = new ArrayBuffer(length);
+      length = listAfter(name, last, max, bytes);
+    }
+    return readListing(bytes, length, "kv_list_after");
   }
 
   /** Whether there is a file. Another failure of making it still shows at the first use. */
@@ -272,6 +286,20 @@ export class KvFile {
 const ONE_TOKEN: usize = memory.data(4);
 const NOTHING_WANTED = new PredOptions().none();
 
+function listAfter(prefix: ArrayBuffer, after: ArrayBuffer, max: u32, out: ArrayBuffer): i32 {
+  return raw.kv_list_after(
+    changetype<usize>(prefix), prefix.byteLength, changetype<usize>(after), after.byteLength, max,
+    changetype<usize>(out), out.byteLength);
+}
+
+function readListing(bytes: ArrayBuffer, length: i32, call: string): Result<Array<KvStat>> {
+  if (length < 0) return failure<Array<KvStat>>(-length, call);
+  const decoder = new Decoder(bytes.slice(0, length));
+  const all = new Array<KvStat>();
+  for (let n = decoder.array(); n > 0; n--) all.push(readStat(decoder));
+  return decoder.failed ? failure<Array<KvStat>>(Errno.EIO, call) : success(all);
+}
+
 function readStat(decoder: Decoder): KvStat {
   const stat = new KvStat();
   for (let pairs = decoder.map(); pairs > 0; pairs--) {
@@ -285,6 +313,7 @@ function readStat(decoder: Decoder): KvStat {
     else if (key == "rights") stat.rights = decoder.unsigned() as u32;
     else if (key == "expires_ms") stat.expiresMs = decoder.integer();
     else if (key == "durable") stat.durable = decoder.boolean();
+    else if (key == "public") stat.isPublic = decoder.boolean();
     else decoder.skip();
   }
   return stat;

@@ -191,10 +191,23 @@ export declare function kv_save(kv: i32, path: usize, path_len: u32, flags: u32)
 @external("lip", "kv_remove")
 export declare function kv_remove(path: usize, path_len: u32): i32;
 
-/** msgpack list of {path, len, pages, tier, durable}. */
+/** msgpack list of {path, len, pages, tier, durable, public, expires_ms}. */
 // @ts-ignore: decorator
 @external("lip", "kv_list")
 export declare function kv_list(prefix: usize, len: u32, ptr: usize, cap: u32): i32;
+
+/** As kv_list: at most `max` of them, from the first behind the path `after`. */
+// @ts-ignore: decorator
+@external("lip", "kv_list_after")
+export declare function kv_list_after(
+  prefix: usize,
+  len: u32,
+  after: usize,
+  after_len: u32,
+  max: u32,
+  ptr: usize,
+  cap: u32,
+): i32;
 
 /** A budgeted wish about where the file's pages live. */
 // @ts-ignore: decorator

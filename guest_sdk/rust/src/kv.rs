@@ -105,7 +105,8 @@ pub struct Stat {
     pub rights: Rights,
     /// Its name, where it has one.
     pub path: Option<String>,
-    /// When [`Advice::Keep`] ends, in milliseconds from now, where it was given.
+    /// When [`Advice::Keep`] ends, or else the name that it was opened from, in milliseconds since
+    /// 1970 (as [`unix_ms`](crate::process::unix_ms) counts); `None` for never.
     pub expires_ms: Option<u64>,
 }
 
@@ -122,6 +123,10 @@ pub struct Listed {
     pub tier: String,
     /// Whether it survives a restart of the server.
     pub durable: bool,
+    /// Whether other tenants may read it, as `public/<tenant>/<path>`.
+    pub public: bool,
+    /// When it goes, in milliseconds since 1970, where it does.
+    pub expires_ms: Option<u64>,
 }
 
 /// A KV file: an ordered list of entries (token, position, and K and V of every layer). Dropping it
@@ -263,15 +268,31 @@ impl KvFile {
         check("kv_remove", unsafe { raw::kv_remove(path.as_ptr(), path.len()) }).map(drop)
     }
 
-    /// The named files whose names begin with `prefix`.
+    /// The named files whose names begin with `prefix`; `EFBIG` where there are too many for one
+    /// listing (see [`KvFile::list_after`]). Below `public/<tenant>/` they are what that tenant
+    /// publishes.
     pub fn list(prefix: &str) -> Result<Vec<Listed>> {
         let bytes = filled("kv_list", 1024, |out, cap| unsafe {
             raw::kv_list(prefix.as_ptr(), prefix.len(), out, cap)
         })?;
-        let value = msgpack::decode(&bytes).ok();
-        let items = value.as_ref().and_then(Value::as_array);
-        let listed = items.and_then(|items| items.iter().map(read_listed).collect());
-        listed.ok_or(Error::new("kv_list", Errno::EIO))
+        read_listing(&bytes).ok_or(Error::new("kv_list", Errno::EIO))
+    }
+
+    /// At most `max` of the named files whose names begin with `prefix`, in order, from the first
+    /// one behind the path `after`.
+    pub fn list_after(prefix: &str, after: &str, max: usize) -> Result<Vec<Listed>> {
+        let bytes = filled("kv_list_after", 1024, |out, cap| unsafe {
+            raw::kv_list_after(
+                prefix.as_ptr(),
+                prefix.len(),
+                after.as_ptr(),
+                after.len(),
+                max,
+                out,
+                cap,
+            )
+        })?;
+        read_listing(&bytes).ok_or(Error::new("kv_list_after", Errno::EIO))
     }
 
     /// Offers what the file holds now, in whole pages, to the tenant's other runs, which find it with
@@ -361,6 +382,11 @@ fn read_stat(bytes: &[u8]) -> Option<Stat> {
     })
 }
 
+fn read_listing(bytes: &[u8]) -> Option<Vec<Listed>> {
+    let value = msgpack::decode(bytes).ok()?;
+    value.as_array()?.iter().map(read_listed).collect()
+}
+
 fn read_listed(value: &Value) -> Option<Listed> {
     let number = |key| value.get(key).and_then(Value::as_u32);
     let text = |key| value.get(key).and_then(Value::as_str).map(String::from);
@@ -370,5 +396,7 @@ fn read_listed(value: &Value) -> Option<Listed> {
         pages: number("pages")?,
         tier: text("tier")?,
         durable: value.get("durable")?.as_bool()?,
+        public: value.get("public").and_then(Value::as_bool).unwrap_or(false),
+        expires_ms: value.get("expires_ms").and_then(Value::as_u64).filter(|ms| *ms > 0),
     })
 }

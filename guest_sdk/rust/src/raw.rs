@@ -88,8 +88,18 @@ mod imports {
         pub fn kv_save(kv: i32, path: *const u8, path_len: usize, flags: i32) -> i32;
         /// Suspends: the name goes; open handles stay valid.
         pub fn kv_remove(path: *const u8, path_len: usize) -> i32;
-        /// Suspends: msgpack list of {path, len, pages, tier, durable}.
+        /// Suspends: msgpack list of {path, len, pages, tier, durable, public, expires_ms}.
         pub fn kv_list(prefix: *const u8, len: usize, ptr: *mut u8, cap: usize) -> i32;
+        /// Suspends: as kv_list, at most `max` of them, from the first behind the path `after`.
+        pub fn kv_list_after(
+            prefix: *const u8,
+            len: usize,
+            after: *const u8,
+            after_len: usize,
+            max: usize,
+            ptr: *mut u8,
+            cap: usize,
+        ) -> i32;
         /// A budgeted wish about where the file's pages live.
         pub fn kv_advise(kv: i32, hint: i32, arg: i64) -> i32;
         /// Gives a child or the parent (pid 0) a handle with at most these rights.

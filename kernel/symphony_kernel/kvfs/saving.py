@@ -196,7 +196,6 @@ class Saving:
         """
         if public and not self._publish:
             raise SyscallError(Errno.EACCES, "the operator has not allowed to publish files")
-        file.expires_ms = self.expires_ms(file)
         if durable and self._directory is None:
             raise SyscallError(Errno.ENOSYS, "this kernel has no directory for durable files")
         if not durable and not self._waits(file.tenant, path):
@@ -275,7 +274,7 @@ class Saving:
             self._spawn(self._read(self.made, file))
 
     def expires_ms(self, file: KVFile) -> int:
-        """Return when what a file is saved under ends: as long as its program asked to keep it."""
+        """Return when a promise to keep a file ends, or else what it was opened from; 0: never."""
         until = file.advice.until
         return round(1000 * (until + self._unix_offset)) if until > self._now() else file.expires_ms
 

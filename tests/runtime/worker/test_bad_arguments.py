@@ -2,6 +2,7 @@
 
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
+    LIST_ITEMS_MAX,
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
     PRED_TOKENS_MAX,
@@ -82,6 +83,12 @@ BAD: dict[str, list[tuple[tuple[int | str, ...], Errno]]] = {
                   ((100, 1), ENOENT)],
     "kv_list": [((WRAP, 1, 0, 0), EFAULT), ((0, HUGE, 0, 0), EFAULT), ((0, 0, WRAP, 1), EFAULT),
                 ((0, 0, 0, HUGE), EFAULT), ((120, 1, 0, 0), EINVAL)],
+    "kv_list_after": [((WRAP, 1, 0, 0, 1, 0, 0), EFAULT), ((0, HUGE, 0, 0, 1, 0, 0), EFAULT),
+                      ((0, 0, WRAP, 1, 1, 0, 0), EFAULT), ((0, 0, 0, HUGE, 1, 0, 0), EFAULT),
+                      ((0, 0, 0, 0, 1, WRAP, 1), EFAULT), ((0, 0, 0, 0, 1, 0, HUGE), EFAULT),
+                      ((120, 1, 0, 0, 1, 0, 0), EINVAL), ((0, 0, 120, 1, 1, 0, 0), EINVAL),
+                      ((0, 0, 0, 0, 0, 0, 0), EINVAL), ((0, 0, 0, 0, -1, 0, 0), EINVAL),
+                      ((0, 0, 0, 0, LIST_ITEMS_MAX + 1, 0, 0), EINVAL)],
     "kv_grant": [((KV, 0, 1, WRAP, 1), EFAULT), ((KV, 0, 1, 0, HUGE), EFAULT),
                  ((KV, 0, 1, 0, 0), EINVAL), ((KV, 0, 32, 100, 1), EINVAL),
                  ((0, 0, 1, 100, 1), EBADF), ((KV, 0, 1, 100, 1), ENOENT),

@@ -401,16 +401,42 @@ pub unsafe fn kv_remove(path: *const u8, path_len: usize) -> i32 {
 pub unsafe fn kv_list(prefix: *const u8, len: usize, ptr: *mut u8, cap: usize) -> i32 {
     with(|world| {
         let prefix = unsafe { text(prefix, len) }?;
-        let named = world.names.iter().filter(|(path, _)| path.starts_with(prefix));
-        let mut out = Writer::new();
-        out.array(named.clone().count());
-        for (path, tokens) in named {
-            let len = tokens.len() as u64;
-            out.map(5).str("path").str(path).str("len").uint(len).str("tier").str("device");
-            out.str("pages").uint((len + 15) / 16).str("durable").bool(false);
-        }
-        unsafe { put(out.bytes(), ptr, cap) }
+        let named: Vec<_> =
+            world.names.iter().filter(|(path, _)| path.starts_with(prefix)).collect();
+        unsafe { put(&listing(&named), ptr, cap) }
     })
+}
+
+pub unsafe fn kv_list_after(
+    prefix: *const u8,
+    len: usize,
+    after: *const u8,
+    after_len: usize,
+    max: usize,
+    ptr: *mut u8,
+    cap: usize,
+) -> i32 {
+    with(|world| {
+        let (prefix, after) = (unsafe { text(prefix, len) }?, unsafe { text(after, after_len) }?);
+        if max == 0 || max > 4096 {
+            return Err(Errno::EINVAL);
+        }
+        let named = world.names.iter().filter(|(path, _)| path.starts_with(prefix));
+        let named: Vec<_> = named.filter(|(path, _)| path.as_str() > after).take(max).collect();
+        unsafe { put(&listing(&named), ptr, cap) }
+    })
+}
+
+fn listing(named: &[(&String, &Vec<u32>)]) -> Vec<u8> {
+    let mut out = Writer::new();
+    out.array(named.len());
+    for (path, tokens) in named {
+        let len = tokens.len() as u64;
+        out.map(7).str("path").str(path).str("len").uint(len).str("tier").str("device");
+        out.str("pages").uint((len + 15) / 16).str("durable").bool(false);
+        out.str("public").bool(false).str("expires_ms").uint(0);
+    }
+    out.bytes().to_vec()
 }
 
 pub unsafe fn kv_advise(kv: i32, hint: i32, argument: i64) -> i32 {

@@ -54,6 +54,7 @@ LIP_HANDLERS: dict[str, Handler] = {
     "kv_save": kv.kv_save,
     "kv_remove": kv.kv_remove,
     "kv_list": kv.kv_list,
+    "kv_list_after": kv.kv_list_after,
     "kv_advise": kv.kv_advise,
     "kv_grant": family.kv_grant,
     "kv_granted": family.kv_granted,

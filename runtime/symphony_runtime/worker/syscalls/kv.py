@@ -7,6 +7,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     EXTRACT_RANGES_MAX,
     FILE_ENTRIES_MAX,
+    LIST_ITEMS_MAX,
     KV_KEEP_MS_MAX,
     KV_PRIORITY_MAX,
     PATH_BYTES_MAX,
@@ -125,6 +126,27 @@ def kv_list(lip: Instance, prefix: int, length: int, pointer: int, capacity: int
     lip.fiber.check(prefix, length)
     name = arguments.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
     lip.suspend_on_kernel(_puts(lip, pointer, capacity), Op.KV_LIST, name)
+
+
+def kv_list_after(
+    lip: Instance,
+    prefix: int,
+    length: int,
+    after: int,
+    after_length: int,
+    most: int,
+    pointer: int,
+    capacity: int,
+) -> None:
+    """At most so many of the tenant's named files, from the first behind a path; suspends."""
+    lip.fiber.check(pointer, capacity)
+    lip.fiber.check(prefix, length)
+    lip.fiber.check(after, after_length)
+    if not 0 < most <= LIST_ITEMS_MAX:
+        raise SyscallError(Errno.EINVAL, f"from 1 to {LIST_ITEMS_MAX} files")
+    name = arguments.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
+    first = arguments.text(lip, after, after_length, PATH_BYTES_MAX) if after_length else ""
+    lip.suspend_on_kernel(_puts(lip, pointer, capacity), Op.KV_LIST_AFTER, name, first, most)
 
 
 def kv_offer(lip: Instance, kv: int) -> None:

@@ -88,6 +88,11 @@ async fn files() -> Result {
     let listed = KvFile::list("probe/")?;
     let names: Vec<(&str, u32)> = listed.iter().map(|f| (f.path.as_str(), f.len)).collect();
     assert_eq!(names, [("probe/a", 5), ("probe/b", 2)]);
+    let after = KvFile::list_after("probe/", "probe/a", 10)?;
+    assert_eq!(after.iter().map(|f| f.path.as_str()).collect::<Vec<_>>(), ["probe/b"]);
+    assert_eq!(KvFile::list_after("probe/", "", 1)?[0].path, "probe/a");
+    assert_eq!(errno(KvFile::list_after("", "", 0)), Some(Errno::EINVAL));
+    assert_eq!((listed[0].durable, listed[0].public, listed[0].expires_ms), (false, false, None));
     let view = KvFile::open_with("probe/a", Rights::READ)?;
     assert_eq!(view.stat()?.rights, Rights::READ);
     assert_eq!(errno(view.truncate(1)), Some(Errno::EACCES));
