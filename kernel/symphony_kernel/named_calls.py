@@ -8,11 +8,15 @@ from functools import partial
 from typing import Any, Final
 
 import msgpack
+import numpy as np
 
 from symphony_kernel.kvfs import KVFS, KVFile
 from symphony_kernel.kvfs.handles import READ
 from symphony_kernel.kvfs.names import is_public, parse_path, parse_prefix
+from symphony_kernel.kvfs.naming import describe
+from symphony_kernel.kvfs.pages import page_count
 from symphony_kernel.kvfs.saving import Saving
+from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.pending_calls import Call, Result, Turns
 from symphony_kernel.process_table import Instance
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -128,9 +132,24 @@ class NamedCalls:
         return [file.view() for file in files]
 
     def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
-        """Return what a listing says of one named file; ENOENT, EINVAL, ENAMETOOLONG."""
+        """Return what is known of one named file; ENOENT, EINVAL, ENAMETOOLONG.
+
+        Beside what a listing says: pages that others share, pages by tier (each by the fastest that
+        has it), and bytes on disk.
+        """
         parsed = parse_path(_text(path))
-        return {**self._kvfs.stat(tenant, parsed).view(), "path": parsed}
+        file = self._kvfs.named(tenant, parsed)
+        assert file.name is not None
+        where = np.bincount(self._kvfs.tiers.tier_of(file.pages), minlength=len(Tier))
+        tiers = {tier.word: int(where[tier]) for tier in Tier}
+        if not file.name.loaded:
+            tiers[Tier.DISK.word] = page_count(file.name.entries)
+        return {
+            **describe(parsed, file).view(),
+            "shared": file.shared_pages,
+            "tiers": tiers,
+            "disk_bytes": file.name.size,
+        }
 
 
 def _prefix(prefix: Any) -> str:

@@ -21,7 +21,16 @@ from symphony_runtime.config import (
     read_place,
     user_server_file,
 )
-from symphony_runtime.terminal import RunOutput, local_time, print_json, print_listing, progress
+from symphony_runtime.kv_commands import add_kv
+from symphony_runtime.terminal import (
+    CommandError,
+    RunOutput,
+    first,
+    local_time,
+    print_json,
+    print_listing,
+    progress,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -33,10 +42,6 @@ _ERROR = 3  # shown without being asked for: it is how a program says why it cou
 _LISTED_DEFAULT = 50
 _READ_BYTES = 1 << 16
 _Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
-
-
-class CommandError(Exception):
-    """The command cannot be done; the words are for the user."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,7 +72,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
              "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens", "threads",
-             "drain_seconds", "max_decode_gap_ms", "journal")  # fmt: skip
+             "drain_seconds", "max_decode_gap_ms", "journal", "publish")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -123,7 +128,7 @@ async def _programs(client: Client, options: argparse.Namespace) -> int:
             raise CommandError("which program? symphony programs rm NAME")
         await client.delete_program(options.program)
         return 0
-    programs = await _first(client.programs(), options.limit)
+    programs = await first(client.programs(), options.limit)
     rows = (
         (
             p["name"] or "-",
@@ -252,7 +257,7 @@ def _ended_words(run: dict[str, Any]) -> str:
 
 
 async def _runs(client: Client, options: argparse.Namespace) -> int:
-    runs = await _first(client.runs(), options.limit)
+    runs = await first(client.runs(), options.limit)
     rows = (
         (
             run["id"],
@@ -304,29 +309,6 @@ async def _cancel(client: Client, options: argparse.Namespace) -> int:
 
 def _log_line(event: Event) -> str:
     return f"{_LEVELS[event.data['level']]}: {event.data['text']}"
-
-
-# --- KV files ------------------------------------------------------------------------------------
-async def _kv_list(client: Client, options: argparse.Namespace) -> int:
-    files = await _first(client.kv(options.prefix), options.limit)
-    rows = ((f["path"], f["len"], f["pages"], f.get("tier", "")) for f in files)
-    print_listing(options, files, ("PATH", "TOKENS", "PAGES", "TIER"), rows)
-    return 0
-
-
-async def _kv_stat(client: Client, options: argparse.Namespace) -> int:
-    file = await client.kv_stat(options.path)
-    if options.json:
-        print_json(file)
-    else:
-        for name, value in file.items():
-            print(f"{name:12}{value}")
-    return 0
-
-
-async def _kv_rm(client: Client, options: argparse.Namespace) -> int:
-    await client.kv_remove(options.path)
-    return 0
 
 
 # --- Helpers -------------------------------------------------------------------------------------
@@ -395,15 +377,6 @@ def _count(text: str) -> int:
     return int(text)
 
 
-async def _first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
-    taken: list[dict[str, Any]] = []
-    async for item in items:
-        taken.append(item)
-        if len(taken) == limit:
-            break
-    return taken
-
-
 def _version() -> str:
     try:
         return version("symphony")
@@ -460,7 +433,8 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("-o", "--output", type=Path, help="else stdout")
     cancel = add("cancel", "end a run", _with_server(_cancel), server, listing)
     cancel.add_argument("run")
-    _add_kv(commands, server, listing, limited)
+    parents = {"server": server, "listing": listing, "limited": limited}
+    add_kv(commands, _with_server, parents)
     build = add("build", "compile a program's project", _build)
     build.add_argument("directory", type=Path, nargs="?", default=Path())
     new = add("new", "make a project for a program", _new)
@@ -492,6 +466,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
     gap = "a step with prompts beside others' decodes takes no longer; default 200"
     serve.add_argument("--max-decode-gap-ms", type=float, help=gap)
+    serve.add_argument("--publish", action="store_true", default=None,
+                       help="programs may make KV files public")  # fmt: skip
     without = "keep no journal: runs end when the kernel dies"
     serve.add_argument("--no-journal", dest="journal", action="store_false", default=None,
                        help=without)  # fmt: skip
@@ -520,21 +496,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show all of its log on stderr, not only errors",
     )
-
-
-def _add_kv(commands: Any, server: Any, listing: Any, limited: Any) -> None:
-    kv = commands.add_parser("kv", help="list, show or remove named KV files")
-    actions = kv.add_subparsers(title="actions", required=True, metavar="ACTION")
-    listed = actions.add_parser("list", help="list files", parents=[server, listing, limited])
-    listed.add_argument("prefix", nargs="?", default="")
-    listed.set_defaults(command=_with_server(_kv_list))
-    for name, words, action in (
-        ("stat", "show a file", _kv_stat),
-        ("rm", "remove a name", _kv_rm),
-    ):
-        command = actions.add_parser(name, help=words, parents=[server, listing])
-        command.add_argument("path")
-        command.set_defaults(command=_with_server(action))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""What the commands show: listings and JSON on stdout, a run's messages as they come."""
+"""What the commands show: listings and JSON on stdout, a run's messages and bytes as they come."""
 
 import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
+
+_METER_SECONDS = 0.1  # between two lines about how far something is
 
 
 class RunOutput:
@@ -40,6 +43,48 @@ class RunOutput:
         if self._line_open and sys.stdout.isatty():
             print(flush=True)
             self._line_open = False
+
+
+class CommandError(Exception):
+    """The command cannot be done; the words are for the user."""
+
+
+class Meter:
+    """Shows on a terminal how many bytes of something have passed; nothing stays of it."""
+
+    def __init__(self, words: str, total: int = 0) -> None:
+        self.done = 0
+        self._words = words
+        self._total = total
+        self._shown = 0.0
+        self._terminal = sys.stderr.isatty()
+
+    def __enter__(self) -> "Meter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def add(self, size: int) -> None:
+        """So many bytes more have passed."""
+        self.done += size
+        now = time.monotonic()
+        if self._terminal and now - self._shown >= _METER_SECONDS:
+            self._shown = now
+            of = f" of {self._total / 1e6:,.1f}" if self._total else ""
+            words = f"{self._words}: {self.done / 1e6:,.1f}{of} MB"
+            print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
+
+
+async def first(items: AsyncIterator[dict[str, Any]], limit: int) -> list[dict[str, Any]]:
+    """Return the first items of a listing."""
+    taken: list[dict[str, Any]] = []
+    async for item in items:
+        taken.append(item)
+        if len(taken) == limit:
+            break
+    return taken
 
 
 @contextlib.contextmanager

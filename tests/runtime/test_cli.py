@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 from symphony_runtime.cli import main
 
 from tests.e2e import programs as guests
@@ -189,6 +190,47 @@ def test_logs_and_cancel(simulated_server: RunningServer, tmp_path: Path) -> Non
     assert follow.communicate(timeout=SECONDS_MAX)[0] == ""
 
 
+def test_kv_files_are_fetched_and_brought(simulated_server: RunningServer, tmp_path: Path) -> None:
+    def kv(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, "kv", *arguments],
+            capture_output=True,
+            text=True,
+            env=simulated_server.environment,
+            timeout=SECONDS_MAX,
+            check=False,
+            cwd=tmp_path,
+        )
+
+    save = program(tmp_path, "save", guests.SAVE_WASM)
+    assert symphony(simulated_server, "run", save).returncode == 0
+    got = kv("get", "notes/first")
+    assert (got.returncode, got.stderr) == (0, "")
+    file = tmp_path / "first.safetensors"
+    assert got.stdout == f"first.safetensors  {file.stat().st_size} bytes\n"
+    assert load_file(file)["tokens"].tolist() == [7, 8, 9]
+    assert json.loads(kv("get", "notes/first", "-o", "other", "--json").stdout)["file"] == "other"
+    assert kv("put", "other", "brought/one").stdout == "brought/one  3 tokens\n"
+    again = kv("put", "other", "brought/one", "--keep-old")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "to be kept" in again.stderr
+    (tmp_path / "other").write_bytes(b"junk")
+    assert "safetensors" in kv("put", "other", "brought/two").stderr
+    put = kv("put", "first.safetensors", "brought/two", "--rebuild", "--keep-ms=600000", "--json")
+    assert json.loads(put.stdout)["expires_ms"] > 0
+    listed = kv("list", "brought/").stdout.splitlines()
+    assert [line.split()[:5] for line in listed[1:]] == [
+        ["brought/one", "3", "1", "disk", "durable"], ["brought/two", "3", "1", "disk", "durable"],
+    ]  # fmt: skip
+    assert kv("get", "nothing").returncode == 1
+    assert "No such file" in kv("put", "nothing", "a").stderr
+    for path in ("notes/first", "notes/second", "brought/one", "brought/two"):
+        assert kv("rm", path).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "first.safetensors", "other", "save.wasm",
+    ]  # fmt: skip
+
+
 def test_kv(simulated_server: RunningServer, tmp_path: Path) -> None:
     save = program(tmp_path, "save", guests.SAVE_WASM)
     assert symphony(simulated_server, "run", save).returncode == 0
@@ -198,6 +240,10 @@ def test_kv(simulated_server: RunningServer, tmp_path: Path) -> None:
     ]  # fmt: skip
     stat = symphony(simulated_server, "kv", "stat", "notes/first", "--json")
     assert json.loads(stat.stdout)["len"] == 3
+    assert json.loads(stat.stdout)["tiers"] == {"device": 1, "host": 0, "disk": 0, "tokens": 0}
+    words = symphony(simulated_server, "kv", "stat", "notes/first").stdout
+    assert "tiers       1 device\n" in words
+    assert "expires_ms  never\n" in words
     for name in ("first", "second"):
         assert symphony(simulated_server, "kv", "rm", f"notes/{name}").returncode == 0
     assert json.loads(symphony(simulated_server, "kv", "list", "--json").stdout) == []

@@ -250,7 +250,12 @@ SCHEMAS: dict[str, Any] = {
             "durable": {"type": "boolean"},
             "public": {"type": "boolean"},
             "expires_ms": {"type": "integer", "description": "Unix time; 0: never"},
-        }
+        },
+        {
+            "shared": {"type": "integer", "description": "pages that others have, too"},
+            "tiers": {"type": "object", "additionalProperties": _INTEGER},
+            "disk_bytes": _INTEGER,
+        },
     ),
     "Safetensors": {"description": "a KV file: tokens, positions, K and V (docs/kv-files.md)"},
     "KvPage": _page("KvFile"),
