@@ -28,7 +28,8 @@ CALLS = {
     "channel_send channel_recv wait take cancel",
     "model": "model_info tokenize detokenize chat pred generate constraint",
     "kv": "kv_create kv_open kv_fork kv_extract kv_append kv_truncate kv_len kv_stat kv_tokens "
-    "kv_save kv_remove kv_list kv_list_after kv_advise kv_grant kv_granted kv_offer kv_match kv_close",
+    "kv_save kv_remove kv_list kv_list_after kv_advise kv_grant kv_granted kv_offer kv_match "
+    "kv_close",
     "outside": "http tool tools",
 }
 TICKETS = {"recv", "sleep", "spawn", "join", "channel_recv", "pred", "generate", "http", "tool"}

@@ -7,9 +7,9 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     EXTRACT_RANGES_MAX,
     FILE_ENTRIES_MAX,
-    LIST_ITEMS_MAX,
     KV_KEEP_MS_MAX,
     KV_PRIORITY_MAX,
+    LIST_ITEMS_MAX,
     PATH_BYTES_MAX,
     PRED_TOKENS_MAX,
 )
