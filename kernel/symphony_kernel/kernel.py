@@ -19,7 +19,7 @@ from typing import Any
 import msgpack
 
 from symphony_kernel.durability import KEPT, Durability, DurableOptions
-from symphony_kernel.executor.base import Executor
+from symphony_kernel.executor.base import Executor, Int32
 from symphony_kernel.executor.models.assets import Assets
 from symphony_kernel.journal.keeper import LOG_BYTES, Keeper, Parts, Remembered
 from symphony_kernel.journal.scribe import HeldSession, Scribe
@@ -94,7 +94,8 @@ class Port:
         if scribe is None:
             self._take(frame)
             return
-        scribe.frame(self._name, encode(frame))
+        link = self.link
+        scribe.frame(self._name, link.frame if isinstance(link, HeldSession) else encode(frame))
         scribe.inside += 1
         self._take(frame)
         scribe.inside -= 1
@@ -257,6 +258,7 @@ class Kernel:
             self.stop_with,
         )
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
+        self._kvfs.tiers.arrived = self._pages_arrived
         self._over = asyncio.Event()  # closed, or gone wrong
         self._failure: BaseException | None = None
 
@@ -625,7 +627,7 @@ class Kernel:
         """A frame was sent to a peer: it will be sent again to one that has not got it."""
         port = self.port(peer)
         if port is not None and isinstance(port.link, HeldSession):
-            port.link.keep(body)
+            port.link.leave(body)
 
     def resume(self) -> None:
         """Go on with what a replay has left; peers without a session have gone with the links."""
@@ -664,6 +666,11 @@ class Kernel:
             self.scribe.commit()
 
     # -- Steps -----------------------------------------------------------------------------------
+    def _pages_arrived(self, _pages: Int32) -> None:
+        """Pages have come from disk, or will not come."""
+        self._scheduler.pages_arrived()
+        self._stepper.plan()
+
     async def run(self) -> None:
         """Launch steps until `close`.
 

@@ -20,6 +20,7 @@ from typing import Final
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.journal.log import Log
+from symphony_kernel.journal.scribe import HeldSession
 from symphony_kernel.kvfs import KVFile
 from symphony_kernel.protocol.errno import Errno
 
@@ -41,13 +42,15 @@ REFUSED: Final = 4  # errno, which of the record's allocations for calls
 EVICTED: Final = 5  # 1 + n, for which of them (0: for a step), n pages
 LOST: Final = 6  # n, n pages
 INSIDE: Final = 16  # beside the kind: while the kernel did what a frame or the end of a pred says
+RECORDS_A_LOOK: Final = 16  # whether the log is long
+
 SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 2}
 
 
 class Recorder:
     """Notes entries and writes records.
 
-    `failed` hears when there is no room for them any more, `written` of each that was written.
+    `failed` hears when there is no room for them any more, `written` now and then that some were.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Recorder:
         self.records = 0
         self._parts: list[bytes] = []
         self._events: list[int] = []
-        self._held: list[Callable[[], None]] = []
+        self._held: list[tuple[HeldSession, bytes, bool]] = []
         self._time: float | None = None
         self._allocations = 0  # for calls, in this record
         self._call = 0  # which of them goes on now; 0: one for a step
@@ -80,18 +83,18 @@ class Recorder:
         return time
 
     # -- What comes, and what leaves -----------------------------------------------------------
-    def frame(self, peer: bytes, body: bytes) -> None:
+    def frame(self, peer: bytes, body: bytes | memoryview) -> None:
         """A peer's frame is about to be taken."""
-        self._note(FRAME, peer, body)
+        self._note(FRAME, peer, bytes(body))  # a link uses its buffer again
 
     def happened(self, what: bytes, arguments: bytes) -> None:
         """Something that no peer said is about to be done."""
         self._note(HAPPENED, what, arguments)
 
-    def sent(self, peer: bytes, body: bytes, leave: Callable[[], None]) -> None:
-        """A frame is for a peer; `leave` is called when it may go."""
-        self._note(SENT, peer, body)
-        self._held.append(leave)
+    def sent(self, session: HeldSession, body: bytes, now: bool) -> None:
+        """A frame is for a peer; it leaves with the turn's record."""
+        self._note(SENT, session.peer, body)
+        self._held.append((session, body, now))
 
     def _note(self, kind: int, name: bytes, body: bytes) -> None:
         if self._events:
@@ -134,24 +137,27 @@ class Recorder:
     # -- Records ---------------------------------------------------------------------------------
     def commit(self) -> None:
         """Write down what has been noted, then let what was sent leave."""
-        if self._over:
-            return
         if self._events:
             self._end_events()
-        if self._parts:
-            parts, self._parts = self._parts, []
-            try:
-                self._log.append(b"".join((TIME.pack(self.now()), *parts)))
-                self.records += 1
-                self._written()
-            except OSError as error:
-                self._failed(error)
+        if self._parts and not self._over:
+            self._write()
         self._time = None
+
+    def _write(self) -> None:
+        parts, held = self._parts, self._held
+        self._parts, self._held = [], []
         self._allocations = 0
-        if self._held:
-            held, self._held = self._held, []
-            for leave in held:
-                leave()
+        parts[0] = TIME.pack(self.now()) + parts[0]
+        try:
+            self._log.append(b"".join(parts))
+            self.records += 1
+            if not self.records % RECORDS_A_LOOK:
+                self._written()
+        except OSError as error:
+            self._failed(error)
+        if not self._over:
+            for session, body, now in held:
+                session.leave(body, now)
 
     def abandon(self) -> None:
         """Write nothing more, and let nothing more leave."""

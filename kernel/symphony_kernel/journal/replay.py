@@ -7,7 +7,7 @@ handles, quotas and waiting calls are what they were when the record was written
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import msgpack
@@ -15,6 +15,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.journal import recorder as r
+from symphony_kernel.journal.scribe import HeldSession
 from symphony_kernel.kvfs import KVFS, KVFile
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.scheduler.work import Work
@@ -228,13 +229,13 @@ class Replay:
     def abandon(self) -> None:
         """Nothing: the kernel has gone wrong, and `apply` finds out."""
 
-    def frame(self, peer: bytes, body: bytes) -> None:
+    def frame(self, peer: bytes, body: bytes | memoryview) -> None:
         """It is a frame of the record."""
 
     def happened(self, what: bytes, arguments: bytes) -> None:
         """It is in the record."""
 
-    def sent(self, peer: bytes, body: bytes, leave: Callable[[], None]) -> None:
+    def sent(self, session: HeldSession, body: bytes, now: bool) -> None:
         """What was sent then is in the record."""
 
     def done(self, work: int, value: int) -> None:

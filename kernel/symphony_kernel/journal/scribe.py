@@ -1,10 +1,10 @@
 """Who stands between the kernel and its peers while there is a journal: recorder, or replay."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from symphony_kernel.kvfs.witness import Witness
+from symphony_kernel.protocol.links import MemoryLink, SocketLink
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 
 
@@ -17,14 +17,14 @@ class Scribe(Witness, Protocol):
     def now(self) -> float:
         """Return the time of the turn."""
 
-    def frame(self, peer: bytes, body: bytes) -> None:
+    def frame(self, peer: bytes, body: bytes | memoryview) -> None:
         """A peer's frame is about to be taken."""
 
     def happened(self, what: bytes, arguments: bytes) -> None:
         """Something that no peer said is about to be done."""
 
-    def sent(self, peer: bytes, body: bytes, leave: Callable[[], None]) -> None:
-        """A frame is for a peer; `leave` is called when it may go, if it shall."""
+    def sent(self, session: "HeldSession", body: bytes, now: bool) -> None:
+        """A frame is for a peer: `session.leave` when it may go, if it shall."""
 
     def done(self, work: int, value: int) -> None:
         """A pred has ended, or a generation's step: with an errno, or 0, or the token it gave."""
@@ -41,8 +41,14 @@ class HeldSession(SessionLink):
 
     def __init__(self, state: SessionState, name: str, scribe: Callable[[], Scribe | None]) -> None:
         super().__init__(state)
-        self._name = name.encode()
+        self.peer = name.encode()
         self._scribe = scribe
+
+    @property
+    def frame(self) -> bytes | memoryview:
+        """The bytes of the frame that is taken now."""
+        link = self._link
+        return link.body if isinstance(link, SocketLink | MemoryLink) else b""
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
         """Hand a frame to the scribe."""
@@ -50,8 +56,8 @@ class HeldSession(SessionLink):
         if scribe is None:
             super().send_encoded(body, now)
         elif not self.closed:
-            scribe.sent(self._name, body, partial(super().send_encoded, body, now))
+            scribe.sent(self, body, now)
 
-    def keep(self, body: bytes) -> None:
-        """A frame was sent by the kernel before: keep it until it is acknowledged."""
-        super().send_encoded(body)
+    def leave(self, body: bytes, now: bool = False) -> None:
+        """Send a frame that is written down, and keep it until it is acknowledged."""
+        super().send_encoded(body, now)

@@ -102,6 +102,7 @@ class SocketLink(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._inbound = memoryview(bytearray(_INBOUND_BYTES))
         self._filled = 0  # bytes of it that came and are not delivered
+        self.body: bytes | memoryview = b""  # of the frame that is delivered now
         self._outbound: list[bytes] = []
         self._outbound_bytes = 0
         self._flush_planned = False
@@ -213,7 +214,7 @@ class SocketLink(asyncio.BufferedProtocol):
                 if filled < end:
                     wanted = end - start
                     break
-                body = buffer[start + _LENGTH.size : end]
+                body = self.body = buffer[start + _LENGTH.size : end]
                 start = end
                 self._on_frame(decode(body))
         except LinkError as error:
@@ -249,6 +250,7 @@ class MemoryLink:
         self._loop = asyncio.get_running_loop()
         self._peer: MemoryLink | None = None
         self._queue: list[bytes] = []
+        self.body: bytes | memoryview = b""  # of the frame that is delivered now
         self._on_frame: OnFrame | None = None
         self._on_closed: OnClosed | None = None
         self._planned = False
@@ -310,6 +312,7 @@ class MemoryLink:
         frames, self._queue = self._queue, []
         for body in frames:
             if self._on_frame is not None and not self._closed:
+                self.body = body
                 self._on_frame(decode(body))
 
     def _end(self) -> None:

@@ -136,8 +136,8 @@ def test_the_log_stays_short(tmp_path: Path) -> None:
         for token in range(1, 300):
             await worker.pred(1, A, tokens(token))
             statistics = rig.kernel.statistics()
-            assert statistics["journal_log_bytes"] < 12_000
-        assert statistics["journal_images"] > 3
+            assert statistics["journal_log_bytes"] < 13_000
+        assert statistics["journal_images"] > 2
         assert files(tmp_path, ".image") == 1
         assert files(tmp_path, ".log") < 5
 
