@@ -54,7 +54,11 @@ async def talks(rig: Rig, lips: int, **how: int) -> tuple[list[list[int]], dict[
     return list(outputs), await rig.gateway.statistics()
 
 
-@pytest.mark.parametrize("places", [{}], ids=["tokens only"])
+@pytest.mark.parametrize(
+    "places",
+    [{}, {"host_slots": 64}, {"host_slots": 512}],
+    ids=["tokens only", "a little host", "host"],
+)
 def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str, int]) -> None:
     async def test(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
         return await talks(rig, 20, turns=3, prompt_tokens=100, decodes=12)

@@ -44,6 +44,8 @@ class SchedulerStatistics:
     decode_tokens: int
     preds: int
     preds_starved: int  # ended with ENOMEM, so that others could go on
+    preemptions: int  # files in use gave up pages, so that somebody with a better claim could run
+    rebuilt_tokens: int  # computed again, since their K and V were in no tier
     step_ms: float  # sum over all steps
 
 
@@ -143,6 +145,11 @@ class Scheduler:
     def idle(self) -> bool:
         """Whether nothing waits and no step is under way."""
         return not (self._steps or self._queue.works or self._parked)
+
+    def pages_arrived(self) -> None:
+        """Pages have come from disk: who waited for them looks again."""
+        if self._pager is not None:
+            self._pager.unblock()
 
     def token_seconds(self) -> float:
         """Return what a token of a prompt takes in a step, as learned here; 0.0: not known yet."""
@@ -256,6 +263,8 @@ class Scheduler:
             decode_tokens=counts.decode_rows,
             preds=counts.preds,
             preds_starved=counts.starved,
+            preemptions=self._pager.preemptions if self._pager is not None else 0,
+            rebuilt_tokens=self._pager.rebuilt_tokens if self._pager is not None else 0,
             step_ms=1000 * counts.step_seconds,
         )
 
