@@ -1,0 +1,69 @@
+"""kill -9 of the kernel while a name is saved again and again: old or new, and nothing else."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.cuts import PATH, SAVER_WASM, Cutter
+from tests.support.server import RunningServer, running_server
+
+CUTS = 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1])
+def test_a_name_is_the_old_file_or_the_new_one_whenever_the_kernel_dies(
+    tmp_path: Path, seed: int
+) -> None:
+    """`benchmarks/cuts.py` makes twenty cuts."""
+
+    async def cut(cutter: Cutter) -> None:
+        async with cutter.server.client() as client:
+            await client.upload(SAVER_WASM, name="saver")
+        for number in range(CUTS):
+            await cutter.cut(number)
+
+    with running_server(tmp_path, "--no-journal") as server:
+        cutter = Cutter(server, random.Random(seed))
+        asyncio.run(cut(cutter))
+    assert len(cutter.cuts) == CUTS
+    assert all(cut.good for cut in cutter.cuts), cutter.cuts
+    assert cutter.cuts[-1].found > CUTS, "the program saved again and again"
+    assert not list((tmp_path / "kv").rglob("*.partial"))
+    assert not (tmp_path / "kv" / "broken").exists()
+
+
+@pytest.mark.slow
+def test_a_program_saves_on_through_the_kernels_death(tmp_path: Path) -> None:
+    """With its journal the kernel comes back in the middle of a save, and nobody is told twice."""
+
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client:
+            await client.upload(SAVER_WASM, name="saver")
+            run = await client.start("saver")
+            told: list[int] = []
+            enough = 5
+            async for event in client.events(run):
+                if event.kind != "message":
+                    continue
+                told.append(int.from_bytes(event.message(), "little"))
+                if len(told) == enough and enough < 15:
+                    enough += 5
+                    os.kill((await server.pids())["kernel"], signal.SIGKILL)
+                elif len(told) == enough:
+                    await client.cancel(run)
+            ended = await client.result(run)
+            assert (ended["status"], ended["reason"]) == ("killed", "it was cancelled")
+            assert told == list(range(1, len(told) + 1))
+            assert (await client.kv_stat(PATH))["len"] - len(told) in (0, 1)
+            counters = await server.wait_until_idle()
+            assert counters["durable_changes_waiting"] == 0
+            await client.kv_remove(PATH)
+            assert (await server.counters())["files"] == 0
+
+    with running_server(tmp_path) as server:
+        asyncio.run(scenario(server))
