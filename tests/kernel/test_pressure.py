@@ -8,7 +8,7 @@ import pytest
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_SERVICE
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernels import (
@@ -118,3 +118,54 @@ def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
     assert alone == 2
     # The pages that had to go, once; the partial page of each; and the preds themselves.
     assert 7 * PAGE_TOKENS < computed <= 10 * PAGE_TOKENS + 2 * 5 + 2
+
+
+# -- Whose turn it is --------------------------------------------------------------------------
+async def hog(rig: Rig, instance: int, tenant: str, over: asyncio.Event) -> int:
+    """Decode without a pause behind 150 entries; return how many tokens."""
+    worker = await start(rig, instance, tenant=tenant)
+    (token,) = ids(await worker.pred(instance, A, prompt(instance, 150)))
+    made = 0
+    while not over.is_set():
+        (token,) = ids(await worker.pred(instance, A, tokens(token)))
+        made += 1
+        if made % 50 == 0:
+            await worker.call(instance, Op.KV_TRUNCATE, A, 150)
+    return made
+
+
+def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
+    """Four LIPs of one tenant and one of another: half each, but for a slice of service."""
+
+    async def test(rig: Rig) -> tuple[int, int]:
+        over = asyncio.Event()
+        lips = [asyncio.create_task(hog(rig, i, "many", over)) for i in range(1, 5)]
+        lips.append(asyncio.create_task(hog(rig, 9, "one", over)))
+        await asyncio.sleep(20)
+        over.set()
+        made = await asyncio.gather(*lips)
+        return sum(made[:-1]), made[-1]
+
+    many, one = crowded(test, 28, host_slots=256)  # two of the five files fit
+    assert many + one > 1_500
+    assert abs(many - one) < PAGER_SLICE_SERVICE
+
+
+def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
+    async def test(rig: Rig) -> list[float]:
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        hogs = [asyncio.create_task(hog(rig, i, "t", over)) for i in (1, 2, 3)]
+        await asyncio.sleep(2)
+        worker, waits = await start(rig, 9), []
+        for turn in range(3):
+            began = loop.time()
+            assert isinstance(await worker.pred(9, A, prompt(turn, 40)), bytes)
+            waits.append(loop.time() - began)
+            await asyncio.sleep(0.3)
+        over.set()
+        await asyncio.gather(*hogs)
+        return waits
+
+    waits = crowded(test, 30, host_slots=256)
+    # A step takes 10 ms, a slice is at most 256 of them, and three LIPs share the device.
+    assert max(waits) < 3 * 256 * 0.011
