@@ -58,7 +58,7 @@ class Spilling(Protocol):
         """Free up to n host slots of pages that are on disk, too."""
 
     def read(self, pages: Int32) -> None:
-        """Bring pages ([n]) from disk to the host as soon as there is room."""
+        """Bring pages ([n]) from disk to the host when there is room, and say `Tiers.read`."""
 
     def drop(self, pages: Int32) -> None:
         """Forget pages ([n]) that are on disk."""
@@ -235,6 +235,7 @@ class DiskTier:
         tiers.give_slots(np.array(gone, np.int32))
         if outcome.error is None:
             tiers.put_host(pages, slots)
+            tiers.read(pages)
             self.arrivals += len(pages)
             self._back.extend(pages.tolist())
             self._clean.extend(pages.tolist())
@@ -242,6 +243,7 @@ class DiskTier:
             _log.error("%d pages could not be read", len(pages), exc_info=outcome.error)
             tiers.give_slots(slots)
             self.drop(pages)
+            tiers.not_read(pages)
         self.balance()
         tiers.arrived(pages)
 

@@ -31,7 +31,7 @@ from symphony_kernel.kvfs.moves import Moves, Note
 from symphony_kernel.kvfs.pages import NOWHERE, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Account, Ledger, TierCounts
 from symphony_kernel.kvfs.spilling import NoDisk, Spilling
-from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 Bool = npt.NDArray[np.bool_]
@@ -60,7 +60,7 @@ class Fetched:
     """What `fetch` came to: pages ([n] each, distinct)."""
 
     loaded: Int32  # on the device now, as far as any later step can see
-    reading: Int32  # on their way from disk to the host: `Tiers.arrived` will hear of them
+    reading: Int32  # on their way from disk, hollow until `Tiers.arrived` hears of them
     lost: Int32  # in no tier: to be computed again
 
 
@@ -137,7 +137,10 @@ class Tiers:
         self._duplicates: deque[int] = deque()  # pages that came back to the device, oldest first
         self.disk: Int32 = np.full(pool.pages, NOWHERE, np.int32)  # the disk slot of each page
         self.spilling: Spilling = NoDisk()
-        # Hears of pages ([n]) that `fetch` found on disk: they are on the host now, or lost.
+        self._arriving: Bool = np.zeros(
+            pool.pages, np.bool_
+        )  # have a frame, and are read from disk
+        # Hears of pages ([n]) that `fetch` found on disk: they are on the device now, or lost.
         self.arrived: Callable[[Int32], None] = lambda _pages: None
         self.cost = MoveCost()
         # Seconds that one token takes to be computed again, as the scheduler has seen; 0: unknown.
@@ -176,17 +179,18 @@ class Tiers:
     def evict(self, pages: Int32, keep: bool = False, host: bool = True) -> Int32:
         """Take pages off the device; return those that have left it ([n], distinct).
 
-        Of `pages` those without a frame are passed over. A page that has a good copy on host or
-        disk just gives up its frame. Others are saved to the host, in the order given, as far as
-        there are slots (copies of pages that are on the device make way) and their tenants' budgets
-        allow; then what is left over becomes TOKENS, or stays where it is with `keep`. Without
-        `host` nothing is saved. Their frames are free when this returns, and may be allocated.
+        Of `pages` those without a frame, or on their way from disk, are passed over. A page that
+        has a good copy on host or disk just gives up its frame. Others are saved to the host, in
+        the order given, as far as there are slots (copies of pages that are on the device make way)
+        and their tenants' budgets allow; then what is left over becomes TOKENS, or stays where it
+        is with `keep`. Without `host` nothing is saved. Their frames are free when this returns,
+        and may be allocated.
 
         The caller has seen to it that no work that is in the step being formed needs them, and
         that what becomes TOKENS can be computed again.
         """
         pool = self._pool
-        pages = _distinct(pages[pool.frame[pages] >= 0])
+        pages = _distinct(pages[(pool.frame[pages] >= 0) & ~self._arriving[pages]])
         if not len(pages):
             return pages
         stored = (self.host[pages] >= 0) | (self.disk[pages] >= 0)
@@ -207,10 +211,11 @@ class Tiers:
     def drop(self, pages: Int32) -> Int32:
         """Drop the host and disk copies of pages; return those that are TOKENS now ([n]).
 
+        Those on their way from disk are passed over.
         Slots are free when this returns. The caller has seen to it that what becomes TOKENS can be
         computed again.
         """
-        pages = _distinct(pages)
+        pages = _distinct(pages[~self._arriving[pages]])
         copied = pages[(self.host[pages] >= 0) | (self.disk[pages] >= 0)]
         self.drop_host(copied[self.host[copied] >= 0])
         self._drop_disk(copied[self.disk[copied] >= 0])
@@ -231,30 +236,51 @@ class Tiers:
         """Bring absent pages to the device, as far as they are in a tier.
 
         Those on the host have a frame when this returns, and any step formed from now on reads
-        what they hold. Those on disk are read to the host first, by a thread: `arrived` hears
-        of them, and who wants them fetches again. Those of TOKENS are the caller's
-        (`give_frames`). Pages on the device, and hollow ones, are passed over.
+        what they hold. Those on disk get their frames now, too, are hollow, and stay where they are
+        whatever is evicted, until a thread has read them: `arrived` hears of them. Those of TOKENS
+        are the caller's (`give_frames`). Pages that have a frame are passed over.
 
         Raises:
-            SyscallError: ENOMEM (fewer free frames than pages on the host), and nothing has moved.
+            SyscallError: ENOMEM (fewer free frames than pages on host and disk); nothing has moved.
         """
         pages = _distinct(pages[self._pool.frame[pages] < 0])
         here = self.host[pages] >= 0
-        loaded, rest = pages[here], pages[~here]
+        on_disk = ~here & (self.disk[pages] >= 0)
+        loaded, reading = pages[here], pages[on_disk]
+        free = self._pool.free_frames
+        if len(loaded) + len(reading) > free:
+            raise SyscallError(Errno.ENOMEM, f"{len(pages)} pages are absent, {free} frames free")
         if len(loaded):
-            frames = self._pool.seat(loaded, hollow=False)
+            self._pool.seat(loaded, hollow=False)
             self._count(loaded, absent=-1)
-            slots = self.host[loaded]
-            self._moves.load(slots, frames)
-            self.outstanding[slots] += 1
-            self._loaded += len(loaded)
-            self._duplicates.extend(loaded.tolist())
-            self._trim()
-        on_disk = self.disk[rest] >= 0
-        reading = rest[on_disk]
+            self._load(loaded)
         if len(reading):
+            self._pool.seat(reading, hollow=True)
+            self._count(reading, absent=-1)
+            self._arriving[reading] = True
             self.spilling.read(reading)
-        return Fetched(loaded, reading, rest[~on_disk])
+        return Fetched(loaded, reading, pages[~here & ~on_disk])
+
+    def read(self, pages: Int32) -> None:
+        """Pages ([n]) that `fetch` found on disk are on the host now."""
+        self._arriving[pages] = False
+        self._pool.fill(pages)
+        self._load(pages)
+
+    def not_read(self, pages: Int32) -> None:
+        """Pages ([n]) that `fetch` found on disk are in no tier any more."""
+        self._arriving[pages] = False
+        self._dropped += len(pages)
+        self._leave(pages)
+
+    def _load(self, pages: Int32) -> None:
+        """Have pages' frames get what their host slots hold."""
+        slots = self.host[pages]
+        self._moves.load(slots, self._pool.frame[pages])
+        self.outstanding[slots] += 1
+        self._loaded += len(pages)
+        self._duplicates.extend(pages.tolist())
+        self._trim()
 
     def give_frames(self, pages: Int32) -> None:
         """Give frames to absent pages ([n], distinct, of TOKENS) to compute them again.
@@ -484,6 +510,7 @@ class Tiers:
 
     def _forget(self, pages: Int32) -> None:
         """Pages are about to be free: nothing is kept of them, and nobody pays for them."""
+        self._arriving[pages] = False
         self.drop_host(pages[self.host[pages] >= 0])
         self._drop_disk(pages[self.disk[pages] >= 0])
         away = pages[self._pool.frame[pages] < 0]
@@ -514,6 +541,8 @@ class Tiers:
             raise KernelBug(f"{pool.copies} copies are counted, there are others")
         if (pool.references[np.concatenate((there, on_disk))] <= 0).any():
             raise KernelBug("a page that nobody holds has a copy")
+        if not pool.hollow[self._arriving].all() or (self.disk[self._arriving] < 0).any():
+            raise KernelBug("a page is read from disk that is not there, or is here")
         self.spilling.check_integrity()
 
     def statistics(self) -> TierStatistics:

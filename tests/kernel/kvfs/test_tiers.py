@@ -307,10 +307,11 @@ def test_a_page_on_disk_comes_by_way_of_the_host(
     kvfs.tiers.arrived = arrived.append
     fetched = kvfs.tiers.fetch(file.pages)
     assert (len(fetched.loaded), len(fetched.reading)) == (3, 1)
+    assert len(file.absent_pages()) == 1
+    assert len(kvfs.tiers.evict(fetched.reading)) == 0, "it stays until it is there"
     settle(kvfs, store)
     runner.stop()
     assert [page.tolist() for page in arrived] == [fetched.reading.tolist()]
-    kvfs.tiers.fetch(file.pages)
     settle(kvfs, store)
     assert values(store, file) == list(range(64))
     check(kvfs, file)
