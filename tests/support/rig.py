@@ -25,7 +25,7 @@ from symphony_kernel.executor.simulated import (
     SimulatedExecutor,
     simulated_model,
 )
-from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -317,7 +317,9 @@ class Rig:
         assets: Assets | None = None,
         pages: int = PAGES_DEFAULT,
         hashed: bool = True,
+        options: KernelOptions | None = None,
     ) -> None:
+        self._options = poisoned(options)
         self._clock = clock or RealClock()
         self._assets = assets or Assets(simulated_model(), b"", None, {})
         self._executor = SimulatedExecutor(
@@ -327,7 +329,7 @@ class Rig:
         self._known: dict[bytes, str] = {}
 
     async def __aenter__(self) -> "Rig":
-        self.kernel = Kernel(self._executor, describe(self._assets), self._clock, poisoned())
+        self.kernel = Kernel(self._executor, describe(self._assets), self._clock, self._options)
         self._running = asyncio.create_task(self.kernel.run())
         worker_kernel, kernel_worker = memory_pair()
         gateway_kernel, kernel_gateway = memory_pair()
