@@ -462,6 +462,7 @@ class KVFS:
         """Do without a device until `lose_device`: calls find frames, and nothing is computed."""
         self.prefix_cache.restore_heaps()
         self.pool.lend_frames()
+        self.moves.page = self.pool.page
         for file in self._files:
             file.forget_frames()
 
@@ -473,6 +474,7 @@ class KVFS:
                 self._storage.ranking.discard(file)
         self.moves.forget()
         self.pool.lose_frames(frames)
+        self.moves.page = self.pool.page
         self.ledger.lose_device()
 
     # -- Audit ----------------------------------------------------------------------------------
