@@ -45,7 +45,20 @@ def difference(wanted: Result, found: Result) -> str:
     if not output and not used:
         return ""
     words = f"{', '.join(output + used)} of {wanted['program_name']}"
-    return f"{words}: {found['status']} {found['reason']}"
+    told = [found["status"], found["reason"]]
+    if wanted["messages"] != found["messages"]:
+        old, new = wanted["messages"], found["messages"]
+        at = next(
+            (i for i, pair in enumerate(zip(old, new, strict=False)) if len({*map(str, pair)}) > 1),
+            -1,
+        )
+        told += [
+            f"{len(new)} messages for {len(old)}, from {at} on",
+            str(new[at : at + 2]),
+            "for",
+            str(old[at : at + 2]),
+        ]
+    return f"{words}: {' '.join(told)}"
 
 
 async def kill(server: RunningServer, role: str, seconds: float = 60) -> float:
