@@ -13,7 +13,16 @@ import numpy as np
 from symphony_kernel.arguments import Ranges
 from symphony_kernel.journal.image import Kept
 from symphony_kernel.journal.seeds import Seeds
-from symphony_kernel.kvfs import advice, files, filesystem, naming, pages, prefix_cache, quotas
+from symphony_kernel.kvfs import (
+    advice,
+    files,
+    filesystem,
+    naming,
+    pages,
+    prefix_cache,
+    quotas,
+    storage,
+)
 from symphony_kernel.kvfs.handles import Handle, HandleTable
 from symphony_kernel.kvfs.lineage import book, origins, trails
 from symphony_kernel.kvfs.names import NameTree
@@ -68,7 +77,7 @@ SINGLE: Final = (
     ),
     Kept(book.LineageBook, _as(None, "entries_max")),
     Kept(
-        files.Storage,
+        storage.Storage,
         _as(
             None, "pool", "ledger", "cache", "moves", "tiers", "lineages", "witness", "relief",
             "ranking",

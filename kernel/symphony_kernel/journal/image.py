@@ -12,6 +12,7 @@ Objects are written one after the other and refer to each other by number, so th
 thousands needs no deep stack, and circles need no care.
 """
 
+import gc
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,7 +68,13 @@ class Imager:
         Raises:
             KernelBug: something in it was not declared.
         """
-        return _Writer(self._kept, self._roots, self._externals).write()
+        collecting = gc.isenabled()
+        gc.disable()  # it would look at all that is made here, and find nothing
+        try:
+            return _Writer(self._kept, self._roots, self._externals).write()
+        finally:
+            if collecting:
+                gc.enable()
 
     def read(self, data: bytes) -> None:
         """Fill in the roots.
@@ -129,6 +136,8 @@ class _Writer:
         self._roots = roots
         self._names = {id(thing): (_ROOT, name) for name, thing in roots.items()}
         self._names |= {id(thing): (_EXTERNAL, name) for name, thing in externals.items()}
+        self._named = {type(thing) for thing in (*roots.values(), *externals.values())}
+        self._objects = {cls for cls in kept if not issubclass(cls, tuple | Enum)} - self._named
         self._shapes: dict[type, _Shape] = {}
         self._numbers: dict[int, int] = {}  # id -> number
         self._found: list[object] = []  # by number; held, so that no id is used again
@@ -161,16 +170,22 @@ class _Writer:
         cls = type(value)
         if cls in _PLAIN:
             return value
-        named = self._names.get(id(value))
-        if named is not None:
-            return list(named)
-        if cls in self._kept and not issubclass(cls, tuple | Enum):
-            number = self._numbers.get(id(value))
-            if number is None:
-                number = self._numbers[id(value)] = len(self._found)
-                self._found.append(value)
-            return [_OBJECT, number]
+        if cls in self._objects:
+            return self._object(value)
+        if cls in self._named:
+            named = self._names.get(id(value))
+            if named is not None:
+                return list(named)
+            if cls in self._kept and not issubclass(cls, tuple | Enum):
+                return self._object(value)
         return self._container(cls, value)
+
+    def _object(self, value: object) -> list[int]:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._found)
+            self._found.append(value)
+        return [_OBJECT, number]
 
     def _container(self, cls: type, value: Any) -> Any:
         item = self._value

@@ -25,7 +25,7 @@ from symphony_kernel.kvfs import KVFS
 from symphony_kernel.pending_calls import Pred, Turns
 from symphony_kernel.process_table import ProcessTable, WorkQueue
 
-LOG_BYTES = 16 << 20  # of records, after which there is a new image
+LOG_BYTES = 8 << 20  # of records, after which there is a new image: two seconds to replay
 LOG_BYTES_MAX = 256 << 20  # even when the last image has only just been made
 _STALL_SHARE = 0.02  # of the time may go into images
 
