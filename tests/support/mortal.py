@@ -122,12 +122,12 @@ def family() -> str:
 
 
 def saver() -> str:
-    """Computes three tokens and saves them under the name that is its input."""
+    """Computes three tokens and saves them, durably, under the name that is its input."""
     body = f"""
       (local.set $n (call $input_read (i32.const 64) (i32.const 64)))
       (local.set $kv (call $kv_create))
       (drop (call $claim {_pred("(local.get $kv)", 512, 3)} (i32.const {_ROOM}) (i32.const 8)))
-      (call $kv_save (local.get $kv) (i32.const 64) (local.get $n) (i32.const 1))"""
+      (call $kv_save (local.get $kv) (i32.const 64) (local.get $n) (i32.const 3))"""
     return main(body, locals_=_LOCALS)
 
 
