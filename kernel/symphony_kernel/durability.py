@@ -15,6 +15,7 @@ from symphony_kernel.executor.base import Executor, Int32, KVArray
 from symphony_kernel.journal.image import Kept
 from symphony_kernel.kv_requests import KvRequests
 from symphony_kernel.kvfs import KVFS, KVFile
+from symphony_kernel.kvfs.disk_work import DiskWork
 from symphony_kernel.kvfs.durable import Directory, Identity
 from symphony_kernel.kvfs.durable.format import layout_of
 from symphony_kernel.kvfs.saving import Change, Load, Saving
@@ -125,9 +126,7 @@ class Durability:
         device = PageDevice(kvfs, executor, quiet)
         self.saving = Saving(
             kvfs,
-            self._directory,
-            self._identity,
-            self._run,
+            DiskWork(self._directory, self._identity, self._run) if self._directory else None,
             device,
             happen,
             failed,

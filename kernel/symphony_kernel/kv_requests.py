@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from symphony_kernel.kvfs.disk_work import RefusedError
 from symphony_kernel.kvfs.names import parse_path
-from symphony_kernel.kvfs.saving import RefusedError, Saving
+from symphony_kernel.kvfs.saving import Saving
 from symphony_kernel.kvfs.transfers import Transfers
 from symphony_kernel.named_calls import NamedCalls
 from symphony_kernel.protocol import messages as m

@@ -386,19 +386,6 @@ class Syscalls:
         first = parse_prefix(text(prefix)), parse_prefix(text(after))
         return self.named.list_some(call, *first, integer(limit, 1, LIST_ITEMS_MAX))
 
-    def kv_list(self, tenant: str, prefix: Any = "", after: Any = "") -> list[dict[str, Any]]:
-        """As `NamedCalls.kv_list`."""
-        return self.named.kv_list(tenant, prefix, after)
-
-    def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
-        """As `NamedCalls.kv_stat`."""
-        return self.named.kv_stat(tenant, path)
-
-    def kv_remove(self, tenant: str, path: Any) -> int:
-        """Take a name away and return 0; ENOENT, EINVAL, ENAMETOOLONG."""
-        self._kvfs.remove(tenant, parse_path(text(path)))
-        return 0
-
     # -- Capabilities -----------------------------------------------------------------------------
     def _kv_close(self, call: Call, number: Any) -> Result | None:
         handle = call.caller.handles.remove(number)

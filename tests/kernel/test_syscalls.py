@@ -216,7 +216,9 @@ def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
     assert rig.unpack(1, Op.KV_LIST, "notes/") == [listed]
     assert rig.unpack(1, Op.KV_LIST, "other") == []
     assert rig.syscalls.named.kv_list("t", "") == [listed]
-    assert rig.syscalls.named.kv_stat("t", "notes/a") == listed
+    tiers = {"device": 2, "host": 0, "disk": 0, "tokens": 0}
+    more = {"shared": 2, "tiers": tiers, "disk_bytes": 0}
+    assert rig.syscalls.named.kv_stat("t", "notes/a") == listed | more
     assert rig.call(1, Op.KV_REMOVE, "notes/a") == 0
     assert rig.call(1, Op.KV_REMOVE, "notes/a") == -Errno.ENOENT
     assert rig.call(1, Op.KV_LEN, B) == 20

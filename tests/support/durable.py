@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from symphony_kernel.executor.base import Int64
 from symphony_kernel.kvfs import KVFS, KVFile
+from symphony_kernel.kvfs.disk_work import DiskWork
 from symphony_kernel.kvfs.durable import Directory, Identity
 from symphony_kernel.kvfs.durable.format import KV, layout_of
 from symphony_kernel.kvfs.saving import Done, Saving
@@ -89,9 +90,7 @@ class Shop:
         self.identity = IDENTITY
         self.saving = Saving(
             kvfs,
-            self.directory,
-            lambda: self.identity,
-            inline,
+            DiskWork(self.directory, lambda: self.identity, inline),
             self.slots,
             self.happen,
             self.faults.append,

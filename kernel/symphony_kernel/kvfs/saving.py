@@ -9,7 +9,7 @@ then the name is what it was. One tenant's changes are made one behind the other
 name never overtake each other, and tenants take turns in the threads. What touches no disk and
 waits for nothing that does is done at once.
 
-All methods run on the kernel's loop; `run` does in a thread what blocks. What the disk has said
+All methods run on the kernel's loop; threads do what blocks (`disk_work`). What the disk has said
 comes back as plain values, through `happen` and then one of `changed`, `loaded`, `filled`: who
 calls these again, in order, gets the same names and files without a disk.
 """
@@ -18,7 +18,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,16 +26,8 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from symphony_kernel.kvfs.durable import (
-    Content,
-    Directory,
-    FormatError,
-    Found,
-    Identity,
-    Label,
-    OtherModelError,
-)
-from symphony_kernel.kvfs.durable.directory import errno_of
+from symphony_kernel.kvfs.disk_work import DiskWork, RefusedError
+from symphony_kernel.kvfs.durable import Content, Found, Label
 from symphony_kernel.kvfs.durable.format import KV
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
@@ -50,21 +42,6 @@ _T = TypeVar("_T")
 Done: TypeAlias = Callable[[SyscallError | None], None]
 _ENTRY_BYTES = 8  # token and position
 _HEADER_BYTES = 4_096  # about, with the longest name
-
-
-class RefusedError(SyscallError):
-    """An upload that is not taken: `kind` is bad-file or other-model."""
-
-    def __init__(self, kind: str, words: str) -> None:
-        super().__init__(Errno.EINVAL, words)
-        self.kind = kind
-
-
-class Run(Protocol):
-    """Does work that blocks where it holds up nobody."""
-
-    def __call__(self, work: Callable[[], _T]) -> Awaitable[_T]:
-        """Return what `work` does, or raise it."""
 
 
 class Device(Protocol):
@@ -101,7 +78,7 @@ class Load:
 
 
 class Saving:
-    """The names of `kvfs` that live in `directory`; without one nothing is durable.
+    """The names of `kvfs` that live on `disk`; without one nothing is durable.
 
     `publish` says whether tenants may make files public; `now` gives seconds, with `unix_offset` on
     top those since 1970. `happen` takes what has happened on disk,
@@ -111,16 +88,14 @@ class Saving:
 
     # Fields that a kernel's next life makes anew.
     OWN: ClassVar = (
-        "live", "ending", "_kvfs", "_directory", "_identity", "_run", "_device", "_happen",
+        "live", "ending", "_kvfs", "_disk", "_device", "_happen",
         "_failed", "_publish", "_now", "_unix_offset", "_values", "_tasks",
     )  # fmt: skip
 
     def __init__(
         self,
         kvfs: KVFS,
-        directory: Directory | None,
-        identity: Callable[[], Identity],
-        run: Run,
+        disk: DiskWork | None,
         device: Device,
         happen: Callable[[str, list[Any]], None],
         failed: Callable[[BaseException], None],
@@ -137,9 +112,7 @@ class Saving:
         self.live = True  # disk and device are asked; else what they said is told again
         self.ending: Callable[[], None] = lambda: None
         self._kvfs = kvfs
-        self._directory = directory
-        self._identity = identity
-        self._run = run
+        self._disk = disk
         self._device = device
         self._happen = happen
         self._failed = failed
@@ -196,7 +169,7 @@ class Saving:
         """
         if public and not self._publish:
             raise SyscallError(Errno.EACCES, "the operator has not allowed to publish files")
-        if durable and self._directory is None:
+        if durable and self._disk is None:
             raise SyscallError(Errno.ENOSYS, "this kernel has no directory for durable files")
         if not durable and not self._waits(file.tenant, path):
             self._kvfs.save(file, path, replace, public)
@@ -250,14 +223,8 @@ class Saving:
 
     def discard(self, upload: Path) -> None:
         """Remove the file of an upload that has been taken or refused."""
-        if self.live:
-            self._spawn(self._discard(upload))
-
-    async def _discard(self, upload: Path) -> None:
-        try:
-            await self._run(partial(upload.unlink, missing_ok=True))
-        except OSError as error:
-            _log.error("an upload's file stays until the next start: %s", error)
+        if self.live and self._disk is not None:
+            self._spawn(self._disk.discard(upload))
 
     def load(self, file: KVFile, done: Done) -> None:
         """Bring the content of a named file; `done` hears when it is loaded, or why it is not."""
@@ -410,7 +377,8 @@ class Saving:
             if change.durable:
                 size, entries = await self._write(change)
             else:
-                await self._blocking(partial(self._unlink, tenant, path))
+                assert self._disk is not None
+                await self._disk.remove(tenant, path)
         except SyscallError as error:
             kind = error.kind if isinstance(error, RefusedError) else ""
             self._happen("changed", [tenant, int(error.errno), error.detail, kind, 0, 0])
@@ -419,20 +387,21 @@ class Saving:
 
     async def _write(self, change: Change) -> tuple[int, int]:
         """Write a file; return its bytes and entries. SyscallError, and the old one is there."""
-        file = change.file
+        file, disk = change.file, self._disk
         assert file is not None
+        assert disk is not None
+        tenant, path = change.tenant, change.path
+        label = Label(tenant, path, file.length, change.public, file.expires_ms)
         if change.upload:
-            status = await self._blocking(Path(change.upload).stat)
-            self._check_quota(change, status.st_size)
-            return await self._blocking(partial(self._check_and_put, change, file.expires_ms))
+            upload = Path(change.upload)
+            self._check_quota(change, await disk.size(upload))
+            return await disk.put_foreign(label, upload, rebuild=change.rebuild)
         kv = await self._device.read(file)
         if kv is None and not file.recomputable:
             raise SyscallError(Errno.EAGAIN, "its K and V are nowhere that can be read now")
         content = Content(file.tokens, file.positions, file.plain, lineage_of(file), kv)
-        size = file.length * _ENTRY_BYTES + (kv.nbytes if kv is not None else 0)
-        self._check_quota(change, size)
-        size = await self._blocking(partial(self._put, change, file.expires_ms, content))
-        return size, file.length
+        self._check_quota(change, file.length * _ENTRY_BYTES + (kv.nbytes if kv is not None else 0))
+        return await disk.put(label, content), file.length
 
     def _check_quota(self, change: Change, size: int) -> None:
         tenant = self._kvfs.tenant(change.tenant)
@@ -443,33 +412,12 @@ class Saving:
             detail = f"{tenant.name} has {tenant.durable_bytes} of {most} bytes on disk"
             raise SyscallError(Errno.EDQUOT, detail)
 
-    # In a thread:
-    def _unlink(self, tenant: str, path: str) -> None:
-        assert self._directory is not None
-        self._directory.remove(tenant, path)
-
-    def _put(self, change: Change, expires_ms: int, content: Content) -> int:
-        assert self._directory is not None
-        entries = len(content.tokens)
-        label = Label(change.tenant, change.path, entries, change.public, expires_ms)
-        return self._directory.put(label, self._identity(), content)
-
-    def _check_and_put(self, change: Change, expires_ms: int) -> tuple[int, int]:
-        assert self._directory is not None
-        content = self._directory.read_foreign(
-            Path(change.upload), self._identity(), rebuild=change.rebuild
-        )
-        return self._put(change, expires_ms, content), len(content.tokens)
-
-    def _get(self, tenant: str, path: str) -> Content:
-        assert self._directory is not None
-        return self._directory.get(tenant, path, self._identity())
-
     # -- Loading --------------------------------------------------------------------------------
     async def _read(self, number: int, file: KVFile) -> None:
         """Read a file, and tell of what it holds."""
         try:
-            content = await self._blocking(partial(self._get, file.tenant, file.path), loading=True)
+            assert self._disk is not None
+            content = await self._disk.get(file.tenant, file.path)
         except SyscallError as error:
             self._happen("loaded", [number, int(error.errno), error.detail, b"", b"", 0, b""])
             return
@@ -547,21 +495,7 @@ class Saving:
             done(error)
         self._kvfs.release(load.file)
 
-    # -- Threads --------------------------------------------------------------------------------
-    async def _blocking(self, work: Callable[[], _T], *, loading: bool = False) -> _T:
-        """Do in a thread what blocks; its errors as programs hear them, EBADF of a broken file."""
-        try:
-            return await self._run(work)
-        except OSError as error:
-            _log.error("a durable file: %s", error)
-            raise SyscallError(Errno(errno_of(error)), str(error)) from error
-        except FormatError as error:
-            if loading:
-                raise SyscallError(Errno.EBADF, str(error)) from error
-            raise RefusedError("bad-file", str(error)) from error
-        except OtherModelError as error:
-            raise RefusedError("other-model", str(error)) from error
-
+    # -- Tasks ----------------------------------------------------------------------------------
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -593,10 +527,4 @@ def without_disk(kvfs: KVFS, *, publish: bool = False) -> Saving:
     def fail(error: BaseException) -> None:
         raise error
 
-    def none() -> Identity:
-        raise AssertionError("nothing is written")
-
-    def run(work: Callable[[], _T]) -> Awaitable[_T]:
-        return asyncio.to_thread(work)
-
-    return Saving(kvfs, None, none, run, _NoDevice(), lambda *_: None, fail, publish=publish)
+    return Saving(kvfs, None, _NoDevice(), lambda *_: None, fail, publish=publish)

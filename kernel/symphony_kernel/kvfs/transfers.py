@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from symphony_kernel.kvfs.disk_work import Run
 from symphony_kernel.kvfs.durable import Content, Directory, FormatError, Identity, Label
 from symphony_kernel.kvfs.durable.directory import errno_of
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.saving import Device, Run, lineage_of
+from symphony_kernel.kvfs.saving import Device, lineage_of
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     KV_CHUNK_BYTES_MAX,

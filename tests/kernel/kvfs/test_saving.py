@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from symphony_kernel.kvfs import KVFS, KVFile
+from symphony_kernel.kvfs.disk_work import RefusedError
 from symphony_kernel.kvfs.lineage.trails import lost_trail
 from symphony_kernel.kvfs.places import Places
-from symphony_kernel.kvfs.saving import RefusedError
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_DISK_CALLS_MAX
@@ -317,7 +317,7 @@ def test_flags_are_refused_where_nothing_backs_them(tmp_path: Path) -> None:
         assert refused(shop.save, "s", file, "a", public=True) is Errno.EACCES
         assert refused(shop.save, "s", file, "public/t/a") is Errno.EACCES
         assert refused(shop.remove, "r", "nothing") is Errno.ENOENT
-        shop.saving._directory = None
+        shop.saving._disk = None
         assert refused(shop.save, "s", file, "a") is Errno.ENOSYS
         shop.save("memory", file, "a", durable=False)
 
