@@ -112,7 +112,8 @@ class Player:
                 if other != number and self.reference.instances[other].tenant is mine:
                     await self._flush()
                     break
-            if what in WAITING:
+            if what in WAITING or (place == 2 and number in self.frames):
+                # Of u's quota it matters what has been computed when the next call is made.
                 await self._flush()
             await getattr(self, "_" + what)(number, a, b, c)
             if what in WAITING:
