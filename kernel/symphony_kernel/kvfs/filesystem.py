@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
-from symphony_kernel.kvfs.files import KVFile, Storage
+from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.lineage import LineageBook, LineageStatistics, Trail
 from symphony_kernel.kvfs.loading import fill
 from symphony_kernel.kvfs.moves import Moves
@@ -22,6 +22,7 @@ from symphony_kernel.kvfs.places import Places
 from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
+from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tiers import Tiers, TierStatistics
 from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError

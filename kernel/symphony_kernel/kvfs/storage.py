@@ -1,0 +1,178 @@
+"""What all files share: the pool and the tiers below it, who pays, and what the executor owes."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.kvfs.lineage import LineageBook
+from symphony_kernel.kvfs.moves import Moves
+from symphony_kernel.kvfs.pages import PagePool
+from symphony_kernel.kvfs.prefix_cache import PrefixCache
+from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.tiers import Tiers
+from symphony_kernel.kvfs.witness import Witness
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+if TYPE_CHECKING:
+    from symphony_kernel.kvfs.files import KVFile
+
+
+class Ranked(Protocol):
+    """What keeps an order over files with pages on the device (`ranking`)."""
+
+    def add(self, file: "KVFile") -> None:
+        """A file has got pages on the device."""
+
+    def discard(self, file: "KVFile") -> None:
+        """A file is gone."""
+
+
+class NobodyRanks:
+    """No order: nothing is ever taken from a file."""
+
+    def add(self, file: "KVFile") -> None:
+        """Do nothing."""
+
+    def discard(self, file: "KVFile") -> None:
+        """Do nothing."""
+
+
+class Storage:
+    """What all files share: the pool, the tiers below it, who pays, and what the executor owes.
+
+    The prefix cache gives up pages before an allocation fails.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        ledger: Ledger,
+        cache: PrefixCache,
+        moves: Moves,
+        tiers: Tiers,
+        lineages: LineageBook,
+    ) -> None:
+        self.pool = pool
+        self.ledger = ledger
+        self.cache = cache
+        self.moves = moves
+        self.tiers = tiers
+        self.lineages = lineages
+        self.made = 0  # files
+        self.witness: Witness | None = None
+        # What takes frames from idle files, but not from the one named, until so many are free.
+        self.relief: Callable[..., bool] = lambda _frames, *_keep: False
+        self.ranking: Ranked = NobodyRanks()
+
+    def allocate(self, account: Account, n: int, keep: tuple["KVFile", ...] = ()) -> Int32:
+        """Return n pages charged to `account`, for a step; SyscallError ENOMEM or EDQUOT.
+
+        Nothing has changed then. Idle files give up their frames for it, but none of `keep`.
+        """
+        witness = self.witness
+        if witness is None or not witness.allocating(True):
+            self._make_room(account, n, keep)
+        if n > self.pool.free_frames:
+            self.relief(n, *keep)
+        pages = self.pool.allocate(n)
+        self.ledger.charge(account, pages)
+        return pages
+
+    def allocate_for_call(
+        self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None
+    ) -> Int32:
+        """As `allocate`, for what a call does now.
+
+        `bare`: where frames are lacking the pages are in no tier, to be computed when they are
+        needed; None: what they are to hold is not at hand, and could not be computed.
+        """
+        witness = self.witness
+        if witness is None or not witness.allocating(False):
+            try:
+                self._make_room(account, n, keep, bare)
+            except SyscallError as error:
+                if witness is not None:
+                    witness.refused(error.errno)
+                raise
+        if n > self.pool.free_frames:
+            self.relief(n, *keep)
+        absent = bool(bare) and n > self.pool.free_frames
+        pages = self.pool.allocate(n, frames=not absent)
+        self.ledger.charge(account, pages)
+        if absent:
+            self.tiers.born_absent(pages)
+        return pages
+
+    def _make_room(
+        self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None = False
+    ) -> None:
+        self.ledger.allow(account, n)
+        if n > self.pool.free:
+            self.cache.make_free(n - self.pool.free)
+        if n > self.pool.free:
+            self.relief(n, *keep)
+        if bare is None or n > (self.pool.unused if bare else self.pool.free):
+            raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.pool.free} free")
+
+    def recall(self, pages: Int32, keep: tuple["KVFile", ...]) -> bool:
+        """Bring pages ([n]) back from the host as far as idle files make room; whether all came."""
+        pool = self.pool
+        absent = pages[pool.is_absent(pages)]
+        held = absent[self.tiers.host[absent] >= 0]
+        if len(held) and self.relief(len(held), *keep):
+            self.tiers.fetch(held)
+        return not pool.is_absent(absent).any()
+
+    def release(self, pages: Int32) -> None:
+        """Let go of pages, once each."""
+        freed = self.pool.release(pages)
+        if len(freed):
+            self.ledger.refund(freed)
+        self.cache.left(pages)
+
+    def adopt(self, account: Account, pages: Int32) -> None:
+        """Hold pages ([n], distinct) of the prefix cache; what it alone held is charged now.
+
+        Raises:
+            SyscallError: EDQUOT, and nothing has changed.
+        """
+        idle = self.cache.charged_here(pages)
+        witness = self.witness
+        if witness is None or not witness.allocating(False):
+            try:
+                self.ledger.allow(account, len(idle))
+            except SyscallError as error:
+                if witness is not None:
+                    witness.refused(error.errno)
+                raise
+        self.pool.retain(pages)
+        self.ledger.move(idle, account)
+
+    def clear(self, files: Sequence["KVFile"]) -> None:
+        """Let go of all pages of dead files, many at once: a program may end with thousands."""
+        if len(files) == 1:
+            self.release(files[0].take_pages())
+        elif files:
+            self.release(np.concatenate([file.take_pages() for file in files]))
+
+    def copy(self, sources: Int64, destinations: Int64) -> None:
+        """Copy slots of pages: tokens and positions now, K and V with the next step.
+
+        A page that would get entries of one that is absent is in no tier afterwards: it is computed
+        again when it is needed.
+        """
+        pool = self.pool
+        pool.copy_entries(sources, destinations)
+        if pool.absent:
+            into = (destinations // PAGE_TOKENS).astype(np.int32)
+            lacks = pool.is_absent((sources // PAGE_TOKENS).astype(np.int32)) | pool.is_absent(into)
+            if lacks.any():
+                self.tiers.evict(into[lacks], host=False)
+                whole = pool.frame[into] >= 0
+                sources, destinations = sources[whole], destinations[whole]
+                if not len(sources):
+                    return
+        self.moves.copy(pool.device_slots(sources), pool.device_slots(destinations))
