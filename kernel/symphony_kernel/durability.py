@@ -18,11 +18,13 @@ from symphony_kernel.kvfs import KVFS, KVFile
 from symphony_kernel.kvfs.disk_work import DiskWork
 from symphony_kernel.kvfs.durable import Directory, Identity
 from symphony_kernel.kvfs.durable.format import layout_of
+from symphony_kernel.kvfs.pages import page_count
 from symphony_kernel.kvfs.saving import Change, Load, Saving
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.kvfs.transfers import Transfers
 from symphony_kernel.named_calls import NamedCalls
 from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import KV_HEADER_BYTES_MAX, KV_LINEAGE_BYTES_MAX
 
 _THREADS = 2  # that write and read: one large file does not hold up all others
 _EXPIRY_SECONDS_MIN, _EXPIRY_SECONDS_MAX = 0.05, 3_600.0  # between two looks at what ends next
@@ -135,7 +137,16 @@ class Durability:
             unix_offset=options.unix() - now(),
         )
         self.saving.ending = self.look
-        self._transfers = Transfers(kvfs, self._directory, self._identity, self._run, device, now)
+        self._transfers = Transfers(
+            kvfs,
+            self.saving,
+            self._directory,
+            self._identity,
+            self._run,
+            device,
+            now,
+            _largest_file(executor),
+        )
         self.requests: KvRequests  # once `serve` has said of whom
 
     def serve(
@@ -220,6 +231,13 @@ class Durability:
             vocab_size=model.vocab_size,
             max_context=model.max_context,
         )
+
+
+def _largest_file(executor: Executor) -> int:
+    """Return the bytes of a file that is as long as the model's context, and of all it may have."""
+    entries = executor.model.max_context
+    kv = page_count(entries) * executor.layout.page_bytes
+    return kv + 8 * entries + KV_LINEAGE_BYTES_MAX + KV_HEADER_BYTES_MAX
 
 
 # What of it the journal keeps: of what there is once only these fields are filled in.

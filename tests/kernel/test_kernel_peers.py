@@ -139,7 +139,7 @@ def test_what_the_gateway_asks() -> None:
         assert (listed["path"], listed["len"]) == ("prompts/one", 59)
         assert (await rig.gateway.ask("kv_list", tenant="other", prefix="")).value == []
         stat = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
-        assert stat.value == listed
+        assert listed.items() <= stat.value.items()
         assert (await rig.gateway.ask("kv_remove", tenant="t", path="prompts/one")).errno == 0
         again = await rig.gateway.ask("kv_stat", tenant="t", path="prompts/one")
         assert again.errno == -Errno.ENOENT

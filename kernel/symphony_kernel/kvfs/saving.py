@@ -108,6 +108,7 @@ class Saving:
         self.queues: dict[str, deque[Change]] = {}
         self.loads: dict[int, Load] = {}
         self.made = 0  # loads so far
+        self.lent: dict[KVFile, int] = {}  # references of who reads a file meanwhile
         # What it has of its own:
         self.live = True  # disk and device are asked; else what they said is told again
         self.ending: Callable[[], None] = lambda: None
@@ -144,6 +145,9 @@ class Saving:
         opened from them has lost its content with the device.
         """
         self.live = True
+        for file in list(self.lent):  # whoever read it was of the other process
+            while file in self.lent:
+                self.take_back(file)
         for queue in self.queues.values():
             self._launch(queue[0])
         for number, load in self.loads.items():
@@ -240,6 +244,18 @@ class Saving:
         if self.live:
             self._spawn(self._read(self.made, file))
 
+    def lend(self, file: KVFile) -> None:
+        """Hold a file for somebody who reads it, until `take_back`."""
+        file.references += 1
+        self.lent[file] = self.lent.get(file, 0) + 1
+
+    def take_back(self, file: KVFile) -> None:
+        """Whoever read it has done."""
+        self.lent[file] -= 1
+        if not self.lent[file]:
+            del self.lent[file]
+        self._kvfs.release(file)
+
     def expires_ms(self, file: KVFile) -> int:
         """Return when a promise to keep a file ends, or else what it was opened from; 0: never."""
         until = file.advice.until
@@ -266,7 +282,8 @@ class Saving:
 
     def held(self) -> Counter[KVFile]:
         """Return the references of what is under way, for the audit."""
-        held = Counter(load.file for load in self.loads.values())
+        held = Counter(self.lent)
+        held.update(load.file for load in self.loads.values())
         for queue in self.queues.values():
             held.update(change.file for change in queue if change.file is not None)
         return held

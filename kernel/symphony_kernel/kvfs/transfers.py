@@ -16,7 +16,7 @@ from symphony_kernel.kvfs.disk_work import Run
 from symphony_kernel.kvfs.durable import Content, Directory, FormatError, Identity, Label
 from symphony_kernel.kvfs.durable.directory import errno_of
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.saving import Device, lineage_of
+from symphony_kernel.kvfs.saving import Device, Saving, lineage_of
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     KV_CHUNK_BYTES_MAX,
@@ -47,11 +47,13 @@ class Transfers:
     """All transfers; `now` gives seconds."""
 
     kvfs: KVFS
+    saving: Saving
     directory: Directory | None
     identity: Callable[[], Identity]
     run: Run
     device: Device
     now: Callable[[], float]
+    bytes_max: int  # of any file
     _open: dict[int, Transfer] = field(default_factory=dict)
     _made: int = 0
 
@@ -72,7 +74,7 @@ class Transfers:
             work = partial(directory.open_checked, named.tenant, named.path)
             descriptor = await _blocking(self.run, work)
         else:
-            named.references += 1
+            self.saving.lend(named)
             try:
                 kv = await self.device.read(named)
                 lineage = lineage_of(named)
@@ -81,7 +83,7 @@ class Transfers:
                 write = partial(directory.write_unnamed, label, self.identity, content)
                 descriptor = await _blocking(self.run, write)
             finally:
-                self.kvfs.release(named)
+                self.saving.take_back(named)
         size = os.fstat(descriptor).st_size
         return self._add(Transfer(tenant, descriptor, None, size, self.now())), size
 
@@ -103,6 +105,7 @@ class Transfers:
                 tenant's bytes on disk); EAGAIN; ENOSPC; EIO; ENOSYS.
         """
         directory = self._directory(tenant)
+        self._check_size(size)
         limits = self.kvfs.tenant(tenant)
         if limits.durable_bytes + size > limits.limits.durable_bytes + KV_HEADER_BYTES_MAX:
             most = limits.limits.durable_bytes
@@ -115,6 +118,7 @@ class Transfers:
         transfer = self._get(tenant, number, upload=True)
         if len(data) > KV_CHUNK_BYTES_MAX:
             raise SyscallError(Errno.EFBIG, f"at most {KV_CHUNK_BYTES_MAX} bytes in a piece")
+        self._check_size(transfer.size + len(data))
         await self._use(transfer, partial(_write_all, transfer.descriptor, data, transfer.size))
         transfer.size += len(data)
         return transfer.size
@@ -151,6 +155,12 @@ class Transfers:
         return len(self._open)
 
     # -- Inside ---------------------------------------------------------------------------------
+    def _check_size(self, size: int) -> None:
+        if size > self.bytes_max:
+            raise SyscallError(
+                Errno.EFBIG, f"no file of this model has over {self.bytes_max} bytes"
+            )
+
     def _directory(self, tenant: str) -> Directory:
         if self.directory is None:
             raise SyscallError(Errno.ENOSYS, "this kernel has no directory for KV files")
