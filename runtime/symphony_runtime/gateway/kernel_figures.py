@@ -1,8 +1,9 @@
 """The kernel's figures for scrapes: asked for at most once a second, and growing over restarts.
 
-A kernel that starts again counts from zero. What its predecessors had counted when they were last
-asked is added, so that a counter never falls while the gateway lives; when the gateway itself
-starts again it counts from what the kernel says, as Prometheus expects of any process.
+A kernel that starts again counts most things from zero; one that has forgotten everything, all.
+What its predecessors had counted when they were last asked is added, so that a counter never falls
+while the gateway lives; when the gateway itself starts again it counts from what the kernel says,
+as Prometheus expects of any process.
 """
 
 import asyncio
@@ -22,6 +23,11 @@ COUNTERS = (
     "tiers_saved_pages", "tiers_loaded_pages", "tiers_dropped_pages", "tiers_spilled_pages",
     "tiers_read_pages", "tiers_moved_bytes", "tiers_move_ms", "audits",
 )  # fmt: skip
+# What a kernel that comes back from its journal goes on counting; the others begin again.
+REMEMBERED = (
+    "calls", "failed", "dropped", "prefix_cache_query_tokens", "prefix_cache_hit_tokens",
+    "prefix_cache_evicted_pages",
+)  # fmt: skip
 USED = ("prompt_tokens", "cached_tokens", "completion_tokens")  # of each tenant
 
 
@@ -31,6 +37,10 @@ class Kernel(Protocol):
     @property
     def pid(self) -> int:
         """Of the kernel; 0 while it is away."""
+
+    @property
+    def life(self) -> int:
+        """Which one it is of those that knew nothing of the one before."""
 
     async def ask(self, what: str, **args: Any) -> Any:
         """Return the kernel's answer."""
@@ -42,7 +52,7 @@ class KernelFigures:
     def __init__(self, kernel: Kernel, now: Callable[[], float] = time.monotonic) -> None:
         self._kernel = kernel
         self._now = now
-        self._pid = 0  # of the kernel whose figures are `_last`
+        self._pid = self._life = 0  # of the kernel whose figures are `_last`
         self._last: dict[str, Any] = {}
         self._asked = float("-inf")
         self._before: dict[str, Any] = {}  # the sum of earlier kernels
@@ -65,17 +75,20 @@ class KernelFigures:
         return self._kernel.pid != self._pid or self._now() - self._asked >= AGE_SECONDS_MAX
 
     async def _ask(self) -> None:
-        pid = self._kernel.pid
         try:
+            if not self._kernel.pid:
+                return  # whoever asks shall not wait until it is back
             found = await self._kernel.ask("metrics")
         except (KernelAwayError, SyscallError):
             return
         finally:
             self._asking = None
+        pid, life = self._kernel.pid, self._kernel.life
         if self._pid not in (0, pid):
-            self._before = _counted(self._before, self._last)
+            gone = self._last if life != self._life else _forgotten(self._last)
+            self._before = _counted(self._before, gone)
             self.restarts += 1
-        self._pid, self._last, self._asked = pid, found, self._now()
+        self._pid, self._life, self._last, self._asked = pid, life, found, self._now()
 
     def _whole(self) -> dict[str, Any]:
         if not self._last:
@@ -91,6 +104,11 @@ class KernelFigures:
         return {**self._last, **counted, "tenants": {**counted["tenants"], **tenants}}
 
 
+def _forgotten(last: dict[str, Any]) -> dict[str, Any]:
+    """Return what a kernel had counted that the one which took its place does not know."""
+    return {key: last[key] for key in last if key not in (*REMEMBERED, "tenants")}
+
+
 def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
     """Return only what grows, summed."""
     named = {**before.get("tenants", {}), **last.get("tenants", {})}
@@ -101,7 +119,9 @@ def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
             for name, view in last.get("histograms", {}).items()
         },
         "tenants": {
-            name: _sum(USED, before.get("tenants", {}).get(name, {}), last["tenants"].get(name, {}))
+            name: _sum(
+                USED, before.get("tenants", {}).get(name, {}), last.get("tenants", {}).get(name, {})
+            )
             for name in named
         },
     }

@@ -63,6 +63,7 @@ class KernelLink:
         self._seq = 0
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.pid = 0  # of the kernel; 0 while it is away
+        self.life = 0  # counts kernels that knew nothing of the one before
         self.about: dict[str, Any] = {}
 
     @property
@@ -97,6 +98,7 @@ class KernelLink:
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
         """A kernel that knows nothing of us yet."""
         self._session, self.about, self.pid = session, welcome.about, welcome.pid
+        self.life += 1
         _log.info("linked to the kernel, process %d", welcome.pid)
 
     def session_resumed(self, welcome: m.Welcome) -> None:

@@ -12,6 +12,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.pid = 1
+        self._life: int | None = None
         self.asked = 0
         self.figures: dict[str, Any] = {}
         self.count(0)
@@ -23,6 +24,14 @@ class Kernel:
             "histograms": {"h": {"bounds": [1.0], "counts": [n, 1], "sum": float(n)}},
             "tenants": {"t": {"prompt_tokens": n, "pages": 3}},
         }
+
+    @property
+    def life(self) -> int:
+        """Another with each process, unless a test says that they remember."""
+        return self.pid if self._life is None else self._life
+
+    def remember(self) -> None:
+        self._life = 1
 
     async def ask(self, what: str, **args: Any) -> Any:
         assert (what, args) == ("metrics", {})
@@ -81,5 +90,34 @@ def test_counters_never_fall_and_a_kernel_that_is_away_holds_nothing() -> None:
         third = await figures.latest()
         assert (third["preds"], figures.restarts) == (8, 2)
         assert third["tenants"]["t"]["prompt_tokens"] == 7
+
+    asyncio.run(scenario())
+
+
+def test_what_a_kernel_remembers_is_not_counted_twice() -> None:
+    async def scenario() -> None:
+        kernel, now = Kernel(), [100.0]
+        kernel.remember()
+        figures = KernelFigures(kernel, lambda: now[0])
+        kernel.count(5)
+        kernel.figures["calls"] = 50
+        await figures.latest()
+        kernel.pid = 2
+        kernel.count(1)
+        kernel.figures |= {"calls": 52, "tenants": {"t": {"prompt_tokens": 6}}}
+        found = await figures.latest()
+        assert (found["preds"], found["calls"], figures.restarts) == (6, 52, 1)
+        assert found["tenants"]["t"]["prompt_tokens"] == 6
+        assert found["histograms"]["h"]["counts"] == [6, 2]
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_for_a_kernel_that_is_away() -> None:
+    async def scenario() -> None:
+        kernel = Kernel()
+        kernel.pid = 0
+        assert await KernelFigures(kernel).latest() == {}
+        assert kernel.asked == 0
 
     asyncio.run(scenario())
