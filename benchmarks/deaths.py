@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.client import Client
+from symphony_runtime.client import Client, ClientError
 
 from tests.support.deaths import Result, Witness, crowd, difference, kill, run, upload
 from tests.support.server import RunningServer, running_server
@@ -76,7 +76,11 @@ async def keep_running(
     """One place in the crowd: the same run, again and again, until the kills are over."""
     while not stop.is_set():
         began = time.monotonic()
-        found.note(wanted, await run(client, number, rounds))
+        try:
+            found.note(wanted, await run(client, number, rounds))
+        except ClientError as error:
+            found.lost.append(f"run {number}: {error}")
+            await asyncio.sleep(1)
         found.longest = max(found.longest, time.monotonic() - began)
 
 
