@@ -399,10 +399,10 @@ class Kernel:
     def calls_taken(self, count: int) -> None:
         """A frame of so many calls is executed: look what there is to compute.
 
-        At once where everybody may have called; else other frames may be there already, with which
-        the step will be larger.
+        At once where each LIP may have made its one call; else other frames may be there already,
+        of others or of branches, with which the step will be larger.
         """
-        alone = count >= self._processes.lips_live
+        alone = count == self._processes.lips_live
         if alone and (self.scribe is None or not self.scribe.inside):
             self._stepper.look()
         else:

@@ -1,4 +1,4 @@
-"""The options of `generate`: pred's that make sense, and its own three."""
+"""The options of `generate`: pred's that make sense, and its own."""
 
 from typing import Any
 
@@ -37,6 +37,13 @@ def test_its_own_three() -> None:
     assert parse(max=2**32 - 1, stop=[2**32 - 1], ahead=GENERATE_AHEAD_MAX).tokens_max == 2**32 - 1
 
 
+def test_a_lot_is_never_more_than_the_kernel_gives_before_it_stops() -> None:
+    assert (GENERATE_DEFAULT.lot, GENERATE_DEFAULT.gathered) == (1, 1)
+    assert (parse(lot=4).lot, parse(lot=4).gathered) == (4, 4)
+    assert parse(lot=GENERATE_AHEAD_MAX).gathered == 9
+    assert parse(lot=7, ahead=0).gathered == 1
+
+
 def test_what_every_step_asks_for_is_pred_s() -> None:
     made = parse(get={"sample": {"seed": 4}}, bias={}, allow=b"\x01", at="last", keep=True)
     assert made.pred == PredOptions(
@@ -53,6 +60,7 @@ def test_what_every_step_asks_for_is_pred_s() -> None:
         {"stop": 3}, {"stop": "3"}, {"stop": [-1]}, {"stop": [2**32]}, {"stop": [True]},
         {"stop": [[1]]}, {"stop": [0] * (GENERATE_STOP_MAX + 1)},
         {"ahead": -1}, {"ahead": GENERATE_AHEAD_MAX + 1}, {"ahead": "8"}, {"ahead": False},
+        {"lot": 0}, {"lot": GENERATE_AHEAD_MAX + 1}, {"lot": True}, {"lot": None},
         {"positions": b""}, {"Max": 1}, {"stops": [1]},
     ],
     ids=str,

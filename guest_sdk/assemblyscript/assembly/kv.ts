@@ -158,7 +158,9 @@ export class KvFile {
   /**
    * Samples, appends and goes on by itself: at most `max` tokens behind `tokens` (-1: as many as the
    * context has room for), until one of `stop`, which is given and not appended. The server may
-   * append up to `ahead` tokens that were not taken yet (-1: its default, 8). `options` are a pred's:
+   * append up to `ahead` tokens that were not taken yet (-1: its default, 8). A program that has no
+   * use for each token as it comes is woken once `lot` of them are there (at most `ahead` + 1), or
+   * the last one. `options` are a pred's:
    * `argmax` or `sample`, `logprobs`, `bias`, `allow`.
    */
   generate(
@@ -167,10 +169,11 @@ export class KvFile {
     stop: Array<u32> = [],
     options: PredOptions | null = null,
     ahead: i32 = -1,
+    lot: i32 = 1,
   ): TokenStream {
     if (!this.ok) return new TokenStream(this.handle, "generate");
     const asked = options === null ? new PredOptions() : options;
-    const bytes = asked.bytesOfGeneration(max, stop, ahead);
+    const bytes = asked.bytesOfGeneration(max, stop, ahead, lot);
     const from = changetype<usize>(bytes);
     const stream = new TokenStream(
       raw.generate(this.handle, tokens.dataStart, tokens.length, from, bytes.byteLength),

@@ -178,7 +178,7 @@ export class PredOptions {
   }
 
   /** The map with the options that only a generation has: see `KvFile.generate`. */
-  bytesOfGeneration(max: i32, stop: Array<u32>, ahead: i32): ArrayBuffer {
+  bytesOfGeneration(max: i32, stop: Array<u32>, ahead: i32, lot: i32 = 1): ArrayBuffer {
     const own = new Encoder();
     let count = this.count + (this.biased ? 1 : 0);
     if (max >= 0) {
@@ -192,6 +192,10 @@ export class PredOptions {
     }
     if (ahead >= 0) {
       own.text("ahead").integer(ahead);
+      count++;
+    }
+    if (lot != 1) {
+      own.text("lot").integer(lot);
       count++;
     }
     const all = new Encoder().map(count).encoded(this.encoder.bytes()).encoded(own.bytes());

@@ -82,6 +82,11 @@ export declare function wait(tickets_ptr: usize, n: u32, timeout_ms: i64): i32;
 @external("lip", "take")
 export declare function take(ticket: i32, ptr: usize, cap: u32): i32;
 
+/** `wait` for one ticket and `take` it, in one call; ETIMEDOUT. */
+// @ts-ignore: decorator
+@external("lip", "claim")
+export declare function claim(ticket: i32, ptr: usize, cap: u32, timeout_ms: i64): i32;
+
 /** Drops the work, or its result, and frees the ticket. */
 // @ts-ignore: decorator
 @external("lip", "cancel")

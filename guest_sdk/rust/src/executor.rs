@@ -252,6 +252,9 @@ impl Reactor {
     fn wait(&mut self) -> Vec<Waker> {
         let count = self.tickets.len();
         assert!(count > 0, "deadlock: every task waits, and no ticket is under way");
+        if count == 1 {
+            return self.claim();
+        }
         let index = unsafe { raw::wait(self.tickets.as_ptr(), count, -1) };
         let first = match check("wait", index) {
             Ok(index) => index as usize,
@@ -276,14 +279,32 @@ impl Reactor {
         wakers
     }
 
+    /// The same for the only ticket that is under way.
+    fn claim(&mut self) -> Vec<Waker> {
+        self.room.resize(self.room.len().max(TAKE_ROOM), 0);
+        let room = (self.room.as_mut_ptr(), self.room.len());
+        let result = unsafe { raw::claim(self.tickets[0], room.0, room.1, -1) };
+        let waker = self.accept(0, result);
+        self.forget_done();
+        waker.into_iter().collect()
+    }
+
     /// Takes the result of ticket number `at`; `None` where it is not ready.
     fn try_take(&mut self, at: usize) -> Option<Waker> {
         self.room.resize(self.room.len().max(TAKE_ROOM), 0);
+        let room = (self.room.as_mut_ptr(), self.room.len());
+        let result = unsafe { raw::take(self.tickets[at], room.0, room.1) };
+        self.accept(at, result)
+    }
+
+    /// Keeps what taking ticket number `at` gave; again with more room where that was too little.
+    fn accept(&mut self, at: usize, mut result: i32) -> Option<Waker> {
         let taken = loop {
-            let room = (self.room.as_mut_ptr(), self.room.len());
-            match check("take", unsafe { raw::take(self.tickets[at], room.0, room.1) }) {
+            match check("take", result) {
                 Ok(length) if length as usize > self.room.len() => {
                     self.room.resize(length as usize, 0);
+                    let room = (self.room.as_mut_ptr(), self.room.len());
+                    result = unsafe { raw::take(self.tickets[at], room.0, room.1) };
                 }
                 Ok(length) => break Ok(self.room[..length as usize].to_vec()),
                 Err(error) if error.errno == Errno::EAGAIN => return None,

@@ -46,6 +46,8 @@ mod imports {
         pub fn wait(tickets_ptr: *const i32, n: usize, timeout_ms: i64) -> i32;
         /// The result's length, or the work's error; frees the ticket when it fitted.
         pub fn take(ticket: i32, ptr: *mut u8, cap: usize) -> i32;
+        /// Suspends: `wait` for one ticket and `take` it, in one call; ETIMEDOUT.
+        pub fn claim(ticket: i32, ptr: *mut u8, cap: usize, timeout_ms: i64) -> i32;
         /// Drops the work, or its result, and frees the ticket.
         pub fn cancel(ticket: i32) -> i32;
 

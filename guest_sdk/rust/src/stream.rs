@@ -38,6 +38,7 @@ pub struct Generate<'a> {
     max: Option<u32>,
     stop: &'a [u32],
     ahead: Option<u32>,
+    lot: u32,
     bias: &'a [(u32, f32)],
     allow: Option<&'a TokenSet>,
     logprobs: u32,
@@ -51,6 +52,7 @@ impl<'a> Generate<'a> {
             max: None,
             stop: &[],
             ahead: None,
+            lot: 1,
             bias: &[],
             allow: None,
             logprobs: 0,
@@ -73,6 +75,13 @@ impl<'a> Generate<'a> {
     /// is appended after it was taken.
     pub fn ahead(mut self, count: u32) -> Self {
         self.ahead = Some(count);
+        self
+    }
+
+    /// Wakes the program once so many tokens are there, or the last one; at most `ahead` + 1. A
+    /// program that has no use for each token as it comes costs less so.
+    pub fn lot(mut self, count: u32) -> Self {
+        self.lot = count;
         self
     }
 
@@ -126,6 +135,7 @@ impl<'a> Generate<'a> {
             self.max.is_some(),
             !self.stop.is_empty(),
             self.ahead.is_some(),
+            self.lot != 1,
             !self.bias.is_empty(),
             self.allow.is_some(),
             self.logprobs > 0,
@@ -149,6 +159,9 @@ impl<'a> Generate<'a> {
         }
         if let Some(ahead) = self.ahead {
             out.str("ahead").uint(u64::from(ahead));
+        }
+        if self.lot != 1 {
+            out.str("lot").uint(u64::from(self.lot));
         }
         if !self.bias.is_empty() {
             out.str("bias").map(self.bias.len());

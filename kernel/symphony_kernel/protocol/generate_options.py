@@ -36,6 +36,12 @@ class GenerateOptions:
     tokens_max: int = FILE_ENTRIES_MAX + 1  # the file's room ends a generation before that
     stop: frozenset[int] = frozenset()  # ids below 2**32
     ahead: int = GENERATE_AHEAD_DEFAULT  # tokens appended before the program has taken them
+    lot: int = 1  # records that make the ticket ready, or its end
+
+    @property
+    def gathered(self) -> int:
+        """Records at which the ticket is ready: so many that the kernel does not stop before."""
+        return min(self.lot, self.ahead + 1)
 
 
 GENERATE_DEFAULT = GenerateOptions()
@@ -99,6 +105,12 @@ def _read_ahead(value: Any) -> int:
     return value
 
 
+def _read_lot(value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= GENERATE_AHEAD_MAX:
+        raise _invalid(f"lot must be an integer from 1 to {GENERATE_AHEAD_MAX}")
+    return value
+
+
 def _invalid(detail: str) -> SyscallError:
     return SyscallError(Errno.EINVAL, detail)
 
@@ -107,4 +119,5 @@ _READERS = {
     "max": ("tokens_max", _read_max),
     "stop": ("stop", _read_stop),
     "ahead": ("ahead", _read_ahead),
+    "lot": ("lot", _read_lot),
 }

@@ -157,6 +157,7 @@ class Instance:
     __slots__ = (
         "asks",
         "children",
+        "claimed",
         "cpu_ns",
         "depth",
         "end_code",
@@ -220,6 +221,7 @@ class Instance:
         self.unanswered = 0  # kernel calls since the last one that was answered
         # What it waits for, while it is suspended.
         self.waited: dict[int, int] | None = None  # ticket number -> index
+        self.claimed: Callable[[], int] | None = None  # takes what it waits for
         self.wait_timer: asyncio.TimerHandle | None = None
         self.told_waiting = False  # the kernel knows that it waits for the outside
         self.send_blocked, self.send_result = False, 0
@@ -258,21 +260,22 @@ class Instance:
         """A generation has given records, or has ended; wake the guest when it waits for it."""
         if not stream.add(reply):
             self.pending[stream.number] = stream  # there is more to come
-        if self.waited is not None:
+        if self.waited is not None and stream.result is not None:
             index = self.waited.get(stream.number)
             if index is not None:
                 self.wake(index)
 
     def wake(self, result: int) -> None:
-        """End the guest's wait."""
+        """End the guest's wait: with the index of a ticket that is ready, or an errno."""
         self.waited = None
+        claimed, self.claimed = self.claimed, None
         if self.wait_timer is not None:
             self.wait_timer.cancel()
             self.wait_timer = None
         if self.told_waiting:
             self.told_waiting = False
             self.services.kernel_call([self.id, _WAITS, 0, 0])
-        self.resume(result)
+        self.resume(result if claimed is None or result < 0 else claimed())
 
     # -- The kernel ----------------------------------------------------------------------------
     def call_kernel(self, op: Op, *arguments: Any) -> None:
@@ -508,7 +511,7 @@ class Instance:
         self.tickets.live.clear()
         self.inbox.clear()
         self.receivers.clear()
-        self.waited = None
+        self.waited = self.claimed = None
 
 
 def _size(arguments: tuple[Any, ...]) -> int:

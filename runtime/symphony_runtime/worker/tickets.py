@@ -28,15 +28,18 @@ class Stream(Ticket):
     """A generation's ticket: records come as steps end, and are taken as the program likes.
 
     `result` holds the records that can be taken now; behind them stands `end`, which is None while
-    the generation goes on, then b"", or the errno that ended it. `drop` (set for all its life) says
-    that the program is done with it.
+    the generation goes on, then b"", or the errno that ended it. Records can be taken as soon as
+    there are as many as a lot has, or the end is there. `drop` (set for all its life) says that the
+    program is done with it.
     """
 
-    __slots__ = ("_credit_at", "_record", "_untold", "end")
+    __slots__ = ("_credit_at", "_gathered", "_lot_bytes", "_record", "_untold", "end")
 
-    def __init__(self, number: int, record: int, ahead: int) -> None:
+    def __init__(self, number: int, record: int, ahead: int, lot: int) -> None:
         super().__init__(number)
         self.end: bytes | int | None = None
+        self._gathered = b""  # fewer than a lot
+        self._lot_bytes = lot * record
         self._record = record  # bytes of one
         self._untold = 0  # records taken of which the kernel has not heard
         self._credit_at = ahead // 2 + 1  # it hears of so many at a time: never so late as to stop
@@ -49,13 +52,18 @@ class Stream(Ticket):
     def add(self, reply: bytes | int) -> bool:
         """Take a reply of the kernel; return whether it was the last one."""
         ready = self.result
+        assert not isinstance(ready, int), "nothing comes behind the end"
         if not reply or isinstance(reply, int):
             self.end = reply
-            if ready is None:
-                self.result = reply
+            self.result = (ready or b"") + self._gathered or reply
+            self._gathered = b""
             return True
-        assert not isinstance(ready, int), "nothing comes behind the end"
-        self.result = reply if ready is None else ready + reply
+        gathered = self._gathered + reply
+        if len(gathered) < self._lot_bytes:
+            self._gathered = gathered
+        else:
+            self._gathered = b""
+            self.result = gathered if ready is None else ready + gathered
         return False
 
     def take(self, capacity: int) -> bytes:
@@ -108,11 +116,14 @@ class Tickets:
         self.live[ticket.number] = ticket
         return ticket
 
-    def issue_stream(self, record: int, ahead: int) -> Stream:
-        """Return a new ticket for records of so many bytes; EAGAIN, ENOMEM as `issue`."""
+    def issue_stream(self, record: int, ahead: int, lot: int = 1) -> Stream:
+        """Return a new ticket for records of so many bytes; EAGAIN, ENOMEM as `issue`.
+
+        It is ready when it has a lot of them.
+        """
         held = (ahead + 1) * record
         self._check_room(held)
-        ticket = Stream(self.number(), record, ahead)
+        ticket = Stream(self.number(), record, ahead, lot)
         ticket.held = held
         self.held += held
         self.live[ticket.number] = ticket

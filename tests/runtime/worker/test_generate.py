@@ -128,6 +128,42 @@ def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record() -> N
     in_virtual_time(test)
 
 
+@pytest.mark.parametrize(("lot", "ahead"), [(4, 8), (100, 8), (3, 100), (8, 0)])
+def test_in_lots_it_is_ready_when_a_lot_is_there_or_its_end(lot: int, ahead: int) -> None:
+    tokens, at_once = 25, min(lot, ahead + 1)
+
+    async def test(rig: Rig) -> None:
+        loop = await rig.run(guests.DECODE, bytes([tokens]))
+        found = await rig.run(taker(given(max=tokens, ahead=ahead, lot=lot), 4096))
+        assert ids(found.output) == [int.from_bytes(m, "little") for m in loop.messages]
+        sizes = [len(message) // 8 for message in found.messages if message]
+        assert min(sizes[:-1]) >= at_once
+        assert sizes[-1] == tokens % at_once or at_once == 1
+
+    in_virtual_time(test)
+
+
+def test_what_is_less_than_a_lot_cannot_be_taken_until_the_end() -> None:
+    async def test(rig: Rig) -> None:
+        found = await play(
+            rig, given(max=3, lot=8), ("sleep", 15), ("await", result(2)),
+            ("take", result(1), ROOM, 80), ("claim_within", result(1), ROOM, 80, 5),
+            ("claim_within", result(1), ROOM, 80, -1), ("claim_within", result(1), ROOM, 80, -1),
+        )  # fmt: skip
+        assert found[3:] == [EAGAIN, -Errno.ETIMEDOUT, 24, 0]
+
+    in_virtual_time(test)
+
+
+def test_an_error_comes_behind_an_unfinished_lot() -> None:
+    async def test(rig: Rig) -> None:
+        found = await rig.run(taker(given(ahead=1000, lot=1000), 1 << 16))
+        assert found.exit_code == ENOMEM, found
+        assert len(ids(found.output)) == 3 * 16
+
+    in_virtual_time(test, pages=3)
+
+
 def test_a_wait_for_it_times_out() -> None:
     async def test(rig: Rig) -> None:
         found = await play(rig, given(), ("store", 512, result(1)), ("wait", 512, 1, 5))

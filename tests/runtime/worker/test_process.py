@@ -149,6 +149,34 @@ def test_wait_names_the_first_ready_ticket_or_times_out() -> None:
     clock.run(test())
 
 
+def test_claim_waits_for_a_ticket_and_takes_it() -> None:
+    async def test() -> None:
+        async with Rig(clock=clock) as rig:
+            run = await rig.start(program.source)
+            await run.wait_messages(5)
+            run.deliver(b"word")
+            found = program.results((await run.ended).messages)
+            timeout, einval = -Errno.ETIMEDOUT, -Errno.EINVAL
+            assert found[2:] == [
+                timeout, timeout, 30, 4, 4, b"word", EBADF, 0, 100, EBADF, -Errno.EFAULT, einval,
+                0, EBADF,
+            ]  # fmt: skip
+
+    program = guests.script(
+        ("recv",), ("sleep", 100),
+        ("claim_within", result(0), 0, 8, 0), ("claim_within", result(0), 0, 8, 30), ("clock_ms",),
+        ("claim_within", result(0), 0, 3, -1),  # it does not fit, and stays
+        ("claim_within", result(0), 0, 8, -1), ("show", 0, 4),
+        ("claim_within", result(0), 0, 8, -1),
+        ("claim_within", result(1), 0, 0, 500), ("clock_ms",), ("claim_within", 99, 0, 8, 0),
+        ("claim_within", result(0), -1, 8, 0), ("claim_within", result(0), 0, 8, -2),
+        ("await", "(call $sleep (i64.const 1))"),  # nothing of an earlier one is left to be taken
+        ("claim_within", result(1), 0, 8, 0),
+    )  # fmt: skip
+    clock = VirtualClock()
+    clock.run(test())
+
+
 def test_a_repeated_ticket_answers_with_its_first_place() -> None:
     async def test(rig: Rig) -> None:
         found = await rig.play(

@@ -213,6 +213,14 @@ pub unsafe fn take(ticket: i32, ptr: *mut u8, cap: usize) -> i32 {
     })
 }
 
+pub unsafe fn claim(ticket: i32, ptr: *mut u8, cap: usize, timeout_ms: i64) -> i32 {
+    let index = unsafe { wait(&ticket, 1, timeout_ms) };
+    if index < 0 {
+        return index;
+    }
+    unsafe { take(ticket, ptr, cap) }
+}
+
 pub unsafe fn cancel(ticket: i32) -> i32 {
     with(|world| {
         world.tickets.remove(&ticket).ok_or(Errno::EBADF)?;

@@ -19,6 +19,8 @@ pub(super) struct Generation {
     left: usize,
     stop: BTreeSet<u32>,
     ahead: usize,
+    /// Records that make it ready, as its end does.
+    lot: usize,
     /// Records that can be taken, each of so many bytes.
     records: Vec<u8>,
     record: usize,
@@ -42,12 +44,13 @@ impl Generation {
         };
         let room = (CONTEXT + 1).checked_sub(history.len() + tokens.len()).ok_or(Errno::EFBIG)?;
         let left = number("max", room)?.min(room);
+        let ahead = number("ahead", 8)?;
         let stop = options.get("stop").and_then(Value::as_array).unwrap_or(&[]);
         let of_pass = options
             .as_map()
             .ok_or(Errno::EINVAL)?
             .iter()
-            .filter(|(key, _)| !matches!(key.as_str(), Some("max" | "stop" | "ahead")));
+            .filter(|(key, _)| !matches!(key.as_str(), Some("max" | "stop" | "ahead" | "lot")));
         let of_pass: Vec<(Value, Value)> = of_pass.cloned().collect();
         if left == 0 || tokens.is_empty() || of_pass.iter().any(|(key, _)| is_senseless(key)) {
             return Err(Errno::EINVAL);
@@ -58,7 +61,8 @@ impl Generation {
             next: tokens.to_vec(),
             left,
             stop: stop.iter().filter_map(Value::as_u32).collect(),
-            ahead: number("ahead", 8)?,
+            ahead,
+            lot: number("lot", 1)?.min(ahead + 1),
             record: 8 * (1 + number("logprobs", 0)?),
             options: msgpack::encode(&Value::Map(of_pass)),
             records: Vec::new(),
@@ -68,7 +72,7 @@ impl Generation {
 
     /// Whether something can be taken.
     pub(super) fn ready(&self) -> bool {
-        !self.records.is_empty() || self.end.is_some()
+        self.records.len() >= self.lot * self.record || self.end.is_some()
     }
 
     /// Whether its file is kept from other calls.

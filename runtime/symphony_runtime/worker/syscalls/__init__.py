@@ -35,6 +35,7 @@ LIP_HANDLERS: dict[str, Handler] = {
     "channel_recv": process.channel_recv,
     "wait": process.wait,
     "take": process.take,
+    "claim": process.claim,
     "cancel": process.cancel,
     "model_info": model.model_info,
     "tokenize": model.tokenize,

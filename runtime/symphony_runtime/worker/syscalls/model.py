@@ -98,7 +98,7 @@ def generate(
     options = fiber.read(opts, opts_len)
     asked = parse_generate_options(options)
     record = asked.pred.place_bytes(lip.services.text.vocab_size)
-    stream = lip.tickets.issue_stream(record, asked.ahead)
+    stream = lip.tickets.issue_stream(record, asked.ahead, asked.gathered)
     lip.handles.generating.add(kv)
     stream.drop = partial(lip.handles.generating.discard, kv)
     lip.pending[stream.number] = stream

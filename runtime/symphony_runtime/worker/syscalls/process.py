@@ -1,6 +1,7 @@
 """Process and tickets: input, messages, clocks, waiting."""
 
 import struct
+from functools import partial
 from typing import Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -115,6 +116,22 @@ def wait(lip: Instance, pointer: int, count: int, timeout_ms: int) -> int | None
             if live[number].result is not None:
                 return index
         waited = dict(zip(reversed(numbers), range(count - 1, -1, -1), strict=True))
+    return _wait_for(lip, waited, timeout_ms)
+
+
+def claim(lip: Instance, number: int, pointer: int, capacity: int, timeout_ms: int) -> int | None:
+    """`wait` for one ticket and `take` it, in one call."""
+    lip.fiber.check(pointer, capacity)
+    if timeout_ms < -1:
+        raise SyscallError(Errno.EINVAL, f"{timeout_ms} ms")
+    if lip.tickets.get(number).result is not None:
+        return take(lip, number, pointer, capacity)
+    if timeout_ms:
+        lip.claimed = partial(take, lip, number, pointer, capacity)
+    return _wait_for(lip, {number: 0}, timeout_ms)
+
+
+def _wait_for(lip: Instance, waited: dict[int, int], timeout_ms: int) -> int | None:
     if timeout_ms == 0:
         return -Errno.ETIMEDOUT
     lip.waited = waited

@@ -12,8 +12,12 @@ use symphony::Errno;
 
 /// Forbids a token; the server wants finite numbers.
 const NEVER: f32 = -1e29;
-/// Tokens that the server may be ahead of this program.
+/// Tokens that the server may be ahead of this program, and how many come at once where nobody reads
+/// each: fewer where what comes behind a text to stop at is computed for nothing.
 const AHEAD: u64 = 16;
+const AHEAD_UNREAD: u64 = 64;
+const LOT: u64 = 8;
+const LOT_UNREAD: u64 = 32;
 
 /// How passes are made, learned at the first one.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -94,10 +98,19 @@ impl Branch {
 
     /// Takes the tokens that are ready, and goes on; `false`: none are.
     pub fn take(&mut self, job: &Job, room: &mut [u8]) -> Result<bool, Failure> {
-        let length = match calls::take(self.ticket, room)? {
-            None => return Ok(false),
-            Some(length) => length,
-        };
+        match calls::take(self.ticket, room)? {
+            None => Ok(false),
+            Some(length) => self.advance(length, job, room).map(|()| true),
+        }
+    }
+
+    /// The same, once there are some.
+    pub fn claim(&mut self, job: &Job, room: &mut [u8]) -> Result<(), Failure> {
+        let length = calls::claim(self.ticket, room)?;
+        self.advance(length, job, room)
+    }
+
+    fn advance(&mut self, length: usize, job: &Job, room: &[u8]) -> Result<(), Failure> {
         if self.decoding == Decoding::Stepwise {
             self.ticket = 0;
         }
@@ -114,7 +127,7 @@ impl Branch {
         if !self.going() {
             self.close(job)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// One more token.
@@ -273,7 +286,7 @@ impl Branch {
         let count = usize::from(!plain)
             + usize::from(!bias.is_empty())
             + usize::from(logprobs.is_some())
-            + if ahead { 3 } else { 0 };
+            + if ahead { 4 } else { 0 };
         if count == 0 {
             return Vec::new();
         }
@@ -293,7 +306,12 @@ impl Branch {
         if ahead {
             let (max, ends): (usize, &[u32]) =
                 if forbids { (minimum, &[]) } else { (self.max - self.count, &job.ends) };
-            out.str("max").uint(max as u64).str("ahead").uint(AHEAD);
+            let (ahead, lot) = match (job.stream, job.stop.is_empty()) {
+                (true, _) => (AHEAD, 1),
+                (false, false) => (AHEAD, LOT),
+                (false, true) => (AHEAD_UNREAD, LOT_UNREAD),
+            };
+            out.str("max").uint(max as u64).str("ahead").uint(ahead).str("lot").uint(lot);
             out.str("stop").array(ends.len());
             ends.iter().fold(&mut out, |out, token| out.uint(u64::from(*token)));
         }

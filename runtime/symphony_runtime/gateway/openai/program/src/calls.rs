@@ -57,6 +57,12 @@ pub fn generate(kv: i32, tokens: &[u32], options: &[u8]) -> Result<i32> {
     check("generate", result).map(|ticket| ticket as i32)
 }
 
+/// Waits for the only ticket there is, and takes what it has.
+pub fn claim(ticket: i32, out: &mut [u8]) -> Result<usize> {
+    let result = unsafe { raw::claim(ticket, out.as_mut_ptr(), out.len(), -1) };
+    check("claim", result).map(|length| length as usize)
+}
+
 /// Waits until one of the tickets is ready; its index.
 pub fn wait(tickets: &[i32]) -> Result<usize> {
     let result = unsafe { raw::wait(tickets.as_ptr(), tickets.len(), -1) };

@@ -200,19 +200,34 @@ fn decode(job: &Job, branches: &mut [Branch], wire: &mut Wire) -> Result<(), Fai
         if tickets.is_empty() {
             return Ok(());
         }
-        let first = calls::wait(&tickets)?;
-        let mut misses = 0;
-        for offset in 0..tickets.len() {
-            let owner = owners[(first + offset) % owners.len()];
-            misses = if branches[owner].take(job, &mut room)? { 0 } else { misses + 1 };
-            if misses >= MISSES_MAX {
-                break;
-            }
+        if let [owner] = owners[..] {
+            branches[owner].claim(job, &mut room)?;
+        } else {
+            take_ready(job, branches, (&tickets, &owners), &mut room)?;
         }
         if job.stream {
             tell_pieces(job, branches, wire)?;
         }
     }
+}
+
+/// Waits for tickets, and takes from those that are ready.
+fn take_ready(
+    job: &Job,
+    branches: &mut [Branch],
+    (tickets, owners): (&[i32], &[usize]),
+    room: &mut [u8],
+) -> Result<(), Failure> {
+    let first = calls::wait(tickets)?;
+    let mut misses = 0;
+    for offset in 0..tickets.len() {
+        let owner = owners[(first + offset) % owners.len()];
+        misses = if branches[owner].take(job, room)? { 0 } else { misses + 1 };
+        if misses >= MISSES_MAX {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Tells what has come, in one message; the last one goes with the usage.
