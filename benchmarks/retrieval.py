@@ -357,6 +357,7 @@ def draw(rows: list[Row], options: argparse.Namespace, folder: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "retrieval"})
     from matplotlib import pyplot
 
     figure, (rates, ratio) = pyplot.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
@@ -383,7 +384,7 @@ def draw(rows: list[Row], options: argparse.Namespace, folder: Path) -> None:
     figure.suptitle(
         f"Questions about {about}, of {DOCUMENTS}; memory for {options.kept}", fontsize=10
     )
-    figure.savefig(folder / f"retrieval-{n}-{options.kept}.svg")
+    figure.savefig(folder / f"retrieval-{n}-{options.kept}.svg", metadata={"Date": None})
     pyplot.close(figure)
 
 
