@@ -106,13 +106,17 @@ def make_snapshot(before: Sample, now: Sample) -> JsonObject:
 _NOW = (
     "runs_live", "num_requests_running", "num_requests_waiting", "instances", "preds_waiting",
     "preds_waiting_for_pages", "kv_cache_usage_perc", "kv_pages", "kv_pages_free",
-    "prefix_cache_pages",
+    "kv_pages_shared", "prefix_cache_pages", "kv_pages_on_host", "kv_pages_on_disk",
+    "kv_pages_tokens_only", "kv_durable_bytes",
 )  # fmt: skip
 _RATES = {
     "generation_tokens_per_second": "generation_tokens_total",
     "prompt_tokens_per_second": "prompt_tokens_total",
     "preds_per_second": "preds_total",
     "steps_per_second": "steps_total",
+    "kv_pages_saved_per_second": "kv_pages_saved_total",
+    "kv_pages_loaded_per_second": "kv_pages_loaded_total",
+    "kv_pages_dropped_per_second": "kv_pages_dropped_total",
     "device_busy_share": "device_busy_seconds_total",
     "runs_ended_per_second": "request_success_total",
 }
@@ -221,7 +225,15 @@ def _figures(snapshot: JsonObject) -> Text:
         f"preds/s {_number(rates['preds_per_second'], 1)}   "
         f"batch {_number(rates['mean_batch'], 1)}   device {_percent(rates['device_busy_share'])}",
         f"pages {held} ({_percent(now['kv_cache_usage_perc'])})   "
+        f"shared {_number(now['kv_pages_shared'])}   "
         f"prefixes {_number(now['prefix_cache_pages'])}",
+        f"elsewhere: host {_number(now['kv_pages_on_host'])}   "
+        f"disk {_number(now['kv_pages_on_disk'])}   "
+        f"tokens only {_number(now['kv_pages_tokens_only'])}   "
+        f"moved/s out {_number(rates['kv_pages_saved_per_second'])}   "
+        f"in {_number(rates['kv_pages_loaded_per_second'])}   "
+        f"dropped/s {_number(rates['kv_pages_dropped_per_second'])}   "
+        f"durable {_megabytes(now['kv_durable_bytes'])}",
     )
     return Text("\n" + "\n".join(lines) + "\n")
 
@@ -263,6 +275,10 @@ def _cell(value: object) -> str:
 
 def _number(value: object, digits: int = 0) -> str:
     return f"{value:,.{digits}f}" if isinstance(value, int | float) else "-"
+
+
+def _megabytes(size: float | None) -> str:
+    return "-" if size is None else f"{size / 1e6:,.1f} MB"
 
 
 def _percent(share: float | None) -> str:

@@ -47,6 +47,20 @@ def test_rates_are_differences_and_what_began_anew_is_no_loss() -> None:
     shown = text_of(snapshot)
     assert "tokens/s 100.0" in shown
     assert "pages 48 of 64" in shown
+    assert "host -" in shown
+
+
+def test_pages_are_shown_by_where_they_are() -> None:
+    before = sample(1.0, 0.0, kv_pages_saved_total=0)
+    more = {"kv_pages_on_host": 3, "kv_pages_on_disk": 4, "kv_pages_tokens_only": 5}
+    now = sample(2.0, 0.0, kv_pages_saved_total=7, kv_durable_bytes=2_500_000, **more)
+    shown = text_of(make_snapshot(before, now))
+    assert "host 3   disk 4   tokens only 5   moved/s out 7" in shown
+    assert "durable 2.5 MB" in shown
+
+
+def test_a_tenant_is_shown_by_its_name() -> None:
+    shown = text_of(make_snapshot(sample(1.0, 0.0), sample(2.0, 100.0)))
     assert "acme" in shown
 
 

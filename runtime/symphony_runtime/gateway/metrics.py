@@ -189,6 +189,7 @@ _GAUGES = (
     ("kv_pages_free", "pages_free", "pages that nobody holds"),
     ("kv_pages_shared", "pages_shared", "pages that several files hold"),
     ("prefix_cache_pages", "prefix_cache_pages", "pages of offered prefixes"),
+    ("kv_durable_bytes", "durable_bytes", "bytes of durable KV files on disk"),
     ("kv_pages_on_host", "tiers_host_pages", "held pages whose nearest place is host memory"),
     ("kv_pages_on_disk", "tiers_disk_pages", "held pages whose nearest place is the disk tier"),
     ("kv_pages_tokens_only", "tiers_tokens_pages", "held pages to be computed again when used"),
