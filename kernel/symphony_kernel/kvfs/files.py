@@ -298,7 +298,7 @@ class KVFile:
         """Write down that entries of `source` come behind these; `begins`: as they begin there."""
         if begins:
             if source.origins is not None:
-                self.origins = source.origins.fork()
+                self.origins = source.origins.fork(self.tenant)
                 self.origins.truncate(len(entries))
             return
         history = source.history()
@@ -316,7 +316,7 @@ class KVFile:
         self.length = source.length
         self.plain = source.plain
         if source.origins is not None:
-            self.origins = source.origins.fork()
+            self.origins = source.origins.fork(self.tenant)
         self.computed_at = source.computed_at  # of a stream that goes on in a fork
         self.era, self.root = source.era, source.root
 

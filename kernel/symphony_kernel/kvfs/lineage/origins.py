@@ -41,9 +41,9 @@ class Origins:
         """Whether some of the first entries cannot be computed again."""
         return self.lineage is not None and self.lineage.lost
 
-    def fork(self) -> "Origins":
-        """Return the same for a file with the same entries."""
-        fork = Origins(self._book, self._tenant)
+    def fork(self, tenant: str) -> "Origins":
+        """Return the same for a file with the same entries, of whatever tenant."""
+        fork = Origins(self._book, tenant)
         fork.lineage, fork._span, fork._told = self.lineage, self._span, self._told
         if self.lineage is not None:
             self.lineage.references += 1

@@ -71,6 +71,18 @@ def test_forks_share_a_lineage_and_pay_once(bench: Workbench) -> None:
     bench.close(a, b, *forks)
 
 
+def test_who_goes_on_with_another_tenants_file_pays_for_what_it_adds(bench: Workbench) -> None:
+    a = bench.create()
+    bench.pred(a, tokens(50))
+    b = bench.extract(a, (10, 50))
+    other = bench.kvfs.create("other", bench.kvfs.tenant("other").account)
+    other.share(b)  # as opening a public name does
+    bench.pred(other, [1, 2, 3], parents=[-1, -1, 0])
+    assert bench.kvfs.lineages.charged("t") == 50
+    assert bench.kvfs.lineages.charged("other") == 53
+    bench.close(a, b, other)
+
+
 def test_taking_from_one_file_often_writes_it_down_once(bench: Workbench) -> None:
     source, target = bench.create(), bench.create()
     for count in (20, 1, 30):
