@@ -63,13 +63,13 @@ class Configuration:
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     simulated: dict[str, Any] = field(default_factory=dict)
 
-    def identity(self, about: dict[str, Any], frames: int) -> bytes:
+    def identity(self, about: dict[str, Any], frames: int, pages: int) -> bytes:
         """Return what a journal of this kernel is good for ([32]): the same model and settings."""
         settings = {
             name: str(getattr(self, name))
             for name in ("executor", "model", "device", "dtype", "quantize", "prefix_cache_share")
         }
-        parts = [settings, about["model"], frames, sha256(about["tokenizer"]).hexdigest()]
+        parts = [settings, about["model"], frames, pages, sha256(about["tokenizer"]).hexdigest()]
         return sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
     @property

@@ -95,7 +95,8 @@ class Port:
             self._take(frame)
             return
         link = self.link
-        scribe.frame(self._name, link.frame if isinstance(link, HeldSession) else encode(frame))
+        came = link.frame if isinstance(link, HeldSession) else b""
+        scribe.frame(self._name, came or encode(frame))
         scribe.inside += 1
         self._take(frame)
         scribe.inside -= 1
@@ -590,9 +591,9 @@ class Kernel:
         )
         return Keeper(self, parts, store, log_bytes, threads)
 
-    def model(self) -> tuple[dict[str, Any], int]:
-        """Return what a `Welcome` says of the model, and the frames of the device."""
-        return self._about, self._executor.pages
+    def model(self) -> tuple[dict[str, Any], int, int]:
+        """Return what a `Welcome` says of the model, the device's frames, and all pages."""
+        return self._about, self._executor.pages, self._kvfs.pool.pages
 
     def listen_with(self, scribe: Scribe | None) -> None:
         """Let a scribe hear all that happens, or nobody."""

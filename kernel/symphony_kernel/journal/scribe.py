@@ -46,7 +46,7 @@ class HeldSession(SessionLink):
 
     @property
     def frame(self) -> bytes | memoryview:
-        """The bytes of the frame that is taken now."""
+        """The bytes of the frame that is taken now; none where it came over no connection."""
         link = self._link
         return link.body if isinstance(link, SocketLink | MemoryLink) else b""
 
