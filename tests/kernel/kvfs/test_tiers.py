@@ -295,6 +295,24 @@ def test_pages_go_on_to_disk_while_few_host_slots_are_free(
     check(kvfs, file)
 
 
+def test_the_disk_gets_nothing_that_the_device_has_not_saved(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> None:
+    kvfs, store, file = disk
+    while runner.works:
+        runner.do()
+    kvfs.tiers.evict(file.pages[3:], keep=True)
+    assert not runner.works
+    (batch,) = kvfs.take_moves()
+    assert not runner.works
+    store.do(batch)
+    kvfs.moved(batch)
+    runner.stop()
+    (slot,) = kvfs.tiers.host[file.pages[3:]].tolist()
+    assert kvfs.tiers.outstanding[slot] == 0
+    assert kvfs.tiers.disk[file.pages[3]] >= 0
+
+
 def test_a_page_on_disk_comes_by_way_of_the_host(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
