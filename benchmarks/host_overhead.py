@@ -4,7 +4,7 @@
 
 The kernel's executor is the simulated one with every cost zero, so all that is measured is the way
 of a pred: guest, worker, socket, kernel, scheduler, and back. This script plays the gateway. Each
-LIP waits for a message, then makes one-token preds, one after the other (pred, wait, take; its file
+LIP waits for a message, then makes one-token preds, one after the other (pred, claim; its file
 is truncated now and then). It also says what it costs to start an instance, from the registration
 to its first message, and to end one.
 
@@ -30,6 +30,8 @@ from symphony_kernel.protocol.links import Link, connect_unix, serve_unix
 from symphony_runtime.compiler import compile_program
 from wasmtime import wat2wasm
 
+from benchmarks.kernel_client import KernelClient
+
 WORKER = "worker-0"
 MODULE = "guest"
 SECONDS_MAX = 80  # for everything
@@ -49,29 +51,24 @@ GUEST = """(module
   (import "lip" "input_read" (func $input_read (param i32 i32) (result i32)))
   (import "lip" "send" (func $send (param i32 i32) (result i32)))
   (import "lip" "recv" (func $recv (result i32)))
-  (import "lip" "wait" (func $wait (param i32 i32 i64) (result i32)))
-  (import "lip" "take" (func $take (param i32 i32 i32) (result i32)))
+  (import "lip" "claim" (func $claim (param i32 i32 i32 i64) (result i32)))
   (import "lip" "kv_create" (func $kv_create (result i32)))
   (import "lip" "kv_truncate" (func $kv_truncate (param i32 i32) (result i32)))
   (import "lip" "pred" (func $pred (param i32 i32 i32 i32 i32 i32) (result i32)))
   (memory (export "memory") 1)
-  (func $claim (param $ticket i32) (param $at i32) (param $room i32) (result i32)
-    (i32.store (i32.const 32) (local.get $ticket))
-    (drop (call $wait (i32.const 32) (i32.const 1) (i64.const -1)))
-    (call $take (local.get $ticket) (local.get $at) (local.get $room)))
   (func (export "lip_main") (result i32) (local $n i32) (local $kv i32) (local $length i32)
     (drop (call $input_read (i32.const 0) (i32.const 4)))
     (local.set $n (i32.load (i32.const 0)))
     (local.set $kv (call $kv_create))
     (i32.store (i32.const 8) (i32.const 7))
     (drop (call $send (i32.const 0) (i32.const 1)))
-    (drop (call $claim (call $recv) (i32.const 16) (i32.const 8)))
+    (drop (call $claim (call $recv) (i32.const 16) (i32.const 8) (i64.const -1)))
     (if (i32.eqz (local.get $n)) (then (return (i32.const 0))))
     (loop $next
       (if (i32.ne (i32.const 8) (call $claim
             (call $pred (local.get $kv) (i32.const 8) (i32.const 1)
                         (i32.const 0) (i32.const 0) (i32.const 0))
-            (i32.const 8) (i32.const 8)))
+            (i32.const 8) (i32.const 8) (i64.const -1)))
         (then (return (i32.const 1))))
       (if (i32.eq (i32.const 256) (local.tee $length (i32.add (local.get $length) (i32.const 1))))
         (then (drop (call $kv_truncate (local.get $kv) (i32.const 0)))
@@ -84,26 +81,14 @@ class Bench:
     """The gateway's part: starts LIPs, hears their first message and their end."""
 
     def __init__(self, kernel: Link, worker: Link) -> None:
-        self._kernel, self._worker = kernel, worker
-        self._seq, self._instances = count(1), count(1)
-        self._answers: dict[int, asyncio.Future[m.Answer]] = {}
+        self.kernel, self._worker = KernelClient(kernel), worker
+        self._instances = count(1)
         self.ready = self.ended = self.failed = 0
         self.changed = asyncio.Event()
-        kernel.receive(self._on_kernel, lambda: None)
 
     def tell(self, message: m.Message) -> None:
         """Send to the worker."""
         self._worker.send(m.encode(message))
-
-    async def ask_kernel(self, make: Callable[[int], m.Message]) -> Any:
-        """Send to the kernel and return its answer."""
-        seq = next(self._seq)
-        answer: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
-        self._answers[seq] = answer
-        self._kernel.send(m.encode(make(seq)))
-        message = await answer
-        assert not message.errno, message
-        return message.value
 
     def on_worker(self, frame: list[Any]) -> None:
         """Take a frame of the worker."""
@@ -129,8 +114,7 @@ class Bench:
         """Start LIPs that will make `preds` preds each; return when all have sent a message."""
         self.ready = self.ended = 0
         instances = [next(self._instances) for _ in range(lips)]
-        registered = [self.ask_kernel(_register(instance)) for instance in instances]
-        await asyncio.gather(*registered)
+        await self.kernel.register(instances, WORKER)
         for instance in instances:
             self.tell(m.Start(instance, MODULE, "", preds.to_bytes(4, "little"), LIMITS))
         await self.wait_until(lambda: self.ready >= lips)
@@ -147,21 +131,7 @@ class Bench:
     async def forget(self, instances: list[int]) -> None:
         """Tell the kernel of the ends."""
         assert self.failed == 0, f"{self.failed} LIPs failed"
-        ends = (self.ask_kernel(_end(instance)) for instance in instances)
-        await asyncio.gather(*ends)
-
-    def _on_kernel(self, frame: list[Any]) -> None:
-        message = m.decode(frame)
-        if isinstance(message, m.Answer):
-            self._answers.pop(message.seq).set_result(message)
-
-
-def _register(instance: int) -> Callable[[int], m.Message]:
-    return lambda seq: m.Register(seq, instance, "tenant", WORKER, 0, 0, {})
-
-
-def _end(instance: int) -> Callable[[int], m.Message]:
-    return lambda seq: m.End(seq, instance)
+        await self.kernel.end(instances)
 
 
 # --- Measurements --------------------------------------------------------------------------------
@@ -177,12 +147,12 @@ async def measure_preds(bench: Bench, lips: int, roles: dict[str, int]) -> dict[
     The processor time of each role says more than the clock on a machine that others use too.
     """
     preds = max(PREDS.get(lips, 60_000) // lips, 4)
-    before = await bench.ask_kernel(lambda seq: m.Ask(seq, "statistics", {}))
+    before = await bench.kernel.statistics()
     instances = await bench.start(lips, preds)
     cpu_before = {role: cpu_seconds(pid) for role, pid in roles.items()}
     seconds = await bench.finish(instances)
     cpu = {role: cpu_seconds(pid) - cpu_before[role] for role, pid in roles.items()}
-    after = await bench.ask_kernel(lambda seq: m.Ask(seq, "statistics", {}))
+    after = await bench.kernel.statistics()
     await bench.forget(instances)
     steps = after["decode_steps"] - before["decode_steps"]
     made = after["preds"] - before["preds"]

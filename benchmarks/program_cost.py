@@ -41,6 +41,7 @@ from wasmtime import wat2wasm
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.host_overhead import start_role, wait_ready
+from benchmarks.kernel_client import KernelClient
 
 WORKER, CLIENT = "worker-0", "client"
 PROGRAMS = ("generate", "stream", "pred")
@@ -58,10 +59,10 @@ DEVICE = ("steps", "device_pause_ms", "device_pauses", "device_steps_ahead")  # 
 PAUSE_SECONDS = 0.02  # between two measurements, for what the first left to do
 RESAMPLES = 2_000
 
-# A guest's memory: 0 ticket, 8 its record, 256 text, 512 options, 1024 prompt, 4096 records,
+# A guest's memory: 8 a record, 256 text, 512 options, 1024 prompt, 4096 records,
 # 65536 all tokens. It says "r" when it waits, "f" with its first token and "e" at its end.
 _IMPORTS = {
-    "send": "i32 i32", "recv": "", "wait": "i32 i32 i64", "take": "i32 i32 i32", "kv_create": "",
+    "send": "i32 i32", "recv": "", "claim": "i32 i32 i32 i64", "kv_create": "",
     "pred": "i32 i32 i32 i32 i32 i32", "generate": "i32 i32 i32 i32 i32",
     "detokenize": "i32 i32 i32 i32",
 }  # fmt: skip
@@ -71,10 +72,6 @@ _FRAME = """(module
   (data (i32.const 200) "rfe")
   (data (i32.const 512) "{options}")
   (data (i32.const 1024) "{prompt}")
-  (func $claim (param $ticket i32) (param $at i32) (param $room i32) (result i32)
-    (i32.store (i32.const 0) (local.get $ticket))
-    (drop (call $wait (i32.const 0) (i32.const 1) (i64.const -1)))
-    (call $take (local.get $ticket) (local.get $at) (local.get $room)))
   (func $say (param $letter i32) (drop (call $send (local.get $letter) (i32.const 1))))
   (func $note (param $token i32) (param $index i32)
     (i32.store (i32.add (i32.const 65536) (i32.shl (local.get $index) (i32.const 2)))
@@ -85,7 +82,7 @@ _FRAME = """(module
     (local $kv i32) (local $t i32) (local $n i32) (local $at i32) (local $index i32)
     (local.set $kv (call $kv_create))
     (call $say (i32.const 200))
-    (drop (call $claim (call $recv) (i32.const 8) (i32.const 8)))
+    (drop (call $claim (call $recv) (i32.const 8) (i32.const 8) (i64.const -1)))
     {body}
     {last}
     (call $say (i32.const 202))
@@ -94,7 +91,7 @@ _GENERATE = """
     (local.set $t (call $generate (local.get $kv) (i32.const 1024) (i32.const {prompt_tokens})
                                   (i32.const 512) (i32.const {options_bytes})))
     (block $end (loop $next
-      (local.set $n (call $claim (local.get $t) (i32.const 4096) (i32.const 4096)))
+      (local.set $n (call $claim (local.get $t) (i32.const 4096) (i32.const 4096) (i64.const -1)))
       (br_if $end (i32.le_s (local.get $n) (i32.const 0)))
       (local.set $at (i32.const 4096))
       (loop $each
@@ -110,7 +107,7 @@ _PRED = """
       (if (i32.ne (i32.const 8) (call $claim
             (call $pred (local.get $kv) (local.get $at) (local.get $n)
                         (i32.const 0) (i32.const 0) (i32.const 0))
-            (i32.const 8) (i32.const 8)))
+            (i32.const 8) (i32.const 8) (i64.const -1)))
         (then (return (i32.const 1))))
       (call $note (i32.load (i32.const 8)) (local.get $index))
       (local.set $at (i32.const 8))
@@ -215,19 +212,17 @@ class Bench:
 
     def __init__(self, tokens: int, prompt: bytes, pids: dict[str, int]) -> None:
         self._tokens, self._prompt, self._pids = tokens, prompt, pids
-        self._seq, self._instances = count(1), count(1)
-        self._answers: dict[int, asyncio.Future[m.Answer]] = {}
+        self._instances = count(1)
         self._course = Course(0)
         self._live: set[int] = set()
         self._gone = asyncio.Event()
-        self._kernel: Link
+        self._kernel: KernelClient
         self._client: Link
         self._worker: Link
 
     def attach(self, kernel: Link, client: Link, worker: Link) -> None:
         """Take the links to the kernel, as gateway and as client, and the worker's."""
-        self._kernel, self._client, self._worker = kernel, client, worker
-        kernel.receive(self._on_kernel, lambda: None)
+        self._kernel, self._client, self._worker = KernelClient(kernel), client, worker
         client.receive(self._on_client, lambda: None)
         worker.receive(self._on_worker, lambda: None)
 
@@ -239,7 +234,7 @@ class Bench:
         """Run so many streams to their end."""
         owner = CLIENT if what == "direct" else WORKER
         instances = [next(self._instances) for _ in range(streams)]
-        await asyncio.gather(*(self._ask(_register(i, owner)) for i in instances))
+        await self._kernel.register(instances, owner)
         course = self._course = Course(streams)
         if what != "direct":
             self._live, self._gone = set(instances), asyncio.Event()
@@ -247,7 +242,7 @@ class Bench:
                 self.tell(m.Start(instance, what, "", b"", LIMITS))
             await course.wait_ready()
         await asyncio.sleep(PAUSE_SECONDS)
-        before, then = self._used(), await self._statistics()
+        before, then = self._used(), await self._kernel.statistics()
         course.began = time.perf_counter()
         if what == "direct":
             self._drive(instances)
@@ -257,9 +252,9 @@ class Bench:
         await course.wait_end()
         if what != "direct":
             await self._gone.wait()
-        used, now = self._used(), await self._statistics()
+        used, now = self._used(), await self._kernel.statistics()
         made = {name: now[name] - then[name] for name in DEVICE}
-        await asyncio.gather(*(self._ask(_end(i)) for i in instances))
+        await self._kernel.end(instances)
         return Times(
             seconds=course.ended_at - course.first_at,
             whole=course.ended_at - course.began,
@@ -284,24 +279,6 @@ class Bench:
             "kernel": on_cpu_seconds(kernel, kernel),
             "worker": on_cpu_seconds(self._pids["worker"]),
         }
-
-    async def _statistics(self) -> dict[str, float]:
-        found: dict[str, float] = await self._ask(lambda seq: m.Ask(seq, "statistics", {}))
-        return found
-
-    async def _ask(self, make: Any) -> Any:
-        seq = next(self._seq)
-        answer: asyncio.Future[m.Answer] = asyncio.get_running_loop().create_future()
-        self._answers[seq] = answer
-        self._kernel.send(m.encode(make(seq)))
-        message = await answer
-        assert not message.errno, message
-        return message.value
-
-    def _on_kernel(self, frame: list[Any]) -> None:
-        message = m.decode(frame)
-        if isinstance(message, m.Answer):
-            self._answers.pop(message.seq).set_result(message)
 
     def _on_client(self, frame: list[Any]) -> None:
         if frame[0] != m.Replies.KIND:
@@ -331,14 +308,6 @@ class Bench:
             self._live.discard(message.instance)
             if not self._live:
                 self._gone.set()
-
-
-def _register(instance: int, worker: str) -> Any:
-    return lambda seq: m.Register(seq, instance, "tenant", worker, 0, 0, {})
-
-
-def _end(instance: int) -> Any:
-    return lambda seq: m.End(seq, instance)
 
 
 # --- Pairs -----------------------------------------------------------------------------------

@@ -287,8 +287,7 @@ async def play(bench: Bench, instances: Iterator[int], lips: list[Lip]) -> float
     """Let LIPs run to their ends; return the seconds until the last one's."""
     bench.ready = bench.ended = 0
     made = [next(instances) for _ in lips]
-    for instance in made:
-        await bench.ask_kernel(lambda seq, i=instance: m.Register(seq, i, "t", WORKER, 0, 0, {}))  # type: ignore[misc]
+    await bench.kernel.register(made, WORKER)
     for instance, lip in zip(made, lips, strict=True):
         bench.tell(m.Start(instance, MODULE, "", packed(lip), LIMITS))
     await bench.wait_until(lambda: bench.ready >= len(made))
