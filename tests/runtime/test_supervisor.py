@@ -282,6 +282,34 @@ def test_how_the_device_is_shared_reaches_the_kernel(tmp_path: Path) -> None:
             read_options(config, {})
 
 
+def test_the_kernels_journal_is_beside_its_socket_unless_it_keeps_none(tmp_path: Path) -> None:
+    for given, wanted in (({}, str(tmp_path / "journal")), ({"journal": False}, None)):
+        kernel, *_ = role_specs(read_options(None, given), tmp_path)
+        assert kernel.config["journal"] == wanted
+        assert kernel.config["ended"] is None
+
+
+def test_a_role_is_told_how_the_one_before_it_ended(tmp_path: Path) -> None:
+    script = """
+config = json.loads(sys.stdin.readline())
+print(json.dumps({"event": "ready", "ended": config["ended"]}), flush=True)
+sys.exit(7) if config["ended"] is None else sys.stdin.read()
+"""
+
+    async def scenario() -> None:
+        small = role(tmp_path, script)
+        small.spec.config["ended"] = None
+        keeping = asyncio.create_task(small.keep())
+        while small.starts < 2 or not small.ready.is_set():
+            await small.ready.wait()
+            await asyncio.sleep(0.01)
+        assert small.about["ended"] == 7
+        await small.stop()
+        await keeping
+
+    asyncio.run(scenario())
+
+
 def test_one_data_directory_has_one_server(tmp_path: Path) -> None:
     with running_server(tmp_path) as server:
         second = subprocess.run(
