@@ -24,6 +24,7 @@ from symphony_kernel.journal.store import Found, Store
 from symphony_kernel.kvfs import KVFS
 from symphony_kernel.pending_calls import Pred, Turns
 from symphony_kernel.process_table import ProcessTable, WorkQueue
+from symphony_kernel.protocol.errno import KernelBug
 
 LOG_BYTES = 8 << 20  # of records, after which there is a new image: two seconds to replay
 LOG_BYTES_MAX = 256 << 20  # even when the last image has only just been made
@@ -232,7 +233,11 @@ class Keeper:
         self._writing = True
         began = time.monotonic()
         sequence = self._log.sequence
-        image = self.image()
+        try:
+            image = self.image()
+        except KernelBug as error:  # something in it was not declared: runs need not end for that
+            self._lost(error)
+            return
         counts = self._counts
         counts.image_ms = 1000 * (time.monotonic() - began)
         counts.image_ms_max = max(counts.image_ms_max, counts.image_ms)
@@ -268,8 +273,8 @@ class Keeper:
             self._log.forget(sequence)
 
     # -- Without ---------------------------------------------------------------------------------
-    def _lost(self, error: OSError) -> None:
-        """There is no room: a journal that lacks something is worth nothing."""
+    def _lost(self, error: Exception) -> None:
+        """Something cannot be written: a journal that lacks it is worth nothing."""
         if self._recorder is None:
             return
         _log.error(

@@ -243,6 +243,26 @@ def test_without_room_the_kernel_goes_on_and_leaves_no_half_journal(
     assert "GIVEN UP" in caplog.text
 
 
+def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        await worker.pred(1, A, tokens(1))
+        instance = rig.kernel._processes.get(1)
+        assert instance is not None
+        instance.handles.get(A).file.path = object()  # type: ignore[assignment]
+        assert rig.kernel._keeper is not None
+        rig.kernel._keeper.snapshot()
+        await worker.pred(1, A, tokens(2))
+        assert (await gateway.statistics())["journal"] is False
+        assert files(tmp_path) == 0
+
+    with_dying_kernel(tmp_path, test)
+    assert "GIVEN UP" in caplog.text
+
+
 def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
     async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
         chance = random.Random(3)
