@@ -194,6 +194,8 @@ class Ranking:
             if wanted <= 0:
                 break
             pages, _ = self._pages_of(file, wanted, held, False)
+            if not len(pages) and not (self._pool.frame[file.pages] >= 0).any():
+                self.discard(file)  # it comes back when its pages do
             found.append(pages)
             wanted -= len(pages)
         self._unmark(found)

@@ -81,7 +81,7 @@ class Pager:
     # -- Works that come first -------------------------------------------------------------------
     def admit(self, work: Work) -> Admission | Errno:
         """Give the queue's first work what it needs; all but what is ready leaves the queue."""
-        if not (self._pool.absent or self._parked):
+        if not (self._pool.absent or self._parked) or self._has_all(work):
             try:
                 work.file.reserve(work.count)
             except SyscallError as error:
@@ -99,6 +99,14 @@ class Pager:
             self._park(work)
             return Admission.AWAY
         return became
+
+    def _has_all(self, work: Work) -> bool:
+        """Whether a file in use goes on where it is, in frames that nobody else is to have."""
+        file: Any = work.file
+        if not file.length or len(file.absent_pages()):
+            return False
+        needed = file.pages_needed(work.count)
+        return not needed or (not self._holds and needed <= self._pressure.free)
 
     def reserve_ahead(self, work: Work) -> None:
         """Give a work what it needs while a step computes, unless somebody lacks it."""
