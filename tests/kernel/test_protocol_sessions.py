@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.limits import SESSION_KEPT_FRAMES
+from symphony_kernel.protocol.limits import SESSION_KEPT_FRAMES, SESSION_UNREAD_BYTES_MAX
 from symphony_kernel.protocol.links import (
     Link,
     LinkError,
@@ -302,6 +302,24 @@ def test_a_receipt_for_what_was_not_sent_breaks_the_protocol(receipt: list[Any])
         assert end.backlog
         end.take([6, 1])
         assert not end.backlog
+
+    in_memory(test)
+
+
+def test_whoever_wants_receipts_and_reads_none_costs_little() -> None:
+    async def test(caller: Caller, answerer: Answerer) -> None:
+        ours, theirs = memory_pair()
+        end = SessionLink(SessionState(ID))
+        end.connect(theirs, 0)
+        for _ in range(3 * SESSION_UNREAD_BYTES_MAX):
+            end.take([m.ReceiptWanted.KIND])
+            if theirs.backlog >= SESSION_UNREAD_BYTES_MAX:
+                break
+            ours._queue.append(bytes(100_000))  # as if much had been sent before
+        before = theirs.backlog
+        for _ in range(100):
+            end.take([m.ReceiptWanted.KIND])
+        assert theirs.backlog == before
 
     in_memory(test)
 

@@ -166,6 +166,7 @@ KERNEL_WAIT_SECONDS_MAX = 30  # for one that is started again, before a request 
 SESSION_ID_BYTES = 16
 SESSION_KEPT_FRAMES = 64  # sent, before a receipt is asked for
 SESSION_KEPT_BYTES = 256 << 10  # likewise
+SESSION_UNREAD_BYTES_MAX = 4 << 20  # past which a receipt is not sent: it is asked for again
 SESSION_RECEIPT_SECONDS = 0.25  # after a frame, when neither came about
 HANG_SECONDS = 30.0  # without a sign of life, before a role is killed and started again
 DRAIN_SECONDS_MAX = 10  # from SIGTERM to the kill of what is left

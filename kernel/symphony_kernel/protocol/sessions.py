@@ -30,6 +30,7 @@ from symphony_kernel.protocol.limits import (
     SESSION_KEPT_BYTES,
     SESSION_KEPT_FRAMES,
     SESSION_RECEIPT_SECONDS,
+    SESSION_UNREAD_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import Frame, Link, LinkError, OnClosed, OnFrame, encode
 
@@ -122,7 +123,8 @@ class SessionLink:
             if self._on_frame is not None and not self._closed:
                 self._on_frame(frame)
         elif kind == _WANTED:
-            if self._link is not None:
+            # Whoever asks without reading the answers shall not fill our memory with them.
+            if self._link is not None and self._link.backlog < SESSION_UNREAD_BYTES_MAX:
                 self._link.send([_RECEIPT, self.received])
         else:
             received = frame[1] if len(frame) == 2 else None
