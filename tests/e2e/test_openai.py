@@ -69,7 +69,7 @@ def test_greedy_is_what_a_program_of_one_s_own_decodes(
     chunks = streamed(client, extra_body={"ignore_eos": True})
     assert joined(chunks) == expected
     assert chunks[-1].choices[0].finish_reason == "length"
-    assert len(chunks) > TOKENS // 2
+    assert len(chunks) > 2, "as they come: tokens that come together share one"
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
