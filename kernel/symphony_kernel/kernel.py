@@ -12,164 +12,36 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import msgpack
 
-from symphony_kernel.durability import KEPT, Durability, DurableOptions
+from symphony_kernel.durability import KEPT, Durability
 from symphony_kernel.executor.base import Executor, Int32
-from symphony_kernel.executor.models.assets import Assets
 from symphony_kernel.journal.keeper import LOG_BYTES, Keeper, Parts, Remembered
 from symphony_kernel.journal.scribe import HeldSession, Scribe
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.store import Found, Store
-from symphony_kernel.kvfs import KVFS, TenantLimits
-from symphony_kernel.kvfs.places import Places
-from symphony_kernel.kvfs.quotas import UNLIMITED
+from symphony_kernel.kernel_options import KernelOptions
+from symphony_kernel.kvfs import KVFS
 from symphony_kernel.pending_calls import Result
+from symphony_kernel.ports import GatewayPort, Port, WorkerPort, after_hello, describe
 from symphony_kernel.process_table import ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import (
-    PAGE_TOKENS,
-    PREFIX_CACHE_SHARE,
-    REPLIES_BYTES_MAX,
-    TENANT_DURABLE_BYTES_MAX,
-    TENANT_PAGES_SHARE_MAX,
-    WORKER_BACKLOG_BYTES_MAX,
-)
-from symphony_kernel.protocol.links import Link, OnFrame, decode, encode
+from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
-from symphony_kernel.scheduler.answers import Answers
-from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import Clock, RealClock
-from symphony_kernel.scheduler.fair_queue import CostWeights
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.stepping import Stepper
 from symphony_kernel.syscalls import Syscalls
-from symphony_kernel.upkeep import AuditOptions, Upkeep
+from symphony_kernel.upkeep import Upkeep
+
+__all__ = ["Kernel", "KernelOptions", "Port", "describe"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class KernelOptions:
-    """What an operator or a test may set."""
-
-    weights: CostWeights = field(default_factory=CostWeights)
-    steps: StepLimits = field(default_factory=StepLimits)
-    tenants: TenantLimits | None = None  # by default one tenant may fill the pool
-    prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
-    places: Places = field(default_factory=Places)  # where pages may be beside the device
-    audit: AuditOptions = field(default_factory=AuditOptions)  # of counts, while it is idle
-    answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
-    durable: DurableOptions = field(default_factory=DurableOptions)
-    host_pages_max: int = UNLIMITED  # of a tenant, unless `tenants` says it
-    disk_pages_max: int = UNLIMITED  # likewise
-    durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # of a tenant, unless `tenants` says it
-
-
-class Port:
-    """One attached peer. It takes frames until its link ends or it breaks the protocol."""
-
-    def __init__(self, kernel: "Kernel", name: str, link: Link) -> None:
-        self._kernel = kernel
-        self.name = name
-        self._name = name.encode()
-        self.link = link
-        self.closed = False
-
-    def send(self, message: m.Message) -> None:
-        """Send one message."""
-        self.link.send(m.encode(message))
-
-    def on_frame(self, frame: list[Any]) -> None:
-        """Take a frame; a peer that breaks the protocol is cut off."""
-        if self.closed:
-            return
-        scribe = self._kernel.scribe
-        if scribe is None:
-            self._take(frame)
-            return
-        link = self.link
-        came = link.frame if isinstance(link, HeldSession) else b""
-        scribe.frame(self._name, came or encode(frame))
-        scribe.inside += 1
-        self._take(frame)
-        scribe.inside -= 1
-
-    def _take(self, frame: list[Any]) -> None:
-        try:
-            self._kernel.take(self, m.decode(frame))
-        except m.MessageError as error:
-            self.cut_off(str(error))
-        except Exception as error:  # ours: whatever a peer may send is a MessageError or a reply
-            self._kernel.stop_with(error)
-
-    def cut_off(self, reason: str) -> None:
-        """End the link with a peer that cannot be talked to."""
-        _log.error("cutting off %s: %s", self.name, reason)
-        self.link.abort()
-        self.on_closed()
-
-    def on_closed(self) -> None:
-        """The link has ended: so have the instances that lived behind it."""
-        if self.closed:
-            return
-        self.closed = True
-        try:
-            self._kernel.detach(self)
-        except Exception as error:  # ours
-            self._kernel.stop_with(error)
-
-
-class WorkerPort(Port):
-    """A worker's link, and the replies that will leave in its next frame."""
-
-    def __init__(self, kernel: "Kernel", name: str, link: Link) -> None:
-        super().__init__(kernel, name, link)
-        self.replies: list[tuple[int, int, Result]] = []
-        self._calls = 0  # of the last frame
-
-    def on_frame(self, frame: list[Any]) -> None:
-        """Take a frame; behind calls look what there is to compute."""
-        super().on_frame(frame)
-        calls, self._calls = self._calls, 0
-        if calls:
-            self._kernel.calls_taken(calls)
-
-    def _take(self, frame: list[Any]) -> None:
-        # Nearly all are calls, which need no message made of them.
-        if len(frame) != 2 or frame[0] != m.Calls.KIND or type(frame[1]) is not list:
-            super()._take(frame)
-            return
-        try:
-            self._kernel.take_calls(self, frame[1])
-            self._calls = len(frame[1])
-        except Exception as error:  # ours
-            self._kernel.stop_with(error)
-
-    def flush(self) -> None:
-        """Send the replies that have gathered: one frame, or a few when they are large."""
-        replies, self.replies = self.replies, []
-        start, size = 0, 0
-        for index, (_, _, result) in enumerate(replies):
-            if type(result) is bytes:
-                size += len(result)
-                if size > REPLIES_BYTES_MAX and index > start:
-                    self.send(m.Replies(replies[start:index]))
-                    start, size = index, len(result)
-        # The step's frame: it need not wait for the loop's next turn.
-        self.link.send([m.Replies.KIND, replies[start:] if start else replies], now=True)
-        if self.link.backlog > WORKER_BACKLOG_BYTES_MAX:
-            self.cut_off(f"{self.link.backlog} bytes of answers lie unread")
-
-
-class GatewayPort(Port):
-    """The gateway's link; it is believed."""
 
 
 class Kernel:
@@ -196,16 +68,10 @@ class Kernel:
         self._checks: list[int] = []  # asked for, by seq
         self._keeper: Keeper | None = None
         self._seeds = Seeds()
-        limits = options.tenants or TenantLimits(
-            int(executor.pages * TENANT_PAGES_SHARE_MAX),
-            host_pages=options.host_pages_max,
-            disk_pages=options.disk_pages_max,
-            durable_bytes=options.durable_bytes_max,
-        )
         self._kvfs = KVFS(
             executor.pages,
             self._now,
-            limits,
+            options.limits(executor.pages),
             prefix_cache_share=options.prefix_cache_share,
             places=options.places,
         )
@@ -231,37 +97,45 @@ class Kernel:
             self.stop_with,
             self._clock.now,
         )
-        self._syscalls = Syscalls(
-            self._kvfs,
-            self._processes,
-            self._scheduler,
-            executor.model,
-            self._reply,
-            self._seeds.draw,
-            self._durability.saving,
-        )
-        self.happenings |= self._durability.serve(
-            self._syscalls.named, self._answer_gateway, self._turn_over
-        )
+        self._syscalls = self._make_syscalls()
         self._workers: dict[str, WorkerPort] = {}
         self._gateway: GatewayPort | None = None
         self._dirty: set[WorkerPort] = set()  # with replies that wait
         self._stepper: Stepper = Stepper(
             self._clock, self._scheduler, self._kvfs, executor, self._flush, self.stop_with
         )
-        self._upkeep = Upkeep(
+        self._upkeep = self._make_upkeep(options)
+        self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
+        self._kvfs.tiers.arrived = self._pages_arrived
+        self._over = asyncio.Event()  # closed, or gone wrong
+        self._failure: BaseException | None = None
+
+    def _make_syscalls(self) -> Syscalls:
+        """Return what executes calls; what the disk says of names may happen from now on."""
+        syscalls = Syscalls(
             self._kvfs,
-            executor,
+            self._processes,
+            self._scheduler,
+            self._executor.model,
+            self._reply,
+            self._seeds.draw,
+            self._durability.saving,
+        )
+        self.happenings |= self._durability.serve(
+            syscalls.named, self._answer_gateway, self._turn_over
+        )
+        return syscalls
+
+    def _make_upkeep(self, options: KernelOptions) -> Upkeep:
+        return Upkeep(
+            self._kvfs,
+            self._executor,
             options.places,
             options.audit,
             lambda: self._scheduler.idle,
             self._check_integrity,
             self.stop_with,
         )
-        self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
-        self._kvfs.tiers.arrived = self._pages_arrived
-        self._over = asyncio.Event()  # closed, or gone wrong
-        self._failure: BaseException | None = None
 
     # -- Peers ---------------------------------------------------------------------------------
     def attach_worker(self, name: str, link: Link) -> None:
@@ -270,12 +144,12 @@ class Kernel:
         It is believed to be who it is; a `Hello` that comes first is ignored.
         """
         port = self.welcome_worker(name, link)
-        link.receive(_after_hello(port), port.on_closed)
+        link.receive(after_hello(port), port.on_closed)
 
     def attach_gateway(self, link: Link) -> None:
         """Serve the gateway over a link that nobody receives from yet, as `attach_worker`."""
         port = self.welcome_gateway(link)
-        link.receive(_after_hello(port), port.on_closed)
+        link.receive(after_hello(port), port.on_closed)
 
     def welcome_worker(self, name: str, link: Link) -> WorkerPort:
         """Return the port that takes a worker's frames; one with its name ends first."""
@@ -710,35 +584,3 @@ class Kernel:
         self._upkeep.close()
         await self._executor.close()
         self._over.set()
-
-
-def _after_hello(port: Port) -> OnFrame:
-    """Return a receiver that lets a first `Hello` pass: it proves nothing in one process."""
-    first = True
-
-    def on_frame(frame: list[Any]) -> None:
-        nonlocal first
-        if not (first and frame[0] == m.Hello.KIND):
-            port.on_frame(frame)
-        first = False
-
-    return on_frame
-
-
-def describe(assets: Assets) -> dict[str, Any]:
-    """Return what a `Welcome` says of the model."""
-    model = assets.model
-    return {
-        "model": {
-            "name": model.name,
-            "vocab_size": model.vocab_size,
-            "eos": list(model.eos),
-            "bos": model.bos,
-            "max_context": model.max_context,
-            "page_size": PAGE_TOKENS,
-            "dtype": model.dtype,
-        },
-        "tokenizer": assets.tokenizer_json,
-        "chat_template": assets.chat_template,
-        "special": assets.special,
-    }
