@@ -47,7 +47,12 @@ class Places:
     def pages(self, frames: int) -> int:
         """Return how many pages there are over so many frames."""
         more = min((self.pages_a_frame - 1) * frames, TOKENS_PAGES_MAX)
-        return frames + max(more, self.host_slots + self.disk_slots)
+        beside = self.host_slots
+        if self.disk_slots:
+            # As if all of the host's room were there, which depends on the memory that is free: a
+            # kernel that comes back must have the same pages.
+            beside = max(beside, frames) + self.disk_slots
+        return frames + max(more, beside)
 
 
 def places_for(

@@ -263,6 +263,21 @@ def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
     assert "GIVEN UP" in caplog.text
 
 
+def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        await worker.pred(1, A, tokens(*range(1, 65)))
+        assert await worker.call(1, Op.KV_OFFER, A) == 64
+        rig.die(random.Random(0))
+        rig.boot()
+        kvfs = rig.kernel._kvfs
+        assert kvfs.prefix_cache.references.sum() == 4
+        assert kvfs.pressure.ranking._cached is kvfs.prefix_cache.references
+
+    with_dying_kernel(tmp_path, test)
+
+
 def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
     async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
         chance = random.Random(3)
