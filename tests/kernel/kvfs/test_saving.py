@@ -457,3 +457,54 @@ def test_restored_names_are_there_past_their_quota(tmp_path: Path) -> None:
         assert kvfs.tenant("t").files == 0
 
     asyncio.run(main())
+
+
+def test_what_the_disk_said_can_be_told_again_without_a_disk(tmp_path: Path) -> None:
+    """As a journal does it: the same calls and happenings give the same names and files."""
+
+    async def calls(shop: Shop) -> None:
+        file = make_file(shop, *range(20))
+        shop.save("one", file, "a")
+        shop.save("two", make_file(shop, 1, 2), "a", replace=False)
+        shop.save("three", file, "b")
+        shop.remove("gone", "b")
+        named = shop.kvfs.named("t", "kept")
+        shop.saving.load(named, shop.answers.named("load"))
+
+    async def main() -> None:
+        for root in ("live", "told"):
+            before = make_shop(tmp_path / root)
+            before.save("kept", make_file(before, 7, 8, 9), "kept")
+            await before.finish()
+        live, told = make_shop(tmp_path / "live"), make_shop(tmp_path / "told")
+        told.saving.live = False
+        await calls(live)
+        answers = await live.finish()
+        await calls(told)
+        assert told.answers.all == []
+        for what, arguments in live.events:
+            getattr(told.saving, what)(*arguments)
+        assert told.answers.all == answers
+        assert len(answers) == 5
+        seen = [[f._replace(tier="") for f in shop.kvfs.listing("t")] for shop in (live, told)]
+        assert seen[0] == seen[1]
+        assert told.kvfs.named("t", "kept").tokens.tolist() == [7, 8, 9]
+        assert told.kvfs.tenant("t").durable_bytes == live.kvfs.tenant("t").durable_bytes
+        assert on_disk(told) == {("t", "kept"): 3}, "nothing was asked of the disk"
+
+    asyncio.run(main())
+
+
+def test_a_life_goes_on_with_what_the_one_before_had_under_way(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = make_shop(tmp_path)
+        shop.saving.live = False  # nobody has told how these came out
+        shop.save("one", make_file(shop, 1), "a")
+        shop.save("two", make_file(shop, 1, 2), "a")
+        assert shop.answers.all == []
+        assert on_disk(shop) == {}
+        shop.saving.resume()
+        assert await shop.finish() == ["one: done", "two: done"]
+        assert on_disk(shop) == {("t", "a"): 2}
+
+    asyncio.run(main())
