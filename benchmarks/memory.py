@@ -19,6 +19,25 @@ def held_bytes(pid: int) -> int:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
+def largest_mapping(pid: int) -> tuple[int, int]:
+    """Return the bytes of a process's largest anonymous mapping, and those that were touched.
+
+    In a kernel this is the pool of pages, whose memory becomes the process's at the first use of
+    each page and never grows past its size.
+    """
+    largest = touched = size = 0
+    anonymous = False
+    for line in (_PROC / str(pid) / "smaps").read_text().splitlines():
+        name, _, rest = line.partition(" ")
+        if "-" in name:
+            anonymous = len(rest.split()) == 4  # no file's, and none of the kernel's own names
+        elif name == "Size:":
+            size = int(rest.split()[0]) << 10
+        elif name == "Rss:" and anonymous and size > largest:
+            largest, touched = size, int(rest.split()[0]) << 10
+    return largest, touched
+
+
 def open_descriptors(pid: int) -> int | None:
     """Return how many descriptors a process has, or None if it does not let us see them."""
     try:
