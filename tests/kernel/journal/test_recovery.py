@@ -14,6 +14,7 @@ from symphony_kernel.journal.recorder import Recorder
 from symphony_kernel.journal.replay import ReplayError
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs import TenantLimits
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
@@ -151,12 +152,15 @@ def test_so_it_does_when_pages_and_quotas_are_short(tmp_path: Path) -> None:
     limits = KernelOptions(
         steps=StepLimits(tokens=64, rows=4, quantum=16),
         tenants=TenantLimits(pages=12, files=30, handles=30),
+        places=Places(host_slots=8, pages_a_frame=8, poison=True),
     )
     for seed in range(5, 8):
         compare_now_and_then(tmp_path / str(seed), seed, pages=20, options=limits)
 
 
-def outcomes(folder: Path, courses: list[Script], chance: random.Random | None) -> list[list[Any]]:
+def outcomes(
+    folder: Path, courses: list[Script], chance: random.Random | None, **given: Any
+) -> list[list[Any]]:
     """Return what each LIP hears; with `chance` of a kernel that dies again and again."""
 
     async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> list[list[Any]]:
@@ -175,7 +179,7 @@ def outcomes(folder: Path, courses: list[Script], chance: random.Random | None) 
         assert statistics["journal"]
         return results
 
-    return with_dying_kernel(folder, test, log_bytes=20_000)
+    return with_dying_kernel(folder, test, log_bytes=20_000, **given)
 
 
 async def die_somehow(rig: DyingRig, chance: random.Random) -> None:
@@ -200,6 +204,16 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
         courses = scripts(chance, 6, 12)
         folders = [tmp_path / f"{seed} {which}" for which in ("twin", "dying")]
         assert outcomes(folders[1], courses, chance) == outcomes(folders[0], courses, None), seed
+
+
+def test_nor_that_its_device_is_too_small_besides(tmp_path: Path) -> None:
+    places = KernelOptions(places=Places(host_slots=12, pages_a_frame=16, poison=True))
+    for seed in range(5, 8):
+        chance = random.Random(seed)
+        courses = scripts(chance, 6, 10)
+        given: dict[str, Any] = {"pages": 40, "options": places}
+        died = outcomes(tmp_path / f"{seed} dying", courses, chance, **given)
+        assert died == outcomes(tmp_path / f"{seed} twin", courses, None, **given), seed
 
 
 def files(folder: Path, suffix: str = "") -> int:
