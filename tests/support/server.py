@@ -74,7 +74,7 @@ class RunningServer:
         async with asyncio.timeout(seconds):
             while True:
                 await self.wait_until_ready(seconds)
-                if (await self.pids())[role] != old:
+                if (await self.pids())[role] not in (old, None):
                     return
                 await asyncio.sleep(0.01)
 
