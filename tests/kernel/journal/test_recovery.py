@@ -152,8 +152,7 @@ def test_so_it_does_when_pages_and_quotas_are_short(tmp_path: Path) -> None:
     limits = KernelOptions(
         steps=StepLimits(tokens=64, rows=4, quantum=16),
         tenants=TenantLimits(pages=12, files=30, handles=30),
-        places=Places(host_slots=8, pages_a_frame=8, poison=True),
-    )
+    )  # what is computed again notes where it came from, and when is the device's doing: not here
     for seed in range(5, 8):
         compare_now_and_then(tmp_path / str(seed), seed, pages=20, options=limits)
 
