@@ -391,6 +391,11 @@ def encode(message: Message) -> list[Any]:
     return [message.KIND, *(getattr(message, name) for name, _ in _FIELDS[type(message)])]
 
 
+def is_output(frame: list[Any]) -> bool:
+    """Whether a frame is a well-formed `Output`, which needs no message made of it."""
+    return len(frame) == 2 and frame[0] == Output.KIND and type(frame[1]) is list
+
+
 def decode(frame: list[Any]) -> Message:
     """Return the message of a frame.
 

@@ -6,6 +6,7 @@ means that the supervisor is gone. Events leave as JSON lines on stdout, logs on
 """
 
 import asyncio
+import gc
 import io
 import json
 import logging
@@ -21,6 +22,8 @@ from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.progress import Progress
 
+_COLLECTOR_THRESHOLDS = (5_000, 20, 20)  # objects, then young and middle collections
+
 
 async def _run(config: GatewayConfig) -> None:
     loop = asyncio.get_running_loop()
@@ -35,6 +38,10 @@ async def _run(config: GatewayConfig) -> None:
         _emit(ready)
         # The first request need not wait for a compiler.
         preparing = asyncio.create_task(gateway.openai.prepare())
+        # What is there now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_COLLECTOR_THRESHOLDS)
         beating = asyncio.create_task(beat(config.beat_seconds, lambda: _emit(ALIVE)))
         await stop.wait()
         preparing.cancel()

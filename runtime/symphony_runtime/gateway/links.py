@@ -272,8 +272,11 @@ class Worker:
 class WorkerEvents(Protocol):
     """Who hears from workers. Instances in messages are claims: check whose they are."""
 
+    def worker_output(self, worker: Worker, messages: list[Any]) -> None:
+        """What an Output carries."""
+
     def worker_message(self, worker: Worker, message: m.Message) -> None:
-        """`message` is Output, Logs, Received, Traced, Ended, Ask or Unask."""
+        """`message` is Logs, Received, Traced, Ended, Ask or Unask."""
 
     def worker_lost(self, worker: Worker) -> None:
         """Its link has ended, and with it everything that it ran."""
@@ -319,6 +322,9 @@ class WorkerLinks:
         def on_frame(frame: list[Any]) -> None:
             nonlocal worker
             try:
+                if worker is not None and m.is_output(frame):  # nearly all are
+                    self._events.worker_output(worker, frame[1])
+                    return
                 message = m.decode(frame)
                 if worker is not None:
                     self._events.worker_message(worker, message)

@@ -411,9 +411,7 @@ class Runs:
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
         """Take what a worker says; it may speak of its own instances only."""
-        if isinstance(message, m.Output):
-            self._take_output(worker, message)
-        elif isinstance(message, m.Logs):
+        if isinstance(message, m.Logs):
             self._take_logs(worker, message)
         elif isinstance(message, m.Received):
             self._take_received(worker, message)
@@ -430,8 +428,9 @@ class Runs:
         else:
             raise m.MessageError(f"a worker does not send {type(message).__name__}")
 
-    def _take_output(self, worker: Worker, message: m.Output) -> None:
-        for item in message.messages:
+    def worker_output(self, worker: Worker, messages: list[Any]) -> None:
+        """Hand on what programs have sent."""
+        for item in messages:
             if not (isinstance(item, list) and len(item) == 2 and isinstance(item[1], bytes)):
                 raise m.MessageError("an item of Output is [instance, bytes]")
             run = self.run_of(worker, item[0])
