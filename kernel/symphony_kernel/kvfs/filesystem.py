@@ -468,8 +468,13 @@ class KVFS:
             file.forget_frames()
 
     def lose_device(self, frames: int) -> None:
-        """Begin with an empty device: all pages are to be computed again."""
+        """Begin with an empty device: all pages are to be computed again.
+
+        What cannot be computed again answers EIO, or lies on disk again until somebody opens it.
+        """
         for file in self._files:
+            if not file.recomputable:
+                self._lose(file)
             file.unreserve()  # what was for steps of that device
             if file.ranked:
                 self._storage.ranking.discard(file)
@@ -477,6 +482,13 @@ class KVFS:
         self.pool.lose_frames(frames)
         self.moves.page = self.pool.page
         self.ledger.lose_device()
+
+    def _lose(self, file: KVFile) -> None:
+        if file.name is not None and file.name.durable:
+            file.truncate(0)
+            file.name.loaded = False
+        elif file.error is None:
+            file.error = Errno.EIO
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self, held: Mapping[KVFile, int]) -> None:

@@ -14,14 +14,16 @@ from symphony_kernel.journal.recorder import Recorder
 from symphony_kernel.journal.replay import ReplayError
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs import TenantLimits
+from symphony_kernel.kvfs.lineage import book
 from symphony_kernel.kvfs.places import Places
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.kernel.test_kernel_courses import Lip, Script
 from tests.support.dying import DyingRig, differences, with_dying_kernel
-from tests.support.kernels import A, B, Gateway, Worker, options, tokens
+from tests.support.kernels import A, B, C, Gateway, Worker, options, tokens
 
 
 class View:
@@ -287,6 +289,31 @@ def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(tmp_pat
         kvfs = rig.kernel._kvfs
         assert kvfs.prefix_cache.references.sum() == 4
         assert kvfs.pressure.ranking._cached is kvfs.prefix_cache.references
+
+    with_dying_kernel(tmp_path, test)
+
+
+def test_what_cannot_be_computed_again_is_lost_with_the_device_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)  # too few to keep how the tree came about
+
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        tree = options(parents=[-1, 0, 0, 1, 1, 2, 2], at="all")
+        await worker.pred(1, A, tokens(*range(1, 8)), tree)
+        worker.tell(1, Op.KV_FORK, B, A)
+        worker.tell(1, Op.KV_CREATE, C)
+        await worker.pred(1, C, tokens(*range(1, 8)))
+        rig.die(random.Random(0))
+        rig.boot()
+        for lost in (A, B):
+            assert await worker.pred(1, lost, tokens(9)) == -Errno.EIO
+            assert await worker.call(1, Op.KV_LEN, lost) == -Errno.EIO
+        assert await worker.call(1, Op.KV_LEN, C) == 7
+        assert isinstance(await worker.pred(1, C, tokens(9)), bytes)
+        await gateway.check_integrity()
 
     with_dying_kernel(tmp_path, test)
 
