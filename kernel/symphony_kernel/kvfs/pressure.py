@@ -14,6 +14,7 @@ import numpy as np
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.advice import NO_ADVICE, Hint
 from symphony_kernel.kvfs.files import KVFile
+from symphony_kernel.kvfs.lineage import NotRecomputableError, scratch_peak
 from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.pages import PagePool
 from symphony_kernel.kvfs.quotas import Account
@@ -123,13 +124,23 @@ class Pressure:
         return share * moved + (1 - share) * computed
 
     # -- Within ----------------------------------------------------------------------------------
-    def _may_go(self, pages: Int32) -> Bool:
-        """Say of pages on the device ([n]) whether they could be had again."""
+    def _may_go(self, file: KVFile, pages: Int32) -> Bool:
+        """Say of a file's pages on the device ([n]) whether they could be had again."""
+        if file.lineage is not None and not self._comes_back(file):
+            self.pool.tied[file.pages] = True
         tied = self.pool.tied[pages]
         if not tied.any() or self.tiers.free_slots:
             return np.ones(len(pages), np.bool_)
         stored: Bool = ~tied | (self.tiers.host[pages] >= 0) | (self.tiers.disk[pages] >= 0)
         return stored
+
+    def _comes_back(self, file: KVFile) -> bool:
+        """Whether all of a file could be computed again on this device, beside what it takes."""
+        try:
+            steps = file.plan(np.arange(file.length))
+        except NotRecomputableError:
+            return False
+        return len(file.pages) + scratch_peak(steps) < self.pool.frames
 
     def _held(self, *keep: KVFile) -> Bool:
         held = self.held()

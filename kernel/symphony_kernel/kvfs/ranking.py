@@ -81,8 +81,9 @@ class RankingStatistics:
 class Ranking:
     """All files with pages on the device.
 
-    `cost` says what a page of a file takes to get back, in seconds; `may_go` which pages ([n] ->
-    [n]) could be had again if they were taken, `kept_pages_max` how much of a tenant's is kept.
+    `cost` says what a page of a file takes to get back, in seconds; `may_go` which of its pages
+    ([n] -> [n]) could be had again if they were taken, `kept_pages_max` how much of a tenant's is
+    kept.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Ranking:
         cached: Int32,
         now: Callable[[], float],
         cost: Callable[[KVFile], float] = lambda _file: 0.0,
-        may_go: Callable[[Int32], Bool] = lambda pages: np.ones(len(pages), np.bool_),
+        may_go: Callable[[KVFile, Int32], Bool] = lambda _, pages: np.ones(len(pages), np.bool_),
         kept_pages_max: int = 0,
     ) -> None:
         self._pool = pool
@@ -267,7 +268,7 @@ class Ranking:
             free &= ~shared | long_ago
         pages = pages[free]
         if len(pages):
-            pages = pages[self._may_go(pages)]
+            pages = pages[self._may_go(file, pages)]
         pages = pages[::-1]
         if len(pages) > 1:  # a page may stand in a file twice
             _, first = np.unique(pages, return_index=True)

@@ -164,3 +164,17 @@ def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
         extend(file, 1)
         house.wait(1)
     assert looks < 1_000
+
+
+@pytest.mark.parametrize("pages", [15, 19])
+def test_what_would_need_more_than_the_device_to_come_back_stays(pages: int) -> None:
+    house = House()
+    source = house.file(pages, 1.0)
+    edited = house.kvfs.create("t", house.account)
+    house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
+    extend(edited, *range(2 * PAGE_TOKENS))
+    house.wait(10)
+    house.free(FRAMES)
+    # Itself, and beside it what its entries were computed behind.
+    fits = pages + (pages + 2) < FRAMES
+    assert house.there(source, edited) == [0, 0 if fits else pages + 2]
