@@ -86,7 +86,7 @@ class Journal:
         self._credited = 0
         self._credit_planned = False
         self._readers: set[LiveReader] = set()
-        self._more: asyncio.Future[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []  # readers, for more
 
     @property
     def sent(self) -> int:
@@ -180,9 +180,14 @@ class Journal:
 
     async def wait_for_more(self) -> None:
         """Wait until an event was added or the journal finished."""
-        if self._more is None:
-            self._more = asyncio.get_running_loop().create_future()
-        await asyncio.shield(self._more)
+        # Each its own: to shield one for all from whoever leaves costs a pass of the loop.
+        more = asyncio.get_running_loop().create_future()
+        self._waiting.append(more)
+        try:
+            await more
+        finally:
+            if more in self._waiting:  # it has left
+                self._waiting.remove(more)
 
     def forget(self, reader: "LiveReader") -> None:
         """A reader has gone."""
@@ -206,9 +211,10 @@ class Journal:
         return [Event(first + i, kind, data, self._sent) for i, (kind, data) in enumerate(events)]
 
     def _wake(self) -> None:
-        if self._more is not None and not self._more.done():
-            self._more.set_result(None)
-        self._more = None
+        waiting, self._waiting = self._waiting, []
+        for more in waiting:
+            if not more.done():
+                more.set_result(None)
 
     def _give_credit(self) -> None:
         self._credit_planned = False
