@@ -151,11 +151,6 @@ class Scheduler:
         if self._pager is not None:
             self._pager.unblock()
 
-    def pages_arrived(self) -> None:
-        """Pages have come from disk: who waited for them looks again."""
-        if self._pager is not None:
-            self._pager.unblock()
-
     def token_seconds(self) -> float:
         """Return what a token of a prompt takes in a step, as learned here; 0.0: not known yet."""
         return self._costs.token_seconds
