@@ -277,10 +277,14 @@ def _read_header(path: Path) -> _Header:
         except (SafetensorError, ValueError, RecursionError) as error:
             raise FormatError(f"it is no safetensors file: {error}") from error
         size = os.fstat(file.fileno()).st_size
-    metadata = values.pop("__metadata__", {})
+    if not isinstance(values, dict):
+        raise FormatError("its header is no map")
+    metadata = values.pop("__metadata__", None) or {}  # null is none, says the library
     base = _LENGTH.size + length
     tensors = {}
     for name, tensor in values.items():
+        if not isinstance(tensor, dict):  # the library takes an array of the values, too
+            raise FormatError(f"its tensor {name[:64]!r} is no map")
         start, end = (base + offset for offset in tensor["data_offsets"])
         # As the library has checked, unless a key stands there twice: then it saw another value.
         if not base <= start <= end <= size:

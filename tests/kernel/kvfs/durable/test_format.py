@@ -168,6 +168,8 @@ BODY = bytes(16)
         file_of({"tokens": TOKENS, "positions": POSITIONS, "__metadata__": {"plain": "-1"}}, BODY),
         file_of({"tokens": TOKENS, "positions": POSITIONS, "__metadata__": {"plain": 1}}, BODY),
         file_of({"tokens": TOKENS, "positions": POSITIONS, "__metadata__": []}, BODY),
+        file_of({"tokens": ["U32", [2], [0, 8]], "positions": POSITIONS}, BODY),
+        file_of({"tokens": TOKENS | {"dtype": {"U32": None}}, "positions": POSITIONS}, BODY),
         file_of(
             b'{"tokens":{"dtype":"U32","shape":[1000000],"data_offsets":[0,4000000]},'
             b'"tokens":{"dtype":"U32","shape":[2],"data_offsets":[0,8]},'
@@ -196,6 +198,14 @@ def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
     found = read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True)
     assert (found.tokens.tolist(), found.positions.tolist()) == ([5, 6], [1, 2])
     assert (found.plain, found.lineage) == (0, b"")
+
+
+def test_metadata_that_is_null_is_none(tmp_path: Path) -> None:
+    header = {"__metadata__": None, "tokens": TOKENS, "positions": POSITIONS}
+    (tmp_path / "f").write_bytes(file_of(header, BODY))
+    assert len(read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True).tokens) == 2
+    with pytest.raises(OtherModelError):
+        read_foreign(tmp_path / "f", IDENTITY, b"")
 
 
 def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> None:
