@@ -11,6 +11,7 @@ import asyncio
 import hmac
 import logging
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,6 +29,7 @@ from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = (0.002, 0.1)  # first and longest pause between attempts
 _HELLO_SECONDS_MAX = 10.0
+_SEQ_BITS = 60  # of the number that the first request has
 _MODULE_BYTES = 32 << 10  # what a program costs a worker besides its machine code, about
 
 
@@ -60,7 +62,8 @@ class KernelLink:
         self._wait_seconds = wait_seconds
         self._dialer = Dialer("gateway", "gateway", secret, self._take, self)
         self._session: SessionLink | None = None
-        self._seq = 0
+        # Begun anywhere: what the kernel still owes the gateway before us is no answer to us.
+        self._seq = secrets.randbits(_SEQ_BITS)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.pid = 0  # of the kernel; 0 while it is away
         self.life = 0  # counts kernels that knew nothing of the one before
