@@ -389,7 +389,7 @@ class KVFile:
 
     def take_pages(self) -> Int32:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
-        if self.ranked:
+        if self.ranked or self.advice.until:
             self._storage.ranking.discard(self)
         pages = self._table[: self._count]
         self._table = self._frames = _NO_PAGES

@@ -237,6 +237,8 @@ class KVFS:
         file = KVFile(self._storage, tenant, owner)
         self._files[file] = None
         file.share(named)
+        if named.tenant != tenant:
+            self.pool.lent[file.pages] = True
         file.path = path
         file.expires_ms = named.expires_ms
         return file
@@ -292,7 +294,7 @@ class KVFS:
         file.name = name
         tenant = self.tenant(file.tenant)
         tenant.durable_bytes += name.size
-        self.expiries.add(file.expires_ms, file.tenant, path)
+        self.expiries.set(file.expires_ms, file.tenant, path)
         old = tenant.names.put(path, file)
         if old is not None:
             self._drop_name(tenant, old)
@@ -309,6 +311,7 @@ class KVFS:
         file = owner.names.remove(path)
         if file is None:
             raise SyscallError(Errno.ENOENT, path)
+        self.expiries.set(0, tenant, path)
         self._drop_name(owner, file)
 
     def _drop_name(self, tenant: Tenant, file: KVFile) -> None:
@@ -317,21 +320,26 @@ class KVFS:
         tenant.durable_bytes -= name.size
         shown = file.pages.copy() if name.public else file.pages[:0]
         self.release(file)
-        left = shown[self.pool.references[shown] > 0]
+        left = shown[(self.pool.references[shown] > 0) & self.pool.lent[shown]]
         if len(left):
-            self._hand_over(tenant, left)
+            self._hand_over(tenant, np.unique(left))
 
     def _hand_over(self, publisher: Tenant, pages: Int32) -> None:
         """Charge pages that only other tenants hold any longer ([n]) to one that does."""
-        holders = [file for file in self._files if np.isin(pages, file.pages).any()]
+        wanted = np.zeros(self.pool.pages, np.bool_)
+        wanted[pages] = True
+        holders: list[KVFile] = []
+        for file in self._files:
+            held = file.pages
+            if len(held) and wanted[held].any():
+                if file.tenant == publisher.name:
+                    wanted[held] = False
+                else:
+                    holders.append(file)
         for file in holders:
-            if file.tenant == publisher.name:
-                pages = pages[~np.isin(pages, file.pages)]
-        for file in holders:
-            if file.tenant != publisher.name:
-                theirs = np.unique(pages[np.isin(pages, file.pages)])
-                self.ledger.move(theirs, file.owner.live())
-                pages = pages[~np.isin(pages, theirs)]
+            theirs = np.unique(file.pages[wanted[file.pages]])
+            self.ledger.move(theirs, file.owner.live())
+            wanted[theirs] = False
 
     def stat(self, tenant: str, path: str) -> NamedFile:
         """Return what a listing says of one file. SyscallError ENOENT."""

@@ -2,11 +2,13 @@
 
 import heapq
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.names import PUBLIC
 from symphony_kernel.kvfs.pages import page_count
+
+_STALE_MAX: Final = 64  # moments that hold no more, besides as many as do
 
 
 @dataclass(slots=True)
@@ -75,15 +77,27 @@ def split_public(path: str) -> tuple[str, str]:
 
 
 class Expiries:
-    """When names end, in Unix milliseconds; what was replaced or removed is passed over."""
+    """When names end, in Unix milliseconds."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, str, str]] = []
+        self._ends: dict[tuple[str, str], int] = {}
+        self._heap: list[tuple[int, str, str]] = []  # with moments that hold no more
 
-    def add(self, expires_ms: int, tenant: str, path: str) -> None:
-        """Remember a moment; 0 is none."""
+    def __len__(self) -> int:
+        """Return how many moments are remembered: of names, and some that hold no more."""
+        return len(self._heap)
+
+    def set(self, expires_ms: int, tenant: str, path: str) -> None:
+        """Remember when a name ends, in place of what was said before; 0: never, or it is gone."""
         if expires_ms:
+            self._ends[tenant, path] = expires_ms
             heapq.heappush(self._heap, (expires_ms, tenant, path))
+        else:
+            self._ends.pop((tenant, path), None)
+        # A name may be given again and again long before it ends: what is remembered is bounded.
+        if len(self._heap) > 2 * len(self._ends) + _STALE_MAX:
+            self._heap = [(moment, *name) for name, moment in self._ends.items()]
+            heapq.heapify(self._heap)
 
     @property
     def next_ms(self) -> int | None:
@@ -94,5 +108,8 @@ class Expiries:
         """Take out what has come due: (moment, tenant, path) each."""
         found = []
         while self._heap and self._heap[0][0] <= now_ms:
-            found.append(heapq.heappop(self._heap))
+            moment, *name = entry = heapq.heappop(self._heap)
+            if self._ends.get((name[0], name[1])) == moment:
+                del self._ends[name[0], name[1]]
+                found.append(entry)
         return found

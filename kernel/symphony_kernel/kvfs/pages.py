@@ -106,6 +106,8 @@ class PagePool:
         self.hollow: Bool = np.zeros(self.pages, np.bool_)  # has a frame without its content
         # Nothing but a copy brings its content back: it is not its file's tokens alone.
         self.tied: Bool = np.zeros(self.pages, np.bool_)
+        # Another tenant has opened a file with it, since it was taken.
+        self.lent: Bool = np.zeros(self.pages, np.bool_)
         self.moved = 0
         self.absent = 0  # held pages without a frame, or hollow
         self.copies = 0  # of held pages, on host and disk
@@ -135,6 +137,7 @@ class PagePool:
         taken = self._unused.pop(n)
         self.references[taken] = 1
         self.tied[taken] = False
+        self.lent[taken] = False
         if frames:
             self._furnish(taken)
         else:

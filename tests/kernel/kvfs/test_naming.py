@@ -109,6 +109,37 @@ def test_what_its_publisher_still_holds_stays_the_publishers() -> None:
     assert kvfs.tenant("t").account.pages == 0
 
 
+def test_who_forked_what_was_public_pays_for_it_among_many_files() -> None:
+    kvfs = make_kvfs(64)
+    file = published(kvfs, entries=48)
+    theirs = make_account(kvfs, "other")
+    view = kvfs.open("other", "public/t/a/b", theirs)
+    fork = kvfs.fork(view, theirs)
+    kvfs.release(view)
+    mine = make_account(kvfs)
+    others = [kvfs.create("t", mine) for _ in range(20)]
+    for other in others:
+        extend(other, 1, 2)
+    before = kvfs.tenant("t").account.pages
+    file.truncate(16)
+    kvfs.remove("t", "a/b")
+    assert kvfs.tenant("other").account.pages == 2, "the first page is the publisher's still"
+    assert kvfs.tenant("t").account.pages == before - 2
+    kvfs.check_integrity({fork: 1, file: 1, **dict.fromkeys(others, 1)})
+
+
+def test_publishing_again_does_not_look_at_all_files_while_nobody_reads() -> None:
+    kvfs = make_kvfs(64)
+    file = published(kvfs, entries=48)
+
+    def look(*_: object) -> None:
+        raise AssertionError("all files were looked at")
+
+    kvfs._hand_over = look  # type: ignore[assignment, method-assign]
+    kvfs.save(file, "a/b", replace=True, public=True)
+    kvfs.remove("t", "a/b")
+
+
 def test_names_are_counted() -> None:
     kvfs = make_kvfs(16, names=2)
     file = published(kvfs)
@@ -136,10 +167,33 @@ def test_a_name_has_the_expiry_of_the_file_that_was_saved() -> None:
 def test_moments_come_due_in_their_order() -> None:
     expiries = Expiries()
     for moment in (30, 0, 10, 20):
-        expiries.add(moment, "t", f"at {moment}")
+        expiries.set(moment, "t", f"at {moment}")
     assert expiries.next_ms == 10
     assert [path for _, _, path in expiries.due(25)] == ["at 10", "at 20"]
     assert expiries.next_ms == 30
+
+
+def test_only_the_last_moment_of_a_name_comes_due() -> None:
+    expiries = Expiries()
+    for moment in (10, 20, 5, 30, 30):
+        expiries.set(moment, "t", "a")
+    expiries.set(15, "t", "b")
+    expiries.set(0, "t", "b")
+    assert expiries.due(29) == []
+    assert expiries.due(40) == [(30, "t", "a")]
+    assert expiries.due(40) == []
+
+
+def test_a_name_that_is_given_again_and_again_is_remembered_once() -> None:
+    kvfs = make_kvfs(16)
+    file = kvfs.create("t", make_account(kvfs))
+    for turn in range(2_000):
+        file.expires_ms = 1_000_000 + turn
+        kvfs.save(file, "a", replace=True)
+        kvfs.save(file, "b", replace=True)
+        kvfs.remove("t", "b")
+    assert len(kvfs.expiries) < 100
+    assert kvfs.expiries.due(2_000_000) == [(1_001_999, "t", "a")]
 
 
 def test_a_file_that_is_not_loaded_is_listed_as_long_as_it_is() -> None:

@@ -116,6 +116,24 @@ def test_promises_are_bounded_by_a_share_and_given_back() -> None:
     assert first.advice.until, "a file that is gone keeps nothing"
 
 
+def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> None:
+    house = House()
+    promises = house.pressure.ranking.promises
+    again, first = house.file(1), house.file(1)
+    house.advise(first, Hint.KEEP, 10_000)
+    for turn in range(2_000):
+        house.advise(again, Hint.KEEP, 86_000_000 + turn)
+        empty = house.kvfs.create("t", house.account)
+        house.advise(empty, Hint.KEEP, 86_000_000)
+        house.kvfs.release(empty)
+    assert len(promises) < 100
+    house.wait(11)
+    assert house.free(FRAMES - 1)
+    assert house.there(again, first) == [1, 0]
+    assert list(promises.over(house.time.seconds)) == []
+    assert again in list(promises.over(100_000))
+
+
 @pytest.mark.parametrize("hint", [Hint.WILL_NEED, Hint.NORMAL])
 def test_what_will_be_needed_comes_back_from_the_host(hint: Hint) -> None:
     house = House(host_slots=64)
