@@ -27,7 +27,15 @@ from typing import Any
 
 import numpy as np
 from symphony_kernel.configuration import Configuration, make_executor
-from symphony_kernel.executor.base import Batch, Executor, ModelInfo, Results
+from symphony_kernel.executor.base import (
+    Batch,
+    Executor,
+    Int32,
+    KVArray,
+    KVLayout,
+    ModelInfo,
+    Results,
+)
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.protocol import messages as m
@@ -134,6 +142,35 @@ class Recorder:
         for row in batch.rows:
             self.times.setdefault(int(row.block_table[0]), []).append(now)
         return results
+
+    @property
+    def layout(self) -> KVLayout:
+        """How an entry lies in memory."""
+        return self._executor.layout
+
+    def open_host(self, pages: int) -> None:
+        """Make room for pages in host memory."""
+        self._executor.open_host(pages)
+
+    def host_page(self, slot: int) -> memoryview:
+        """Return the bytes of a host slot."""
+        return self._executor.host_page(slot)
+
+    async def read_frames(self, frames: Int32) -> KVArray:
+        """Return pages in frames."""
+        return await self._executor.read_frames(frames)
+
+    async def write_frames(self, frames: Int32, values: KVArray) -> None:
+        """Write pages into frames."""
+        await self._executor.write_frames(frames, values)
+
+    async def read_host(self, slots: Int32) -> KVArray:
+        """Return pages in host slots."""
+        return await self._executor.read_host(slots)
+
+    async def write_host(self, slots: Int32, values: KVArray) -> None:
+        """Write pages into host slots."""
+        await self._executor.write_host(slots, values)
 
     async def close(self) -> None:
         """Leave the device to the next kernel."""
