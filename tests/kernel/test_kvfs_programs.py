@@ -28,9 +28,10 @@ from tests.support.dying import DyingRig, Peer, with_dying_kernel
 from tests.support.kernels import ASSETS, Gateway, Result, Worker, options, pairs, tokens
 from tests.support.reference import Reference, RefusedError
 
-FRAMES = 40
+FRAMES = 64
 PLACES = Places(host_slots=24, pages_a_frame=16, poison=True)
-ENTRIES_MAX = {"t": 400, "u": 150}  # of a run; never more than the device holds at once
+ENTRIES_MAX = {"t": 480, "u": 150}  # of a run: a file and what computes it again fit the device
+MARGIN = 20  # pages: what calls under way may hold for a while
 PATHS = ("a", "a/b", "c")
 NAMES = ("x", "y")
 SEQUENCES = 120
@@ -112,13 +113,17 @@ class Player:
                 if other != number and self.reference.instances[other].tenant is mine:
                     await self._flush()
                     break
-            if what in WAITING or (place == 2 and number in self.frames):
-                # Of u's quota it matters what has been computed when the next call is made.
+            if what in WAITING or (number in self.frames and self._tight(number)):
+                # Of a quota it matters what has been computed when the next call is made.
                 await self._flush()
             await getattr(self, "_" + what)(number, a, b, c)
             if what in WAITING:
                 await self._flush()
         await self._flush()
+
+    def _tight(self, number: int) -> bool:
+        run = self.reference.instances[number].run
+        return run.pages + MARGIN > run.pages_max
 
     def _ask(
         self,
