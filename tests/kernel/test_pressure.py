@@ -81,6 +81,29 @@ def test_what_can_never_fit_hears_enomem_at_once() -> None:
     crowded(test, 16)
 
 
+def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
+    """What is copied while it is away takes no frames and no time; there are only so many pages."""
+
+    async def test(rig: Rig) -> Any:
+        worker = await start(rig, tenant="greedy")
+        await worker.pred(1, A, prompt(1, 20 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        made, heard = 0, {}
+        for count in (8 * PAGE_TOKENS, 1):
+            while count not in heard:
+                made += 1
+                call = worker.call(1, Op.KV_EXTRACT, A + made, A, tokens(1, 1 + count))
+                if (result := await call) != 0:
+                    heard[count] = result
+        assert set(heard.values()) == {-Errno.ENOMEM}
+        assert made > 10
+        await start(rig, 2, tenant="other")
+        return await worker.pred(2, A, prompt(2, 40))
+
+    options = KernelOptions(places=Places(pages_a_frame=4, poison=True, host_slots=16))
+    assert isinstance(with_kernel(test, pages=32, kernel_options=options), bytes)
+
+
 def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
     async def test(rig: Rig) -> list[int]:
         worker = await start(rig)

@@ -47,6 +47,7 @@ def _take_pages(storage: Storage, file: KVFile, count: int, device: bool) -> Int
             storage.ledger.allow(account, count)
             if count > pool.unused:
                 raise SyscallError(Errno.ENOMEM, f"{count} pages wanted, {pool.unused} unused")
+            storage.leave_some(account, count)
         except SyscallError as error:
             if witness is not None:
                 witness.refused(error.errno)

@@ -14,7 +14,7 @@ from symphony_kernel.kvfs.quotas import Account, Ledger
 from symphony_kernel.kvfs.tiers import Tiers
 from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.limits import PAGE_TOKENS, TENANT_PAGES_TIMES_UNUSED
 
 if TYPE_CHECKING:
     from symphony_kernel.kvfs.files import KVFile
@@ -116,6 +116,19 @@ class Storage:
             self.relief(n, *keep)
         if bare is None or n > (self.pool.unused if bare else self.pool.free):
             raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.pool.free} free")
+        self.leave_some(account, n)
+
+    def leave_some(self, account: Account, n: int) -> None:
+        """Check that a tenant that takes n pages leaves others some; SyscallError ENOMEM.
+
+        On the device whoever comes takes frames from others. But a page that is nowhere but in its
+        tokens is held all the same, and nobody else can have it: without a bound one tenant would
+        hold all there are, at no cost.
+        """
+        unused, held = self.pool.unused - n, account.root.pages + n
+        if held > TENANT_PAGES_TIMES_UNUSED * unused and self.pool.pages > self.pool.frames:
+            name = account.root.name
+            raise SyscallError(Errno.ENOMEM, f"{name} would hold {held} pages, {unused} were left")
 
     def recall(self, pages: Int32, keep: tuple["KVFile", ...]) -> bool:
         """Bring pages ([n]) back from the host as far as idle files make room; whether all came."""

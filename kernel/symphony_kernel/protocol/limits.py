@@ -16,6 +16,9 @@ HOST_POOL_MEMORY_SHARE = 0.25
 AUDIT_SECONDS = 5.0  # between two audits of an idle kernel, at least
 TOKENS_PAGES_A_FRAME = 3  # pages more than places, for files of which only the tokens are kept
 TOKENS_PAGES_MAX = 1 << 20
+# A tenant may hold, in all tiers together, so many times the pages that nobody holds: so one has at
+# most 8/9 of them, two 8/17 each, and whoever comes then finds some.
+TENANT_PAGES_TIMES_UNUSED = 8
 PREFIX_CACHE_SHARE = 0.5  # of the pool, for prefixes that programs offered: given up when needed
 PREFIX_CACHE_IDLE_SECONDS = 600  # without use, after which a tenant's offered prefixes go first
 TENANT_FILES_MAX = 65_536  # live files, named and anonymous, of one tenant
