@@ -150,9 +150,11 @@ class KvRequests:
             )
         except SyscallError as error:
             self._saving.discard(Path(upload))
+            self._transfers.settled(tenant)
             self._ended(seq, error)
 
     def _put(self, seq: int, tenant: str, path: str, error: SyscallError | None) -> None:
+        self._transfers.settled(tenant)
         if isinstance(error, RefusedError):
             self._reply(seq, {"refused": error.kind, "detail": error.detail})
         elif error is not None:

@@ -368,6 +368,63 @@ def test_quotas_are_the_tenants_own(tmp_path: Path) -> None:
     lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=6_000))
 
 
+def test_many_at_once_have_no_more_places_than_one_after_the_other(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        async def sent(what: str, **given: Any) -> list[int]:
+            asked = (rig.gateway.ask(what, tenant="t", **given) for _ in range(40))
+            return [answer.errno for answer in await asyncio.gather(*asked)]
+
+        errnos = await sent("kv_upload", bytes=1)
+        assert errnos.count(0) == TENANT_KV_TRANSFERS_MAX
+        assert set(errnos) == {0, -Errno.EAGAIN}
+        for number in range(1, 1 + TENANT_KV_TRANSFERS_MAX):
+            await rig.gateway.ask("kv_close", tenant="t", transfer=number)
+        await made(rig)
+        assert (await sent("kv_download", path="made")).count(0) == TENANT_KV_TRANSFERS_MAX
+
+    lives(tmp_path, test)
+
+
+def test_an_upload_keeps_its_place_until_it_is_named_or_refused(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        ask = rig.gateway.ask
+        rest = {"path": "x", "replace": True, "public": False, "expires_ms": 0, "rebuild": False}
+
+        async def junk() -> int:
+            if (opened := await ask("kv_upload", tenant="t", bytes=9)).errno:
+                return opened.errno
+            number = opened.value["transfer"]
+            await ask("kv_write", tenant="t", transfer=number, data=b"x" * 9)
+            answer = await ask("kv_put", tenant="t", transfer=number, **rest)
+            assert answer.value["refused"] == "bad-file"
+            return 0
+
+        await asyncio.gather(*(junk() for _ in range(40)))
+        assert [await junk() for _ in range(10)] == [0] * 10
+        assert (await ask("kv_upload", tenant="t", bytes=1)).errno == 0
+        put = await ask("kv_put", tenant="t", transfer=99, **rest)
+        assert put.errno == -Errno.EBADF
+        public = {**rest, "public": True}
+        for _ in range(2 * TENANT_KV_TRANSFERS_MAX):  # refused before it is looked at
+            number = (await ask("kv_upload", tenant="t", bytes=1)).value["transfer"]
+            put = await ask("kv_put", tenant="t", transfer=number, **public)
+            assert put.errno == -Errno.EACCES
+
+    lives(tmp_path, test)
+
+
+def test_what_is_being_sent_counts_whatever_was_said_of_its_size(tmp_path: Path) -> None:
+    async def test(rig: Rig) -> None:
+        async def push() -> int:
+            opened = await rig.gateway.ask("kv_upload", tenant="t", bytes=0)
+            given = {"transfer": opened.value["transfer"], "data": bytes(30_000)}
+            return (await rig.gateway.ask("kv_write", tenant="t", **given)).errno
+
+        assert [await push() for _ in range(4)] == [0, 0, -Errno.EDQUOT, -Errno.EDQUOT]
+
+    lives(tmp_path, test, tenants=TenantLimits(256, durable_bytes=10_000))
+
+
 def test_many_save_and_open_while_others_compute(tmp_path: Path) -> None:
     """The device goes on around them, and every file holds what its program had."""
 

@@ -5,8 +5,9 @@ becomes of its name; an upload writes a file that is nobody's until it has been 
 They live as long as the kernel, and end when nobody asks for the next piece.
 """
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,7 @@ class Transfers:
     bytes_max: int  # of any file
     _open: dict[int, Transfer] = field(default_factory=dict)
     _made: int = 0
+    _pending: list[str] = field(default_factory=list)  # tenants of what is opened, or taken
 
     # -- Downloads ------------------------------------------------------------------------------
     async def open_download(self, tenant: str, path: str) -> tuple[int, int]:
@@ -64,7 +66,12 @@ class Transfers:
         Raises:
             SyscallError: ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
         """
-        directory = self._directory(tenant)
+        with self._place(tenant) as directory:
+            descriptor = await self._begin_download(directory, tenant, path)
+        size = os.fstat(descriptor).st_size
+        return self._add(Transfer(tenant, descriptor, None, size, self.now())), size
+
+    async def _begin_download(self, directory: Directory, tenant: str, path: str) -> int:
         named = self.kvfs.named(tenant, path)
         if named.error is not None:
             raise SyscallError(named.error, path)
@@ -72,20 +79,17 @@ class Transfers:
         assert name is not None
         if name.durable:
             work = partial(directory.open_checked, named.tenant, named.path)
-            descriptor = await _blocking(self.run, work)
-        else:
-            self.saving.lend(named)
-            try:
-                kv = await self.device.read(named)
-                lineage = lineage_of(named)
-                content = Content(named.tokens, named.positions, named.plain, lineage, kv)
-                label = Label(named.tenant, path, named.length, name.public, named.expires_ms)
-                write = partial(directory.write_unnamed, label, self.identity, content)
-                descriptor = await _blocking(self.run, write)
-            finally:
-                self.saving.take_back(named)
-        size = os.fstat(descriptor).st_size
-        return self._add(Transfer(tenant, descriptor, None, size, self.now())), size
+            return await _blocking(self.run, work)
+        self.saving.lend(named)
+        try:
+            kv = await self.device.read(named)
+            lineage = lineage_of(named)
+            content = Content(named.tokens, named.positions, named.plain, lineage, kv)
+            label = Label(named.tenant, path, named.length, name.public, named.expires_ms)
+            write = partial(directory.write_unnamed, label, self.identity, content)
+            return await _blocking(self.run, write)
+        finally:
+            self.saving.take_back(named)
 
     async def read(self, tenant: str, number: int, offset: int, size: int) -> bytes:
         """Return up to `size` bytes of a download, from `offset`; SyscallError EBADF, EINVAL."""
@@ -104,32 +108,43 @@ class Transfers:
             SyscallError: EFBIG (no file that the model could hold is so large); EDQUOT (the
                 tenant's bytes on disk); EAGAIN; ENOSPC; EIO; ENOSYS.
         """
-        directory = self._directory(tenant)
-        self._check_size(size)
-        limits = self.kvfs.tenant(tenant)
-        if limits.durable_bytes + size > limits.limits.durable_bytes + KV_HEADER_BYTES_MAX:
-            most = limits.limits.durable_bytes
-            raise SyscallError(Errno.EDQUOT, f"{limits.durable_bytes} of {most} bytes on disk")
-        path, descriptor = await _blocking(self.run, directory.begin_upload)
+        with self._place(tenant) as directory:
+            self._check_size(size)
+            self._check_quota(tenant, size)
+            path, descriptor = await _blocking(self.run, directory.begin_upload)
         return self._add(Transfer(tenant, descriptor, path, 0, self.now()))
 
     async def write(self, tenant: str, number: int, data: bytes) -> int:
-        """Append a piece to an upload; return its bytes so far. SyscallError EBADF, EFBIG, .."""
+        """Append a piece to an upload; return its bytes so far.
+
+        Raises:
+            SyscallError: EBADF; EFBIG; EDQUOT (with all that the tenant is sending); ENOSPC; EIO.
+        """
         transfer = self._get(tenant, number, upload=True)
         if len(data) > KV_CHUNK_BYTES_MAX:
             raise SyscallError(Errno.EFBIG, f"at most {KV_CHUNK_BYTES_MAX} bytes in a piece")
         self._check_size(transfer.size + len(data))
+        self._check_quota(tenant, len(data))
         await self._use(transfer, partial(_write_all, transfer.descriptor, data, transfer.size))
         transfer.size += len(data)
         return transfer.size
 
     def take_upload(self, tenant: str, number: int) -> Path:
-        """End an upload that has all its bytes; return its file, which is the caller's now."""
+        """End an upload that has all its bytes; return its file, which is the caller's now.
+
+        It keeps its place among the tenant's transfers until it is `settled`.
+        """
         transfer = self._get(tenant, number, upload=True)
         assert transfer.path is not None
         path, transfer.path = transfer.path, None
         self._close(number)
+        self._pending.append(tenant)
         return path
+
+    def settled(self, tenant: str) -> None:
+        """A file that was taken has its name, or is refused; of another kernel's life, maybe."""
+        if tenant in self._pending:
+            self._pending.remove(tenant)
 
     # -- Ends -----------------------------------------------------------------------------------
     def close(self, tenant: str, number: int) -> None:
@@ -161,14 +176,29 @@ class Transfers:
                 Errno.EFBIG, f"no file of this model has over {self.bytes_max} bytes"
             )
 
-    def _directory(self, tenant: str) -> Directory:
+    def _check_quota(self, tenant: str, size: int) -> None:
+        """Check that so many bytes more may lie on disk; what is being sent counts."""
+        limits = self.kvfs.tenant(tenant)
+        mine = (each for each in self._open.values() if each.tenant == tenant and each.path)
+        used, most = limits.durable_bytes + sum(each.size for each in mine), limits.limits
+        if used + size > most.durable_bytes + KV_HEADER_BYTES_MAX:
+            detail = f"{tenant} has {used} of {most.durable_bytes} bytes on disk"
+            raise SyscallError(Errno.EDQUOT, detail)
+
+    @contextlib.contextmanager
+    def _place(self, tenant: str) -> Iterator[Directory]:
+        """Keep a place for a transfer while it is being opened; SyscallError EAGAIN, ENOSYS."""
         if self.directory is None:
             raise SyscallError(Errno.ENOSYS, "this kernel has no directory for KV files")
         self.close_idle()
-        mine = sum(1 for transfer in self._open.values() if transfer.tenant == tenant)
-        if mine >= TENANT_KV_TRANSFERS_MAX or len(self._open) >= KV_TRANSFERS_MAX:
+        tenants = [*self._pending, *(transfer.tenant for transfer in self._open.values())]
+        if tenants.count(tenant) >= TENANT_KV_TRANSFERS_MAX or len(tenants) >= KV_TRANSFERS_MAX:
             raise SyscallError(Errno.EAGAIN, "too many KV files are on their way")
-        return self.directory
+        self._pending.append(tenant)
+        try:
+            yield self.directory
+        finally:
+            self._pending.remove(tenant)
 
     def _add(self, transfer: Transfer) -> int:
         self._made += 1
