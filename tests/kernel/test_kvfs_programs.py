@@ -28,7 +28,7 @@ from tests.support.dying import DyingRig, Peer, with_dying_kernel
 from tests.support.kernels import ASSETS, Gateway, Result, Worker, options, pairs, tokens
 from tests.support.reference import Reference, RefusedError
 
-FRAMES = 64
+FRAMES = 44
 PLACES = Places(host_slots=24, pages_a_frame=16, poison=True)
 ENTRIES_MAX = {"t": 480, "u": 150}  # of a run: a file and what computes it again fit the device
 MARGIN = 20  # pages: what calls under way may hold for a while
@@ -40,7 +40,7 @@ Operation = tuple[str, int, int, int, int]
 WHATS = [
     "create", "fork", "fork", "extract", "append", "truncate", "len", "stat", "tokens",
     "pred", "pred", "pred", "tree", "places", "aside", "generate", "close", "save", "open",
-    "remove", "list", "grant", "granted", "advise", "end", "kill", "evict", "die", "die",
+    "remove", "list", "grant", "granted", "advise", "end", "kill", "evict", "evict", "die", "die",
 ]  # fmt: skip
 OPERATIONS = st.tuples(
     st.sampled_from(WHATS),
@@ -402,7 +402,7 @@ class Player:
             await self._join(self.crew.index(gone))
 
     async def _evict(self, number: int, a: int, b: int, c: int) -> None:
-        self.rig.kernel._kvfs.pressure.make_free(a)
+        self.rig.kernel._kvfs.pressure.make_free(FRAMES - a % 12)
 
     async def finish(self) -> None:
         """Look at everything that is there, and give it back."""
