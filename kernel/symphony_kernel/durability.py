@@ -70,12 +70,15 @@ class PageDevice:
         if (where > Tier.HOST).any():
             return None
         here = where == Tier.DEVICE
+        # Looked up at once: calls go on meanwhile and may move pages, but what lies in a frame or
+        # slot stays there until the next step.
+        frames, slots = self._kvfs.pool.frame[pages[here]], tiers.host[pages[~here]]
         if here.all():
-            return await executor.read_frames(self._kvfs.pool.frame[pages])
+            return await executor.read_frames(frames)
         whole = np.empty(executor.layout.shape(len(pages)), executor.layout.numpy)
-        whole[:, :, ~here] = await executor.read_host(tiers.host[pages[~here]])
+        whole[:, :, ~here] = await executor.read_host(slots)
         if here.any():
-            whole[:, :, here] = await executor.read_frames(self._kvfs.pool.frame[pages[here]])
+            whole[:, :, here] = await executor.read_frames(frames)
         return whole
 
     async def write(self, file: KVFile, kv: KVArray) -> bool:
@@ -84,12 +87,14 @@ class PageDevice:
 
     async def _write(self, pages: Int32, kv: KVArray) -> bool:
         """To the device where frames are free, so that nobody makes way, else to the host."""
-        tiers = self._kvfs.tiers
-        if len(pages) <= self._kvfs.pool.free_frames:
+        tiers, pool = self._kvfs.tiers, self._kvfs.pool
+        if len(pages) <= pool.free_frames:
             tiers.give_frames(pages)
-            await self._executor.write_frames(self._kvfs.pool.frame[pages], kv)
-            tiers.filled(pages)
-            return True
+            frames = pool.frame[pages]
+            await self._executor.write_frames(frames, kv)
+            there = pool.frame[pages] == frames  # a call may have wanted some of them meanwhile
+            tiers.filled(pages[there])
+            return bool(there.all())
         slots = tiers.take_quiet_slots(len(pages))
         if len(slots) < len(pages):
             tiers.give_slots(slots)

@@ -7,19 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from symphony_kernel.durability import DurableOptions
+from symphony_kernel.durability import DurableOptions, PageDevice
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs import TenantLimits
+from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
 from symphony_kernel.kvfs.places import Places
+from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, TENANT_KV_TRANSFERS_MAX
+from symphony_kernel.protocol.limits import (
+    KV_CHUNK_BYTES_MAX,
+    PAGE_TOKENS,
+    TENANT_KV_TRANSFERS_MAX,
+)
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.clock import RealClock
 
 from tests.support.kernels import ASSETS, PROMPT, A, B, C, Rig, decode, ids, start, tokens
+from tests.support.kvfs import extend, make_account
 
 Test = Callable[[Rig], Coroutine[Any, Any, None]]
 REPLACE, DURABLE, PUBLIC = 1, 2, 4
@@ -451,3 +458,74 @@ def test_many_save_and_open_while_others_compute(tmp_path: Path) -> None:
         await asyncio.gather(*(program(instance) for instance in range(1, 13)))
 
     lives(tmp_path, test, again)
+
+
+# --- While calls go on ---------------------------------------------------------------------------
+class Moving:
+    """Files over a device and a host, and a device that is slow to read and write whole files."""
+
+    def __init__(self, pages: int) -> None:
+        clock = RealClock()
+        self.executor = SimulatedExecutor(clock, pages, costs=CostModel(fixed_us=1))
+        self.executor.open_host(pages)
+        self.kvfs = KVFS(pages, clock.now, places=Places(host_slots=pages, pages_a_frame=4))
+        self.device = PageDevice(self.kvfs, self.executor, self._quiet)
+
+    def _quiet(self, work: Callable[[], Any]) -> "asyncio.Future[Any]":
+        return asyncio.ensure_future(work())
+
+    def file(self, pages: int, tenant: str = "t") -> KVFile:
+        """Return a file of whole pages, whatever lies in them."""
+        file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
+        extend(file, *range(pages * PAGE_TOKENS))
+        return file
+
+    async def mark(self, file: KVFile, value: int) -> None:
+        frames = self.kvfs.pool.frame[file.pages]
+        shape = self.executor.layout.shape(len(frames))
+        await self.executor.write_frames(frames, np.full(shape, value, self.executor.layout.numpy))
+
+    async def run_moves(self) -> None:
+        for batch in self.kvfs.take_moves():
+            await self.executor.run(batch)
+            self.kvfs.moved(batch)
+
+
+def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
+    """Or what is saved would be of whoever has the frame now: another tenant, perhaps."""
+
+    async def main() -> None:
+        house = Moving(8)
+        file = house.file(4)
+        await house.mark(file, 7)
+        house.kvfs.tiers.evict(file.pages[:2])
+        await house.run_moves()
+        async with house.executor._order:
+            reading = asyncio.ensure_future(house.device.read(file))
+            await asyncio.sleep(0.01)
+            house.kvfs.tiers.evict(file.pages[2:])
+        kv = await reading
+        assert kv is not None
+        assert (kv == 7).all()
+
+    asyncio.run(main())
+
+
+def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
+    async def main() -> None:
+        house = Moving(8)
+        source, file = house.file(4), house.kvfs.create("t", house.kvfs.tenant("t").account)
+        await house.mark(source, 7)
+        kv = await house.device.read(source)
+        assert kv is not None
+        house.kvfs.fill(file, source.tokens, source.positions, 4 * PAGE_TOKENS, None)
+        async with house.executor._order:
+            writing = asyncio.ensure_future(house.device.write(file, kv))
+            await asyncio.sleep(0.01)
+            house.kvfs.tiers.evict(file.pages[:1], host=False)
+            other = house.file(1, "other")
+        assert not await writing
+        assert house.kvfs.tiers.tier_of(file.pages).tolist() == [Tier.TOKENS, *[Tier.DEVICE] * 3]
+        house.kvfs.check_integrity({source: 1, file: 1, other: 1})
+
+    asyncio.run(main())
