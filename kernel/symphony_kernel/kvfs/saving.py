@@ -231,13 +231,23 @@ class Saving:
             self._spawn(self._disk.discard(upload))
 
     def load(self, file: KVFile, done: Done) -> None:
-        """Bring the content of a named file; `done` hears when it is loaded, or why it is not."""
+        """Bring the content of a named file; `done` hears when it is loaded, or why it is not.
+
+        Raises:
+            SyscallError: EAGAIN (too many of its tenant's files are on their way, or wait for it).
+        """
         assert file.name is not None
         assert not file.name.loaded
+        mine = 0
         for load in self.loads.values():
+            mine += load.file.tenant == file.tenant
             if load.file is file:
+                if len(load.done) >= TENANT_DISK_CALLS_MAX:
+                    raise SyscallError(Errno.EAGAIN, f"{len(load.done)} wait for {file.path}")
                 load.done.append(done)
                 return
+        if mine >= TENANT_DISK_CALLS_MAX:
+            raise SyscallError(Errno.EAGAIN, f"{mine} files come from disk")
         file.references += 1
         self.made += 1
         self.loads[self.made] = Load(file, [done])

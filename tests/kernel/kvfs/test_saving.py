@@ -292,6 +292,21 @@ def test_a_name_that_goes_while_it_is_loaded(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_only_so_many_wait_for_a_file_from_disk(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = make_shop(tmp_path)
+        shop.save("a", make_file(shop, 1, 2), "a")
+        await shop.finish()
+        later = make_shop(tmp_path)
+        named = later.kvfs.named("t", "a")
+        for _ in range(TENANT_DISK_CALLS_MAX):
+            later.saving.load(named, later.answers.named("load"))
+        assert refused(later.saving.load, named, later.answers.named("more")) is Errno.EAGAIN
+        assert await later.finish() == ["load: done"] * TENANT_DISK_CALLS_MAX
+
+    asyncio.run(main())
+
+
 def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None:
     async def main() -> None:
         shop = make_shop(tmp_path)
