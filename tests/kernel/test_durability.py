@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -471,7 +471,7 @@ class Moving:
         self.kvfs = KVFS(pages, clock.now, places=Places(host_slots=pages, pages_a_frame=4))
         self.device = PageDevice(self.kvfs, self.executor, self._quiet)
 
-    def _quiet(self, work: Callable[[], Any]) -> "asyncio.Future[Any]":
+    def _quiet(self, work: Callable[[], Awaitable[Any]]) -> Any:
         return asyncio.ensure_future(work())
 
     def file(self, pages: int, tenant: str = "t") -> KVFile:
