@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs.advice import Hint
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_SERVICE
+from symphony_kernel.protocol.limits import (
+    KV_AHEAD_PAGES_MIN,
+    PAGE_TOKENS,
+    PAGER_SLICE_SERVICE,
+)
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.kernels import (
@@ -141,6 +146,27 @@ def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
     assert alone == 2
     # The pages that had to go, once; the partial page of each; and the preds themselves.
     assert 7 * PAGE_TOKENS < computed <= 10 * PAGE_TOKENS + 2 * 5 + 2
+
+
+def test_wishes_move_no_more_than_a_little_between_two_steps() -> None:
+    """A program may wish for its files in turn as often as it likes: others' steps go on."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
+        await worker.call(1, Op.KV_CREATE, B)
+        await worker.pred(1, B, prompt(2, 40 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        before = (await rig.gateway.statistics())["tiers_loaded_pages"]
+        calls: list[tuple[Any, ...]] = []
+        for away, near in ((A, B), (B, A)) * 200:
+            calls.append((1, Op.KV_ADVISE, away, int(Hint.DO_NOT_NEED), 0))
+            calls.append((1, Op.KV_ADVISE, near, int(Hint.WILL_NEED), 0))
+        assert await asyncio.gather(*worker.calls(*calls)) == [0] * 800
+        loaded = (await rig.gateway.statistics())["tiers_loaded_pages"] - before
+        assert 0 < loaded <= 2 * KV_AHEAD_PAGES_MIN
+
+    crowded(test, 64, host_slots=128)
 
 
 # -- Whose turn it is --------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class Moves:
         self._saves: list[Int32] = []  # [2, c] each: frames, host slots
         self._loads: list[Int32] = []  # [2, c] each: host slots, frames
         self._closed: list[Batch] = []
+        self.loading = 0  # pages that are to be loaded
 
     @property
     def pending(self) -> bool:
@@ -60,7 +61,7 @@ class Moves:
         self.copies, self._saves, self._loads, self._closed = [], [], [], []
         self._copied, self._saved, self._loaded = [], [], []
         self.poison.clear()  # others append to it
-        self.copied_slots = 0
+        self.copied_slots = self.loading = 0
 
     # -- What is asked for ----------------------------------------------------------------------
     def copy(self, sources: Int64, destinations: Int64) -> None:
@@ -89,6 +90,7 @@ class Moves:
             self._close()
         self._loads.append(np.stack((slots, frames)))
         self._loaded.append(self.page[frames])
+        self.loading += len(frames)
 
     # -- What the executor gets -----------------------------------------------------------------
     def take(self) -> list[Batch]:
@@ -100,7 +102,7 @@ class Moves:
         elif self.copies or self._saves or self._loads:
             self._close()
         batches, self._closed = self._closed, []
-        self.copied_slots = 0
+        self.copied_slots = self.loading = 0
         return batches
 
     def _close(self, poison: Int32 | None = None) -> None:

@@ -20,7 +20,7 @@ from symphony_kernel.kvfs.pages import PagePool
 from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.ranking import Bool, Ranking
 from symphony_kernel.kvfs.tiers import Tiers
-from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.limits import KV_AHEAD_MS_MAX, KV_AHEAD_PAGES_MIN, PAGE_TOKENS
 
 
 class Pressure:
@@ -102,13 +102,26 @@ class Pressure:
                 self.ranking.place_again(file)
 
     def fetch_ahead(self, file: KVFile) -> None:
-        """Bring a file back that will be needed soon, as far as idle ones make room for it."""
+        """Bring a file back that will be needed soon, as far as idle ones make room for it.
+
+        All steps wait for it and nobody is charged: so it is bounded, and a part of a large file
+        that has no place in that comes when it is needed.
+        """
+        most = self._ahead_max - self.moves.loading
+        if most <= 0:
+            return
         absent = np.unique(file.absent_pages())
-        stored = absent[(self.tiers.host[absent] >= 0) | (self.tiers.disk[absent] >= 0)]
+        stored = absent[(self.tiers.host[absent] >= 0) | (self.tiers.disk[absent] >= 0)][:most]
         if len(stored) and self.make_free(len(stored), file):
             self.tiers.fetch(stored)
             self.ranking.add(file)
             self.ranking.used(file)
+
+    @property
+    def _ahead_max(self) -> int:
+        """Pages that may be loaded between two steps before anybody needs them."""
+        each = self.tiers.cost.page_seconds
+        return max(KV_AHEAD_PAGES_MIN, int(KV_AHEAD_MS_MAX / 1000 / each) if each else 0)
 
     def _cost(self, file: KVFile) -> float:
         """Return the seconds that it takes to get a page of a file back, on average."""

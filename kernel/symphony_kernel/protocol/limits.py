@@ -83,6 +83,8 @@ KV_PRIORITY_DEFAULT = 4  # of 0 (goes first) to KV_PRIORITY_MAX
 KV_PRIORITY_MAX = 7
 KV_KEEP_MS_MAX = 86_400_000  # for which a program may wish to keep a file near
 KV_KEEP_SHARE = 0.25  # of the device's pages that a tenant may have, for such wishes together
+KV_AHEAD_MS_MAX = 2.0  # of loading pages that nobody needs yet, between two steps
+KV_AHEAD_PAGES_MIN = 64  # or so many pages
 # Service by which a LIP may get ahead of one that waits for pages, before it gives way; more where
 # pages have to be computed again.
 PAGER_SLICE_SERVICE = 512.0
