@@ -70,6 +70,8 @@ GOOD: dict[Op, list[Any]] = {
     Op.TAKEN: [1, 1],
     Op.KV_OFFER: [A],
     Op.KV_MATCH: [NEW, TEXT],
+    Op.KV_ADVISE: [A, 4, 7],
+    Op.WAITS: [1],
 }
 # Junk that is right in its place.
 FITTING: dict[tuple[Op, int], list[Any]] = {
@@ -135,6 +137,7 @@ def test_a_wrong_number_of_arguments_is_invalid(rig: SyscallRig, op: Op) -> None
         (Op.KV_TRUNCATE, [WEAK, 0]),
         (Op.KV_LEN, [WEAK]),
         (Op.KV_STAT, [WEAK]),
+        (Op.KV_ADVISE, [WEAK, 0, 0]),
         (Op.KV_TOKENS, [WEAK, 0, 0]),
         (Op.KV_SAVE, [WEAK, "x", 0]),
         (Op.KV_GRANT, [WEAK, 2, 0, "x"]),
@@ -174,6 +177,9 @@ def test_a_right_that_is_not_there_is_refused(rig: SyscallRig, op: Op, given: li
         (Op.KV_SAVE, 1, "named", Errno.EEXIST),
         (Op.KV_REMOVE, 0, "nothing", Errno.ENOENT),
         (Op.KV_LIST, 0, "x" * (PATH_BYTES_MAX + 1), Errno.ENAMETOOLONG),
+        (Op.KV_ADVISE, 1, 5, Errno.EINVAL),
+        (Op.KV_ADVISE, 2, 8, Errno.EINVAL),
+        (Op.WAITS, 0, 2, Errno.EINVAL),
         (Op.KV_GRANT, 1, 1, Errno.ENOENT),
         (Op.KV_GRANTED, 1, "x" * (NAME_BYTES_MAX + 1), Errno.ENAMETOOLONG),
         (Op.KV_GRANTED, 1, "nothing", Errno.ENOENT),

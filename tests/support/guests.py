@@ -92,6 +92,11 @@ class Script:
         return [m if name == "show" else struct.unpack("<q", m)[0] for name, m in pairs]
 
 
+def name_of(call: str) -> str:
+    """The name that a call of the ABI has in these guests."""
+    return _NAMES.get(call, call)
+
+
 def result(step: int) -> str:
     """The i32 that step number `step` of the same script returned."""
     return f"(i32.load (i32.const {_RESULTS_AT + 8 * step}))"

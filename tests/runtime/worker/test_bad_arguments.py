@@ -44,6 +44,8 @@ BAD: dict[str, list[tuple[tuple[int | str, ...], Errno]]] = {
              ((0, WAIT_TICKETS_MAX + 1, 0), EINVAL)],
     "take": [((0, WRAP, 1), EFAULT), ((0, 0, HUGE), EFAULT), ((0, 0, 0), EBADF),
              ((-1, 0, 0), EBADF), ((1 << 30, 0, 8), EBADF)],
+    "claim": [((0, WRAP, 1, -1), EFAULT), ((0, 0, HUGE, -1), EFAULT), ((0, 0, 0, -1), EBADF),
+              ((1 << 30, 0, 8, 0), EBADF), ((0, 0, 0, -2), EINVAL)],
     "cancel": [((0,), EBADF), ((-1,), EBADF), ((1 << 30,), EBADF)],
     "model_info": [((WRAP, 1), EFAULT), ((0, HUGE), EFAULT)],
     "tokenize": [((WRAP, 1, 0, 0), EFAULT), ((0, HUGE, 0, 0), EFAULT), ((0, 1, WRAP, 1), EFAULT),
@@ -119,7 +121,7 @@ def test_wrong_arguments_give_errnos_and_the_program_goes_on() -> None:
         for start in range(0, len(cases), 50):  # a script's results have so much room
             some = cases[start : start + 50]
             steps: list[Step] = [("kv_create",)]
-            steps += [(name, *arguments) for name, arguments, _ in some]
+            steps += [(guests.name_of(name), *arguments) for name, arguments, _ in some]
             found = await rig.play(*steps, ("kv_len", KV), parts=PARTS)
             expected = [-int(errno) for _, _, errno in some]
             wrong = [
@@ -138,7 +140,9 @@ def test_one_guest_imports_and_calls_everything() -> None:
 
     async def test(rig: Rig) -> None:
         steps: list[Step] = [
-            (call.name, *[0] * len(call.params)) for call in table().calls if call.name != "exit"
+            (guests.name_of(call.name), *[0] * len(call.params))
+            for call in table().calls
+            if call.name != "exit"
         ]
         program = guests.script(*steps, ("exit", 3))
         ended = await rig.run(program.source)
