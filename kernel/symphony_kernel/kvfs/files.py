@@ -14,6 +14,7 @@ is between the two, no other operation touches the file (see `ordering`).
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -294,17 +295,18 @@ class KVFile:
         tree = Span(self.history(), tokens.copy(), positions.copy(), parents)
         self._known().become(Trail(tree.context, tree, whole))
 
-    def _inherit(self, source: "KVFile", entries: Int64, begins: bool) -> None:
-        """Write down that entries of `source` come behind these; `begins`: as they begin there."""
-        if begins:
-            if source.origins is not None:
-                self.origins = source.origins.fork(self.tenant)
-                self.origins.truncate(len(entries))
-            return
+    def _behind(self, source: "KVFile", entries: Int64) -> Trail | None:
+        """Return the trail of this file with entries of `source` ([c]) behind it."""
         history = source.history()
-        assert history is not None
-        trail = history.picked(entries, self.history())
-        self._known().become(trail, keep=bool(len(self.absent_pages())))
+        return None if history is None else history.picked(entries, self.history())
+
+    def _inherit(self, source: "KVFile", n: int, begins: bool, trail: Trail | None) -> None:
+        """Write down that n entries of `source` have come; `begins`: as they begin there."""
+        if not begins:
+            self._known().become(trail, keep=bool(len(self.absent_pages())))
+        elif source.origins is not None:
+            self.origins = source.origins.fork(self.tenant)
+            self.origins.truncate(n)
 
     # -- What changes it ------------------------------------------------------------------------
     def share(self, source: "KVFile") -> None:
@@ -356,7 +358,10 @@ class KVFile:
         bare: bool | None = self.recomputable and source.recomputable
         if storage.pool.absent and not storage.recall(self.append_reads(source, entries), keep):
             bare = bare or None
-        fresh = storage.allocate_for_call(self.owner.live(), new, keep, bare)
+        begins = self.length == 0 and np.array_equal(entries, np.arange(len(entries)))
+        trail = None if begins else self._behind(source, entries)
+        allowed = partial(storage.lineages.check, self.tenant, trail)
+        fresh = storage.allocate_for_call(self.owner.live(), new, keep, bare, allowed)
         if replaced:
             self._replace_last_page(int(fresh[0]))
         pages = np.empty(len(alike), np.int32)
@@ -369,11 +374,10 @@ class KVFile:
         if copied.any():
             places = np.flatnonzero(copied) + self.length
             self._storage.copy(sources[copied], self._page_slots(places))
-        begins = self.length == 0 and np.array_equal(entries, np.arange(len(entries)))
         if begins:
             self.plain = min(source.plain, len(entries))
         if len(entries):
-            self._inherit(source, entries, begins)
+            self._inherit(source, len(entries), begins, trail)
         self.length += len(entries)
         self._tie_lost()
 

@@ -82,17 +82,25 @@ class Storage:
         return pages
 
     def allocate_for_call(
-        self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None
+        self,
+        account: Account,
+        n: int,
+        keep: tuple["KVFile", ...],
+        bare: bool | None,
+        allowed: Callable[[], None] = lambda: None,
     ) -> Int32:
         """As `allocate`, for what a call does now.
 
         `bare`: where frames are lacking the pages are in no tier, to be computed when they are
-        needed; None: what they are to hold is not at hand, and could not be computed.
+        needed; None: what they are to hold is not at hand, and could not be computed. `allowed` is
+        asked where something is not on the device: it may refuse, too.
         """
         witness = self.witness
         if witness is None or not witness.allocating(False):
             try:
                 self._make_room(account, n, keep, bare)
+                if self.pool.absent or n > self.pool.free_frames:
+                    allowed()
             except SyscallError as error:
                 if witness is not None:
                     witness.refused(error.errno)

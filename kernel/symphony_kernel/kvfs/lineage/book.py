@@ -7,14 +7,18 @@ share a lineage and pay once.
 Past a bound no call fails. A closed trail is dropped (at half of the bounds): its file counts as
 linear from then on, and what is computed again equals what was there up to rounding. Any other
 becomes one *lost* span: such a file may go to host memory or disk, and never to where only tokens
-are kept.
+are kept. While some of a file is nowhere, its lineage is what there is of it: then it may have
+twice as much, and past that the call that would add to it is refused (EDQUOT).
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from symphony_kernel.kvfs.lineage.trails import Trail, lost_trail, spans_of
-from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import LINEAGE_ENTRIES_MAX, LINEAGE_SPANS_MAX
+
+_KEPT_TIMES: Final = 2  # the bounds, for what is nowhere else
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +75,24 @@ class LineageBook:
             self._charged[tenant] = charged + entries
         self._lineages[lineage] = None
         return lineage
+
+    def check(self, tenant: str, trail: Trail | None) -> None:
+        """Check that a trail could be kept past the bounds, as far as any may; SyscallError EDQUOT.
+
+        What computes again what is nowhere is planned on the kernel's loop.
+        """
+        if trail is None or trail.linear:
+            return
+        spans = spans_of([trail])
+        entries = sum(span.length for span in spans)
+        if (
+            len(spans) > _KEPT_TIMES * LINEAGE_SPANS_MAX
+            or entries > _KEPT_TIMES * LINEAGE_ENTRIES_MAX
+            or self.charged(tenant) + entries > _KEPT_TIMES * self.entries_max
+        ):
+            raise SyscallError(
+                Errno.EDQUOT, f"it comes from {entries} entries of {len(spans)} calls"
+            )
 
     def close(self, lineage: Lineage) -> None:
         """Let go of a lineage once; the last one to do so gives its entries back."""

@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.kvfs import KVFile
+from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
 from symphony_kernel.kvfs.lineage import FILE, LineageBook, NotRecomputableError, Part, Span, Trail
 from symphony_kernel.kvfs.lineage.trails import expand, lost_trail, ranges_of, same, spans_of
+from symphony_kernel.kvfs.places import Places
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import LINEAGE_SPANS_MAX
 
+from tests.support.kvfs import ManualTime, extend, make_account
 from tests.support.rebuilding import HashDevice, Workbench
 
 
@@ -284,3 +288,30 @@ def test_the_same_entries_are_the_same_trail() -> None:
     assert same(one, cut)
     assert one.cut(0) is None
     assert one.cut(5) is one
+
+
+def test_what_is_away_is_not_edited_without_end() -> None:
+    """It is kept past the bounds, but what computes it again must be planned in a moment."""
+    kvfs = KVFS(32, ManualTime(), TenantLimits(pages=32), places=Places(pages_a_frame=64))
+    account = make_account(kvfs)
+    file = kvfs.create("t", account)
+    extend(file, *range(1, 33))
+
+    def edit() -> None:
+        kvfs.tiers.evict(file.pages, host=False)
+        other = kvfs.create("t", account)
+        extend(other, 7, 8)
+        try:
+            file.append(other, np.array([1]))
+        finally:
+            kvfs.release(other)
+
+    for _ in range(2 * LINEAGE_SPANS_MAX - 1):
+        edit()
+    assert file.recomputable
+    before = file.length
+    with pytest.raises(SyscallError) as refused:
+        edit()
+    assert refused.value.errno is Errno.EDQUOT
+    assert file.length == before
+    kvfs.check_integrity({file: 1})
