@@ -145,6 +145,8 @@ class Storage:
         held = absent[self.tiers.host[absent] >= 0]
         if len(held) and self.relief(len(held), *keep):
             self.tiers.fetch(held)
+            for file in keep:  # or nobody would ever take these frames again
+                self.ranking.add(file)
         return not pool.is_absent(absent).any()
 
     def release(self, pages: Int32) -> None:
