@@ -138,6 +138,7 @@ class KVFS:
         self._storage.ranking = self.pressure.ranking
         self._storage.relief = self.pressure.make_free
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
+        self.pressure.everything = lambda: self._files
         self._copied_slots = 0  # given to the executor
         # References of what goes to disk or comes from there, see `saving`.
         self.under_way: Callable[[], Mapping[KVFile, int]] = dict

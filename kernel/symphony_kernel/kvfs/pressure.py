@@ -14,9 +14,10 @@ import numpy as np
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.advice import NO_ADVICE, Hint
 from symphony_kernel.kvfs.files import KVFile
-from symphony_kernel.kvfs.lineage import NotRecomputableError, scratch_peak
+from symphony_kernel.kvfs.lineage import NotRecomputableError, Span, scratch_peak
+from symphony_kernel.kvfs.lineage.trails import spans_of
 from symphony_kernel.kvfs.moves import Moves
-from symphony_kernel.kvfs.pages import PagePool
+from symphony_kernel.kvfs.pages import PagePool, page_count
 from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.ranking import Bool, Ranking
 from symphony_kernel.kvfs.tiers import Tiers
@@ -46,6 +47,7 @@ class Pressure:
         self.ranking = Ranking(pool, cached, now, self._cost, self._may_go, kept_pages_max)
         nothing = np.zeros(pool.pages, np.bool_)
         self.held: Callable[[], Bool] = lambda: nothing
+        self.everything: Callable[[], Iterable[KVFile]] = tuple  # all files that there are
         self.evicted = 0  # pages, since the start
 
     @property
@@ -68,6 +70,21 @@ class Pressure:
             return False
         self._evict(pages)
         return frames <= self.free
+
+    def rank_again(self) -> bool:
+        """Rank the files that have frames and are not ranked; return whether there were any.
+
+        A file without frames leaves the ranking, and hears nothing when one that shares its pages
+        brings them back and goes. It looks at all files: for when nobody can go on.
+        """
+        found = [
+            file
+            for file in self.everything()
+            if not file.ranked and (self.pool.frame[file.pages] >= 0).any()
+        ]
+        for file in found:
+            self.ranking.add(file)
+        return bool(found)
 
     # -- What programs wish ----------------------------------------------------------------------
     def advise(self, file: KVFile, hint: Hint, argument: int) -> None:
@@ -148,12 +165,26 @@ class Pressure:
         return stored
 
     def _comes_back(self, file: KVFile) -> bool:
-        """Whether all of a file could be computed again on this device, beside what it takes."""
-        try:
-            steps = file.plan(np.arange(file.length))
-        except NotRecomputableError:
-            return False
-        return len(file.pages) + scratch_peak(steps) < self.pool.frames
+        """Whether all of a file could be computed again on this device, beside what it takes.
+
+        Asked for each edited file that others' frames may come from: a plan takes milliseconds, so
+        none is made where all benches would fit at once, nor twice of the same.
+        """
+        trail, pages, frames = file.lineage, len(file.pages), self.pool.frames
+        assert trail is not None
+        known = file.comes_back
+        if known is not None and known[0] is trail and known[1] == pages:
+            return known[2]
+        spans = spans_of([trail])
+        comes = file.recomputable
+        if comes and 2 * pages + sum(map(_bench_pages, spans)) >= frames:
+            try:
+                steps = file.plan(np.arange(file.length))
+                comes = pages + scratch_peak(steps) < frames
+            except NotRecomputableError:
+                comes = False
+        file.comes_back = trail, pages, comes
+        return comes
 
     def _held(self, *keep: KVFile) -> Bool:
         held = self.held()
@@ -171,3 +202,8 @@ class Pressure:
         if tied.any():
             left = np.concatenate((left, self.tiers.evict(pages[tied], keep=True)))
         self.evicted += len(left)
+
+
+def _bench_pages(span: Span) -> int:
+    """Return the most pages that it takes to compute a span beside its file."""
+    return page_count((span.context.length if span.context is not None else 0) + span.length)

@@ -154,7 +154,12 @@ class Pager:
         For when nothing computes and nobody else may go on.
         """
         work = self._parking.first()
-        return work is not None and self._enter(work, failed, force=True)
+        if work is None:
+            return False
+        entered = self._enter(work, failed, force=True)
+        if not entered and self._pressure.rank_again():
+            entered = self._enter(work, failed, force=True)
+        return entered
 
     def hold(self, holds: bool) -> None:
         """Say whether all frames are for the first that is parked."""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
 from symphony_kernel.kvfs.advice import Hint
+from symphony_kernel.kvfs.lineage import Step
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.limits import KV_KEEP_SHARE, PAGE_TOKENS
 
@@ -134,6 +135,30 @@ def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> No
     assert again in list(promises.over(100_000))
 
 
+def test_an_edited_file_is_planned_once_and_only_where_it_might_not_fit() -> None:
+    """A plan of many edits takes milliseconds, and one program may have many such files."""
+    house = House()
+    small, large = house.file(2, 1.0), house.file(15, 2.0)
+    for file in (small, large):
+        file.append(file, np.array([3]))
+    planned: list[KVFile] = []
+    plan = KVFile.plan
+
+    def counted(file: KVFile, absent: "np.typing.NDArray[np.int64]") -> list[Step]:
+        planned.append(file)
+        return plan(file, absent)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KVFile, "plan", counted)
+        house.wait(5)
+        for frames in range(23, FRAMES):
+            house.free(frames)
+    assert small not in planned
+    assert planned.count(large) == 1
+    assert house.there(small, large)[0] == 0
+    house.kvfs.check_integrity({small: 1, large: 1})
+
+
 @pytest.mark.parametrize("hint", [Hint.WILL_NEED, Hint.NORMAL])
 def test_what_will_be_needed_comes_back_from_the_host(hint: Hint) -> None:
     house = House(host_slots=64)
@@ -196,3 +221,24 @@ def test_what_would_need_more_than_the_device_to_come_back_stays(pages: int) -> 
     # Itself, and beside it what its entries were computed behind.
     fits = pages + (pages + 2) < FRAMES
     assert house.there(source, edited) == [0, 0 if fits else pages + 2]
+
+
+def test_pages_that_somebody_else_brought_back_and_left_are_found_again() -> None:
+    house = House(host_slots=20)
+    file = house.file(10)
+    house.wait()
+    assert house.free(FRAMES)
+    assert house.free(FRAMES), "nothing is left to take, and the file is asked no more"
+    fork = house.kvfs.fork(file, house.account)
+    house.kvfs.tiers.fetch(np.unique(fork.absent_pages()))
+    house.pressure.ranking.add(fork)
+    house.kvfs.release(fork)
+    assert house.there(file) == [10]
+    file.ranked = False  # as the ranking leaves a file of which nothing is on the device
+    house.pressure.ranking.discard(file)
+    assert not house.free(FRAMES)
+    assert house.pressure.rank_again()
+    house.wait()
+    assert house.free(FRAMES)
+    assert house.there(file) == [0]
+    assert not house.pressure.rank_again()
