@@ -111,6 +111,7 @@ MANY: Final = (
             **_as(0, "_absent", "era", "root"),
             **_as(0.0, "computed_at"),
             **_as(False, "ranked"),
+            **_as(None, "comes_back"),
         },
     ),
     Kept(advice.Advice),

@@ -43,9 +43,10 @@ class KVFile:
     """Entries of one file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "computed_at",
-        "counted", "era", "error", "expires_ms", "generating", "length", "name", "number",
-        "origins", "owner", "path", "plain", "queue", "ranked", "references", "root", "tenant",
+        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "comes_back",
+        "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
+        "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
@@ -79,6 +80,8 @@ class KVFile:
         self.advice = NO_ADVICE
         self.ranked = False  # the ranking's: it may have pages on the device
         self.era = 0  # the ranking's: when it was last used
+        # Pressure's: what it has found of the trail, at so many pages.
+        self.comes_back: tuple[Trail, int, bool] | None = None
 
     # -- What the batcher uses ------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
