@@ -105,17 +105,17 @@ class NamedCalls:
     def _ended(self, caller: Instance, seq: int, error: SyscallError | None) -> None:
         self._turns.answer(caller, seq, 0 if error is None else -error.errno)
 
-    def list_all(self, call: Call, prefix: str) -> Result:
-        """Return all names with a prefix; SyscallError EFBIG past LIST_ITEMS_MAX."""
+    def list_all(self, call: Call, prefix: str) -> tuple[int, Result]:
+        """Return how many names have a prefix, and all; SyscallError EFBIG past LIST_ITEMS_MAX."""
         files = self._kvfs.listing(call.caller.tenant.name, prefix)
         if len(files) > LIST_ITEMS_MAX:
             raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
-        return _pack([file.view() for file in files])
+        return len(files), _pack([file.view() for file in files])
 
-    def list_some(self, call: Call, prefix: str, after: str, limit: int) -> Result:
-        """Return at most `limit` names with a prefix that come after `after`."""
+    def list_some(self, call: Call, prefix: str, after: str, limit: int) -> tuple[int, Result]:
+        """Return how many, at most `limit`, names with a prefix come after `after`, and them."""
         files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
-        return _pack([file.view() for file in files])
+        return len(files), _pack([file.view() for file in files])
 
     # -- The gateway's --------------------------------------------------------------------------
     def kv_list(

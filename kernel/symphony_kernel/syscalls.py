@@ -25,6 +25,7 @@ from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
 from symphony_kernel.kvfs.advice import Hint
 from symphony_kernel.kvfs.handles import ALL_RIGHTS, APPEND, GRANT, READ, SAVE, TRUNCATE
+from symphony_kernel.kvfs.names import is_public
 from symphony_kernel.kvfs.saving import Saving, without_disk
 from symphony_kernel.named_calls import (
     SAVE_DURABLE,
@@ -41,12 +42,14 @@ from symphony_kernel.protocol.limits import (
     KV_KEEP_MS_MAX,
     KV_PRIORITY_MAX,
     LIST_ITEMS_MAX,
+    TENANT_LISTED_MAX,
 )
 from symphony_kernel.protocol.messages import Op
 
 Handler: TypeAlias = Callable[..., Result | None]
 
 SEQ_MAX: Final = (1 << 63) - 1
+_PUBLIC_LISTED: Final = 256  # names that a listing of public ones counts for, besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,7 @@ class Syscalls:
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
+        self._listed: dict[str, int] = {}  # names told of in this frame, by tenants
 
     def _entries(self) -> dict[int, tuple[Handler, int]]:
         """The table: operation -> its handler, and the number of arguments that follow `seq`."""
@@ -120,6 +124,7 @@ class Syscalls:
 
     def execute(self, worker: str, calls: list[Any]) -> None:
         """Execute one frame's calls, in order."""
+        self._listed.clear()
         for call in calls:
             self._execute(worker, call)
 
@@ -380,11 +385,24 @@ class Syscalls:
         return self.named.remove(call, parse_path(text(path)))
 
     def _kv_list(self, call: Call, prefix: Any) -> Result | None:
-        return self.named.list_all(call, parse_prefix(text(prefix)))
+        return self._list(call, self.named.list_all, parse_prefix(text(prefix)))
 
     def _kv_list_after(self, call: Call, prefix: Any, after: Any, limit: Any) -> Result | None:
         first = parse_prefix(text(prefix)), parse_prefix(text(after))
-        return self.named.list_some(call, *first, integer(limit, 1, LIST_ITEMS_MAX))
+        count = integer(limit, 1, LIST_ITEMS_MAX)
+        return self._list(call, self.named.list_some, *first, count)
+
+    def _list(self, call: Call, listing: Callable[..., tuple[int, Result]], *given: Any) -> Result:
+        """List names, but only so many in a frame: nothing else is done until it is over."""
+        tenant = call.caller.tenant.name
+        listed = self._listed.get(tenant, 0)
+        if listed >= TENANT_LISTED_MAX:
+            raise SyscallError(Errno.EAGAIN, f"{listed} names were listed at once")
+        # What it costs where it is refused, or looks at names that are not public.
+        self._listed[tenant] = listed + LIST_ITEMS_MAX
+        count, names = listing(call, *given)
+        self._listed[tenant] = listed + count + (_PUBLIC_LISTED if is_public(given[0]) else 1)
+        return names
 
     # -- Capabilities -----------------------------------------------------------------------------
     def _kv_close(self, call: Call, number: Any) -> Result | None:

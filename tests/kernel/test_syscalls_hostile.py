@@ -10,7 +10,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from symphony_kernel import arguments
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, NAME_BYTES_MAX, PATH_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    FILE_ENTRIES_MAX,
+    NAME_BYTES_MAX,
+    PATH_BYTES_MAX,
+    TENANT_LISTED_MAX,
+)
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.syscalls import MODEL, WORKER, SyscallRig, handle, u32
@@ -306,3 +311,21 @@ def test_nothing_that_comes_over_a_link_breaks_anything(calls: list[Any]) -> Non
     rig.processes.check_integrity()
     assert all(instance != 4 for instance, _, _ in rig.replies)
     rig.finish(rig.kvfs.statistics().names)
+
+
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [(Op.KV_LIST, [""]), (Op.KV_LIST, ["public/"]), (Op.KV_LIST_AFTER, ["", "", 4_096])],
+)
+def test_one_frame_lists_no_more_names_than_take_a_moment(
+    rig: SyscallRig, op: Op, given: list[Any]
+) -> None:
+    """A program may have thousands of calls in a frame, and nothing else is done until its end."""
+    for number in range(300):
+        assert rig.call(1, Op.KV_SAVE, A, f"n/{number}", 0) == 0
+    rig.syscalls.execute(WORKER, [[1, int(op), 1_000_000 + i, *given] for i in range(4_000)])
+    results = [result for _, seq, result in rig.replies if seq >= 1_000_000]
+    told = [result for result in results if isinstance(result, bytes)]
+    assert 4 < len(told) <= TENANT_LISTED_MAX // 256 + 1
+    assert {result for result in results if isinstance(result, int)} == {-Errno.EAGAIN}
+    assert isinstance(rig.call(1, op, *given), bytes), "the next frame may again"
