@@ -4,9 +4,12 @@ Real sessions, kernel, journal, schedulers and tiers, on memory links and in vir
 device is the simulated one, whose model computes each entry from all that it could see. So a page
 that came back wrong, a call that was lost or done twice, or a right that grew, is another answer
 than the reference's (`tests.support.reference`), which knows nothing of all that.
+
+SYMPHONY_SEQUENCES=2000 plays so many programs instead of 120 (about five minutes).
 """
 
 import asyncio
+import os
 import random
 import tempfile
 from collections.abc import Callable
@@ -34,7 +37,7 @@ ENTRIES_MAX = {"t": 480, "u": 150}  # of a run: a file and what computes it agai
 MARGIN = 20  # pages: what calls under way may hold for a while
 PATHS = ("a", "a/b", "c")
 NAMES = ("x", "y")
-SEQUENCES = 120
+SEQUENCES = int(os.environ.get("SYMPHONY_SEQUENCES", "120"))
 
 Operation = tuple[str, int, int, int, int]
 WHATS = [
