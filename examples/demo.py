@@ -36,6 +36,7 @@ PLAYS = [
     ("beam_search", "beam_search", "beams as forks of one KV file"),
     ("best_of_n", "best_of_n", "sampled branches, the best by log-probability"),
     ("chat", "chat", "a conversation whose KV stays between messages"),
+    ("retrieval", "retrieval", "documents that the program keeps computed, in any order"),
 ]
 
 
@@ -92,7 +93,10 @@ async def _wait_until_ready(process: asyncio.subprocess.Process, data_dir: Path)
 
 
 async def show(client: Client, run: str, messages: list[str], *, lines: bool) -> None:
-    """Write what a run sends as it comes; hand it the next message when an answer has ended."""
+    """Write what a run sends as it comes; hand it the next message when an answer has ended.
+
+    With `lines` each message is an answer; else an empty one ends it, as in the chat example.
+    """
     waiting = list(messages)
 
     async def talk() -> None:
@@ -113,7 +117,7 @@ async def show(client: Client, run: str, messages: list[str], *, lines: bool) ->
             say()
             fresh = True
         sys.stdout.flush()
-        if messages and not text:  # the chat example ends an answer with an empty message
+        if lines or not text:
             await talk()
     if not fresh:
         say()
