@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from symphony_kernel.kvfs.disk_work import RefusedError
 from symphony_kernel.kvfs.names import parse_path
 from symphony_kernel.kvfs.saving import Saving
+from symphony_kernel.kvfs.tasks import Tasks
 from symphony_kernel.kvfs.transfers import Transfers
 from symphony_kernel.named_calls import NamedCalls
 from symphony_kernel.protocol import messages as m
@@ -36,7 +37,7 @@ class KvRequests:
 
     # Fields that a kernel's next life makes anew.
     OWN: ClassVar = (
-        "_named", "_saving", "_transfers", "_answer", "_happen", "_turn_over", "_failed", "_tasks",
+        "_named", "_saving", "_transfers", "_answer", "_happen", "_turn_over", "_tasks",
         "_pieces",
     )  # fmt: skip
 
@@ -57,8 +58,7 @@ class KvRequests:
         self._answer = answer
         self._happen = happen
         self._turn_over = turn_over
-        self._failed = failed
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(failed)
         self._pieces: dict[str, tuple[Callable[..., Coroutine[Any, Any, Any]], dict[str, type]]] = {
             "kv_download": (self._download, {"path": str}),
             "kv_read": (self._read, {"transfer": int, "offset": int, "bytes": int}),
@@ -88,10 +88,7 @@ class KvRequests:
 
     async def close(self) -> None:
         """End all transfers."""
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.end(cancel=True)
         self._transfers.close_all()
 
     # -- Requests -------------------------------------------------------------------------------
@@ -111,7 +108,7 @@ class KvRequests:
             values = _values(args, {"tenant": str, **wanted})
             self.pending[seq] = None
             if self._saving.live:
-                self._spawn(self._piece(seq, work(*values)))
+                self._tasks.spawn(self._piece(seq, work(*values)))
 
     def _take_put(self, seq: int, args: dict[str, Any]) -> None:
         wanted: dict[str, type] = {"tenant": str, "transfer": int, "path": str}
@@ -196,16 +193,6 @@ class KvRequests:
     def _reply(self, seq: int, value: Any) -> None:
         self.pending.pop(seq, None)
         self._answer(m.Answer(seq, 0, value))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
-
-    def _over(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
 
 
 def _values(args: dict[str, Any], wanted: dict[str, type]) -> list[Any]:

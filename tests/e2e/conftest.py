@@ -1,13 +1,9 @@
 import resource
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-import symphony_kernel
 
 from tests.support.server import RunningServer, running_server
-
-_WEIGHTS = Path(symphony_kernel.__file__).parent / "tiny_model" / "weights" / "model.safetensors"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,7 +16,6 @@ def _many_connections() -> None:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One real server for all tests that leave it as it was: the tiny model on the CPU."""
-    executor = "torch" if _WEIGHTS.is_file() else "simulated"
     data_dir = tmp_path_factory.mktemp("server")
-    with running_server(data_dir, executor=executor) as running:
+    with running_server(data_dir, executor="torch") as running:
         yield running

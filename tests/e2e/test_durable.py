@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import symphony_kernel
 from safetensors.numpy import load, save
 from symphony_runtime.client import Client, ServerError
 
@@ -13,7 +12,6 @@ from tests.e2e.programs import SAVE_WASM, wasm
 from tests.support.guests import data, main
 from tests.support.server import running_server
 
-_WEIGHTS = Path(symphony_kernel.__file__).parent / "tiny_model" / "weights" / "model.safetensors"
 PATH = "notes/first"
 
 # Opens the file, computes token 10 behind it, and sends the best token with its log-probability.
@@ -43,7 +41,6 @@ async def said(client: Client) -> list[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not _WEIGHTS.is_file(), reason="the tiny model is not there")
 def test_a_file_of_the_real_model_comes_back_from_disk(tmp_path: Path) -> None:
     async def first(client: Client) -> tuple[list[object], bytes]:
         await client.upload(SAVE_WASM, name="save")

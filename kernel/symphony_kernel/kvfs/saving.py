@@ -14,7 +14,6 @@ comes back as plain values, through `happen` and then one of `changed`, `loaded`
 calls these again, in order, gets the same names and files without a disk.
 """
 
-import asyncio
 import logging
 import time
 from collections import Counter, deque
@@ -34,6 +33,7 @@ from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage import LineageError, pack, unpack
 from symphony_kernel.kvfs.names import is_public
 from symphony_kernel.kvfs.naming import Name
+from symphony_kernel.kvfs.tasks import Tasks
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_DISK_CALLS_MAX
 
@@ -89,7 +89,7 @@ class Saving:
     # Fields that a kernel's next life makes anew.
     OWN: ClassVar = (
         "live", "ending", "_kvfs", "_disk", "_device", "_happen",
-        "_failed", "_publish", "_now", "_unix_offset", "_values", "_tasks",
+        "_publish", "_now", "_unix_offset", "_values", "_tasks",
     )  # fmt: skip
 
     def __init__(
@@ -116,12 +116,11 @@ class Saving:
         self._disk = disk
         self._device = device
         self._happen = happen
-        self._failed = failed
         self._publish = publish
         self._now = now
         self._unix_offset = unix_offset
         self._values: dict[int, KV] = {}  # K and V of loads, on their way to the device
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(failed)
         kvfs.under_way = self.held
 
     # -- From outside ---------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class Saving:
             self._launch(queue[0])
         for number, load in self.loads.items():
             load.file.truncate(0)  # where it had its entries, and waited for K and V
-            self._spawn(self._read(number, load.file))
+            self._tasks.spawn(self._read(number, load.file))
         for tenant in self._kvfs.tenants.values():
             for _, file in tenant.names.items():  # noqa: PERF102 - a tree, not a dict
                 name = file.name
@@ -228,7 +227,7 @@ class Saving:
     def discard(self, upload: Path) -> None:
         """Remove the file of an upload that has been taken or refused."""
         if self.live and self._disk is not None:
-            self._spawn(self._disk.discard(upload))
+            self._tasks.spawn(self._disk.discard(upload))
 
     def load(self, file: KVFile, done: Done) -> None:
         """Bring the content of a named file; `done` hears when it is loaded, or why it is not.
@@ -252,7 +251,7 @@ class Saving:
         self.made += 1
         self.loads[self.made] = Load(file, [done])
         if self.live:
-            self._spawn(self._read(self.made, file))
+            self._tasks.spawn(self._read(self.made, file))
 
     def lend(self, file: KVFile) -> None:
         """Hold a file for somebody who reads it, until `take_back`."""
@@ -300,11 +299,7 @@ class Saving:
 
     async def close(self, *, wait: bool = True) -> None:
         """Wait for what is under way: what was asked for is done or refused. Else drop it."""
-        while self._tasks:
-            if not wait:
-                for task in self._tasks:
-                    task.cancel()
-            await asyncio.wait(tuple(self._tasks))
+        await self._tasks.end(cancel=not wait)
 
     def statistics(self) -> dict[str, int]:
         """Return what waits, and what lies on disk."""
@@ -362,7 +357,7 @@ class Saving:
 
     def _launch(self, change: Change) -> None:
         if self.live:
-            self._spawn(self._make(change))
+            self._tasks.spawn(self._make(change))
 
     def changed(
         self, tenant: str, errno: int, words: str, kind: str, size: int, entries: int
@@ -483,7 +478,7 @@ class Saving:
             self._fail_load(number, error)
         else:
             if self.live:
-                self._spawn(self._fill(number, file))
+                self._tasks.spawn(self._fill(number, file))
 
     def _fail_load(self, number: int, error: SyscallError) -> None:
         self._values.pop(number, None)
@@ -521,17 +516,6 @@ class Saving:
         for done in load.done:
             done(error)
         self._kvfs.release(load.file)
-
-    # -- Tasks ----------------------------------------------------------------------------------
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
 
 
 def lineage_of(file: KVFile) -> bytes:
