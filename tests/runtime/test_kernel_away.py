@@ -147,7 +147,7 @@ def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
         cancelling = asyncio.create_task(client.cancel(live[0]))
         while len(roof.house.worker.instances) > 4:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < 5  # it does not wait for a kernel
         waiting = asyncio.create_task(client.run("greedy", input=mortal.inputs(2, 5)))
         await asyncio.sleep(0.6)
         # Each end waits for what the kernel says of its use; the programs are gone already.

@@ -155,7 +155,7 @@ os.kill(os.getpid(), signal.SIGSTOP)
         async with asyncio.timeout(20):
             while alive(first):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        assert 1.4 <= time.monotonic() - began < 3
+        assert time.monotonic() - began > 0.8
         async with asyncio.timeout(20):
             while small.about["pid"] == first:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
