@@ -167,7 +167,7 @@ def test_a_packed_body_is_refused_and_not_unpacked(tmp_path: Path) -> None:
             async with session.post(url, data=bomb, headers=headers) as response:
                 assert response.status == status, await response.text()
                 await problem_of(response)
-        assert time.process_time() - began < 0.1
+        assert time.process_time() - began < 0.2  # to unpack it takes 0.4 or more
 
     ask(tmp_path, scenario)
 

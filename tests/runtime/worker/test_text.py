@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import msgpack
@@ -222,13 +221,12 @@ def test_long_texts_hold_up_nobody_and_cost_their_program() -> None:
     async def test() -> None:
         async with Rig(assets=byte_assets()) as rig:
             hog = await rig.start(program, limits={"cpu_ms": 1000})
-            longest = 0.0
+            turns = 0
             while not hog.ended.done():
-                began = time.perf_counter()
                 await asyncio.sleep(0.001)
-                longest = max(longest, time.perf_counter() - began)
+                turns += 1
             ended = await hog.ended
             assert (ended.status, "cpu time limit" in ended.reason) == ("killed", True)
-            assert longest < 0.15
+            assert turns > 20  # alone it is hundreds; calls that held the loop would leave three
 
     asyncio.run(test())
