@@ -1,6 +1,7 @@
 """`symphony new` and `symphony build`, for Rust and in what both languages share."""
 
 import asyncio
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_a_project_in_the_repository_uses_the_sdk_where_it_is() -> None:
         for path in sorted(project.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         project.rmdir()
+
+
+def test_programs_of_the_repository_share_what_cargo_makes() -> None:
+    toolchain = find_rust_toolchain()
+    command = [toolchain.cargo, "metadata", "--no-deps", "--format-version", "1"]
+    environment = {k: v for k, v in toolchain.environment.items() if k != "CARGO_TARGET_DIR"}
+    for name in ("completion", "parallel_suffixes/rust"):
+        asked = subprocess.run(
+            command, cwd=ROOT / "examples" / name, env=environment, capture_output=True, check=True
+        )
+        assert json.loads(asked.stdout)["target_directory"] == str(ROOT / "build" / "cargo")
 
 
 @pytest.mark.parametrize("name", ["", "Hello", "1st", "a b", "../up", "a/b", "x" * 65, "a\n"])
