@@ -45,6 +45,7 @@ TOUR = {
         "of 2 true true",
         "logits true",
         "bias 5",
+        "bias mask 11",
         "allow true",
         "dropped true",
         "tree 2",

@@ -73,6 +73,7 @@ def outcome(data: bytes) -> PredOptions | Errno:
         ),
         ({"bias": {5: -1.5, 9: 2}}, PredOptions(bias=((5, -1.5), (9, 2.0)))),
         ({"allow": b"\xff\x00"}, PredOptions(allow=b"\xff\x00")),
+        ({"bias_mask": {"mask": b"\x05", "value": 2}}, PredOptions(bias_mask=(b"\x05", 2.0))),
         ({"parents": [-1, 0, 0, 2]}, PredOptions(parents=(-1, 0, 0, 2))),
         ({"parents": struct.pack("<3i", -1, -1, 0)}, PredOptions(parents=(-1, -1, 0))),
         ({"keep": False}, PredOptions(keep=False)),
@@ -139,6 +140,11 @@ def test_no_bytes_are_the_defaults_and_equal_bytes_the_same_object() -> None:
         {"bias": {1: float("nan")}},
         {"bias": {1: None}},
         {"bias": dict.fromkeys(range(PRED_BIAS_MAX + 1), 0.0)},
+        {"bias_mask": b"\x05"},
+        {"bias_mask": {"mask": b"\x05"}},
+        {"bias_mask": {"mask": "text", "value": 1.0}},
+        {"bias_mask": {"mask": b"\x05", "value": float("inf")}},
+        {"bias_mask": {"mask": b"\x05", "value": 1.0, "also": 1}},
         {"allow": "text"},
         {"allow": [1]},
         {"parents": []},
@@ -204,7 +210,7 @@ def test_garbage_is_an_errno_and_nothing_else(data: bytes) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["at", "get", "bias", "allow", "parents", "keep"]),
+        st.sampled_from(["at", "get", "bias", "bias_mask", "allow", "parents", "keep"]),
         st.recursive(
             st.none() | st.booleans() | st.integers(-5, 70000) | st.floats() | st.text(max_size=4)
             | st.binary(max_size=8) | st.sampled_from(["all", "last", "logits", "sample", "top"]),

@@ -132,6 +132,12 @@ export class PredOptions {
     return this;
   }
 
+  /** Adds `value` to the logits of all tokens whose bit is set: bit t % 8 of byte t / 8. */
+  biasMask(mask: ArrayBuffer, value: f32): PredOptions {
+    this.key("bias_mask").map(2).text("mask").binary(mask).text("value").float(value);
+    return this;
+  }
+
   /** Allows these tokens of a vocabulary and no others. */
   allow(tokens: Array<u32>, vocabSize: i32): PredOptions {
     const mask = new ArrayBuffer((vocabSize + 7) >> 3);

@@ -154,6 +154,10 @@ function predsPart(): i32 {
   tell(`logits ${logits.length == modelInfo().vocabSize}`);
   const biased = new PredOptions().bias(5, 1000).bias(6, -1000);
   tell(`bias ${file.fork().decode(best.token, biased).choice().unwrap().token}`);
+  const mask = new Uint8Array((modelInfo().vocabSize + 7) >> 3);
+  mask[1] = 1 << 3;
+  const masked = new PredOptions().biasMask(mask.buffer, 1000);
+  tell(`bias mask ${file.fork().decode(best.token, masked).choice().unwrap().token}`);
   const allowed = new PredOptions().allow([9, 17], modelInfo().vocabSize);
   const one = file.fork().decode(best.token, allowed).choice().unwrap().token;
   tell(`allow ${one == 9 || one == 17}`);

@@ -60,7 +60,7 @@ impl Sampling {
     }
 }
 
-/// A set of tokens, for [`Pred::allow`].
+/// A set of tokens, for [`Pred::allow`] and [`Pred::bias_mask`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenSet {
     bits: Vec<u8>,
@@ -70,6 +70,11 @@ impl TokenSet {
     /// No token of a vocabulary of this size.
     pub fn none(vocab_size: u32) -> TokenSet {
         TokenSet { bits: alloc::vec![0; (vocab_size as usize + 7) / 8] }
+    }
+
+    /// The set of the tokens whose bits are set: bit t%8 of byte t/8, a bit for each token.
+    pub fn from_bytes(bits: Vec<u8>) -> TokenSet {
+        TokenSet { bits }
     }
 
     /// Puts a token in. Tokens beyond the vocabulary are left out.
@@ -84,7 +89,7 @@ impl TokenSet {
         self.bits.get(token as usize / 8).map_or(false, |byte| byte >> (token % 8) & 1 == 1)
     }
 
-    /// The mask as the server takes it: bit t%8 of byte t/8 allows token t.
+    /// The mask as the server takes it: bit t%8 of byte t/8 is token t's.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bits
     }
@@ -159,6 +164,7 @@ pub struct Pred<'a, P = One> {
     positions: Option<&'a [u32]>,
     at: At<'a>,
     bias: &'a [(u32, f32)],
+    bias_mask: Option<(&'a TokenSet, f32)>,
     allow: Option<&'a TokenSet>,
     parents: Option<&'a [i32]>,
     keep: bool,
@@ -174,6 +180,7 @@ impl<'a> Pred<'a> {
             positions: None,
             at: At::Last,
             bias: &[],
+            bias_mask: None,
             allow: None,
             parents: None,
             keep: true,
@@ -199,6 +206,7 @@ impl<'a> Pred<'a> {
             positions: self.positions,
             at,
             bias: self.bias,
+            bias_mask: self.bias_mask,
             allow: self.allow,
             parents: self.parents,
             keep: self.keep,
@@ -222,6 +230,12 @@ impl<'a, P> Pred<'a, P> {
     /// Adds finite numbers to the logits of these tokens; `allow` rules tokens out.
     pub fn bias(mut self, bias: &'a [(u32, f32)]) -> Self {
         self.bias = bias;
+        self
+    }
+
+    /// Adds a finite number to the logits of all these tokens, beside what `bias` adds.
+    pub fn bias_mask(mut self, tokens: &'a TokenSet, value: f32) -> Self {
+        self.bias_mask = Some((tokens, value));
         self
     }
 
@@ -341,6 +355,7 @@ impl<'a, P> Pred<'a, P> {
             placed,
             get.is_some(),
             !self.bias.is_empty(),
+            self.bias_mask.is_some(),
             self.allow.is_some(),
             self.parents.is_some(),
             !self.keep,
@@ -376,6 +391,9 @@ impl<'a, P> Pred<'a, P> {
             for (token, bias) in self.bias {
                 out.uint(u64::from(*token)).f32(*bias);
             }
+        }
+        if let Some((tokens, value)) = self.bias_mask {
+            out.str("bias_mask").map(2).str("mask").bin(tokens.as_bytes()).str("value").f32(value);
         }
         if let Some(tokens) = self.allow {
             out.str("allow").bin(tokens.as_bytes());

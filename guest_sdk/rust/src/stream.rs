@@ -40,6 +40,7 @@ pub struct Generate<'a> {
     ahead: Option<u32>,
     lot: u32,
     bias: &'a [(u32, f32)],
+    bias_mask: Option<(&'a TokenSet, f32)>,
     allow: Option<&'a TokenSet>,
     logprobs: u32,
 }
@@ -54,6 +55,7 @@ impl<'a> Generate<'a> {
             ahead: None,
             lot: 1,
             bias: &[],
+            bias_mask: None,
             allow: None,
             logprobs: 0,
         }
@@ -88,6 +90,12 @@ impl<'a> Generate<'a> {
     /// Adds finite numbers to the logits of these tokens, in every step.
     pub fn bias(mut self, bias: &'a [(u32, f32)]) -> Self {
         self.bias = bias;
+        self
+    }
+
+    /// Adds a finite number to the logits of all these tokens, in every step.
+    pub fn bias_mask(mut self, tokens: &'a TokenSet, value: f32) -> Self {
+        self.bias_mask = Some((tokens, value));
         self
     }
 
@@ -137,6 +145,7 @@ impl<'a> Generate<'a> {
             self.ahead.is_some(),
             self.lot != 1,
             !self.bias.is_empty(),
+            self.bias_mask.is_some(),
             self.allow.is_some(),
             self.logprobs > 0,
         ];
@@ -168,6 +177,9 @@ impl<'a> Generate<'a> {
             for (token, bias) in self.bias {
                 out.uint(u64::from(*token)).f32(*bias);
             }
+        }
+        if let Some((tokens, value)) = self.bias_mask {
+            out.str("bias_mask").map(2).str("mask").bin(tokens.as_bytes()).str("value").f32(value);
         }
         if let Some(tokens) = self.allow {
             out.str("allow").bin(tokens.as_bytes());

@@ -87,7 +87,7 @@ class Row:
     start: int
     block_table: Int32  # [ceil((start + q) / PAGE_TOKENS)]
     places: Int32  # [w] indices into the q tokens, in the order in which results are wanted
-    options: PredOptions = DEFAULT  # get, sampling, top, of, bias, allow; the rest is applied above
+    options: PredOptions = DEFAULT  # get, sampling, top, of, biases, allow; others act above
     parents: Int32 | None = None  # [q]
     # u64 for Get.SAMPLE: options.sampling.seed, or what the kernel drew. The noise at a place is a
     # function of this seed, of the token's position (`positions[place]`) and of the token id.

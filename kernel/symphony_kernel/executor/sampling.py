@@ -75,6 +75,8 @@ def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
         last = options.allow[-1] & 0xFF >> -vocab_size % 8  # bits past the vocabulary say nothing
         if not last and not options.allow[:-1].lstrip(b"\0"):
             return SyscallError(Errno.EINVAL, "allow allows no token")
+    if options.bias_mask is not None and len(options.bias_mask[0]) != -(-vocab_size // 8):
+        return SyscallError(Errno.EINVAL, f"bias_mask must have {-(-vocab_size // 8)} bytes")
     if any(token >= vocab_size for token, _ in options.bias):
         return SyscallError(Errno.EINVAL, "a token in bias is outside the vocabulary")
     if any(token >= vocab_size for token in options.of):
@@ -85,7 +87,8 @@ def problem_of(options: PredOptions, vocab_size: int) -> SyscallError | None:
     return None
 
 
-def _allowed(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+def tokens_in(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """Return [vocab_size], whether a token's bit is set: bit t%8 of byte t//8."""
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
     return bits.view(np.bool_)
 
@@ -96,8 +99,13 @@ def _shape_logits(logits: Tensor, options: PredOptions) -> None:
         tokens = torch.tensor([token for token, _ in options.bias], device=logits.device)
         values = torch.tensor([value for _, value in options.bias], device=logits.device)
         logits.index_add_(1, tokens, values.expand(len(logits), -1))
+    if options.bias_mask is not None:
+        mask, value = options.bias_mask
+        chosen = torch.from_numpy(np.flatnonzero(tokens_in(mask, logits.shape[1])))
+        added = torch.full((len(logits), len(chosen)), value, device=logits.device)
+        logits.index_add_(1, chosen.to(logits.device), added)
     if options.allow is not None:
-        allowed = torch.from_numpy(_allowed(options.allow, logits.shape[1])).to(logits.device)
+        allowed = torch.from_numpy(tokens_in(options.allow, logits.shape[1])).to(logits.device)
         logits.masked_fill_(~allowed, float("-inf"))
 
 

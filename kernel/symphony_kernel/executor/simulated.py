@@ -270,6 +270,10 @@ class SimulatedExecutor:
         logits = bits.astype(np.float32) * np.float32(_LOGITS_SPREAD / 2**_LOGIT_BITS)
         for token, bias in options.bias:
             logits[:, token] += np.float32(bias)
+        if options.bias_mask is not None:
+            where, value = options.bias_mask
+            chosen = np.unpackbits(np.frombuffer(where, np.uint8), bitorder="little")
+            logits += chosen[: logits.shape[1]] * np.float32(value)
         if options.allow is not None:
             mask = np.unpackbits(np.frombuffer(options.allow, np.uint8), bitorder="little")
             logits[:, mask[: logits.shape[1]] == 0] = -np.inf

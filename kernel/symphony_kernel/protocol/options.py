@@ -60,6 +60,7 @@ class PredOptions:
     logprobs: int = 0  # with Get.ARGMAX and Get.SAMPLE: best tokens of the distribution
     of: tuple[int, ...] = ()  # with Get.OF
     bias: tuple[tuple[int, float], ...] = ()
+    bias_mask: tuple[bytes, float] | None = None  # added to the tokens whose bit is set
     allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
     parents: tuple[int, ...] | None = None
     keep: bool = True
@@ -221,6 +222,15 @@ def _read_bias(value: Any) -> dict[str, Any]:
     return {"bias": tuple(pairs)}
 
 
+def _read_bias_mask(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != {"mask", "value"}:
+        raise _invalid("bias_mask must be a map of mask and value")
+    mask, added = value["mask"], value["value"]
+    if not isinstance(mask, bytes):
+        raise _invalid("a bias_mask's mask must be binary, a bit for each token of the vocabulary")
+    return {"bias_mask": (mask, _number(added, -1e30, 1e30, "a bias_mask's value"))}
+
+
 def _read_allow(value: Any) -> dict[str, Any]:
     if not isinstance(value, bytes):
         raise _invalid("allow must be binary, a bit for each token of the vocabulary")
@@ -246,6 +256,7 @@ _READERS = {
     "get": _read_get,
     "logprobs": _read_logprobs,
     "bias": _read_bias,
+    "bias_mask": _read_bias_mask,
     "allow": _read_allow,
     "parents": _read_parents,
     "keep": _read_keep,

@@ -91,6 +91,7 @@ def options(draw: st.DrawFn) -> PredOptions:
         of=tuple(draw(st.lists(st.integers(0, VOCAB), min_size=1))) if get is Get.OF else (),
         logprobs=draw(st.integers(0, 20)) if get in (Get.ARGMAX, Get.SAMPLE) else 0,
         bias=tuple(draw(biases).items()),
+        bias_mask=draw(st.none() | st.tuples(allows.filter(bool), st.sampled_from([-3.0, 2.0]))),
         allow=draw(allows),
     )
 

@@ -149,9 +149,24 @@ def test_bias_and_allow_shape_the_distribution_before_its_log_probability() -> N
     assert found[3] == -math.inf
 
 
+def test_a_bias_mask_adds_to_what_bias_adds() -> None:
+    logits = _logits(2)
+    mask = np.zeros(VOCAB, np.uint8)
+    mask[::2] = 1
+    bits = np.packbits(mask, bitorder="little").tobytes()
+    options = PredOptions(get=Get.LOGITS, bias=((4, 1.5), (5, -2.0)), bias_mask=(bits, 3.0))
+    plain, shaped = answer(logits.clone(), [_ask(PredOptions(get=Get.LOGITS)), _ask(options)])
+    added = np.frombuffer(_bytes(shaped), "<f4") - logits[1].numpy()
+    expected = np.where(mask, 3.0, 0.0)
+    expected[4], expected[5] = 4.5, -2.0
+    np.testing.assert_allclose(added, expected, atol=1e-5)
+    assert _bytes(plain) == logits[0].numpy().tobytes()
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        PredOptions(bias_mask=(b"\xff", 1.0)),
         PredOptions(allow=bytes(7)),
         PredOptions(allow=bytes(6) + b"\xfc"),  # bits past the vocabulary allow nothing
         PredOptions(allow=b"\xff"),

@@ -151,6 +151,8 @@ def test_bias_and_mask_apply() -> None:
     assert biased["token"] == [77]
     only = bytearray(VOCAB_SIZE // 8)
     only[9] = 1 << 4
+    tilted = np.frombuffer(last(Batch([row(WORDS, [0, 1, 2], bias_mask=(bytes(only), 1e6))])), PAIR)
+    assert tilted["token"] == [76]
     masked = np.frombuffer(last(Batch([row(WORDS, [0, 1, 2], allow=bytes(only))])), PAIR)
     assert masked["token"] == [76]
     assert masked["value"] == [0.0]

@@ -212,6 +212,7 @@ def test_there_are_only_so_many_handles() -> None:
         ({"parents": [-1, -1, 0, 1]}, 8),
         ({"keep": False}, 8),
         ({"bias": {1: 2.5}}, 8),
+        ({"bias_mask": {"mask": b"\x55" * 512, "value": 2.5}}, 8),
     ],
 )
 def test_options_decide_the_length_of_the_result(given: dict[str, object], length: int) -> None:

@@ -52,7 +52,7 @@ pub(super) fn run(
     };
     for (key, _) in options.as_map().ok_or(Errno::EINVAL)? {
         match key.as_str() {
-            Some("at" | "get" | "bias" | "allow" | "parents" | "keep" | "logprobs") => {}
+            Some("at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs") => {}
             Some("constraint" | "adapter") => return Err(Errno::ENOSYS),
             _ => return Err(Errno::EINVAL),
         }
@@ -116,6 +116,16 @@ fn adjust(logits: &mut [f32], options: &Value) -> Result<(), Errno> {
     for (token, bias) in options.get("bias").and_then(Value::as_map).unwrap_or(&[]) {
         let token = token.as_u32().ok_or(Errno::EINVAL)? as usize;
         *logits.get_mut(token).ok_or(Errno::EINVAL)? += bias.as_f64().ok_or(Errno::EINVAL)? as f32;
+    }
+    if let Some(biased) = options.get("bias_mask") {
+        let mask = biased.get("mask").and_then(Value::as_bytes).ok_or(Errno::EINVAL)?;
+        let value = biased.get("value").and_then(Value::as_f64).ok_or(Errno::EINVAL)? as f32;
+        if mask.len() != (logits.len() + 7) / 8 {
+            return Err(Errno::EINVAL);
+        }
+        for (token, logit) in logits.iter_mut().enumerate() {
+            *logit += f32::from(mask[token / 8] >> (token % 8) & 1) * value;
+        }
     }
     if let Some(mask) = options.get("allow") {
         let mask = mask.as_bytes().ok_or(Errno::EINVAL)?;

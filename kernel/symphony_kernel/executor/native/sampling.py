@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.sampling import Ask, problem_of
+from symphony_kernel.executor.sampling import Ask, problem_of, tokens_in
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
@@ -182,14 +182,16 @@ def _wanted(options: PredOptions, vocab_size: int) -> _Wanted:
     if problem is not None:
         return _Wanted(options, np.array(_NOTHING, _PLACE).tobytes(), 0, problem, [])
     kept: list[npt.NDArray[np.generic]] = []
-    template = np.array(_template(options, kept), _PLACE).tobytes()
+    template = np.array(_template(options, vocab_size, kept), _PLACE).tobytes()
     return _Wanted(options, template, options.place_bytes(vocab_size), None, kept)
 
 
 _NOTHING = (0, 0, 0, 0, 0, 0, 1.0, 0.0, 0.0, 0, int(Get.NONE), 0, 0, 0)
 
 
-def _template(options: PredOptions, kept: list[npt.NDArray[np.generic]]) -> tuple[float, ...]:
+def _template(
+    options: PredOptions, vocab_size: int, kept: list[npt.NDArray[np.generic]]
+) -> tuple[float, ...]:
     sampling = options.sampling or _PLAIN
 
     def address(values: npt.NDArray[np.generic]) -> int:
@@ -199,15 +201,28 @@ def _template(options: PredOptions, kept: list[npt.NDArray[np.generic]]) -> tupl
     allow = bias_tokens = bias_values = of = 0
     if options.allow is not None:
         allow = address(np.frombuffer(options.allow, np.uint8))
-    if options.bias:
-        tokens, values = zip(*options.bias, strict=True)
-        bias_tokens = address(np.array(tokens, np.uint32))
-        bias_values = address(np.array(values, np.float32))
+    tokens, values = _biases(options, vocab_size)
+    if len(tokens):
+        bias_tokens, bias_values = address(tokens), address(values)
     if options.of:
         of = address(np.array(options.of, np.uint32))
     count = {Get.TOP: options.top, Get.OF: len(options.of)}.get(options.get, options.logprobs)
     return (
         0, allow, bias_tokens, bias_values, of, 0,
         sampling.top_p, sampling.min_p, sampling.temperature, sampling.top_k,
-        int(options.get), count, len(options.bias), 0,
+        int(options.get), count, len(tokens), 0,
     )  # fmt: skip
+
+
+def _biases(
+    options: PredOptions, vocab_size: int
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Return the tokens whose logits grow, [n], and by how much; a token may be there twice."""
+    tokens = np.array([token for token, _ in options.bias], np.uint32)
+    values = np.array([value for _, value in options.bias], np.float32)
+    if options.bias_mask is None:
+        return tokens, values
+    mask, value = options.bias_mask
+    chosen = np.flatnonzero(tokens_in(mask, vocab_size)).astype(np.uint32)
+    more = np.full(len(chosen), value, np.float32)
+    return np.concatenate((tokens, chosen)), np.concatenate((values, more))
