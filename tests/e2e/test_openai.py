@@ -90,6 +90,23 @@ def test_prompts_may_be_texts_or_tokens_one_or_many(
     assert [choice.index for choice in complete(client, ids).choices] == [0, 1]
 
 
+def test_the_answer_s_tokens_are_told_and_go_into_the_next_prompt(
+    client: openai.OpenAI, tokenizer: Tokenizer
+) -> None:
+    wanted: dict[str, Any] = {"extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    prompt = tokenizer.encode(PROMPT, add_special_tokens=False).ids
+    whole = complete(client, prompt, max_tokens=8, **wanted).choices[0]
+    tokens = whole.model_extra["token_ids"] if whole.model_extra else []
+    assert len(tokens) == 8
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == whole.text
+    rest = complete(client, prompt + tokens[:5], max_tokens=3, **wanted).choices[0]
+    assert rest.model_extra == {"token_ids": tokens[5:]}
+    both = complete(client, [prompt, prompt[:-1]], n=2, max_tokens=8, **wanted).choices
+    assert [len((c.model_extra or {})["token_ids"]) for c in both] == [8] * 4
+    assert both[0].model_extra == {"token_ids": tokens}
+    assert "token_ids" not in (complete(client, prompt).choices[0].model_extra or {})
+
+
 def test_a_text_begins_as_the_tokenizer_has_it(client: openai.OpenAI, tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode(PROMPT).ids
     assert tokens[0] == tokenizer.token_to_id("<|endoftext|>")

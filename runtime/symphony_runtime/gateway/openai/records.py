@@ -8,10 +8,11 @@ import msgpack
 
 _HEAD = struct.Struct("<IB")
 _PIECE = struct.Struct("<HB")
+_CHOICE = struct.Struct("<H")
 _LENGTH = struct.Struct("<I")
 _USAGE = struct.Struct("<III")
 _FINISHES: dict[int, str | None] = {0: "stop", 1: "length", 255: None}
-_PIECE_KIND, _LOGPROBS_KIND, _USAGE_KIND, _FAILURE_KIND = b"plue"
+_PIECE_KIND, _LOGPROBS_KIND, _TOKENS_KIND, _USAGE_KIND, _FAILURE_KIND = b"pltue"
 
 
 @dataclass(slots=True)
@@ -24,13 +25,25 @@ class TokenLogprob:
 
 
 @dataclass(slots=True)
+class Tokens:
+    """All tokens of a choice, without one that ended it."""
+
+    choice: int
+    ids: list[int]
+
+
+@dataclass(slots=True)
 class Piece:
-    """The next text of a choice; `finish` is why it has ended, None while it goes on."""
+    """The next text of a choice; `finish` is why it has ended, None while it goes on.
+
+    `ids` are the tokens of a whole choice, where they were asked for.
+    """
 
     choice: int
     text: str
     finish: str | None
     logprobs: list[TokenLogprob] | None = None
+    ids: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -52,7 +65,7 @@ class Failure:
     message: str
 
 
-Record = Piece | Usage | Failure
+Record = Piece | Tokens | Usage | Failure
 
 
 class Records:
@@ -88,6 +101,10 @@ def _read(kind: int, data: bytes, at: int, end: int) -> Record:
         (length,) = _LENGTH.unpack_from(data, at + _PIECE.size)
         text = data[begin : begin + length].decode()
         return Piece(choice, text, _FINISHES[finish], _logprobs(data[begin + length : end]))
+    if kind == _TOKENS_KIND:
+        (choice,) = _CHOICE.unpack_from(data, at)
+        begin = at + _CHOICE.size
+        return Tokens(choice, list(struct.unpack_from(f"<{(end - begin) // 4}I", data, begin)))
     if kind == _USAGE_KIND:
         return Usage(*_USAGE.unpack_from(data, at))
     assert kind == _FAILURE_KIND, kind

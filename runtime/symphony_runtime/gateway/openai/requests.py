@@ -76,6 +76,7 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
     if fields.flag("add_special_tokens", default=True):
         job["prefix"] = model.prefix
     job["echo"] = fields.flag("echo")
+    job["ids"] = fields.flag("return_token_ids")
     best_of = fields.integer("best_of", job["n"], job["n"], CHOICES_MAX)
     logprobs = fields.optional_integer("logprobs", 0, LOGPROBS_MAX)
     if logprobs is not None:
@@ -83,6 +84,8 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
     stream, include_usage = _stream(fields)
     if best_of > job["n"] and stream:
         raise refused("`best_of` cannot be streamed", "best_of")
+    if job["ids"] and stream:
+        raise refused("`return_token_ids` is for answers that are not streamed", "return_token_ids")
     job["best_of"] = best_of
     fields.end()
     choices = len(prompts) * job["n"]

@@ -14,10 +14,11 @@ from aiohttp import web
 
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Usage
+from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Tokens, Usage
 from symphony_runtime.gateway.runs import Runs
 
 GONE = "its client went away"
+_ID_BYTES = 40  # of a token's number
 _TOLD_BYTES = 200  # of a token with its log-probability
 Hold = Callable[[int], None]
 _LOOK_SECONDS = 0.1  # between two looks at which clients are still there
@@ -94,7 +95,7 @@ async def answer_whole(
         Problem: 429, from `hold`.
     """
     parts: list[list[Piece]] = [[] for _ in range(choices)]
-    usage = Usage()
+    usage, ids = Usage(), dict[int, list[int]]()
     async for batch in batches:
         for record in batch:
             if isinstance(record, Piece):
@@ -102,10 +103,15 @@ async def answer_whole(
                 parts[record.choice].append(record)
             elif isinstance(record, Usage):
                 usage = record
+            elif isinstance(record, Tokens):
+                hold(_ID_BYTES * len(record.ids))
+                ids[record.choice] = record.ids
             else:
                 raise failure_error(record)
     assert all(parts)
     pieces = [_joined(pieces) for pieces in parts]
+    for choice, tokens in ids.items():
+        pieces[choice].ids = tokens
     return web.Response(body=answer.whole(pieces, usage), content_type="application/json")
 
 
@@ -148,6 +154,7 @@ def _event(record: Record, answer: Answer) -> bytes:
         return answer.chunk(record)
     if isinstance(record, Usage):
         return answer.end(record)
+    assert isinstance(record, Failure), "tokens are told of whole answers only"
     return answer.failed(failure_error(record))
 
 

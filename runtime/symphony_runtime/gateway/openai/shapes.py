@@ -84,12 +84,15 @@ class CompletionShape(Shape):
     prefix, kind, chunk_kind = "cmpl-", _TEXT, _TEXT
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        return {
+        choice = {
             "index": piece.choice,
             "text": piece.text,
             "logprobs": self._logprobs(piece),
             "finish_reason": piece.finish,
         }
+        if piece.ids is not None:
+            choice["token_ids"] = piece.ids
+        return choice
 
     def _choice_chunk(self, piece: Piece) -> str:
         logprobs = "null" if piece.logprobs is None else _compact(self._logprobs(piece))

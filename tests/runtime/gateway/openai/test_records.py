@@ -4,7 +4,14 @@ import struct
 
 import msgpack
 import pytest
-from symphony_runtime.gateway.openai.records import Failure, Piece, Records, TokenLogprob, Usage
+from symphony_runtime.gateway.openai.records import (
+    Failure,
+    Piece,
+    Records,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
 
 
 def record(kind: bytes, payload: bytes) -> bytes:
@@ -20,6 +27,7 @@ TOLD = (
     piece(0, 255, "café")
     + piece(1, 0, "")
     + record(b"l", struct.pack("<HBI", 2, 1, 3) + b"end" + LOGPROBS)
+    + record(b"t", struct.pack("<H3I", 2, 7, 0, 70_000))
     + record(b"u", struct.pack("<III", 5, 1, 7))
     + record(b"e", msgpack.packb({"status": 400, "code": "c", "param": "", "message": "m"}))
 )
@@ -27,6 +35,7 @@ READ = [
     Piece(0, "café", None),
     Piece(1, "", "stop"),
     Piece(2, "end", "length", None),
+    Tokens(2, [7, 0, 70_000]),
     Usage(5, 1, 7),
     Failure(400, "c", None, "m"),
 ]

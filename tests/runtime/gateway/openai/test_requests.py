@@ -76,6 +76,13 @@ def test_ends_are_the_model_s_and_one_s_own() -> None:
     assert completion(stop_token_ids=[5], ignore_eos=True)["ends"] == [5]
 
 
+def test_token_ids_are_told_of_whole_answers_only() -> None:
+    assert completion(return_token_ids=True)["ids"]
+    assert not completion()["ids"]
+    with pytest.raises(OpenAIError, match="not streamed"):
+        completion(return_token_ids=True, stream=True)
+
+
 def test_the_newer_name_of_max_tokens_wins() -> None:
     assert chat(max_tokens=5)["max"] == 5
     assert chat(max_tokens=5, max_completion_tokens=6)["max"] == 6

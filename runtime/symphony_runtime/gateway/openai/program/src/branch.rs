@@ -255,6 +255,9 @@ impl Branch {
 
     /// Tells what is ready.
     pub fn tell(&mut self, choice: u16, job: &Job, wire: &mut Wire) {
+        if job.ids {
+            wire.tokens(choice, &self.tokens);
+        }
         if job.logprobs.is_some() {
             let entries = core::mem::take(&mut self.ready_entries).into_bytes();
             wire.piece_with(choice, self.finish, &self.ready, &entries);

@@ -55,6 +55,8 @@ pub struct Job {
     pub ends: Vec<u32>,
     pub logprobs: Option<usize>,
     pub echo: bool,
+    /// Whether the client wants the answer's tokens, too.
+    pub ids: bool,
     pub stream: bool,
 }
 
@@ -82,6 +84,7 @@ impl Job {
             ends: list("ends").iter().filter_map(Value::as_u32).collect(),
             logprobs: count("logprobs"),
             echo: flag("echo"),
+            ids: flag("ids"),
             stream: flag("stream"),
         })
     }

@@ -3,6 +3,7 @@
 //! - `p` piece: choice u16, finish u8, then its text
 //! - `l` piece with log-probabilities: choice u16, finish u8, the text's length u32, its text, then
 //!   msgpack [[bytes, log-probability or nil, [[bytes, log-probability], ...]], ...]
+//! - `t` tokens of a choice, before the piece with its end: choice u16, then u32 each
 //! - `u` usage, the last one: prompt, cached and completion tokens, u32 each
 //! - `e` failure, the last one: msgpack {status, code, param, message}
 
@@ -35,6 +36,12 @@ impl Wire {
         self.out.extend_from_slice(&(text.len() as u32).to_le_bytes());
         self.out.extend_from_slice(text.as_bytes());
         self.out.extend_from_slice(logprobs);
+    }
+
+    pub fn tokens(&mut self, choice: u16, tokens: &[u32]) {
+        self.head(b't', 2 + 4 * tokens.len());
+        self.out.extend_from_slice(&choice.to_le_bytes());
+        self.out.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
     }
 
     pub fn usage(&mut self, prompt: usize, cached: usize, completion: usize) {
