@@ -135,6 +135,7 @@ pub struct Generation<'a> {
     before: u32,
     failed: Option<Error>,
     tokens: Vec<u32>,
+    logprob: f64,
     max_tokens: usize,
     ahead: u32,
     sampler: Sampler,
@@ -160,6 +161,7 @@ impl<'a> Generation<'a> {
             before: 0,
             failed: None,
             tokens: Vec::new(),
+            logprob: 0.0,
             max_tokens: 128,
             ahead: 8,
             sampler: Sampler::Greedy,
@@ -206,6 +208,11 @@ impl<'a> Generation<'a> {
         &self.tokens
     }
 
+    /// The log-probability of those tokens, in all.
+    pub fn logprob(&self) -> f64 {
+        self.logprob
+    }
+
     /// Why it ended, once it has.
     pub fn finish(&self) -> Option<&Finish> {
         self.finish.as_ref()
@@ -232,6 +239,7 @@ impl<'a> Generation<'a> {
             }
         };
         self.tokens.push(choice.token);
+        self.logprob += f64::from(choice.logprob);
         if self.stop_tokens.contains(&choice.token) {
             self.finish = Some(Finish::Token(choice.token));
         }

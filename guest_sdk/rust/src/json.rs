@@ -1,5 +1,6 @@
 //! JSON: a run's input is JSON text unless it was a string.
 
+pub use crate::object::{list, Object};
 use crate::value::{DecodeError, Value, DEPTH_MAX};
 use alloc::format;
 use alloc::string::String;

@@ -37,7 +37,8 @@
 //! - [`model`]: what the model is, tokens, chat template
 //! - [`KvFile`] and [`kv`]: KV files; [`pred`]: forward passes; [`stream`]: run-ahead decoding
 //! - [`spawn`], [`join_all`], [`select`]: tasks in one instance, over tickets
-//! - [`decode`]: samplers, stopping, text that grows
+//! - [`Session`], [`Plan`]: a text that grows, replies, branches, scores; [`Input`]: parameters
+//! - [`decode`]: samplers, stopping, text that grows; [`prompt`]: templates, turns
 //! - [`testing`]: a program's tests without a server
 //! - [`raw`]: the calls themselves
 //!
@@ -58,14 +59,20 @@ pub mod decode;
 mod entry;
 mod error;
 mod executor;
+mod input;
 pub mod json;
 pub mod kv;
 mod local;
 pub mod model;
 pub mod msgpack;
+mod object;
+mod plan;
 pub mod pred;
 pub mod process;
+pub mod prompt;
 pub mod raw;
+mod score;
+mod session;
 pub mod stream;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
@@ -78,7 +85,10 @@ pub use combine::{
 pub use entry::{log_panics, Outcome};
 pub use error::{Errno, Error, Result};
 pub use executor::{block_on, spawn, Task, Ticket};
+pub use input::{Input, InputError};
 pub use kv::KvFile;
+pub use plan::Plan;
+pub use session::{Reply, Session, Usage};
 pub use value::{DecodeError, Value};
 
 #[doc(hidden)]

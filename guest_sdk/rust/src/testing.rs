@@ -53,7 +53,8 @@ pub struct Seen {
     pub log: Vec<(i32, String)>,
     /// The code it gave to `exit`, where it called that.
     pub exit: Option<i32>,
-    /// Forward passes that were started before each wait and after the one before.
+    /// Forward passes that were started before each wait and after the one before; where a wait took
+    /// further steps, for a generation's lot, those of each step.
     pub passes_per_wait: Vec<usize>,
     /// Calls of `take`.
     pub takes: usize,

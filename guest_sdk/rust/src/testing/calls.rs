@@ -161,6 +161,12 @@ pub unsafe fn wait(tickets_ptr: *const i32, n: usize, timeout_ms: i64) -> i32 {
             if let Some(index) = ready(world, tickets)? {
                 return Ok(index as i32);
             }
+            // A generation that gives its tokens in lots takes several steps.
+            let steps = generations::step(world);
+            if steps > 0 {
+                world.seen.passes_per_wait.push(steps);
+                continue;
+            }
             let sleeps = tickets.iter().filter_map(|id| match world.tickets[id].state {
                 Work::Sleep(until) => Some(until),
                 _ => None,

@@ -52,7 +52,9 @@ pub(super) fn run(
     };
     for (key, _) in options.as_map().ok_or(Errno::EINVAL)? {
         match key.as_str() {
-            Some("at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs") => {}
+            Some(
+                "at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs",
+            ) => {}
             Some("constraint" | "adapter") => return Err(Errno::ENOSYS),
             _ => return Err(Errno::EINVAL),
         }

@@ -1,0 +1,188 @@
+//! A run's input as named parameters, with words for what is wrong with them.
+
+use crate::decode::Sampler;
+use crate::json;
+use crate::plan::Plan;
+use crate::pred::Sampling;
+use crate::process;
+use crate::value::Value;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::RangeInclusive;
+
+/// The parameters of a run: a JSON object, or a plain text, which is the parameter `prompt`.
+///
+/// A parameter of the wrong kind or outside its range is an error, in words that name it.
+///
+/// ```
+/// # symphony::testing::Host::new().input(r#"{"prompt": "def f", "n": 3, "seed": 7}"#).run(|| {
+/// use symphony::Input;
+///
+/// let input = Input::read()?;
+/// assert_eq!(input.text("prompt")?, "def f");
+/// assert_eq!(input.whole("n", 4, 1..=64)?, 3);
+/// assert_eq!(input.whole("levels", 2, 1..=8)?, 2); // not given
+/// assert!(input.whole("n", 4, 1..=2).unwrap_err().to_string().contains("from 1 to 2"));
+/// # Ok::<(), symphony::InputError>(()) }).unwrap();
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Input {
+    given: Value,
+}
+
+/// A parameter is not what it has to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputError(String);
+
+impl fmt::Display for InputError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(feature = "std")]
+impl std::error::Error for InputError {}
+
+type Given<T> = Result<T, InputError>;
+
+impl Input {
+    /// This run's.
+    pub fn read() -> Given<Input> {
+        Input::parse(&process::input())
+    }
+
+    /// Those in a text.
+    pub fn parse(text: &[u8]) -> Given<Input> {
+        if text.first() == Some(&b'{') {
+            let given = json::decode(text).map_err(|error| InputError(format!("{}", error)))?;
+            return Ok(Input { given });
+        }
+        let pairs = match String::from_utf8_lossy(text) {
+            text if text.is_empty() => Vec::new(),
+            text => [(Value::Str("prompt".into()), Value::Str(text.into_owned()))].into(),
+        };
+        Ok(Input { given: Value::Map(pairs) })
+    }
+
+    /// The value under a name, whatever it is.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.given.get(name).filter(|value| **value != Value::Nil)
+    }
+
+    fn read_as<'a, T>(
+        &'a self,
+        name: &str,
+        what: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Given<Option<T>> {
+        let wrong = || InputError(format!("{} in the input has to be {}", name, what));
+        self.get(name).map(|value| read(value).ok_or_else(wrong)).transpose()
+    }
+
+    /// A text that has to be there, and not empty.
+    pub fn text(&self, name: &str) -> Given<&str> {
+        let given = self.read_as(name, "a text", Value::as_str)?;
+        let missing = || InputError(format!("the input needs a {}", name));
+        given.filter(|text| !text.is_empty()).ok_or_else(missing)
+    }
+
+    /// A text, or the default.
+    pub fn text_or<'a>(&'a self, name: &str, default: &'a str) -> Given<&'a str> {
+        Ok(self.read_as(name, "a text", Value::as_str)?.unwrap_or(default))
+    }
+
+    /// Texts, or none.
+    pub fn texts(&self, name: &str) -> Given<Vec<&str>> {
+        let texts = |value: &'_ Value| {
+            value.as_array().map_or(false, |items| items.iter().all(|item| item.as_str().is_some()))
+        };
+        let items = self
+            .read_as(name, "a list of texts", |value| value.as_array().filter(|_| texts(value)))?;
+        Ok(items.unwrap_or_default().iter().filter_map(Value::as_str).collect())
+    }
+
+    /// A whole number in a range, or the default.
+    pub fn whole(&self, name: &str, default: u32, range: RangeInclusive<u32>) -> Given<usize> {
+        let what = format!("a whole number from {} to {}", range.start(), range.end());
+        let read = |value: &Value| value.as_u32().filter(|n| range.contains(n));
+        Ok(self.read_as(name, &what, read)?.unwrap_or(default) as usize)
+    }
+
+    /// A number, or the default.
+    pub fn number(&self, name: &str, default: f64) -> Given<f64> {
+        Ok(self.read_as(name, "a number", Value::as_f64)?.unwrap_or(default))
+    }
+
+    /// True or false; false without it.
+    pub fn flag(&self, name: &str) -> Given<bool> {
+        Ok(self.read_as(name, "true or false", Value::as_bool)?.unwrap_or(false))
+    }
+
+    /// How to choose tokens: `temperature` (0: the best), `top_k`, `top_p`, `min_p`, `seed`.
+    pub fn sampler(&self) -> Given<Sampler> {
+        let temperature = self.number("temperature", 0.0)? as f32;
+        if temperature <= 0.0 {
+            return Ok(Sampler::Greedy);
+        }
+        Ok(Sampler::Random(Sampling {
+            temperature,
+            top_k: self.whole("top_k", 0, 0..=u32::MAX)? as u32,
+            top_p: self.number("top_p", 1.0)? as f32,
+            min_p: self.number("min_p", 0.0)? as f32,
+            seed: self.read_as("seed", "a whole number", Value::as_u64)?,
+        }))
+    }
+
+    /// How to decode a reply: the sampler, `stop` (texts), `ignore_eos` (exactly as many tokens as
+    /// wanted), and how many tokens under the name `tokens`.
+    pub fn plan(&self, tokens: &str, default: u32) -> Given<Plan> {
+        let most = self.whole(tokens, default, 1..=131_072)?;
+        let plan = Plan::new(most).sampler(self.sampler()?).exact(self.flag("ignore_eos")?);
+        Ok(self.texts("stop")?.into_iter().fold(plan, Plan::stop))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    fn words<T: fmt::Debug>(given: Given<T>) -> String {
+        given.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let input = Input::parse(br#"{"n": "3", "texts": ["a", 1], "prompt": "", "x": null}"#);
+        let input = input.unwrap();
+        assert_eq!(
+            words(input.whole("n", 1, 0..=9)),
+            "n in the input has to be a whole number from 0 to 9"
+        );
+        assert_eq!(words(input.texts("texts")), "texts in the input has to be a list of texts");
+        assert_eq!(words(input.text("prompt")), "the input needs a prompt");
+        assert_eq!(words(input.flag("n")), "n in the input has to be true or false");
+        assert_eq!(input.text_or("x", "default").unwrap(), "default");
+        assert!(words(Input::parse(b"{oh")).contains("at byte"));
+    }
+
+    #[test]
+    fn a_plain_text_is_the_prompt_and_nothing_is_nothing() {
+        assert_eq!(Input::parse(b"def f").unwrap().text("prompt").unwrap(), "def f");
+        let empty = Input::parse(b"").unwrap();
+        assert_eq!(empty.plan("tokens", 5).unwrap(), Plan::new(5));
+        assert!(empty.text("prompt").is_err() && empty.texts("stop").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_plan_is_read() {
+        let text = br#"{"temperature": 0.5, "top_k": 9, "seed": 3, "stop": ["\n"], "len": 7}"#;
+        let plan = Input::parse(text).unwrap().plan("len", 1).unwrap();
+        let sampling =
+            Sampling { temperature: 0.5, top_k: 9, seed: Some(3), ..Sampling::default() };
+        assert_eq!(plan, Plan::new(7).stop("\n").sampler(Sampler::Random(sampling)));
+        assert!(Input::parse(br#"{"ignore_eos": true}"#).unwrap().plan("n", 2).unwrap().exact);
+    }
+}
