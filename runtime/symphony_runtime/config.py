@@ -11,6 +11,9 @@ The file is TOML with the options' names as keys; an option on the command line 
     [tenant_weights]        # shares of the device; 1 where none stands
     research = 2
 
+Which tools and which URLs programs may reach stands in its tables `tools` and `http`: see
+`symphony_runtime.outside.options`.
+
 Where a server is, is told in two small JSON files ({url, key_file, pid}): `server.json` in its data
 directory, and one for the user, so that the other commands find it without being told.
 """
@@ -36,6 +39,8 @@ from symphony_kernel.protocol.limits import (
     TENANT_RUNS_LIVE_MAX,
     TENANT_WEIGHT_MAX,
 )
+
+from symphony_runtime.outside.options import parse_tools
 
 WORKERS_MAX = 64
 
@@ -94,6 +99,8 @@ class ServeOptions:
     # Tenants' shares of the device relative to each other's; 1.0 where none stands.
     tenant_weights: dict[str, float] = field(default_factory=dict)
     simulated: dict[str, Any] = field(default_factory=dict)  # cost model of the simulated executor
+    # MCP servers, by name, whose tools programs may call: see `outside.options`.
+    tools: dict[str, Any] = field(default_factory=dict)
 
     def checked(self) -> "ServeOptions":
         """Return these options, or raise OptionsError."""
@@ -139,6 +146,10 @@ class ServeOptions:
         for tenant, weight in self.tenant_weights.items():
             if type(weight) not in (int, float) or not 0 < weight < TENANT_WEIGHT_MAX:
                 raise OptionsError(f"tenant_weights: that of {tenant} must be a positive number")
+        try:
+            parse_tools(self.tools)
+        except ValueError as error:
+            raise OptionsError(str(error)) from error
         return self
 
 
@@ -166,6 +177,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         "data_dir": str,
         "simulated": dict,
         "tenant_weights": dict,
+        "tools": dict,
         "pool_bytes": int,
         "threads": int,
     }
@@ -178,6 +190,10 @@ def _read_file(path: Path) -> dict[str, Any]:
             raise OptionsError(f"{path}: {name} must be a {wanted.__name__}")
     if "data_dir" in values:
         values["data_dir"] = path.parent / Path(values["data_dir"]).expanduser()
+    for server in values.get("tools", {}).values():
+        if isinstance(server, dict) and server.get("command"):
+            directory = Path(str(server.get("directory", "."))).expanduser()
+            server["directory"] = str((path.parent / directory).absolute())
     return values
 
 

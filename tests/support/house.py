@@ -28,6 +28,7 @@ from symphony_kernel.server import Server
 from symphony_runtime.client import Client, ClientError
 from symphony_runtime.gateway.app import Gateway, serve
 from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.outside.options import parse_tools
 from symphony_runtime.worker.worker import Worker
 
 from tests.support.kernels import audited
@@ -51,6 +52,7 @@ class House:
             data_dir=data_dir,
             host="127.0.0.1",
             port=0,
+            tools=parse_tools(config.pop("tools", {})),
             **{"drain_seconds": 0.2, **config},
         )
         self.gateway: Gateway

@@ -58,6 +58,20 @@ GENERATE_STOP_MAX = 1_024  # token ids of `stop`
 INSTANCE_CALLS_PENDING_MAX = 8_192  # calls of one instance that the kernel has not answered
 LIP_CALL_BYTES_MAX = 64 << 20  # arguments of such calls, of a run with its children
 
+# --- Constraints (kernel) -------------------------------------------------------------------------
+CONSTRAINT_BYTES_MAX = 256 << 10  # of a schema's, expression's or grammar's text
+# What compiling one may take, in a process of its own; llguidance's limits are in
+# `constraints.grammar`.
+CONSTRAINT_CPU_SECONDS_MAX = 2
+CONSTRAINT_WALL_SECONDS_MAX = 60
+CONSTRAINT_MEMORY_BYTES_MAX = 1 << 30
+CONSTRAINT_WORDS_MAX = 1_024  # bytes of what is wrong with one
+INSTANCE_CONSTRAINTS_MAX = 256  # handles of one instance
+TENANT_COMPILES_MAX = 16  # of one tenant that wait for their turn: past it EAGAIN
+TENANT_GRAMMARS_MAX = 64  # compiled ones of one tenant, cached or in use: past it EDQUOT
+GRAMMARS_CACHED_MAX = 256  # of all tenants together
+FILE_TEXTS_MAX = 64  # constraints of which a KV file knows where their texts begin
+
 # --- Batches (kernel) ----------------------------------------------------------------------------
 STEP_TOKENS_MAX = 512  # new tokens of one step
 STEP_ROWS_MAX = 256  # sequences of one step
@@ -161,6 +175,33 @@ TENANT_CHANNEL_BYTES_MAX = 64 << 20  # items that no run has taken yet, of all i
 CHANNEL_SEND_MS_MAX = 5_000
 PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500
+
+# --- The outside (gateway): tools and http -------------------------------------------------------
+TENANT_OUTSIDE_CALLS_MAX = 512  # of one tenant under way: past it EAGAIN
+TOOL_SERVERS_MAX = 64  # that an operator may attach
+TOOL_CALLS_AT_ONCE_DEFAULT = 16  # of one tenant at one server; others wait
+TOOL_CALL_MS_DEFAULT = 60_000  # an operator may set it for a server, a program less for a call
+TOOL_CALL_MS_MAX = 3_600_000
+TOOL_START_SECONDS_MAX = 30  # from starting or calling a server to its list of tools
+TOOL_STOP_SECONDS_MAX = 1.0  # for a server whose input has ended, then once more after SIGTERM
+TOOL_RESTART_SECONDS_MIN = 0.2  # before a server that ended is started again; doubled each time
+TOOL_RESTART_SECONDS_MAX = 30.0
+TOOL_REQUEST_BYTES_MAX = 256 << 10  # name and arguments
+TOOL_RESULT_BYTES_MAX = 1 << 20
+TOOL_MESSAGE_BYTES_MAX = 4 << 20  # of one message of a server: text is longer as JSON
+TOOL_ARGUMENTS_DEPTH_MAX = 32  # of maps and lists in a call's arguments
+SERVER_TOOLS_MAX = 512  # of one server
+TOOL_NAME_BYTES_MAX = 256  # the server's name, a dot, the tool's
+TOOLS_BYTES_MAX = 1 << 20  # of a tenant's list
+HTTP_REQUEST_BYTES_MAX = 1 << 20  # method, URL, headers and body
+HTTP_URL_BYTES_MAX = 8_192
+HTTP_HEADERS_MAX = 64  # of a request
+HTTP_HEADER_BYTES_MAX = 32 << 10  # of a request's or a response's, together
+HTTP_BODY_BYTES_MAX = 1 << 20  # of a response
+HTTP_MS_DEFAULT = 30_000  # from the call to the last byte of the body, redirects included
+HTTP_MS_MAX = 120_000
+HTTP_REDIRECTS_MAX = 5
+HTTP_RULES_MAX = 256
 
 # --- Links ---------------------------------------------------------------------------------------
 FRAME_BYTES_MAX = 96 << 20  # an artefact of the largest program fits

@@ -60,6 +60,8 @@ class Op(IntEnum):
     KV_LIST_AFTER = 23  # prefix, after, limit -> msgpack bytes
     KV_ADVISE = 24  # handle, hint (see `kv_advise`), argument; no reply
     WAITS = 25  # 1: the instance waits for the outside, 0: it is about to go on; no reply
+    CONSTRAINT = 26  # kind (see `constraint`), text -> a handle, or msgpack bytes [errno, words]
+    CONSTRAINT_CLOSE = 27  # handle; no reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ class Ask(Message):
     "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
     {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
-    "channel_recv" {instance, name} -> bytes.
+    "channel_recv" {instance, name} -> bytes; "tool" {instance, request} and
+    "tools" {instance} -> bytes, as the ABI has them.
     """
 
     KIND: ClassVar[int] = 3

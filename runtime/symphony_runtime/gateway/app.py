@@ -27,6 +27,7 @@ from symphony_runtime.gateway.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
+from symphony_runtime.gateway.outside.calls import Outside
 from symphony_runtime.gateway.problems import Handler, problems_middleware
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
@@ -76,7 +77,10 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         channels = Channels()
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()
-        runs = Runs(store, programs, channels, config, boot, retention)
+        outside = Outside(config)
+        stack.push_async_callback(outside.stop)
+        await outside.start()
+        runs = Runs(store, programs, channels, config, boot, retention, outside)
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)

@@ -1,6 +1,8 @@
-"""What workers ask of the gateway: children and channels."""
+"""What workers ask of the gateway: children, channels, and calls to the outside."""
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,8 @@ from symphony_kernel.protocol.limits import RUN_CHILDREN_MAX
 
 from symphony_runtime.gateway.channels import Channels, Waiter
 from symphony_runtime.gateway.links import KernelAwayError, Worker
+from symphony_runtime.gateway.outside import calls as outside
+from symphony_runtime.gateway.outside.calls import Outside
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Program, Programs
 
@@ -22,9 +26,9 @@ _log = logging.getLogger(__name__)
 
 
 class _Pending:
-    """A channel call that is not answered yet."""
+    """A call of a channel or to the outside that is not answered yet."""
 
-    def __init__(self, instance: int, drop: Callable[[], None]) -> None:
+    def __init__(self, instance: int, drop: Callable[[], object]) -> None:
         self.instance = instance
         self.drop = drop
 
@@ -32,10 +36,13 @@ class _Pending:
 class Asks:
     """Answers every `Ask` of every worker, once, unless it is taken back."""
 
-    def __init__(self, runs: "Runs", programs: Programs, channels: Channels) -> None:
+    def __init__(
+        self, runs: "Runs", programs: Programs, channels: Channels, outside: Outside
+    ) -> None:
         self._runs = runs
         self._programs = programs
         self._channels = channels
+        self._outside = outside
         self._pending: dict[Worker, dict[int, _Pending]] = {}
 
     def ask(self, worker: Worker, message: m.Ask) -> None:
@@ -49,6 +56,8 @@ class Asks:
                 self._runs.spawn(self._spawn(worker, message.seq, message.args))
             elif message.what in ("channel_send", "channel_recv"):
                 self._channel(worker, message)
+            elif message.what in outside.KINDS:
+                self._begin_outside(worker, message)
             else:
                 raise m.MessageError(f"a worker does not ask {message.what!r}")
         except SyscallError as error:
@@ -100,6 +109,43 @@ class Asks:
             drop = partial(self._channels.drop, tenant, name, waiter)
             pending = _Pending(args["instance"], drop)
             self._pending.setdefault(worker, {})[message.seq] = pending
+
+    # -- The outside ---------------------------------------------------------------------------
+    def _begin_outside(self, worker: Worker, message: m.Ask) -> None:
+        instance, data = message.args.get("instance"), message.args.get("request", b"")
+        run = self._runs.run_of(worker, instance)
+        if run is None or not isinstance(instance, int):
+            raise SyscallError(Errno.EBADF, "no such instance")
+        if not isinstance(data, bytes):
+            raise m.MessageError(f"{message.what} takes bytes")
+        request = outside.parse(message.what, data)
+        # Its answer comes once, however the task ends; a task that was dropped says nothing.
+        work = self._make_outside(worker, message, run, request)
+        task = self._runs.spawn(work)
+        pending = _Pending(instance, task.cancel)
+        self._pending.setdefault(worker, {})[message.seq] = pending
+
+    async def _make_outside(self, worker: Worker, message: m.Ask, run: "Run", request: Any) -> None:
+        began, errno = time.monotonic(), 0
+        seq, what = message.seq, message.what
+        try:
+            worker.answer(seq, await self._outside.perform(what, run.record.tenant, request))
+        except SyscallError as error:
+            errno = error.errno
+            worker.refuse(seq, error.errno, error.detail)
+        except asyncio.CancelledError:
+            errno = Errno.ECANCELED
+            raise
+        except Exception:
+            errno = Errno.EIO
+            worker.refuse(seq, Errno.EIO, "a fault of the server")
+            raise
+        finally:
+            self._pending.get(worker, {}).pop(seq, None)
+            if run.trace is not None:
+                name = outside.name_of(what, request)
+                instance = message.args["instance"]
+                run.trace.take_outside([instance, name, began, time.monotonic(), -errno])
 
     # -- Children ------------------------------------------------------------------------------
     async def _spawn(self, worker: Worker, seq: int, args: dict[str, Any]) -> None:

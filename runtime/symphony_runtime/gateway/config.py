@@ -15,6 +15,8 @@ from symphony_kernel.protocol.limits import (
     TENANT_RUNS_LIVE_MAX,
 )
 
+from symphony_runtime.outside.options import ToolServerOptions, parse_tools
+
 
 class ConfigError(Exception):
     """The configuration cannot be served; the words are for the operator."""
@@ -39,6 +41,7 @@ class GatewayConfig:
     drain_seconds: float = DRAIN_SECONDS_MAX
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
+    tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "GatewayConfig":
@@ -54,6 +57,7 @@ class GatewayConfig:
                 secret=bytes.fromhex(values.pop("secret")),
                 kernel_socket=Path(values.pop("kernel_socket")),
                 data_dir=Path(values.pop("data_dir")),
+                tools=parse_tools(values.pop("tools", {})),
                 **values,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

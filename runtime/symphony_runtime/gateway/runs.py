@@ -39,6 +39,7 @@ from symphony_runtime.gateway.journal import (
 from symphony_runtime.gateway.keeping import keep_end
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
 from symphony_runtime.gateway.live import Run, admit_trace, new_record
+from symphony_runtime.gateway.outside.calls import Outside
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.retention import Retention
@@ -77,11 +78,13 @@ class Runs:
         config: GatewayConfig,
         boot: int,
         retention: Retention,
+        outside: Outside,
     ) -> None:
         self._store = store
         self._config = config
         self._programs = programs
-        self._asks = Asks(self, programs, channels)
+        self.outside = outside
+        self._asks = Asks(self, programs, channels, outside)
         self._retention = retention
         self.figures = RunFigures()
         self._next_instance = boot << _BOOT_BITS
@@ -567,9 +570,9 @@ class Runs:
         self._must(task)
         return task
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """Run something beside everything else; its failure is logged."""
-        self._spawn(work)
+        return self._spawn(work)
 
     def _must(self, future: "asyncio.Future[None]") -> None:
         """Hold on to a future, and tell if it fails."""

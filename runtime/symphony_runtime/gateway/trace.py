@@ -5,9 +5,10 @@
     kernel: preds  ─┘
 
 All times are the monotonic clock's of one host. The picture has a process for each role: the
-gateway's with the run from its admission to its end; the worker's with a track for each instance,
-its calls within its life; the kernel's with a track of the steps, and tracks of the preds, each
-with its wait and its steps within. Every event is complete ("X"), within others or beside them.
+gateway's with the run from its admission to its end, and its calls to the outside; the worker's
+with a track for each instance, its calls within its life; the kernel's with a track of the steps,
+and tracks of the preds, each with its wait and its steps within. Every event is complete ("X"),
+within others or beside them.
 """
 
 import heapq
@@ -26,6 +27,7 @@ from symphony_runtime.gateway.run import Record, finish_run
 _CALL_NAME_MAX = 64  # characters
 _GATEWAY, _WORKER, _KERNEL = 1, 2, 3  # processes of the picture
 _STEPS_TRACK = 1  # the preds' come after it
+_OUTSIDE_TRACK = 2  # the first, behind the run's
 
 JsonObject = dict[str, Any]
 
@@ -61,6 +63,11 @@ class RunTrace:
         self._worker = worker
         self._calls = _Tail()
         self._preds = _Tail()
+        self._outside = _Tail()
+
+    def take_outside(self, event: list[Any]) -> None:
+        """Keep a call to the outside: [instance, name, began, ended, result]."""
+        self._outside.add([event], 1)
 
     def take_calls(self, events: list[Any]) -> None:
         """Take a bundle of a worker's, which is not believed; raise MessageError."""
@@ -84,7 +91,8 @@ class RunTrace:
                 "worker": self._worker,
                 "calls": self._calls.bundles(),
                 "preds": self._preds.bundles(),
-                "lost": self._calls.lost + self._preds.lost,
+                "outside": self._outside.bundles(),
+                "lost": self._calls.lost + self._preds.lost + self._outside.lost,
             }
         )
         return packed
@@ -137,6 +145,7 @@ def trace_events(record: Record, packed: bytes) -> JsonObject:
     picture.process(_WORKER, told["worker"])
     picture.process(_KERNEL, "kernel")
     _draw_run(picture, record, told)
+    _draw_outside(picture, _unpack(told.get("outside", [])))
     _draw_calls(picture, record, calls)
     _draw_preds(picture, preds, calls)
     return {
@@ -204,6 +213,17 @@ def _draw_run(picture: _Picture, record: Record, told: JsonObject) -> None:
     picture.span(where, "run", "starting", (admitted, started))
     if told["started"] is not None:
         picture.span(where, "run", "running", (started, ended), {"status": record.status})
+
+
+def _draw_outside(picture: _Picture, calls: list[Any]) -> None:
+    tracks = _Tracks()
+    for instance, name, began, ended, result in sorted(calls, key=lambda call: call[2]):
+        track, new = tracks.take(began, ended)
+        where = (_GATEWAY, _OUTSIDE_TRACK + track)
+        if new:
+            picture.track(*where, f"outside {track + 1}")
+        args = {"instance": instance, "result": result}
+        picture.span(where, "outside", name, (began, ended), args)
 
 
 def _draw_calls(picture: _Picture, record: Record, calls: list[Any]) -> None:

@@ -15,7 +15,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import LIP, WASI, Signature, allowed_imports, table
 from symphony_runtime.worker.fiber import Import
 from symphony_runtime.worker.instance import Instance
-from symphony_runtime.worker.syscalls import family, kv, model, process, wasi
+from symphony_runtime.worker.syscalls import family, kv, model, outside, process, wasi
 
 Handler = Callable[..., int | None]
 
@@ -62,6 +62,8 @@ LIP_HANDLERS: dict[str, Handler] = {
     "kv_offer": kv.kv_offer,
     "kv_match": kv.kv_match,
     "kv_close": kv.kv_close,
+    "tool": outside.tool,
+    "tools": outside.tools,
 }
 WASI_HANDLERS: dict[str, Handler] = {
     "args_get": wasi.none_get,

@@ -1,0 +1,96 @@
+"""Calls to the outside, from a worker's question to its answer.
+
+Each is made by a task of its own, which ends when the program cancels its ticket or has ended.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import TENANT_OUTSIDE_CALLS_MAX
+
+from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.outside.requests import ToolRequest, parse_tool
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.outside.tools import Tools
+
+KINDS = frozenset({"tool", "tools"})  # what workers ask
+
+
+class Performer(Protocol):
+    """Who makes calls of one kind."""
+
+    async def call(self, tenant: str, request: Any) -> bytes:
+        """Make one; its result, or SyscallError."""
+
+
+class Outside:
+    """What programs reach. Nothing, unless the configuration says more."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self._tools: Tools | None = None
+        self._under_way: Counter[str] = Counter()  # calls of each tenant
+
+    async def start(self) -> None:
+        """Start the tool servers."""
+        if self._config.tools:
+            self._tools = await asyncio.to_thread(_make_tools, self._config)
+            self._tools.start()
+
+    async def stop(self) -> None:
+        """End the tool servers."""
+        if self._tools is not None:
+            await self._tools.stop()
+
+    async def perform(self, what: str, tenant: str, request: Any) -> bytes:
+        """Make a call of a tenant's program; return its result.
+
+        Raises:
+            SyscallError: what the program gets instead; EAGAIN, the tenant has too many under way.
+        """
+        if self._under_way[tenant] >= TENANT_OUTSIDE_CALLS_MAX:
+            detail = f"the tenant has {TENANT_OUTSIDE_CALLS_MAX} calls under way"
+            raise SyscallError(Errno.EAGAIN, detail)
+        with self._counted(tenant):
+            if what == "tools":
+                return b"\x90" if self._tools is None else await self._tools.list(tenant)
+            assert isinstance(request, ToolRequest)
+            if self._tools is None:
+                raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
+            return await self._tools.call(tenant, request)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the number of calls under way, and what is known of tool servers."""
+        tools = {} if self._tools is None else self._tools.statistics()
+        return {"calls": sum(self._under_way.values()), "tool_servers": tools}
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Any:
+        self._under_way[tenant] += 1
+        try:
+            yield
+        finally:
+            self._under_way[tenant] -= 1
+            if not self._under_way[tenant]:
+                del self._under_way[tenant]
+
+
+def parse(what: str, data: bytes) -> Any:
+    """Return the request that a worker passes on; SyscallError as `outside.requests`."""
+    return parse_tool(data) if what == "tool" else None
+
+
+def name_of(what: str, request: Any) -> str:
+    """Return what a trace calls it."""
+    return request.name if isinstance(request, ToolRequest) else what
+
+
+def _make_tools(config: GatewayConfig) -> "Tools":
+    # The library takes a second to load: only where an operator has attached a server.
+    from symphony_runtime.gateway.outside.tools import Tools
+
+    return Tools(config.tools)

@@ -1,0 +1,96 @@
+"""A tool server for tests: `python tool_server.py`, MCP over stdio, without the library.
+
+Its tools do what a test wants of a server: answer, wait, fail, say too much, or die. What it was
+asked goes to the file CALLS of its environment, a line a message.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
+TOOLS = ["echo", "sleep", "fail", "large", "endless", "die", "garbage", "picture", "structured",
+         "refuse", "grow"]  # fmt: skip
+extra: list[str] = []
+lock = threading.Lock()
+
+
+def say(message: dict[str, Any]) -> None:
+    with lock:
+        sys.stdout.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        sys.stdout.flush()
+
+
+def note(text: str) -> None:
+    if path := os.environ.get("CALLS"):
+        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123 - it starts faster so
+            file.write(text + "\n")
+
+
+def text(words: str, **more: Any) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": words}], **more}
+
+
+def call(number: int, name: str, given: dict[str, Any]) -> None:
+    note(f"call {name}")
+    if name == "echo":
+        result = text(json.dumps(given, sort_keys=True))
+    elif name == "sleep":
+        time.sleep(given["seconds"])
+        result = text("awake")
+    elif name == "fail":
+        result = text("it did not work", isError=True)
+    elif name == "large":
+        result = text("x" * given["bytes"])
+    elif name == "endless":
+        while True:
+            sys.stdout.write("x" * 65_536)
+    elif name == "die":
+        os._exit(3)
+    elif name == "garbage":
+        sys.stdout.write("this is no JSON\n")
+        result = text("said it")
+    elif name == "picture":
+        picture = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+        result = {"content": [{"type": "text", "text": "see"}, picture]}
+    elif name == "structured":
+        result = {"content": [], "structuredContent": {"a": 1}}
+    elif name == "grow":
+        extra.append("grown")
+        say({"method": "notifications/tools/list_changed"})
+        result = text("grown")
+    else:
+        say({"id": number, "error": {"code": -32000, "message": "no such thing"}})
+        return
+    say({"id": number, "result": result})
+
+
+def main() -> None:
+    note("start")
+    for line in sys.stdin:
+        message = json.loads(line)
+        method, number = message.get("method"), message.get("id")
+        if number is None:
+            note(method)
+        elif method == "initialize":
+            about = {"protocolVersion": message["params"]["protocolVersion"],
+                     "capabilities": {"tools": {"listChanged": True}},
+                     "serverInfo": {"name": "test", "version": "1"}}  # fmt: skip
+            say({"id": number, "result": about})
+        elif method == "tools/list":
+            listed = [{"name": n, "description": f"does {n}", "inputSchema": SCHEMA}
+                      for n in TOOLS + extra]  # fmt: skip
+            say({"id": number, "result": {"tools": listed}})
+        elif method == "tools/call":
+            asked = message["params"]
+            arguments = (number, asked["name"], asked.get("arguments", {}))
+            threading.Thread(target=call, args=arguments, daemon=True).start()
+        else:
+            say({"id": number, "error": {"code": -32601, "message": "unknown"}})
+
+
+if __name__ == "__main__":
+    main()
