@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from symphony_kernel.protocol.errno import Errno
 from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store, Trap, ValType
@@ -248,6 +248,8 @@ def same(left: object, right: object) -> bool:
 
 
 @given(PLAIN, st.booleans(), st.sampled_from([None, 1]))
+@example(3.2357486198741123e47, False, None)
+@example([1e308, -5e-324, 1e22, 1e23, 0.1, 2.2250738585072014e-308], False, None)
 def test_json_is_read(helpers: Helpers, value: object, ascii_only: bool, indent: int) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     again = json.loads(answered(helpers.ask("json_again", text.encode())))

@@ -2,6 +2,7 @@
 // libraries; this one exists because a run's input comes from strangers, and it tells them what is
 // wrong where others would read 1.5 as an integer or a missing list as an empty one.
 
+import { decimal } from "./decimal";
 import { decodeUtf8 } from "./utf8";
 
 const DEPTH_MAX: i32 = 64;
@@ -323,7 +324,7 @@ class JsonReader {
       if (this.here() == 0x2b || this.here() == 0x2d) this.at++;
       if (!this.digits()) return this.fail("a digit");
     }
-    return Json.ofNumber(F64.parseFloat(this.text.substring(from, this.at)));
+    return Json.ofNumber(decimal(this.text.substring(from, this.at)));
   }
 
   private here(): i32 {
