@@ -78,8 +78,8 @@ format: $(VENV)/installed
 	@$(RUNNING) ruff check --fix .
 
 test: check build/examples build/native
-	@echo "== test: the whole suite (about nine minutes)"
-	@$(RUNNING) pytest
+	@echo "== test: the whole suite, two files at a time (about seven minutes)"
+	@$(RUNNING) pytest -n 2 --dist loadfile
 
 bench: build/examples build/native
 	@echo "== bench: absolute figures move with the machine, ratios do not (three minutes)"
