@@ -161,7 +161,7 @@ def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
         assert [await end(client, run) for run in live[1:]] == ["", ""]
         assert (await client.ready())[0]
 
-    under_a_roof(tmp_path, scenario)
+    under_a_roof(tmp_path, scenario, step_ms=10)
 
 
 async def end(client: Client, run: str) -> str:

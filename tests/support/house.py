@@ -40,8 +40,11 @@ GATEWAY_SECRET = b"g" * 32
 class House:
     """Enter it to have all roles up and linked; leaving it checks the kernel's books."""
 
-    def __init__(self, data_dir: Path, *, worker: bool = True, **config: Any) -> None:
+    def __init__(
+        self, data_dir: Path, *, worker: bool = True, step_ms: float = 0.0, **config: Any
+    ) -> None:
         self._with_worker = worker
+        self._cost = CostModel(fixed_us=1000 * step_ms)
         self._sockets = Path(tempfile.mkdtemp(prefix="sy-"))  # short: sockets have a limit
         self.data_dir = data_dir
         self.config = GatewayConfig(
@@ -82,7 +85,7 @@ class House:
 
     async def start_kernel(self) -> None:
         assets = Assets(simulated_model(), b"", None, {})
-        executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, CostModel(), True)
+        executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, self._cost, True)
         options = KernelOptions(durable=DurableOptions(self.data_dir / "kv"))
         self.kernel = Kernel(executor, describe(assets), RealClock(), audited(options))
         self.kernel.open_names(known=False)
