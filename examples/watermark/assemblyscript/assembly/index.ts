@@ -1,0 +1,85 @@
+// Marks what it writes, so that whoever has the secret can tell it from other texts; and tells.
+
+import {
+  Json, KvFile, Pred, PredOptions, Sampling, Task, Ticket, check, detokenize, fail, inputText,
+  modelInfo, quote, runTasks, send, tokenize,
+} from "symphony-lip";
+import { Secret, WIDTH } from "./green";
+
+export function lip_main(): i32 {
+  const job = Json.parse(inputText());
+  const secret = new Secret(job.at("secret").string());
+  const text = job.get("text");
+  if (text !== null) {
+    check(send(`{${evidence(secret, text.string())}}`), "send");
+    return 0;
+  }
+  const prompt = tokenize(job.at("prompt").string()).unwrap();
+  if (!prompt.length) fail("the prompt is empty");
+  const kv = KvFile.create();
+  if (prompt.length > 1) check(kv.prefill(prompt.slice(0, -1)).status(), "the prompt");
+
+  const deltas = job.get("deltas");
+  const writers: Writer[] = [];
+  for (let i = 0; i < (deltas === null ? 1 : deltas.array().length); i++) {
+    const delta = deltas === null ? 2 : deltas.array()[i].number();
+    writers.push(new Writer(secret, kv.fork(), prompt.slice(), delta, job));
+  }
+  runTasks(writers);
+  for (let i = 0; i < writers.length; i++) {
+    const text = writers[i].text();
+    const told = evidence(secret, text);
+    check(send(`{"delta": ${writers[i].delta}, "text": ${quote(text)}, ${told}}`), "send");
+  }
+  return 0;
+}
+
+/** What a reader who has the text alone, and the secret, can say about it. */
+function evidence(secret: Secret, text: string): string {
+  const found = secret.lookAt(tokenize(text).unwrap());
+  return `"counted": ${found.counted}, "green": ${found.green}, "z": ${found.z}, "p": ${found.p}`;
+}
+
+/** Continues a prompt of which its file has all but the last token. */
+class Writer extends Task {
+  private pred: Pred | null = null;
+  private readonly begin: i32;
+  private readonly end: i32;
+  private readonly sampling: Sampling = new Sampling();
+  private readonly vocabSize: i32 = modelInfo().vocabSize;
+  private readonly eos: u32[] = modelInfo().eos;
+
+  constructor(
+    private readonly secret: Secret,
+    private readonly kv: KvFile,
+    private readonly tokens: u32[],
+    /** What is added to each green token's logit. */
+    readonly delta: f64,
+    job: Json,
+  ) {
+    super();
+    this.begin = tokens.length;
+    this.end = tokens.length + (job.integerOr("max_tokens", 200) as i32);
+    this.sampling.withTemperature(job.numberOr("temperature", 1));
+    const seed = job.get("seed");
+    if (seed !== null) this.sampling.withSeed(seed.integer());
+  }
+
+  step(): Ticket | null {
+    const pred = this.pred;
+    if (pred !== null) {
+      const drawn = pred.choice().unwrap().token;
+      if (this.eos.includes(drawn)) return null;
+      this.tokens.push(drawn);
+    }
+    if (this.tokens.length >= this.end) return null;
+    const green = this.secret.greenAfter(this.tokens.slice(-WIDTH), this.vocabSize);
+    const options = new PredOptions().sample(this.sampling).biasMask(green, this.delta as f32);
+    this.pred = this.kv.decode(this.tokens[this.tokens.length - 1], options);
+    return this.pred;
+  }
+
+  text(): string {
+    return detokenize(this.tokens.slice(this.begin)).unwrap();
+  }
+}

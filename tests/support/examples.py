@@ -1,0 +1,66 @@
+"""Playing an example over HTTP, in the real processes, and what it cost the kernel."""
+
+import asyncio
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from symphony_runtime.projects import build
+
+from tests.support.server import REPOSITORY, RunningServer
+
+EXAMPLES = REPOSITORY / "examples"
+COUNTERS = ("tokens_computed", "prefill_tokens", "decode_tokens", "decode_rows", "decode_steps")
+
+
+@cache
+def built(folder: Path) -> Path:
+    """Build an example once in a session, however many tests run it."""
+    return build(folder)
+
+
+def scenario(name: str) -> dict[str, Any]:
+    """Return what a folder below examples/ says that it does."""
+    loaded: dict[str, Any] = json.loads((EXAMPLES / name / "scenario.json").read_text())
+    return loaded
+
+
+def play(
+    server: RunningServer, folder: Path, given: object, *messages: object
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Run a program; its result, and by how much the counters grew. All pages must come back."""
+
+    async def main() -> tuple[dict[str, Any], dict[str, int]]:
+        wasm = built(folder)
+        before = await server.wait_until_idle()
+        async with server.client() as client:
+            uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
+            run = await client.start(uploaded["id"], input=given)
+            for message in messages:
+                await client.send(run, json.dumps(message).encode())
+            if messages:  # a program that wants none may have ended by now
+                await client.send(run, b"", close=True)
+            async for _ in client.events(run):
+                pass
+            result = await client.result(run)
+        after = await server.wait_until_idle()
+        assert after["pages_free"] == before["pages_free"]
+        return result, {name: after[name] - before[name] for name in COUNTERS}
+
+    return asyncio.run(main())
+
+
+def answers(result: dict[str, Any]) -> list[Any]:
+    """Return the messages of a run that went well, each JSON."""
+    assert (result["status"], result["exit_code"]) == ("exited", 0), result
+    return [json.loads(message) for message in result["messages"]]
+
+
+def as_told(server: RunningServer, name: str, folder: Path) -> list[Any]:
+    """Play a program on its scenario, and check what that expects; the messages."""
+    told = scenario(name)
+    result, _ = play(server, folder, told["input"], *told.get("messages", []))
+    said = answers(result)
+    assert len(said) == told["expect"].get("messages", len(said)) > 0
+    return said
