@@ -19,6 +19,8 @@ from symphony_kernel.executor.simulated import (
 from symphony_kernel.protocol.limits import (
     AUDIT_SECONDS,
     DECODE_GAP_MS_DEFAULT,
+    DELIVERY_MS_DEFAULT,
+    DELIVERY_MS_MAX,
     PREFIX_CACHE_SHARE,
     TENANT_DURABLE_BYTES_MAX,
     TENANT_WEIGHT_MAX,
@@ -54,6 +56,7 @@ class Configuration:
     tenant_disk_tokens_max: int | None = None
     audit_seconds: float = AUDIT_SECONDS  # 0: never
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
+    delivery_ms: float = DELIVERY_MS_DEFAULT  # how late a generation's tokens may be told, in lots
     tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
     kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
     publish: bool = False  # tenants may make their files public
@@ -116,6 +119,9 @@ def _check_shares(configuration: Configuration) -> None:
     gap = configuration.max_decode_gap_ms
     if type(gap) not in (int, float) or not gap >= 0:  # as no NaN is
         raise ConfigurationError("max_decode_gap_ms is a number, at least 0")
+    late = configuration.delivery_ms
+    if type(late) not in (int, float) or not 0 <= late <= DELIVERY_MS_MAX:
+        raise ConfigurationError(f"delivery_ms is a number from 0 to {DELIVERY_MS_MAX:.0f}")
     weights = configuration.tenant_weights
     if type(weights) is not dict or not all(
         type(weight) in (int, float) and 0 < weight < TENANT_WEIGHT_MAX
@@ -176,6 +182,7 @@ def make_executor(
         device=configuration.device,
         pool_bytes=configuration.pool_bytes,
         threads=configuration.threads,
+        delivery_ms=configuration.delivery_ms,
         name=name,
         progress=progress,
     )

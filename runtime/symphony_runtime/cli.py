@@ -72,7 +72,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
              "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens", "threads",
-             "drain_seconds", "max_decode_gap_ms", "journal", "publish")  # fmt: skip
+             "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -466,6 +466,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--drain-seconds", type=float, help="what live runs get after SIGTERM")
     gap = "a step with prompts beside others' decodes takes no longer; default 200"
     serve.add_argument("--max-decode-gap-ms", type=float, help=gap)
+    late = "tokens of a generation come in lots, at most so late; default 25, 0: each at once"
+    serve.add_argument("--delivery-ms", type=float, help=late)
     serve.add_argument("--publish", action="store_true", default=None,
                        help="programs may make KV files public")  # fmt: skip
     without = "keep no journal: runs end when the kernel dies"

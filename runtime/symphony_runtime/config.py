@@ -7,6 +7,7 @@ The file is TOML with the options' names as keys; an option on the command line 
     port = 8700
     workers = 1
     max_decode_gap_ms = 200 # a step with prompts beside others' decodes takes no longer
+    delivery_ms = 25        # tokens of a generation come in lots, at most so late; 0: each at once
 
     [tenant_weights]        # shares of the device; 1 where none stands
     research = 2
@@ -28,6 +29,8 @@ from typing import Any
 from symphony_kernel.protocol.limits import (
     AUDIT_SECONDS,
     DECODE_GAP_MS_DEFAULT,
+    DELIVERY_MS_DEFAULT,
+    DELIVERY_MS_MAX,
     DRAIN_SECONDS_MAX,
     HANG_SECONDS,
     PREFIX_CACHE_SHARE,
@@ -96,6 +99,8 @@ class ServeOptions:
     hang_seconds: float = HANG_SECONDS  # of silence, before a role is killed and started; 0: never
     # How long a step may take when prompts are computed beside others' decodes; 0: any time.
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
+    # How late tokens of a generation may come, so that several wake everybody once; 0: no later.
+    delivery_ms: float = DELIVERY_MS_DEFAULT
     # Tenants' shares of the device relative to each other's; 1.0 where none stands.
     tenant_weights: dict[str, float] = field(default_factory=dict)
     simulated: dict[str, Any] = field(default_factory=dict)  # cost model of the simulated executor
@@ -117,6 +122,7 @@ class ServeOptions:
             "port": (0, 65_535),
             "workers": (1, WORKERS_MAX),
             "prefix_cache_share": (0, 1),
+            "delivery_ms": (0, DELIVERY_MS_MAX),
             "runs_live_max": (1, RUNS_LIVE_MAX),
             "tenant_runs_live_max": (1, RUNS_LIVE_MAX),
         }

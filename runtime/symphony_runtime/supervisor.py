@@ -430,6 +430,7 @@ def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
         "tenant_disk_tokens_max": options.tenant_disk_tokens_max,
         "audit_seconds": options.audit_seconds,
         "max_decode_gap_ms": options.max_decode_gap_ms,
+        "delivery_ms": options.delivery_ms,
         "tenant_weights": options.tenant_weights,
         "threads": options.threads,
         "kv": str(options.data_dir / "kv"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from symphony_kernel.configuration import Configuration, ConfigurationError, parse_configuration
-from symphony_kernel.protocol.limits import DECODE_GAP_MS_DEFAULT
+from symphony_kernel.protocol.limits import DECODE_GAP_MS_DEFAULT, DELIVERY_MS_DEFAULT
 
 
 def parse(**values: Any) -> Configuration:
@@ -15,8 +15,10 @@ def parse(**values: Any) -> Configuration:
 
 def test_the_device_is_shared_as_the_operator_says() -> None:
     assert parse().max_decode_gap_ms == DECODE_GAP_MS_DEFAULT
+    assert parse().delivery_ms == DELIVERY_MS_DEFAULT
     assert parse().tenant_weights == {}
-    told = parse(max_decode_gap_ms=50, tenant_weights={"a": 2, "b": 0.5})
+    told = parse(max_decode_gap_ms=50, delivery_ms=0, tenant_weights={"a": 2, "b": 0.5})
+    assert told.delivery_ms == 0
     assert (told.max_decode_gap_ms, told.tenant_weights) == (50, {"a": 2, "b": 0.5})
 
 
@@ -26,6 +28,9 @@ def test_the_device_is_shared_as_the_operator_says() -> None:
         {"max_decode_gap_ms": -1},
         {"max_decode_gap_ms": "200"},
         {"max_decode_gap_ms": float("nan")},
+        {"delivery_ms": -1},
+        {"delivery_ms": 1e6},
+        {"delivery_ms": "25"},
         {"tenant_weights": {"a": 0}},
         {"tenant_weights": {"a": True}},
         {"tenant_weights": {"a": "2"}},

@@ -272,11 +272,13 @@ def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) ->
 
 def test_how_the_device_is_shared_reaches_the_kernel(tmp_path: Path) -> None:
     config = tmp_path / "symphony.toml"
-    config.write_text("max_decode_gap_ms = 50\n[tenant_weights]\nresearch = 2\n")
+    config.write_text("max_decode_gap_ms = 50\ndelivery_ms = 5\n[tenant_weights]\nresearch = 2\n")
     kernel, *_ = role_specs(read_options(config, {}), tmp_path)
     assert kernel.config["max_decode_gap_ms"] == 50
+    assert kernel.config["delivery_ms"] == 5
     assert kernel.config["tenant_weights"] == {"research": 2}
-    for wrong in ("max_decode_gap_ms = -1", "[tenant_weights]\na = 0", '[tenant_weights]\na = "2"'):
+    shares = ("[tenant_weights]\na = 0", '[tenant_weights]\na = "2"')
+    for wrong in ("max_decode_gap_ms = -1", "delivery_ms = -1", "delivery_ms = 2000", *shares):
         config.write_text(wrong)
         with pytest.raises(OptionsError, match=wrong.split()[0].strip("[]")):
             read_options(config, {})

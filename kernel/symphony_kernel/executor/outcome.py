@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from symphony_kernel.protocol.limits import DELIVERY_MS_MAX
+from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class DeviceThread:
         self,
         begin: Callable[[], None] = lambda: None,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        hold_seconds: float = DELIVERY_MS_MAX / 1000,
+        hold_seconds: float = DELIVERY_MS_DEFAULT / 1000,
     ) -> None:
         """Start it; it enters `context`, and `begin` runs on it first."""
         self._works: SimpleQueue[_Work | None] = SimpleQueue()

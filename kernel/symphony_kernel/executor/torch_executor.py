@@ -36,6 +36,7 @@ from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.executor.torch_network import TorchNetwork
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
+    DELIVERY_MS_DEFAULT,
     KV_POOL_BYTES_DEFAULT,
     KV_POOL_PAGES_MAX,
     PAGE_TOKENS,
@@ -77,14 +78,16 @@ class TorchExecutor:
         device: str = "auto",
         pool_bytes: int | None = None,
         threads: int | None = None,
+        delivery_ms: float = DELIVERY_MS_DEFAULT,
         name: str | None = None,
         progress: Progress | None = None,
     ) -> "TorchExecutor":
         """Load a checkpoint in Hugging Face layout; blocks until it is ready.
 
         `dtype` is auto, fp32 or bf16, `quantize` none or int8 (of weights, on a CPU), `device`
-        auto, cpu or cuda; `threads` are torch's, for the whole process; `progress` hears the share
-        of the weights that is loaded.
+        auto, cpu or cuda; `threads` are torch's, for the whole process; `delivery_ms` is how late
+        the ends of steps that follow each other may be told; `progress` hears the share of the
+        weights that is loaded.
 
         Raises:
             CheckpointError: the directory holds no model that this executor can run, or the pool is
@@ -98,7 +101,7 @@ class TorchExecutor:
         room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
         pages = pool_pages(config, room, kind.itemsize)
         places = max(1, _LOGITS_BYTES_MAX // (4 * config.vocab_size))
-        thread = _one_thread(threads)
+        thread = _one_thread(threads, delivery_ms)
 
         def build() -> Network:
             library = _library(place)
@@ -322,10 +325,10 @@ def _library(place: torch.device) -> Library | None:
         return None
 
 
-def _one_thread(threads: int | None) -> DeviceThread:
+def _one_thread(threads: int | None, delivery_ms: float) -> DeviceThread:
     # torch keeps the number of threads for the process and for each thread that starts work.
     def start() -> None:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    return DeviceThread(start, torch.inference_mode)
+    return DeviceThread(start, torch.inference_mode, delivery_ms / 1000)

@@ -109,8 +109,9 @@ DEVICE_PAUSE_MS_MAX = 20.0  # between two steps; a longer one is want of work
 # Steps that the device may be given before the one that it computes has ended, of generations that
 # go on: see `scheduler.drafts`.
 DRAFTS_MAX = 6
-# What such steps have come to may be told together, at most so late.
-DELIVERY_MS_MAX = 25.0
+# What such steps have come to may be told together, at most so late, unless the operator says else.
+DELIVERY_MS_DEFAULT = 25.0
+DELIVERY_MS_MAX = 1_000.0
 
 # --- A run (worker); each can be lowered by the run ----------------------------------------------
 RUN_WALL_MS_MAX = 3_600_000
