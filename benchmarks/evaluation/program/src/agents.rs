@@ -1,0 +1,40 @@
+//! Applications that think, act and talk.
+
+use crate::given::Given;
+use crate::{context, go_on, Answer};
+use std::time::Duration;
+use symphony::{process, try_join_all};
+
+/// ReACT: a thought, a tool's answer, and so on, in one KV file that is kept across the calls.
+pub async fn react(given: &Given) -> Answer {
+    let kv = context(given)?;
+    let (thought, answer) = (given.number("thought")?, given.number("answer")?);
+    let mut unread = given.tokens("question")?;
+    for observation in given.lists("observations")? {
+        let thought = go_on(&kv, &unread, thought).await?;
+        process::sleep(Duration::from_millis(u64::from(given.number("tool_ms")?))).await?;
+        unread = vec![thought[thought.len() - 1]];
+        unread.extend(observation);
+    }
+    Ok(go_on(&kv, &unread, answer).await?)
+}
+
+/// SWARM: agents that speak at once, each behind the same board, which all that was said goes to.
+pub async fn swarm(given: &Given) -> Answer {
+    let board = context(given)?;
+    let (roles, new) = (given.lists("roles")?, given.number("message")?);
+    board.pred(&given.tokens("question")?).none().await?;
+    let mut messages = Vec::new();
+    for round in 0..given.number("rounds")? {
+        if round > 0 {
+            // What all are to read is computed once.
+            board.pred(&messages).none().await?;
+        }
+        let speaking = roles.iter().map(|role| {
+            let board = &board;
+            async move { go_on(&board.fork()?, role, new).await }
+        });
+        messages = try_join_all(speaking).await?.concat();
+    }
+    Ok(messages)
+}
