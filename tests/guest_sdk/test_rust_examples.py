@@ -20,6 +20,7 @@ FOLDERS = {
     "beam_search": EXAMPLES / "beam_search",
     "chat": EXAMPLES / "chat",
     "retrieval": EXAMPLES / "retrieval",
+    "speculative": EXAMPLES / "speculative",
     "watermark": EXAMPLES / "watermark" / "rust",
 }
 
