@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer, example_tools, running_server
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -15,7 +15,12 @@ def _many_connections() -> None:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One real server for all tests that leave it as it was: the tiny model on the CPU."""
+    """One real server for all tests that leave it as it was: the tiny model on the CPU.
+
+    It has the tools of the examples.
+    """
     data_dir = tmp_path_factory.mktemp("server")
-    with running_server(data_dir, executor="torch") as running:
+    config = data_dir / "symphony.toml"
+    config.write_text(example_tools())
+    with running_server(data_dir, "--config", str(config), executor="torch") as running:
         yield running

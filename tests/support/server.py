@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -91,6 +92,12 @@ class RunningServer:
         """SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(STOP_SECONDS_MAX)
+
+
+def example_tools() -> str:
+    """A configuration with the tools of the examples, whichever `python` comes first."""
+    command = [sys.executable, str(REPOSITORY / "examples" / "tool_server.py")]
+    return f'[tools.example]\ncommand = {json.dumps(command)}\ntenants = ["default"]\n'
 
 
 def start_server(data_dir: Path, *options: str, executor: str = "simulated") -> RunningServer:

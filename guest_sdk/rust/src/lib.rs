@@ -39,6 +39,7 @@
 //! - [`spawn`], [`join_all`], [`select`]: tasks in one instance, over tickets
 //! - [`Session`], [`Plan`]: a text that grows, replies, branches, scores; [`Input`]: parameters
 //! - [`decode`]: samplers, stopping, text that grows; [`prompt`]: templates, turns
+//! - [`tool`]: the outside
 //! - [`testing`]: a program's tests without a server
 //! - [`raw`]: the calls themselves
 //!
@@ -76,6 +77,7 @@ mod session;
 pub mod stream;
 #[cfg(not(target_arch = "wasm32"))]
 pub mod testing;
+pub mod tool;
 mod value;
 
 pub use combine::{

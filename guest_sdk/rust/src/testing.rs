@@ -21,6 +21,8 @@ pub(crate) mod calls;
 mod generations;
 mod passes;
 
+use crate::tool::Answer;
+use crate::value::Value;
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::rc::Rc;
 use std::cell::RefCell;
@@ -38,6 +40,7 @@ const PAGE_SIZE: usize = 16;
 
 type Model = Rc<dyn Fn(&[u32]) -> Vec<f32>>;
 type ChildMain = Rc<dyn Fn(&[u8]) -> (i32, Vec<u8>)>;
+type ToolMain = Rc<dyn Fn(&Value) -> Answer>;
 
 /// A host to be: what the program will find.
 pub struct Host {
@@ -104,6 +107,7 @@ struct World {
     inbox_open: bool,
     model: Model,
     children: BTreeMap<String, ChildMain>,
+    tools: BTreeMap<String, ToolMain>,
     ended: Vec<(i32, Vec<u8>)>,
     files: BTreeMap<i32, Vec<u32>>,
     names: BTreeMap<String, Vec<u32>>,
@@ -138,6 +142,7 @@ impl Host {
             inbox_open: false,
             model: Rc::new(passes::babble),
             children: BTreeMap::new(),
+            tools: BTreeMap::new(),
             ended: Vec::new(),
             files: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -179,6 +184,12 @@ impl Host {
     /// What a child with this entry gives for its input: exit code and output.
     pub fn child(mut self, entry: &str, main: impl Fn(&[u8]) -> (i32, Vec<u8>) + 'static) -> Host {
         self.world.children.insert(entry.to_string(), Rc::new(main));
+        self
+    }
+
+    /// A tool, and what it answers for its arguments.
+    pub fn tool(mut self, name: &str, main: impl Fn(&Value) -> Answer + 'static) -> Host {
+        self.world.tools.insert(name.to_string(), Rc::new(main));
         self
     }
 

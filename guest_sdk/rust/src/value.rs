@@ -39,7 +39,18 @@ pub enum Value {
     Map(Vec<(Value, Value)>),
 }
 
+impl From<&str> for Value {
+    fn from(text: &str) -> Value {
+        Value::Str(text.into())
+    }
+}
+
 impl Value {
+    /// A map with text keys.
+    pub fn object<'a>(pairs: impl IntoIterator<Item = (&'a str, Value)>) -> Value {
+        Value::Map(pairs.into_iter().map(|(key, value)| (key.into(), value)).collect())
+    }
+
     /// The value under a text key of a map; `None` for anything but a map.
     pub fn get(&self, key: &str) -> Option<&Value> {
         match self {

@@ -507,10 +507,28 @@ pub unsafe fn http(_: *const u8, _: usize) -> i32 {
     with(|_| Err(Errno::ENOSYS))
 }
 
-pub unsafe fn tool(_: *const u8, _: usize) -> i32 {
-    with(|_| Err(Errno::ENOSYS))
+pub unsafe fn tool(ptr: *const u8, len: usize) -> i32 {
+    with(|world| {
+        let request = msgpack::decode(unsafe { items(ptr, len) }).map_err(|_| Errno::EINVAL)?;
+        let name = request.get("name").and_then(Value::as_str).ok_or(Errno::EINVAL)?;
+        let arguments = request.get("arguments").cloned().unwrap_or(Value::Map(Vec::new()));
+        let result = world.tools.get(name).map(|tool| {
+            let answer = tool(&arguments);
+            let mut out = Writer::new();
+            out.map(2).str("ok").bool(answer.ok).str("content").str(&answer.content);
+            out.into_bytes()
+        });
+        Ok(world.issue(Work::Ready(result.ok_or(Errno::ENOENT.number()))))
+    })
 }
 
-pub unsafe fn tools(_: *mut u8, _: usize) -> i32 {
-    with(|_| Err(Errno::ENOSYS))
+pub unsafe fn tools(ptr: *mut u8, cap: usize) -> i32 {
+    with(|world| {
+        let mut out = Writer::new();
+        out.array(world.tools.len());
+        for name in world.tools.keys() {
+            out.map(3).str("name").str(name).str("description").str("").str("schema").map(0);
+        }
+        unsafe { put(out.bytes(), ptr, cap) }
+    })
 }
