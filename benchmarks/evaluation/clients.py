@@ -13,8 +13,8 @@ from typing import Any, Protocol, Self
 import aiohttp
 from symphony_runtime.client import Client
 
-from benchmarks.evaluation.applications import CLIENTS, Tokens
-from benchmarks.evaluation.tasks import Task
+from benchmarks.evaluation.applications import CLIENTS, Around, Tokens
+from benchmarks.evaluation.tasks import Material, Task
 from benchmarks.serving.client import REQUEST_SECONDS_MAX, Endpoint, MeasureError
 
 CONTEXT_NAME = "evaluation/context"
@@ -57,8 +57,9 @@ class Runner(Protocol):
 class PromptRunner:
     """Applications as clients of a prompt server that takes and tells token ids."""
 
-    def __init__(self, endpoint: Endpoint, context: Tokens) -> None:
+    def __init__(self, endpoint: Endpoint, context: Tokens, material: Material) -> None:
         self._endpoint = endpoint
+        self._material = material
         self._context = context
         self._native = endpoint.name.startswith(LLAMA_CPP)
         self._session: aiohttp.ClientSession
@@ -97,7 +98,8 @@ class PromptRunner:
         async def ask(prompt: Tokens, new: int) -> Tokens:
             return await self.ask(prompt, new, delay)
 
-        return await CLIENTS[task["application"]](ask, self._context, task)
+        around = Around(ask, self._context, self._material.encode)
+        return await CLIENTS[task["application"]](around, task)
 
     async def ask(self, prompt: Tokens, new: int, delay: float) -> Tokens:
         """Return the `new` tokens behind a prompt.

@@ -125,7 +125,9 @@ async def running(
             stack.callback(server.stop)
             # Clients hang up before their server ends, which must not be stopped then.
             stack.callback(server.resume)
-            runner: ProgramRunner | PromptRunner = PromptRunner(server.endpoint, context)
+            runner: ProgramRunner | PromptRunner = PromptRunner(
+                server.endpoint, context, measurement.material
+            )
             desk = None
             if name == PROGRAMS:
                 wasm = measurement.programs

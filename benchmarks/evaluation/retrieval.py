@@ -67,24 +67,20 @@ class Library:
         weights = (1 - middles) ** (-1 / shelf.index)
         self._shares = random.permutation(weights / weights.sum())
         self.texts = [self._text(random) for _ in range(shelf.documents)]
-        self._tokens = [self._padded(self._encode(text)) for text in self.texts]
-
-    def _encode(self, text: str) -> Tokens:
-        ids: Tokens = self._material.tokenizer.encode(text).ids
-        return ids
+        self._tokens = [self._padded(self._material.encode(text)) for text in self.texts]
 
     def _text(self, random: np.random.Generator) -> str:
         """Return a text of as many tokens as a document has, or a few less."""
         text = "".join(random.choice(_LETTERS, 8 * self.shelf.tokens))
         ends = [end for _, end in self._material.tokenizer.encode(text).offsets]
         text = text[: ends[self.shelf.tokens - 3]]
-        count = len(self._encode(text))
+        count = len(self._material.encode(text))
         assert self.shelf.tokens - _PAGE_TOKENS < count <= self.shelf.tokens, count
         return text
 
     def _padded(self, tokens: Tokens) -> Tokens:
         """Fill a document up to whole pages, as the program does."""
-        return tokens + [self._encode("\n")[-1]] * (self.shelf.tokens - len(tokens))
+        return tokens + [self._material.encode("\n")[-1]] * (self.shelf.tokens - len(tokens))
 
     def questions(self, documents: int, count: int, words: str) -> list[Question]:
         """Return `count` questions about so many documents each; other `words`, other questions."""
@@ -100,7 +96,7 @@ class Library:
     def prompt(self, question: Question) -> Tokens:
         """Return the documents and the question as a prompt server gets them."""
         documents = [token for number in question.documents for token in self._tokens[number]]
-        return documents + self._encode(question.text)
+        return documents + self._material.encode(question.text)
 
 
 def build_example() -> bytes:

@@ -10,10 +10,12 @@ Programs and the route are two servers, so that neither finds anything of the ot
 """
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.evaluation import tool_server
 from benchmarks.serving.servers import Server, Setting, start
 
 PROGRAMS, ROUTE, VLLM, LLAMA_CPP = "programs", "route", "vllm", "llama.cpp"
@@ -23,6 +25,7 @@ _LAUNCHED = {PROGRAMS: "symphony", ROUTE: "symphony"}
 _VLLM_BLOCK = 32
 _PREFIX_CACHE_SHARE = 0.95
 _REUSED_TOKENS_MIN = 64
+_TOOL_CALLS_AT_ONCE = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,19 @@ def options(system: str, memory: Memory, model: Path, folder: Path) -> list[str]
         ]  # fmt: skip
     config = folder / "symphony.toml"
     # Nothing goes to host memory: that would be more KV memory than the others have.
-    config.write_text(f"prefix_cache_share = {_PREFIX_CACHE_SHARE}\n")
+    config.write_text(configuration())
     size = memory.tokens * kv_bytes_per_token(model)
     return ["--pool-bytes", str(size), "--host-pool-tokens", "0", "--config", str(config)]
+
+
+def configuration() -> str:
+    """Return Symphony's symphony.toml: its prefix cache, and the tool."""
+    command = json.dumps([sys.executable, str(Path(tool_server.__file__).resolve())])
+    return (
+        f"prefix_cache_share = {_PREFIX_CACHE_SHARE}\n"
+        f"[tools.{tool_server.NAME}]\ncommand = {command}\n"
+        f'tenants = ["default"]\ncalls_at_once = {_TOOL_CALLS_AT_ONCE}\n'
+    )
 
 
 async def start_system(system: str, memory: Memory, setting: Setting, folder: Path) -> Server:

@@ -5,7 +5,7 @@ that all share (instructions, tools, examples), a short question of each one's o
 sentence or two, tools that answer with a paragraph.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ Task = dict[str, Any]
 class Application:
     """An application's lengths: `lists` are so many lists of so many tokens, `tokens` one list.
 
+    `texts` are so many texts of so many tokens, each run's own.
+
     `numbers` go to the program and the client as they are. `generated` is what one run generates.
     """
 
@@ -32,6 +34,7 @@ class Application:
     numbers: dict[str, int]
     generated: int
     words: str
+    texts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def scaled(self, tool_ms: int) -> "Application":
         """Return it with a tool that takes so long."""
@@ -54,9 +57,10 @@ APPLICATIONS = {
             "a prompt of 128 tokens that nobody else has, 64 new tokens",
         ),
         Application(
-            "react", {"question": 64}, {"observations": (5, 64)},
+            "react", {"question": 64}, {},
             {"thought": 32, "answer": 32, "tool_ms": TOOL_MS}, 5 * 32 + 32,
             "ReACT: 5 times a thought of 32 tokens and a tool's answer of 64, then 32 tokens",
+            texts={"observations": (5, 64)},
         ),
         Application(
             "swarm", {"question": 64}, {"roles": (8, 16)}, {"message": 24, "rounds": 3}, 3 * 8 * 24,
@@ -96,6 +100,15 @@ class Material:
         """Return `count` token ids, none of them special."""
         return self._prompts.tokens(Workload(_folded(words), count, 1, Column.WHOLE), 0, index)
 
+    def text(self, count: int, words: str, index: int = 0) -> str:
+        """Return a text that the model's tokenizer makes `count` tokens of."""
+        return self._prompts.text(Workload(_folded(words), count, 1, Column.WHOLE), 1, index)
+
+    def encode(self, text: str) -> list[int]:
+        """Return a text's tokens."""
+        ids: list[int] = self.tokenizer.encode(text).ids
+        return ids
+
     def context(self) -> list[int]:
         """Return what all runs of all applications begin with."""
         return self.draw(CONTEXT_TOKENS, "context")
@@ -107,11 +120,9 @@ class Material:
             own = name in ("question", "prompt")
             task[name] = self.draw(count, words if own else name, index if own else number)
         for name, (many, count) in application.lists.items():
-            own = name == "observations"
-            start = 1000 + many * index if own else 0
-            task[name] = [
-                self.draw(count, words if own else name, start + each) for each in range(many)
-            ]
+            task[name] = [self.draw(count, name, each) for each in range(many)]
+        for name, (many, count) in application.texts.items():
+            task[name] = [self.text(count, words, many * index + each) for each in range(many)]
         task |= application.numbers
         if "exact" in task:
             task["exact"] = True

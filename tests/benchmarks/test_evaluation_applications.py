@@ -9,6 +9,7 @@ from symphony_runtime.projects import build
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.evaluation.clients import ProgramRunner, PromptRunner
+from benchmarks.evaluation.systems import configuration
 from benchmarks.evaluation.tasks import APPLICATIONS, Material, Task
 from benchmarks.serving.client import Endpoint
 from benchmarks.serving.servers import first_model
@@ -25,7 +26,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def small(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     data = tmp_path_factory.mktemp("server")
-    options = ("--model", str(model), "--dtype", "fp32", "--threads", "1")
+    config = data / "symphony.toml"
+    config.write_text(configuration())
+    options = ("--model", str(model), "--dtype", "fp32", "--threads", "1", "--config", str(config))
     with running_server(data, *options, executor="torch") as server:
         yield server
 
@@ -54,7 +57,7 @@ def test_a_program_says_what_its_client_says(
     async def both() -> None:
         where = await endpoint(small)
         async with (
-            PromptRunner(where, context) as prompts,
+            PromptRunner(where, context, material) as prompts,
             ProgramRunner(where, context, wasm) as programs,
         ):
             await prompts.prepare(2)

@@ -2,19 +2,22 @@
 
 use crate::given::Given;
 use crate::{context, go_on, Answer};
-use std::time::Duration;
-use symphony::{process, try_join_all};
+use symphony::{model, tool, try_join_all, Value};
 
 /// ReACT: a thought, a tool's answer, and so on, in one KV file that is kept across the calls.
 pub async fn react(given: &Given) -> Answer {
     let kv = context(given)?;
     let (thought, answer) = (given.number("thought")?, given.number("answer")?);
     let mut unread = given.tokens("question")?;
-    for observation in given.lists("observations")? {
+    for observation in given.texts("observations")? {
         let thought = go_on(&kv, &unread, thought).await?;
-        process::sleep(Duration::from_millis(u64::from(given.number("tool_ms")?))).await?;
+        let arguments = Value::object([
+            ("text", observation.as_str().into()),
+            ("delay_ms", Value::UInt(u64::from(given.number("tool_ms")?))),
+        ]);
+        let seen = tool::call("evaluation.look_up", &arguments).await?;
         unread = vec![thought[thought.len() - 1]];
-        unread.extend(observation);
+        unread.extend(model::tokenize(&seen.content)?);
     }
     Ok(go_on(&kv, &unread, answer).await?)
 }

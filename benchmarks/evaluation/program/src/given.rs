@@ -32,6 +32,13 @@ impl Given {
         tokens(self.field(name)?).ok_or_else(|| format!("{:?} holds no tokens", name).into())
     }
 
+    pub fn texts(&self, name: &str) -> Result<Vec<String>> {
+        let texts = self.field(name)?.as_array().unwrap_or_default();
+        let read: Option<Vec<String>> =
+            texts.iter().map(|text| text.as_str().map(String::from)).collect();
+        read.ok_or_else(|| format!("{:?} holds no texts", name).into())
+    }
+
     pub fn lists(&self, name: &str) -> Result<Vec<Vec<u32>>> {
         let lists = self.field(name)?.as_array().unwrap_or_default();
         let read: Option<Vec<Vec<u32>>> = lists.iter().map(tokens).collect();
