@@ -185,6 +185,9 @@ def _read_file(path: Path) -> dict[str, Any]:
         "tenant_weights": dict,
         "tools": dict,
         "pool_bytes": int,
+        "host_pool_tokens": int,
+        "tenant_host_tokens_max": int,
+        "tenant_disk_tokens_max": int,
         "threads": int,
     }
     for name, value in values.items():

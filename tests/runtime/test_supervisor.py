@@ -270,6 +270,25 @@ def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) ->
     assert read_options(None, {}) == ServeOptions()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pool_bytes",
+        "host_pool_tokens",
+        "tenant_host_tokens_max",
+        "tenant_disk_tokens_max",
+        "threads",
+    ],
+)
+def test_what_nobody_sets_by_default_can_be_set_in_the_file(tmp_path: Path, name: str) -> None:
+    config = tmp_path / "symphony.toml"
+    config.write_text(f"{name} = 7\n")
+    assert getattr(read_options(config, {}), name) == 7
+    config.write_text(f'{name} = "7"\n')
+    with pytest.raises(OptionsError, match=f"{name} must be a int"):
+        read_options(config, {})
+
+
 def test_how_the_device_is_shared_reaches_the_kernel(tmp_path: Path) -> None:
     config = tmp_path / "symphony.toml"
     config.write_text("max_decode_gap_ms = 50\ndelivery_ms = 5\n[tenant_weights]\nresearch = 2\n")
