@@ -15,6 +15,7 @@ from tests.support.rig import Rig, RunResult
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZE_MAX = 100_000
 FOLDERS = {
+    "attention_sink": EXAMPLES / "attention_sink",
     "completion": EXAMPLES / "completion",
     "parallel_suffixes": EXAMPLES / "parallel_suffixes" / "rust",
     "beam_search": EXAMPLES / "beam_search",

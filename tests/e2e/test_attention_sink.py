@@ -1,0 +1,38 @@
+"""Endless writing on the tiny model: bounded, past the context, and plain while nothing is gone."""
+
+from tests.support.examples import EXAMPLES, answers, as_told, play
+from tests.support.server import RunningServer
+
+SINK = EXAMPLES / "attention_sink"
+PROMPT = "import os\n\n\ndef read_lines(path):\n"
+PAGE = 16
+
+
+def test_its_file_stays_as_small_as_it_says(server: RunningServer) -> None:
+    said = as_told(server, "attention_sink", SINK)
+    assert [each["tokens"] for each in said] == [128, 256, 384, 512]
+    assert all(each["entries"] <= 4 + 60 + 32 for each in said)
+    # A window that begins within a page touches one more.
+    assert all(each["pages"] <= -(-(4 + 60 + 32) // PAGE) + 1 for each in said)
+    assert said[-1]["position"] > 512
+
+
+def test_it_writes_past_the_context(server: RunningServer) -> None:
+    # A prompt that nearly fills it is read in blocks.
+    given = {"prompt": PROMPT * 170, "window": 28, "block": 256, "max_tokens": 400, "report": 100,
+             "temperature": 0.7, "seed": 1}  # fmt: skip
+    result, grown = play(server, SINK, given)
+    said = answers(result)
+    assert (said[-1]["tokens"], said[-1]["rebuilt"]) == (400, 1)
+    assert said[-1]["position"] < 2048 < grown["tokens_computed"]
+    assert max(each["entries"] for each in said) <= 4 + 28 + 256
+
+
+def test_with_room_for_all_it_is_plain_decoding(server: RunningServer) -> None:
+    given = {"prompt": PROMPT, "max_tokens": 40}
+    result, _ = play(server, SINK, given)
+    plain, _ = play(server, EXAMPLES / "completion", given)
+    (said,) = answers(result)
+    # Plain decoding ends with the text, this goes on.
+    assert said["text"].startswith(plain["output"])
+    assert said["entries"] >= 40
