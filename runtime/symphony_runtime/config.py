@@ -43,7 +43,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_WEIGHT_MAX,
 )
 
-from symphony_runtime.outside.options import parse_tools
+from symphony_runtime.outside.options import parse_http, parse_tools
 
 WORKERS_MAX = 64
 
@@ -106,6 +106,7 @@ class ServeOptions:
     simulated: dict[str, Any] = field(default_factory=dict)  # cost model of the simulated executor
     # MCP servers, by name, whose tools programs may call: see `outside.options`.
     tools: dict[str, Any] = field(default_factory=dict)
+    http: list[Any] = field(default_factory=list)  # and which URLs they may ask for
 
     def checked(self) -> "ServeOptions":
         """Return these options, or raise OptionsError."""
@@ -154,6 +155,7 @@ class ServeOptions:
                 raise OptionsError(f"tenant_weights: that of {tenant} must be a positive number")
         try:
             parse_tools(self.tools)
+            parse_http(self.http)
         except ValueError as error:
             raise OptionsError(str(error)) from error
         return self
@@ -184,6 +186,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         "simulated": dict,
         "tenant_weights": dict,
         "tools": dict,
+        "http": list,
         "pool_bytes": int,
         "host_pool_tokens": int,
         "tenant_host_tokens_max": int,

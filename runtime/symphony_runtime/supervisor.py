@@ -454,6 +454,7 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
         "drain_seconds": options.drain_seconds,
         "tools": options.tools,
+        "http": options.http,
     }
 
 

@@ -28,7 +28,7 @@ from symphony_kernel.server import Server
 from symphony_runtime.client import Client, ClientError
 from symphony_runtime.gateway.app import Gateway, serve
 from symphony_runtime.gateway.config import GatewayConfig
-from symphony_runtime.outside.options import parse_tools
+from symphony_runtime.outside.options import parse_http, parse_tools
 from symphony_runtime.worker.worker import Worker
 
 from tests.support.kernels import audited
@@ -56,6 +56,7 @@ class House:
             host="127.0.0.1",
             port=0,
             tools=parse_tools(config.pop("tools", {})),
+            http=parse_http(config.pop("http", [])),
             **{"drain_seconds": 0.2, **config},
         )
         self.gateway: Gateway

@@ -115,8 +115,8 @@ class Ask(Message):
     "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
     {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
-    "channel_recv" {instance, name} -> bytes; "tool" {instance, request} and
-    "tools" {instance} -> bytes, as the ABI has them.
+    "channel_recv" {instance, name} -> bytes; "tool" and "http" {instance,
+    request}, "tools" {instance} -> bytes, as the ABI has them.
     """
 
     KIND: ClassVar[int] = 3

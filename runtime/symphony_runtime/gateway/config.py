@@ -15,7 +15,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_RUNS_LIVE_MAX,
 )
 
-from symphony_runtime.outside.options import ToolServerOptions, parse_tools
+from symphony_runtime.outside.options import HttpRule, ToolServerOptions, parse_http, parse_tools
 
 
 class ConfigError(Exception):
@@ -42,6 +42,7 @@ class GatewayConfig:
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
     tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
+    http: tuple[HttpRule, ...] = ()  # URLs for programs
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "GatewayConfig":
@@ -58,6 +59,7 @@ class GatewayConfig:
                 kernel_socket=Path(values.pop("kernel_socket")),
                 data_dir=Path(values.pop("data_dir")),
                 tools=parse_tools(values.pop("tools", {})),
+                http=parse_http(values.pop("http", [])),
                 **values,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -8,14 +8,22 @@ directory = "tools"                    # where it runs; relative to the file
 headers = {Authorization = "..."}      # sent to `url`
 timeout_seconds = 60                   # of one call
 calls_at_once = 16                     # of one tenant; more of them wait
+
+[[http]]                               # URLs that programs may ask for
+tenants = ["default"]
+urls = ["https://api.example.com/v1/", "https://*.example.org"]
+methods = ["GET", "HEAD"]              # these, where none are named
+networks = ["10.1.2.0/24"]             # not public, but may be reached under these names
 """
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from symphony_kernel.protocol.limits import (
+    HTTP_RULES_MAX,
     TOOL_CALL_MS_DEFAULT,
     TOOL_CALL_MS_MAX,
     TOOL_CALLS_AT_ONCE_DEFAULT,
@@ -24,7 +32,9 @@ from symphony_kernel.protocol.limits import (
 from yarl import URL
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_METHOD = re.compile(r"[A-Z]{1,20}")
 _CALLS_AT_ONCE_MAX = 1_024
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 EVERYBODY = "*"  # in `tenants`
 
 
@@ -45,6 +55,110 @@ class ToolServerOptions:
     def serves(self, tenant: str) -> bool:
         """Whether a tenant may use it."""
         return tenant in self.tenants or EVERYBODY in self.tenants
+
+
+@dataclass(frozen=True, slots=True)
+class UrlPattern:
+    """URLs of one origin whose path begins so."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str  # ends with a slash, or is "" for any
+    below: bool = False  # names below `host`, not itself
+
+    def covers(self, url: URL) -> bool:
+        """Whether a URL is one of them; `url` is absolute and normalised."""
+        host = url.raw_host or ""
+        named = host.endswith(f".{self.host}") if self.below else host == self.host
+        if not named or (url.scheme, url.port) != (self.scheme, self.port):
+            return False
+        path = url.raw_path
+        # An encoded slash is one to some servers: what lies below a path could lie elsewhere.
+        if self.path and ("%2F" in path or "%5C" in path):
+            return False
+        return f"{path}/".startswith(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRule:
+    """What some tenants may ask for."""
+
+    tenants: frozenset[str]
+    urls: tuple[UrlPattern, ...]
+    methods: frozenset[str]
+    networks: tuple[Network, ...] = ()
+
+    def serves(self, tenant: str) -> bool:
+        """Whether it is about a tenant."""
+        return tenant in self.tenants or EVERYBODY in self.tenants
+
+    def covers(self, url: URL) -> bool:
+        """Whether it is about a URL."""
+        return any(pattern.covers(url) for pattern in self.urls)
+
+
+def parse_http(values: Any) -> tuple[HttpRule, ...]:
+    """Return the rules in the tables `http`.
+
+    Raises:
+        ValueError: in words for the operator.
+    """
+    if not isinstance(values, list):
+        raise ValueError("http must be a list of tables: [[http]]")
+    if len(values) > HTTP_RULES_MAX:
+        raise ValueError(f"http: at most {HTTP_RULES_MAX} tables")
+    return tuple(_rule(f"http, number {n}", table) for n, table in enumerate(values, 1))
+
+
+def _rule(where: str, table: Any) -> HttpRule:
+    check_keys(where, table, {"tenants", "urls", "methods", "networks"})
+    patterns = tuple(_pattern(where, text) for text in texts(where, table, "urls"))
+    if not patterns:
+        raise ValueError(f"{where}: urls says what may be asked for")
+    methods = texts(where, table, "methods") or ("GET", "HEAD")
+    for method in methods:
+        if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
+            raise ValueError(f"{where}: {method!r} is no method that programs may use")
+    networks = [_network(where, text) for text in texts(where, table, "networks")]
+    # Who names an address means it.
+    networks += [_network(where, p.host) for p in patterns if _is_address(p.host)]
+    return HttpRule(
+        tenants=frozenset(texts(where, table, "tenants")),
+        urls=patterns,
+        methods=frozenset(methods),
+        networks=tuple(networks),
+    )
+
+
+def _pattern(where: str, text: str) -> UrlPattern:
+    below = "://*." in text
+    try:
+        url = URL(text.replace("://*.", "://", 1))
+        host, port = url.raw_host, url.port
+    except ValueError as error:
+        raise ValueError(f"{where}: {text!r} is no URL: {error}") from error
+    wrong = not host or "*" in host or url.raw_query_string or url.raw_fragment or url.user
+    if wrong or url.scheme not in ("http", "https") or port is None:
+        raise ValueError(f"{where}: {text!r} must be https://host[:port][/path]")
+    assert host is not None
+    path = url.raw_path.rstrip("/")
+    return UrlPattern(url.scheme, host, port, f"{path}/" if path else "", below)
+
+
+def _network(where: str, text: str) -> Network:
+    try:
+        return ipaddress.ip_network(text)
+    except ValueError as error:
+        raise ValueError(f"{where}: {text!r} is no network: {error}") from error
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def parse_tools(values: Any) -> tuple[ToolServerOptions, ...]:

@@ -1,19 +1,110 @@
 """Requests of guests to the outside, unpacked and checked: every mistake is a SyscallError."""
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
+    HTTP_HEADER_BYTES_MAX,
+    HTTP_HEADERS_MAX,
+    HTTP_MS_MAX,
+    HTTP_REQUEST_BYTES_MAX,
+    HTTP_URL_BYTES_MAX,
     TOOL_ARGUMENTS_DEPTH_MAX,
     TOOL_CALL_MS_MAX,
     TOOL_NAME_BYTES_MAX,
     TOOL_REQUEST_BYTES_MAX,
 )
+from yarl import URL
 
 _ITEMS_MAX = 4_096  # of one list or map in a request
+
+_METHOD = re.compile(r"[A-Z]{1,20}")
+_HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name or an address
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}")
+_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\U0010ffff]*")
+# Ours: they say where a request ends and whom it is for, which nobody may forge.
+_OUR_HEADERS = frozenset({
+    "accept-encoding", "connection", "content-length", "expect", "host", "http2-settings",
+    "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """An HTTP request; header names are lower-case."""
+
+    method: str
+    url: URL
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    timeout_ms: int | None = None
+
+
+def parse_http(data: bytes) -> HttpRequest:
+    """Return the request in msgpack {method?, url, headers?, body?, timeout_ms?}.
+
+    Raises:
+        SyscallError: EINVAL, EFBIG, or ENAMETOOLONG for the URL.
+    """
+    known = frozenset({"method", "url", "headers", "body", "timeout_ms"})
+    values = unpack(data, HTTP_REQUEST_BYTES_MAX, known)
+    method, body = values.get("method", "GET"), values.get("body") or b""
+    if not isinstance(method, str) or not _METHOD.fullmatch(method):
+        raise invalid("a method has capital letters")
+    if not isinstance(body, bytes | str):
+        raise invalid("body must be bytes or text")
+    return HttpRequest(
+        method,
+        parse_url(values.get("url")),
+        _headers(values.get("headers") or {}),
+        body.encode() if isinstance(body, str) else body,
+        timeout(values.get("timeout_ms"), HTTP_MS_MAX),
+    )
+
+
+def parse_url(text: Any) -> URL:
+    """Return an absolute http(s) URL, normalised; EINVAL, ENAMETOOLONG."""
+    if not isinstance(text, str):
+        raise invalid("url must be text")
+    if len(text) > HTTP_URL_BYTES_MAX:
+        raise SyscallError(Errno.ENAMETOOLONG, f"a URL has at most {HTTP_URL_BYTES_MAX} bytes")
+    if "\\" in text or any(c <= " " or c == "\x7f" for c in text):
+        raise invalid("the URL has spaces, backslashes, or control characters")
+    try:
+        url = URL(text).with_fragment(None)
+        host = url.raw_host or ""
+    except ValueError as error:
+        raise invalid(f"no URL: {error}") from error
+    if url.scheme not in ("http", "https") or not _HOST.fullmatch(host) or not url.port:
+        raise invalid("the URL is not http(s)://host...")
+    if url.raw_user is not None or url.raw_password is not None:
+        raise invalid("the URL has a user")
+    return url
+
+
+def _headers(given: Any) -> dict[str, str]:
+    if not isinstance(given, dict) or len(given) > HTTP_HEADERS_MAX:
+        raise invalid(f"headers must be a map of at most {HTTP_HEADERS_MAX}")
+    headers: dict[str, str] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise invalid(f"{name!r} is no header's name")
+        if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
+            raise invalid(f"the value of {name} must be text without control characters")
+        key = name.lower()
+        if key in _OUR_HEADERS:
+            raise invalid(f"the server sets {name} itself")
+        if key in headers:
+            raise invalid(f"{name} stands there twice")
+        headers[key] = value
+    if sum(len(k) + len(v.encode()) for k, v in headers.items()) > HTTP_HEADER_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"headers have at most {HTTP_HEADER_BYTES_MAX} bytes")
+    return headers
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ BAD: dict[str, list[tuple[tuple[int | str, ...], Errno]]] = {
                  ((END - 3, 1), EFAULT), ((0, 0), EINVAL), ((0, 1), ENOENT),
                  ((117, 1), EINVAL), ((0, 500), ENOENT)],
     "kv_close": [((0,), EBADF), ((-1,), EBADF)],
+    "http": [((WRAP, 1), EFAULT), ((0, HUGE), EFAULT), ((0, 0), EINVAL), ((0, 4), EINVAL)],
     "tool": [((WRAP, 1), EFAULT), ((0, HUGE), EFAULT), ((0, 0), EINVAL), ((0, 4), EINVAL)],
     "tools": [((WRAP, 1), EFAULT), ((0, HUGE), EFAULT)],
 }  # fmt: skip

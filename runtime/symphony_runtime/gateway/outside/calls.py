@@ -6,25 +6,19 @@ Each is made by a task of its own, which ends when the program cancels its ticke
 import asyncio
 import contextlib
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_OUTSIDE_CALLS_MAX
 
 from symphony_runtime.gateway.config import GatewayConfig
-from symphony_runtime.outside.requests import ToolRequest, parse_tool
+from symphony_runtime.gateway.outside.web import Web
+from symphony_runtime.outside.requests import HttpRequest, ToolRequest, parse_http, parse_tool
 
 if TYPE_CHECKING:
     from symphony_runtime.gateway.outside.tools import Tools
 
-KINDS = frozenset({"tool", "tools"})  # what workers ask
-
-
-class Performer(Protocol):
-    """Who makes calls of one kind."""
-
-    async def call(self, tenant: str, request: Any) -> bytes:
-        """Make one; its result, or SyscallError."""
+KINDS = frozenset({"tool", "tools", "http"})  # what workers ask
 
 
 class Outside:
@@ -33,6 +27,7 @@ class Outside:
     def __init__(self, config: GatewayConfig) -> None:
         self._config = config
         self._tools: Tools | None = None
+        self._web = Web(config.http)
         self._under_way: Counter[str] = Counter()  # calls of each tenant
 
     async def start(self) -> None:
@@ -42,7 +37,8 @@ class Outside:
             self._tools.start()
 
     async def stop(self) -> None:
-        """End the tool servers."""
+        """End the tool servers and all connections."""
+        await self._web.stop()
         if self._tools is not None:
             await self._tools.stop()
 
@@ -58,6 +54,8 @@ class Outside:
         with self._counted(tenant):
             if what == "tools":
                 return b"\x90" if self._tools is None else await self._tools.list(tenant)
+            if isinstance(request, HttpRequest):
+                return await self._web.call(tenant, request)
             assert isinstance(request, ToolRequest)
             if self._tools is None:
                 raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
@@ -81,11 +79,15 @@ class Outside:
 
 def parse(what: str, data: bytes) -> Any:
     """Return the request that a worker passes on; SyscallError as `outside.requests`."""
+    if what == "http":
+        return parse_http(data)
     return parse_tool(data) if what == "tool" else None
 
 
 def name_of(what: str, request: Any) -> str:
     """Return what a trace calls it."""
+    if isinstance(request, HttpRequest):
+        return f"{request.method} {request.url.origin()}"
     return request.name if isinstance(request, ToolRequest) else what
 
 

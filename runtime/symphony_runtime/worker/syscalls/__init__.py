@@ -62,6 +62,7 @@ LIP_HANDLERS: dict[str, Handler] = {
     "kv_offer": kv.kv_offer,
     "kv_match": kv.kv_match,
     "kv_close": kv.kv_close,
+    "http": outside.http,
     "tool": outside.tool,
     "tools": outside.tools,
 }

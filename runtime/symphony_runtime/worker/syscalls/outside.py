@@ -4,13 +4,28 @@ from collections.abc import Callable
 from typing import Any
 
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import TOOL_REQUEST_BYTES_MAX, TOOL_RESULT_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    HTTP_BODY_BYTES_MAX,
+    HTTP_HEADER_BYTES_MAX,
+    HTTP_REQUEST_BYTES_MAX,
+    TOOL_REQUEST_BYTES_MAX,
+    TOOL_RESULT_BYTES_MAX,
+)
 
-from symphony_runtime.outside.requests import parse_tool
+from symphony_runtime.outside.requests import parse_http, parse_tool
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import arguments
 
 _WARNING = 2
+_RESPONSE_BYTES = HTTP_BODY_BYTES_MAX + HTTP_HEADER_BYTES_MAX
+
+
+def http(lip: Instance, pointer: int, length: int) -> int | None:
+    """A ticket for a server's answer."""
+    lip.fiber.check(pointer, length)
+    data = lip.fiber.read(pointer, min(length, HTTP_REQUEST_BYTES_MAX + 1))
+    _checked(lip, "http", parse_http, data)
+    return _begin(lip, "http", data, _RESPONSE_BYTES)
 
 
 def tool(lip: Instance, pointer: int, length: int) -> int | None:

@@ -1,0 +1,183 @@
+"""HTTP requests of programs, through their tenant's allow list.
+
+    request -> a rule that names its URL and method -> an address that the rule lets it reach
+            -> the answer; a redirect is a request again, from the beginning
+
+Each tenant has connections of its own under each rule: what one rule lets it reach, or another
+tenant has open, never serves a request under this one.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urljoin
+
+import aiohttp
+import msgpack
+from aiohttp.abc import AbstractResolver
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    HTTP_BODY_BYTES_MAX,
+    HTTP_HEADER_BYTES_MAX,
+    HTTP_MS_DEFAULT,
+    HTTP_REDIRECTS_MAX,
+)
+from yarl import URL
+
+from symphony_runtime.gateway.outside.addresses import (
+    CheckedResolver,
+    CheckedSockets,
+    RefusedError,
+)
+from symphony_runtime.outside.options import HttpRule
+from symphony_runtime.outside.requests import HttpRequest, parse_url
+
+_AGENT = "symphony"
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CREDENTIALS = frozenset({"authorization", "cookie"})  # for one origin only
+_ABOUT_BODY = frozenset({"content-type", "content-encoding", "content-language"})
+_HEADER_LINES_MAX = 128
+_TUNED = 8_190  # bytes of one header line
+
+
+class Web:
+    """Makes requests under the operator's rules; none, where there are no rules."""
+
+    def __init__(
+        self,
+        rules: tuple[HttpRule, ...],
+        resolver: Callable[[], AbstractResolver] = aiohttp.ThreadedResolver,
+    ) -> None:
+        self._rules = rules
+        self._make_resolver = resolver
+        self._resolver: AbstractResolver | None = None
+        self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+        if self._resolver is not None:
+            await self._resolver.close()
+
+    async def call(self, tenant: str, request: HttpRequest) -> bytes:
+        """Make a request; return msgpack {status, headers, body}.
+
+        Raises:
+            SyscallError: EACCES, the tenant may not; EFBIG, the answer is too large; ETIMEDOUT;
+                EIO, the network, the other side, or its certificate.
+        """
+        most_ms = request.timeout_ms or HTTP_MS_DEFAULT
+        try:
+            async with asyncio.timeout(most_ms / 1000):
+                return await self._follow(tenant, request)
+        except TimeoutError:
+            raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            refused = _refused(error)
+            if refused is not None:
+                raise SyscallError(Errno.EACCES, str(refused.strerror)) from error
+            raise SyscallError(Errno.EIO, str(error) or type(error).__name__) from error
+
+    async def _follow(self, tenant: str, request: HttpRequest) -> bytes:
+        for _ in range(HTTP_REDIRECTS_MAX + 1):
+            session = self._session(self._rule(tenant, request), tenant)
+            async with session.request(
+                request.method,
+                request.url,
+                headers=request.headers,
+                data=request.body or None,
+                allow_redirects=False,
+                skip_auto_headers=("Content-Type",),
+            ) as response:
+                target = response.headers.get("Location")
+                if response.status not in _REDIRECTS or target is None:
+                    return await _read(response)
+                response.close()  # whatever body it has, nobody reads it
+            request = _redirected(request, response.status, target)
+        raise SyscallError(Errno.EIO, f"more than {HTTP_REDIRECTS_MAX} redirects")
+
+    def _rule(self, tenant: str, request: HttpRequest) -> HttpRule:
+        rules = [r for r in self._rules if r.serves(tenant) and r.covers(request.url)]
+        if not rules:
+            raise SyscallError(Errno.EACCES, f"{request.url} is not in the tenant's allow list")
+        for rule in rules:
+            if request.method in rule.methods:
+                return rule
+        detail = f"{request.method} of {request.url} is not in the tenant's allow list"
+        raise SyscallError(Errno.EACCES, detail)
+
+    def _session(self, rule: HttpRule, tenant: str) -> aiohttp.ClientSession:
+        session = self._sessions.get((rule, tenant))
+        if session is None:
+            session = self._sessions[rule, tenant] = self._new_session(rule)
+        return session
+
+    def _new_session(self, rule: HttpRule) -> aiohttp.ClientSession:
+        if self._resolver is None:
+            self._resolver = self._make_resolver()
+        connector = aiohttp.TCPConnector(
+            resolver=CheckedResolver(self._resolver, rule.networks),
+            socket_factory=CheckedSockets(rule.networks),
+            use_dns_cache=False,
+            limit=0,
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=None),  # a call has a time of its own
+            auto_decompress=False,
+            trust_env=False,
+            max_line_size=_TUNED,
+            max_field_size=_TUNED,
+            max_headers=_HEADER_LINES_MAX,
+        )
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    headers: dict[str, str] = {}
+    for name, value in response.headers.items():
+        key = name.lower()
+        before = headers.get(key)
+        # As one list, but for cookies, which may hold commas.
+        joint = "\n" if key == "set-cookie" else ", "
+        headers[key] = value if before is None else f"{before}{joint}{value}"
+    if sum(len(k) + len(v) for k, v in headers.items()) > HTTP_HEADER_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"headers of more than {HTTP_HEADER_BYTES_MAX} bytes")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        body += chunk
+        if len(body) > HTTP_BODY_BYTES_MAX:
+            response.close()
+            raise SyscallError(Errno.EFBIG, f"a body of more than {HTTP_BODY_BYTES_MAX} bytes")
+    answer: dict[str, Any] = {"status": response.status, "headers": headers, "body": bytes(body)}
+    packed: bytes = msgpack.packb(answer, unicode_errors="replace")
+    return packed
+
+
+def _redirected(request: HttpRequest, status: int, target: str) -> HttpRequest:
+    """Return the request that a redirect asks for: as browsers do it."""
+    url = parse_url(urljoin(str(request.url), target))
+    method, body, headers = request.method, request.body, request.headers
+    to_get = method != "HEAD" if status == 303 else method == "POST" and status in (301, 302)
+    if to_get:
+        method, body = "GET", b""
+        headers = {k: v for k, v in headers.items() if k not in _ABOUT_BODY}
+    if _origin(url) != _origin(request.url):
+        headers = {k: v for k, v in headers.items() if k not in _CREDENTIALS}
+    return HttpRequest(method, url, headers, body)
+
+
+def _origin(url: URL) -> tuple[str, str | None, int | None]:
+    return url.scheme, url.raw_host, url.port
+
+
+def _refused(error: BaseException | None) -> RefusedError | None:
+    """Return the refusal that an error of the library comes from, if it comes from one."""
+    while error is not None:
+        if isinstance(error, RefusedError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
