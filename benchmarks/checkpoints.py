@@ -52,6 +52,7 @@ SHAPES = {
     "0.5b": Shape(  # Qwen2-0.5B's
         896, 24, 14, 2, 4864, 151936, kind="qwen2", rope_theta=1e6, norm_eps=1e-6
     ),
+    "20m": Shape(384, 12, 6, 2, 1024, 8192),
     "small": Shape(64, 2, 4, 2, 96, 512, 1024),
 }
 
