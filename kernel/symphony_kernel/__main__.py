@@ -78,6 +78,10 @@ async def boot(configuration: Configuration) -> int:
         ),
     )
     kernel = revive(configuration, lambda: Kernel(executor, describe(assets), clock, options))
+    try:
+        await asyncio.to_thread(kernel.constraints.prepare)
+    except ValueError as error:  # it says so to whoever asks for one
+        _log.warning("constraints cannot be used with this tokenizer: %s", error)
     # 5. What is there now stays: the collector need not look at it again and again, nor at every
     #    batch's few thousand short-lived objects.
     gc.collect()

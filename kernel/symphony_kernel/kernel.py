@@ -18,6 +18,7 @@ from typing import Any
 
 import msgpack
 
+from symphony_kernel.constraints.compiler import Grammars
 from symphony_kernel.durability import KEPT, Durability
 from symphony_kernel.executor.base import Executor, Int32
 from symphony_kernel.journal.keeper import LOG_BYTES, Keeper, Parts, Remembered
@@ -120,7 +121,11 @@ class Kernel:
             self._reply,
             self._seeds.draw,
             self._durability.saving,
+            Grammars.of(self._about, self._executor.model),
+            self._happen_on_disk,
         )
+        self.constraints = syscalls.constraints
+        self.happenings["compiled"] = self.constraints.compiled
         self.happenings |= self._durability.serve(
             syscalls.named, self._answer_gateway, self._turn_over
         )
@@ -443,6 +448,7 @@ class Kernel:
         keeper = self.make_keeper(store, log_bytes, threads)
         if found is not None:
             self._durability.rest()
+            self.constraints.rest()
         keeper.start(found)
         self._keeper = keeper
 
@@ -459,6 +465,7 @@ class Kernel:
                 "seeds": self._seeds,
                 "saving": self._durability.saving,
                 "requests": self._durability.requests,
+                "constraints": self.constraints,
             },
             kept=KEPT,
             code={"syscalls": self._syscalls, "named calls": self._syscalls.named},
@@ -512,6 +519,7 @@ class Kernel:
         if self._checks:
             self._stepper.when_idle(self._check)
         self._durability.resume()
+        self.constraints.resume(self._processes)
 
     def open_names(self, *, known: bool) -> None:
         """Clean up among durable files, and name them unless they are known. Blocks; OSError."""
@@ -579,6 +587,7 @@ class Kernel:
         for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
             port.link.close()
             port.on_closed()
+        self.constraints.end()
         await self._durability.close(wait=self._stepper.running)
         await self._stepper.stop()
         self._upkeep.close()

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from symphony_kernel.arguments import tree_depths
+from symphony_kernel.constraints.guides import Constraint, Guide
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.kvfs import KVFS, KVFile
 from symphony_kernel.kvfs.ordering import Operation, drop, finish, submit
@@ -193,7 +194,7 @@ class Turn(_Pending):
 class Pred(_Pending):
     """A pred: first in its file's queue until the scheduler is done with it."""
 
-    __slots__ = ("options", "positions", "tokens", "work")
+    __slots__ = ("constraint", "options", "positions", "tokens", "work")
 
     def __init__(
         self,
@@ -205,6 +206,8 @@ class Pred(_Pending):
         options: PredOptions,
         size: int,
     ) -> None:
+        # First, since it may be that there is none.
+        self.constraint = call.caller.constraint(options.constraint) if options.constraint else None
         super().__init__(turns, call, (file,), size)
         self.tokens = tokens
         self.positions = positions  # [n], or None: those after the file's end
@@ -268,7 +271,18 @@ class Pred(_Pending):
             seed=self._seed(),
             weight=caller.lip.weight,
             number=self.turns.made,
+            guide=None if self.constraint is None else self._guide(file, self.constraint),
         )
+
+    def _guide(self, file: KVFile, constraint: Constraint) -> Guide:
+        """Return what guides the work: the text begins behind it, unless it has begun before."""
+        end = file.length + len(self.tokens)
+        base = self.options.since
+        if base is None:
+            base = (file.texts or {}).get(constraint.number, end)
+        elif base > end:
+            raise SyscallError(Errno.EINVAL, f"since is at most {end} here")
+        return Guide(constraint, file, base, kept=self.options.keep)
 
     def _positions(self, length: int, n: int) -> Int32:
         if self.positions is not None:
@@ -294,12 +308,20 @@ class Pred(_Pending):
         self._done(result)
         witness.inside -= 1
 
+    def _note_text(self) -> None:
+        """The first time that a constraint has been used on a file says where its text begins."""
+        if self.constraint is not None and self.options.keep:
+            assert self.work is not None
+            assert self.work.guide is not None
+            self.files[0].begin_text(self.constraint.number, self.work.guide.base)
+
     def _value(self, result: bytes) -> int:  # noqa: ARG002 - what it says is the worker's alone
         """Return what of a result decides what comes after it."""
         return 0
 
     def _done(self, result: bytes | int) -> None:
         if isinstance(result, bytes):
+            self._note_text()
             usage, n = self.caller.usage, len(self.tokens)
             if n > 1:
                 usage.prompt_tokens += n
@@ -364,6 +386,10 @@ class Generation(Pred):
         room = self.turns.entries_max - self.files[0].length - len(self.tokens)
         # The last token is not appended: it needs no room.
         self.run_ahead = RunAhead(self.asked, room + 1)
+        if self.constraint is not None:  # behind the end of its text nothing comes
+            self.run_ahead.stop |= self.constraint.ends
+            assert work.guide is not None
+            work.guide.kept = False
         work.course = self
         return work
 
@@ -387,6 +413,7 @@ class Generation(Pred):
         if isinstance(result, int):
             self._end(result)
             return
+        self._note_text()
         usage, work = self.caller.usage, self.work
         assert work is not None
         if work.count > 1:

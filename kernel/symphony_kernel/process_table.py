@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from symphony_kernel.constraints.guides import Constraint
 from symphony_kernel.kvfs import KVFS, Account, HandleTable, KVFile, Tenant, page_count
 from symphony_kernel.kvfs.ordering import Operation, drop, finish
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
@@ -97,7 +98,16 @@ class Instance:
     operations: dict[Operation, None] = field(default_factory=dict)  # not finished, in order
     pending: dict[int, Operation] = field(default_factory=dict)  # those that owe a reply, by seq
     usage: Usage = field(default_factory=Usage)
+    constraints: dict[int, Constraint] = field(default_factory=dict)  # by handle
+    constraints_made: int = 0
     ended: bool = False
+
+    def constraint(self, handle: int) -> Constraint:
+        """Return the constraint behind a handle; SyscallError EBADF."""
+        found = self.constraints.get(handle)
+        if found is None:
+            raise SyscallError(Errno.EBADF, f"no constraint {handle}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,11 @@ class ProcessTable:
         """Yield all operations that have not finished."""
         for instance in self._instances.values():
             yield from instance.operations
+
+    def constraints(self) -> Iterator[Constraint]:
+        """Yield all constraints with a handle."""
+        for instance in self._instances.values():
+            yield from instance.constraints.values()
 
     # -- Who is there ---------------------------------------------------------------------------
     def get(self, instance: int) -> Instance | None:

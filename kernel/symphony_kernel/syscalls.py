@@ -21,6 +21,8 @@ import msgpack
 
 from symphony_kernel import arguments
 from symphony_kernel.arguments import Ranges, integer, text
+from symphony_kernel.constraint_calls import ConstraintCalls
+from symphony_kernel.constraints.compiler import Grammars
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
 from symphony_kernel.kvfs.advice import Hint
@@ -73,6 +75,8 @@ class Syscalls:
         reply: Callable[[int, int, Result], None],
         draw_seed: Callable[[], int] | None = None,
         saving: Saving | None = None,
+        grammars: Grammars | None = None,
+        happen: Callable[[str, list[Any]], None] | None = None,
     ) -> None:
         self._kvfs = kvfs
         self._processes = processes
@@ -82,6 +86,11 @@ class Syscalls:
         self._turns = Turns(kvfs, processes, scheduler, entries_max, reply, draw)
         self._saving = saving or without_disk(kvfs)
         self.named = NamedCalls(kvfs, self._saving, self._turns)
+        self.constraints = ConstraintCalls(
+            grammars or Grammars(b"", model.vocab_size, model.eos),
+            self._turns,
+            happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
+        )
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
@@ -110,6 +119,8 @@ class Syscalls:
             Op.KV_MATCH: (self._kv_match, 2),  # handle, tokens -> entries
             Op.KV_ADVISE: (self._kv_advise, 3),  # handle, hint, argument
             Op.WAITS: (self._waits, 1),  # whether it does
+            Op.CONSTRAINT: (self.constraints.begin, 2),  # kind, text -> handle
+            Op.CONSTRAINT_CLOSE: (self.constraints.close, 1),  # handle
             Op.PRED: (self._pred, 4),  # handle, tokens, positions, options -> results
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
             Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE

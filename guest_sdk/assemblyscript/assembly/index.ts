@@ -1,5 +1,6 @@
 // Everything a program needs; the raw calls are in `symphony-lip/assembly/raw`.
 
+export * from "./constraint";
 export * from "./errno";
 export * from "./generation";
 export * from "./json";

@@ -1,5 +1,6 @@
 // One forward pass: what is asked of it, and what it answers.
 
+import { Constraint } from "./constraint";
 import { Errno, Result, failure, success } from "./errno";
 import { Encoder } from "./msgpack";
 import { Ticket } from "./tickets";
@@ -154,6 +155,21 @@ export class PredOptions {
   /** Allows the tokens whose bit is set: bit t % 8 of byte t / 8. */
   allowMask(mask: ArrayBuffer): PredOptions {
     this.key("allow").binary(mask);
+    return this;
+  }
+
+  /**
+   * Allows only tokens that go on with a text of the constraint's. The text begins behind the first
+   * call on the file that has the constraint; a generation ends with it.
+   */
+  constraint(constraint: Constraint): PredOptions {
+    this.key("constraint").integer(constraint.handle);
+    return this;
+  }
+
+  /** With a constraint: its text begins with this entry of the file, from now on. */
+  since(entry: i32): PredOptions {
+    this.key("since").integer(entry);
     return this;
   }
 

@@ -92,6 +92,11 @@ export declare function claim(ticket: i32, ptr: usize, cap: u32, timeout_ms: i64
 @external("lip", "cancel")
 export declare function cancel(ticket: i32): i32;
 
+/** What was wrong, in words, with the last call that failed and has any. */
+// @ts-ignore: decorator
+@external("lip", "last_error")
+export declare function last_error(ptr: usize, cap: u32): i32;
+
 // --- Model ---------------------------------------------------------------------------------------
 
 /** msgpack {name, vocab_size, eos, bos, max_context, page_size, dtype}. */
@@ -138,6 +143,11 @@ export declare function generate(kv: i32, tokens: usize, n: u32, opts: usize, op
 // @ts-ignore: decorator
 @external("lip", "constraint")
 export declare function constraint(kind: i32, ptr: usize, len: u32): i32;
+
+/** Closes the handle; generations that use it go on. */
+// @ts-ignore: decorator
+@external("lip", "constraint_close")
+export declare function constraint_close(constraint: i32): i32;
 
 // --- KV files ------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 //! Decoding: what nearly every program wants between forward passes and text.
 
+use crate::constraint::Constraint;
 use crate::error::{Errno, Error, Result};
 use crate::executor::Ticket;
 use crate::kv::KvFile;
@@ -141,6 +142,7 @@ pub struct Generation<'a> {
     sampler: Sampler,
     stop_tokens: Vec<u32>,
     stop_texts: Vec<String>,
+    constraint: Option<&'a Constraint>,
     utf8: Utf8,
     /// Text that may be the beginning of one to stop at.
     held: String,
@@ -167,6 +169,7 @@ impl<'a> Generation<'a> {
             sampler: Sampler::Greedy,
             stop_tokens: model::info()?.eos,
             stop_texts: Vec::new(),
+            constraint: None,
             utf8: Utf8::new(),
             held: String::new(),
             finish: None,
@@ -200,6 +203,12 @@ impl<'a> Generation<'a> {
     /// Stops at these tokens instead of the model's own; with none, only at the length.
     pub fn stop_tokens(mut self, tokens: &[u32]) -> Self {
         self.stop_tokens = tokens.to_vec();
+        self
+    }
+
+    /// Gives a text of the constraint's, and ends with it.
+    pub fn constrained(mut self, constraint: &'a Constraint) -> Self {
+        self.constraint = Some(constraint);
         self
     }
 
@@ -255,7 +264,10 @@ impl<'a> Generation<'a> {
                 self.before = self.kv.len()?;
             }
             let max = u32::try_from(self.max_tokens).unwrap_or(u32::MAX);
-            let generate = self.kv.generate(&self.prompt).max(max).ahead(self.ahead);
+            let mut generate = self.kv.generate(&self.prompt).max(max).ahead(self.ahead);
+            if let Some(constraint) = self.constraint {
+                generate = generate.constrained(constraint);
+            }
             self.stream = Some(self.sampler.begin(generate.stop(&self.stop_tokens)));
         }
         match &mut self.stream {

@@ -38,6 +38,7 @@
 //! - [`KvFile`] and [`kv`]: KV files; [`pred`]: forward passes; [`stream`]: run-ahead decoding
 //! - [`spawn`], [`join_all`], [`select`]: tasks in one instance, over tickets
 //! - [`Session`], [`Plan`]: a text that grows, replies, branches, scores; [`Input`]: parameters
+//! - [`constraint`]: JSON schemas, regular expressions and grammars that texts keep to
 //! - [`decode`]: samplers, stopping, text that grows; [`prompt`]: templates, turns
 //! - [`tool`]: the outside
 //! - [`testing`]: a program's tests without a server
@@ -56,6 +57,7 @@ extern crate alloc;
 compile_error!("outside of Wasm, the crate needs its `std` feature");
 
 mod combine;
+pub mod constraint;
 pub mod decode;
 mod entry;
 mod error;
@@ -84,6 +86,7 @@ pub use combine::{
     join_all, select, select_all, timeout, try_join_all, Either, JoinAll, Select, SelectAll,
     TryJoinAll,
 };
+pub use constraint::Constraint;
 pub use entry::{log_panics, Outcome};
 pub use error::{Errno, Error, Result};
 pub use executor::{block_on, spawn, Task, Ticket};

@@ -1,5 +1,6 @@
 //! Forward passes.
 
+use crate::constraint::{Constraint, Text};
 use crate::executor::Ticket;
 use crate::kv::KvFile;
 use crate::msgpack::Writer;
@@ -166,6 +167,7 @@ pub struct Pred<'a, P = One> {
     bias: &'a [(u32, f32)],
     bias_mask: Option<(&'a TokenSet, f32)>,
     allow: Option<&'a TokenSet>,
+    constraint: Option<Text<'a>>,
     parents: Option<&'a [i32]>,
     keep: bool,
     logprobs: u32,
@@ -182,6 +184,7 @@ impl<'a> Pred<'a> {
             bias: &[],
             bias_mask: None,
             allow: None,
+            constraint: None,
             parents: None,
             keep: true,
             logprobs: 0,
@@ -208,6 +211,7 @@ impl<'a> Pred<'a> {
             bias: self.bias,
             bias_mask: self.bias_mask,
             allow: self.allow,
+            constraint: self.constraint,
             parents: self.parents,
             keep: self.keep,
             logprobs: self.logprobs,
@@ -242,6 +246,20 @@ impl<'a, P> Pred<'a, P> {
     /// Leaves only these tokens possible.
     pub fn allow(mut self, tokens: &'a TokenSet) -> Self {
         self.allow = Some(tokens);
+        self
+    }
+
+    /// Leaves only tokens possible that go on with a text of the constraint's. The text begins behind
+    /// the first pass in this file that has the constraint; it is `EINVAL` where the tokens behind
+    /// that are none, and with [`all`](Self::all), [`at`](Self::at) and [`parents`](Self::parents).
+    pub fn constrained(mut self, constraint: &'a Constraint) -> Self {
+        self.constraint = Some(Text { constraint, since: None });
+        self
+    }
+
+    /// The same, where the text begins with this entry of the file, from now on.
+    pub fn constrained_since(mut self, constraint: &'a Constraint, since: u32) -> Self {
+        self.constraint = Some(Text { constraint, since: Some(since) });
         self
     }
 
@@ -357,6 +375,8 @@ impl<'a, P> Pred<'a, P> {
             !self.bias.is_empty(),
             self.bias_mask.is_some(),
             self.allow.is_some(),
+            self.constraint.is_some(),
+            self.constraint.as_ref().map_or(false, |text| text.since.is_some()),
             self.parents.is_some(),
             !self.keep,
             self.logprobs > 0,
@@ -397,6 +417,9 @@ impl<'a, P> Pred<'a, P> {
         }
         if let Some(tokens) = self.allow {
             out.str("allow").bin(tokens.as_bytes());
+        }
+        if let Some(text) = &self.constraint {
+            text.write(out);
         }
         if let Some(parents) = self.parents {
             out.str("parents").array(parents.len());

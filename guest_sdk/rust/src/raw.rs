@@ -50,6 +50,8 @@ mod imports {
         pub fn claim(ticket: i32, ptr: *mut u8, cap: usize, timeout_ms: i64) -> i32;
         /// Drops the work, or its result, and frees the ticket.
         pub fn cancel(ticket: i32) -> i32;
+        /// What was wrong, in words, with the last call that failed and has any.
+        pub fn last_error(ptr: *mut u8, cap: usize) -> i32;
 
         // Model.
         /// msgpack {name, vocab_size, eos, bos, max_context, page_size, dtype}.
@@ -66,6 +68,8 @@ mod imports {
         pub fn generate(kv: i32, tokens: *const u32, n: usize, opts: *const u8, opts_len: usize) -> i32;
         /// Suspends: compiles a JSON schema (0), regex (1) or Lark grammar (2).
         pub fn constraint(kind: i32, ptr: *const u8, len: usize) -> i32;
+        /// Closes a constraint's handle.
+        pub fn constraint_close(constraint: i32) -> i32;
 
         // KV files.
         /// An empty, anonymous file with all rights.

@@ -1,5 +1,6 @@
 //! Run-ahead decoding: the server goes on sampling while the program looks at what came.
 
+use crate::constraint::{Constraint, Text};
 use crate::error::{Errno, Error, Result};
 use crate::executor::Pieces;
 use crate::kv::KvFile;
@@ -42,6 +43,7 @@ pub struct Generate<'a> {
     bias: &'a [(u32, f32)],
     bias_mask: Option<(&'a TokenSet, f32)>,
     allow: Option<&'a TokenSet>,
+    constraint: Option<Text<'a>>,
     logprobs: u32,
 }
 
@@ -57,6 +59,7 @@ impl<'a> Generate<'a> {
             bias: &[],
             bias_mask: None,
             allow: None,
+            constraint: None,
             logprobs: 0,
         }
     }
@@ -105,6 +108,19 @@ impl<'a> Generate<'a> {
         self
     }
 
+    /// Gives a text of the constraint's: it ends with one of the model's own tokens for that, as with
+    /// a `stop` token, or where `max` cuts it off. See [`Pred::constrained`](crate::pred::Pred::constrained).
+    pub fn constrained(mut self, constraint: &'a Constraint) -> Self {
+        self.constraint = Some(Text { constraint, since: None });
+        self
+    }
+
+    /// The same, where the text begins with this entry of the file, from now on.
+    pub fn constrained_since(mut self, constraint: &'a Constraint, since: u32) -> Self {
+        self.constraint = Some(Text { constraint, since: Some(since) });
+        self
+    }
+
     /// Tells the best `k` tokens, at most 20, beside each one: see [`Stream::next_scored`].
     pub fn logprobs(mut self, k: u32) -> Self {
         self.logprobs = k;
@@ -147,6 +163,8 @@ impl<'a> Generate<'a> {
             !self.bias.is_empty(),
             self.bias_mask.is_some(),
             self.allow.is_some(),
+            self.constraint.is_some(),
+            self.constraint.as_ref().map_or(false, |text| text.since.is_some()),
             self.logprobs > 0,
         ];
         let count = given.iter().filter(|given| **given).count();
@@ -183,6 +201,9 @@ impl<'a> Generate<'a> {
         }
         if let Some(tokens) = self.allow {
             out.str("allow").bin(tokens.as_bytes());
+        }
+        if let Some(text) = &self.constraint {
+            text.write(&mut out);
         }
         if self.logprobs > 0 {
             out.str("logprobs").uint(u64::from(self.logprobs));

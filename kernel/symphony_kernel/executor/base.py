@@ -70,6 +70,17 @@ class KVLayout:
         return elements * self.numpy.itemsize
 
 
+class Guide(Protocol):
+    """What a constraint knows of one sequence: which tokens may come next."""
+
+    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
+        """Write which tokens may come behind a row's own ([q], from entry `start` on).
+
+        `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. Rows come in
+        their sequence's order, but for some that come again. An error is the row's result.
+        """
+
+
 @dataclass(slots=True)
 class Row:
     """One sequence's part of a step: `q` new entries after `start` present ones.
@@ -92,6 +103,7 @@ class Row:
     # u64 for Get.SAMPLE: options.sampling.seed, or what the kernel drew. The noise at a place is a
     # function of this seed, of the token's position (`positions[place]`) and of the token id.
     seed: int = 0
+    guide: Guide | None = None  # of a row with one place, behind its last token
 
 
 @dataclass(slots=True)

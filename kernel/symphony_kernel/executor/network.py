@@ -4,10 +4,11 @@ Two things do: torch, on any device, and the native kernels, on a CPU that has w
 calls but `prepare` come from one thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
+from symphony_kernel.executor.masks import RowMasks
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.protocol.errno import SyscallError
 
@@ -66,8 +67,11 @@ class Network(Protocol):
         On the thread that gives steps. None: it is to be computed with `forward` and `answer`.
         """
 
-    def compute(self, step: Any) -> Results:
-        """Compute what `prepare` returned, once; return each row's result."""
+    def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
+        """Compute what `prepare` returned, once; return each row's result.
+
+        `masks` waits for the masks of rows that have one; it is called when they are needed.
+        """
 
     def forward(self, rows: Sequence[Row]) -> list[int]:
         """Compute the entries of at least one row.

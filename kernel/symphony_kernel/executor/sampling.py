@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
@@ -32,6 +32,7 @@ class Ask:
     options: PredOptions
     seed: int  # u64
     positions: Int32  # [p] of the places' tokens
+    mask: UInt32 | None = None  # [ceil(vocab_size / 32)], in the place of the options' `allow`
 
 
 def answer(logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
@@ -48,7 +49,7 @@ def answer(logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         error = problem_of(ask.options, vocab_size)
         if error is None:
             sound.append(index)
-            _shape_logits(logits[begins[index] : begins[index + 1]], ask.options)
+            _shape_logits(logits[begins[index] : begins[index + 1]], ask.options, ask.mask)
         else:
             results[index] = error
     kinds: dict[tuple[Get, int, int], list[int]] = {}
@@ -93,19 +94,20 @@ def tokens_in(mask: bytes, vocab_size: int) -> npt.NDArray[np.bool_]:
     return bits.view(np.bool_)
 
 
-def _shape_logits(logits: Tensor, options: PredOptions) -> None:
+def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> None:
     """Add the bias and rule out what is not allowed, in place."""
     if options.bias:
         tokens = torch.tensor([token for token, _ in options.bias], device=logits.device)
         values = torch.tensor([value for _, value in options.bias], device=logits.device)
         logits.index_add_(1, tokens, values.expand(len(logits), -1))
     if options.bias_mask is not None:
-        mask, value = options.bias_mask
-        chosen = torch.from_numpy(np.flatnonzero(tokens_in(mask, logits.shape[1])))
+        where, value = options.bias_mask
+        chosen = torch.from_numpy(np.flatnonzero(tokens_in(where, logits.shape[1])))
         added = torch.full((len(logits), len(chosen)), value, device=logits.device)
         logits.index_add_(1, chosen.to(logits.device), added)
-    if options.allow is not None:
-        allowed = torch.from_numpy(tokens_in(options.allow, logits.shape[1])).to(logits.device)
+    bits = options.allow if mask is None else mask.tobytes()
+    if bits is not None:
+        allowed = torch.from_numpy(tokens_in(bits, logits.shape[1])).to(logits.device)
         logits.masked_fill_(~allowed, float("-inf"))
 
 

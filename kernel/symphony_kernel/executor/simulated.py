@@ -27,6 +27,7 @@ from symphony_kernel.executor.base import (
     Results,
     Row,
 )
+from symphony_kernel.executor.masks import allowed, fill
 from symphony_kernel.executor.outcome import Outcome
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -244,9 +245,21 @@ class SimulatedExecutor:
         if options.get is Get.NONE or not len(states):
             return b""
         logits = self._logits(states, options)
+        if row.guide is not None:
+            error = self._constrain(logits, row)
+            if error is not None:
+                return error
         if options.allow is not None and not np.isfinite(logits).any(axis=1).all():
             return SyscallError(Errno.EINVAL, "the mask allows no token")
         return _encode(logits, row)
+
+    def _constrain(self, logits: Float32, row: Row) -> SyscallError | None:
+        """Rule out what a row's guide does not allow."""
+        vocab_size = self._model.vocab_size
+        mask = np.zeros(-(-vocab_size // 32), np.uint32)
+        error = fill(row, mask, vocab_size)
+        logits[:, ~allowed(mask, vocab_size)] = -np.inf
+        return error
 
     def _compute(self, row: Row) -> UInt64:
         """Write the row's new slots; return the state [q] after each new token."""

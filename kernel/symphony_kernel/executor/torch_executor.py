@@ -6,6 +6,7 @@ released while it computes, so the kernel's loop goes on beside it.
 
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from symphony_kernel.executor.base import (
     ModelInfo,
     Results,
     Row,
+    UInt32,
 )
 from symphony_kernel.executor.follow import Follow
+from symphony_kernel.executor.masks import Masks, RowMasks
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
@@ -66,6 +69,7 @@ class TorchExecutor:
         self._network = network
         self._logits_places = logits_places
         self._thread = thread
+        self._masks = Masks(model.vocab_size)
         self._last: Results = []  # of the last step, while the next one may follow it
 
     @classmethod
@@ -157,8 +161,8 @@ class TorchExecutor:
         assert follow.tokens is not None
         if prepared is not None:
             prepared.set_tokens(follow.tokens)
-        else:
-            for row, token in zip(batch.rows, follow.tokens, strict=True):
+        for row, token in zip(batch.rows, follow.tokens, strict=True):
+            if prepared is None or row.guide is not None:
                 row.tokens = np.array([token], np.uint32)
         return True
 
@@ -175,6 +179,7 @@ class TorchExecutor:
         """Wait for the last step and give the device back."""
         await self._thread.start(self._network.release)
         self._thread.stop()
+        self._masks.close()
 
     # -- Pages ----------------------------------------------------------------------------------
     @property
@@ -238,23 +243,42 @@ class TorchExecutor:
                 self._network.copy(group)
 
     def _rows(self, batch: Batch, prepared: Any) -> Results:
+        guided = [index for index, row in enumerate(batch.rows) if row.guide is not None]
+        if not guided:
+            return self._compute(batch, prepared)
+        # Their masks are made while the step computes.
+        self._masks.begin(batch.rows, guided)
+        results = None
+        try:
+            results = self._compute(batch, prepared, self._masks.wait)
+        finally:
+            self._masks.finish(results)
+        return results
+
+    def _compute(
+        self, batch: Batch, prepared: Any, masks: Callable[[], RowMasks] | None = None
+    ) -> Results:
         if prepared is not None:
-            return self._network.compute(prepared)
+            return self._network.compute(prepared, masks)
         results: list[bytes | SyscallError] = [b""] * len(batch.rows)
         if not batch.rows:
             return results
         indices = self._network.forward(batch.rows)
-        answers = self._answers([batch.rows[index] for index in indices])
+        made = masks() if masks is not None else {}
+        answers = self._answers(
+            [batch.rows[index] for index in indices], [made.get(index) for index in indices]
+        )
         for index, result in zip(indices, answers, strict=True):
             results[index] = result
         return results
 
-    def _answers(self, rows: list[Row]) -> list[bytes | SyscallError]:
+    def _answers(self, rows: list[Row], masks: list[UInt32 | None]) -> list[bytes | SyscallError]:
         """Return each row's result from the outputs at its places."""
         if rows and sum(len(row.places) for row in rows) <= self._logits_places:
-            return self._network.answer(0, [_ask(row) for row in rows])
+            asks = [_ask(row, mask) for row, mask in zip(rows, masks, strict=True)]
+            return self._network.answer(0, asks)
         results: list[bytes | SyscallError] = [b""] * len(rows)
-        for begin, asks, owners in _portions(rows, self._logits_places):
+        for begin, asks, owners in _portions(rows, masks, self._logits_places):
             for owner, part in zip(owners, self._network.answer(begin, asks), strict=True):
                 before = results[owner]
                 if isinstance(part, bytes) and isinstance(before, bytes):
@@ -264,16 +288,19 @@ class TorchExecutor:
         return results
 
 
-def _ask(row: Row) -> Ask:
+def _ask(row: Row, mask: UInt32 | None) -> Ask:
     alone = len(row.positions) == 1 and len(row.places) == 1
-    return Ask(row.options, row.seed, row.positions if alone else row.positions[row.places])
+    positions = row.positions if alone else row.positions[row.places]
+    return Ask(row.options, row.seed, positions, mask)
 
 
-def _portions(rows: list[Row], places_max: int) -> list[tuple[int, list[Ask], list[int]]]:
+def _portions(
+    rows: list[Row], masks: list[UInt32 | None], places_max: int
+) -> list[tuple[int, list[Ask], list[int]]]:
     """Split the rows' places: (first place, asks, whose they are) of each portion."""
     portions: list[tuple[int, list[Ask], list[int]]] = [(0, [], [])]
     first = used = 0
-    for owner, row in enumerate(rows):
+    for owner, (row, mask) in enumerate(zip(rows, masks, strict=True)):
         positions = row.positions[row.places]
         while len(positions):
             if used == places_max:
@@ -281,7 +308,7 @@ def _portions(rows: list[Row], places_max: int) -> list[tuple[int, list[Ask], li
                 used = 0
                 portions.append((first, [], []))
             part, positions = np.split(positions, [places_max - used])
-            portions[-1][1].append(Ask(row.options, row.seed, part))
+            portions[-1][1].append(Ask(row.options, row.seed, part, mask))
             portions[-1][2].append(owner)
             used += len(part)
     return portions if rows else []

@@ -1,12 +1,13 @@
 """A network on plain torch: correct on any device, and what native kernels are compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.masks import RowMasks
 from symphony_kernel.executor.models.decoder import Decoder
 from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.executor.step import Geometry, plan_step
@@ -49,9 +50,9 @@ class TorchNetwork:
     def prepare(self, rows: Sequence[Row]) -> None:
         """There is nothing to prepare."""
 
-    def compute(self, step: Any) -> Results:
+    def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
         """Never called: nothing was prepared."""
-        raise AssertionError(step)
+        raise AssertionError(step, masks)
 
     def forward(self, rows: Sequence[Row]) -> list[int]:
         """Compute the rows' entries."""

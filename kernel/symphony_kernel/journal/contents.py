@@ -11,6 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from symphony_kernel.arguments import Ranges
+from symphony_kernel.constraint_calls import ConstraintCalls, Waiting
+from symphony_kernel.constraints.guides import Constraint, Guide
 from symphony_kernel.journal.image import Kept
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.kvfs import (
@@ -92,6 +94,7 @@ SINGLE: Final = (
         ),
     ),
     Kept(Seeds),
+    Kept(ConstraintCalls, _as(None, *ConstraintCalls.OWN)),
 )  # fmt: skip
 
 MANY: Final = (
@@ -129,6 +132,9 @@ MANY: Final = (
     Kept(Turn),
     Kept(Pred),
     Kept(Generation),
+    Kept(Waiting),
+    Kept(Constraint, _as(None, "grammar")),
+    Kept(Guide, {**_as(None, "_matcher", "_told"), "_text": list}),
     Kept(RunAhead),
     Kept(Ranges),
     Kept(PredOptions),

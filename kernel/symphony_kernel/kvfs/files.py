@@ -27,7 +27,7 @@ from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.limits import FILE_TEXTS_MAX, PAGE_TOKENS
 
 if TYPE_CHECKING:
     from symphony_kernel.kvfs.naming import Name
@@ -46,7 +46,7 @@ class KVFile:
         "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "comes_back",
         "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
         "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
-        "tenant",
+        "tenant", "texts",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
@@ -80,6 +80,8 @@ class KVFile:
         self.advice = NO_ADVICE
         self.ranked = False  # the ranking's: it may have pages on the device
         self.era = 0  # the ranking's: when it was last used
+        # Where texts under constraints begin, by the constraints' numbers; None: there are none.
+        self.texts: dict[int, int] | None = None
         # Pressure's: what it has found of the trail, at so many pages.
         self.comes_back: tuple[Trail, int, bool] | None = None
 
@@ -322,6 +324,7 @@ class KVFile:
         self.plain = source.plain
         if source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
+        self.texts = source.texts and dict(source.texts)
         self.computed_at = source.computed_at  # of a stream that goes on in a fork
         self.era, self.root = source.era, source.root
 
@@ -389,10 +392,19 @@ class KVFile:
         assert 0 <= length <= self.length
         self.length = length
         self.plain = min(self.plain, length)
+        if self.texts:
+            self.texts = {text: base for text, base in self.texts.items() if base <= length}
         if self.origins is not None:
             self.origins.truncate(length)
             self._tie_lost()
         self._shrink(page_count(length))
+
+    def begin_text(self, constraint: int, base: int) -> None:
+        """The text under a constraint begins with this entry."""
+        texts = self.texts = self.texts or {}
+        texts[constraint] = base
+        if len(texts) > FILE_TEXTS_MAX:
+            del texts[next(iter(texts))]
 
     def take_pages(self) -> Int32:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""

@@ -64,6 +64,8 @@ class PredOptions:
     allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
     parents: tuple[int, ...] | None = None
     keep: bool = True
+    constraint: int = 0  # a handle; 0: none
+    since: int | None = None  # the file's entry with which its text begins; None: as it is known
 
     def places(self, count: int) -> int:
         """Return how many of `count` tokens want a distribution."""
@@ -94,7 +96,7 @@ def parse_pred_options(data: bytes) -> PredOptions:
 
     Raises:
         SyscallError: EINVAL for what ABI.md does not describe, ENOSYS for what it does and this
-            version does not do yet (`constraint`, `adapter`), EFBIG over the size limit.
+            version does not do yet (`adapter`), EFBIG over the size limit.
     """
     if not data:
         return DEFAULT
@@ -129,7 +131,7 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
     """Return the options in an unpacked map; EINVAL, ENOSYS."""
     parsed: dict[str, Any] = {}
     for key, value in options.items():
-        if key in ("constraint", "adapter"):
+        if key == "adapter":
             raise SyscallError(Errno.ENOSYS, f"{key} is not there yet")
         reader = _READERS.get(key)
         if reader is None:
@@ -138,6 +140,10 @@ def options_of(options: dict[Any, Any]) -> PredOptions:
     found = PredOptions(**parsed)
     if found.logprobs and found.get not in (Get.ARGMAX, Get.SAMPLE):
         raise _invalid("logprobs goes with get argmax and sample")
+    if found.constraint and (found.at != "last" or found.parents is not None):
+        raise _invalid("a constraint goes with at last, and without parents")
+    if found.since is not None and not found.constraint:
+        raise _invalid("since goes with a constraint")
     return found
 
 
@@ -245,6 +251,14 @@ def _read_parents(value: Any) -> dict[str, Any]:
     return {"parents": tuple(_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))}
 
 
+def _read_constraint(value: Any) -> dict[str, Any]:
+    return {"constraint": _integer(value, 1, 2**31 - 1, "constraint")}
+
+
+def _read_since(value: Any) -> dict[str, Any]:
+    return {"since": _integer(value, 0, 2**31 - 1, "since")}
+
+
 def _read_keep(value: Any) -> dict[str, Any]:
     if not isinstance(value, bool):
         raise _invalid("keep must be true or false")
@@ -260,4 +274,6 @@ _READERS = {
     "allow": _read_allow,
     "parents": _read_parents,
     "keep": _read_keep,
+    "constraint": _read_constraint,
+    "since": _read_since,
 }

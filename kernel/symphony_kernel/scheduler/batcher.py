@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -286,7 +287,17 @@ def _row(part: Part) -> Row:
         options=work.options,
         parents=None if parents is None else np.array(parents, dtype=np.int32),
         seed=work.seed,
+        guide=None if work.guide is None else _guide(work, start, count),
     )
+
+
+def _guide(work: Work, start: int, count: int) -> Guide | None:
+    """Return the guide of a row with the tokens [start, start + count), if it is asked about."""
+    guide = work.guide
+    if guide is None or start + count < work.count or work.options.get is Get.NONE:
+        return None
+    guide.tell(work.tokens[:start])
+    return guide
 
 
 def _places(work: Work, start: int, count: int) -> Int32:

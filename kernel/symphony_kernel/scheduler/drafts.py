@@ -157,4 +157,5 @@ def _row(work: Work, before: int) -> Row | None:
         return None
     start = file.length + new - 1
     table = file.block_table(start + 1)
-    return Row(BLANK, course.position(start), start, table, ONLY, work.options, None, work.seed)
+    place = course.position(start)
+    return Row(BLANK, place, start, table, ONLY, work.options, None, work.seed, work.guide)

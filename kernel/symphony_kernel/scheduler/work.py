@@ -14,6 +14,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.options import PredOptions
 
 if TYPE_CHECKING:
+    from symphony_kernel.constraints.guides import Guide
     from symphony_kernel.scheduler.drafts import Course
 
 
@@ -77,6 +78,7 @@ class Work:
     weight: float = 1.0  # of the LIP among its tenant's
     number: int = 0  # of those that were ever made
     course: "Course | None" = None  # of one that is submitted again as soon as it has ended
+    guide: "Guide | None" = None  # of one under a constraint
 
     # --- Only the scheduler touches what follows ---
     reserved: bool = False  # the file has room for all n tokens

@@ -170,6 +170,7 @@ class Instance:
         "input",
         "input_closed",
         "joiners",
+        "last_error",
         "memory_bytes",
         "memory_peak",
         "module",
@@ -234,6 +235,7 @@ class Instance:
         self.next_pid = 1
         self.joiners: list[Ticket] = []  # its parent's
         self.granted: dict[str, int] = {}  # grants that it has taken up
+        self.last_error = b""  # words of the last call that failed and has any
         self.output: list[bytes] = []  # a child's sends
         # Accounting.
         self.cpu_ns = self.syscalls = self.memory_bytes = self.memory_peak = 0

@@ -315,6 +315,14 @@ pub unsafe fn constraint(_: i32, _: *const u8, _: usize) -> i32 {
     with(|_| Err(Errno::ENOSYS))
 }
 
+pub unsafe fn constraint_close(_: i32) -> i32 {
+    with(|_| Err(Errno::EBADF))
+}
+
+pub unsafe fn last_error(_: *mut u8, _: usize) -> i32 {
+    0
+}
+
 // --- KV files ------------------------------------------------------------------------------------
 
 pub unsafe fn kv_create() -> i32 {

@@ -1,6 +1,6 @@
 """A network on the native kernels: a whole step in one call (see decoder.h)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_void_p
 from enum import IntEnum
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.masks import RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
@@ -154,10 +155,20 @@ class NativeNetwork:
         step.fill(rows)
         return step
 
-    def compute(self, step: PreparedStep) -> Results:
-        """Compute a step and answer it, in one call; afterwards it is free for another one."""
+    def compute(self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None) -> Results:
+        """Compute a step and answer it, in one call; afterwards it is free for another one.
+
+        With masks in two, and they are waited for in between.
+        """
         places = step.places
-        self._run(step, step.wanted_count, (self._sampler.address, places.address, places.count))
+        if masks is None:
+            answering = self._sampler.address, places.address, places.count
+            self._run(step, step.wanted_count, answering)
+        else:
+            self._run(step, step.wanted_count, (None, None, 0))
+            for row, mask in masks().items():
+                step.allow(row, mask)
+            self._sampler.answer_places(self._logits_at, places)
         results = step.results()
         self._prepared.append(step)
         return results

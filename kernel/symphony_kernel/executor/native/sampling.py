@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32
+from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.sampling import Ask, problem_of, tokens_in
 from symphony_kernel.protocol.errno import SyscallError
@@ -91,9 +91,16 @@ class NativeSampler:
         """Answer from the logits at an address."""
         places = self._places
         places.ask(asks)
+        for index, ask in enumerate(asks):
+            if ask.mask is not None:
+                places.allow(index, ask.mask)
+        self.answer_places(logits, places)
+        return places.answers()
+
+    def answer_places(self, logits: int, places: "Places") -> None:
+        """Answer what is asked at these places."""
         if self._answer(self.address, self._decoder, places.address, places.count, logits):
             raise MemoryError("no memory to sample")
-        return places.answers()
 
 
 class Places:
@@ -110,6 +117,7 @@ class Places:
         self._asked: list[tuple[int, int]] = []  # identity of options, and places
         self._wanted: list[_Wanted] = []  # of each ask; they keep the options alive
         self._draws = False
+        self._uneven = False  # not each ask has one place
         self._places = np.empty(0, _PLACE)
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ends: list[int] = []  # of each ask's answers in `_out`
@@ -126,6 +134,11 @@ class Places:
                 np.array([ask.seed for ask in asks], np.uint64), counts
             )
             self._places["position"] = np.concatenate([ask.positions for ask in asks])
+
+    def allow(self, index: int, mask: UInt32) -> None:
+        """Let an ask with one place have only these tokens ([ceil(vocab_size / 32)])."""
+        place = sum(count for _, count in self._asked[:index]) if self._uneven else index
+        self._places["allow"][place] = mask.ctypes.data
 
     def answers(self) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error, when C has written them."""
@@ -156,6 +169,7 @@ class Places:
         sizes = np.repeat(np.array([each.size for each in wanted], np.int64), counts)
         ends = np.cumsum(sizes)
         self._out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+        self._uneven = self.count != len(asks)
         places["out"] = ends - sizes + self._out.ctypes.data
         self.address = places.ctypes.data
         self._ends = [int(ends[last - 1]) if last else 0 for last in np.cumsum(counts)]

@@ -107,6 +107,10 @@ class PreparedStep:
         assert self._decoding
         self._new_tokens[: self.count] = tokens
 
+    def allow(self, row: int, mask: UInt32) -> None:
+        """Let a row with one place have only these tokens ([ceil(vocab_size / 32)])."""
+        self.places.allow(row if self._wanting is None else self._wanting.index(row), mask)
+
     @property
     def wanted_count(self) -> int:
         """Tokens that are asked about."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 from symphony_kernel.protocol.limits import PRED_BIAS_MAX
 
+from symphony_runtime.gateway.openai.constraints import read_constraint
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.fields import Fields
 from symphony_runtime.gateway.openai.model import Model
@@ -35,7 +36,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "repetition_penalty": (1,),
     "length_penalty": (1,),
@@ -48,7 +48,6 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([],),
     "reasoning": ({},),
-    "text": ({}, {"format": {"type": "text"}}),
     "truncation": ("disabled",),
 }
 
@@ -77,6 +76,7 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
         job["prefix"] = model.prefix
     job["echo"] = fields.flag("echo")
     job["ids"] = fields.flag("return_token_ids")
+    read_constraint(fields, job, model.eos)
     best_of = fields.integer("best_of", job["n"], job["n"], CHOICES_MAX)
     logprobs = fields.optional_integer("logprobs", 0, LOGPROBS_MAX)
     if logprobs is not None:
@@ -104,6 +104,7 @@ def parse_chat(body: dict[str, Any], model: Model) -> Wanted:
     messages = read_messages(fields.take("messages"), "messages")
     job = _common(fields, model, default=None, least=1)
     job["messages"] = pack(messages)
+    read_constraint(fields, job, model.eos)
     top = fields.optional_integer("top_logprobs", 0, LOGPROBS_MAX)
     if fields.flag("logprobs"):
         job["logprobs"] = top or 0
@@ -132,6 +133,7 @@ def parse_response(body: dict[str, Any], model: Model) -> Wanted:
     job = _common(fields, model, default=None, least=1, most="max_output_tokens")
     if job["n"] != 1:
         raise refused("a response is one answer", "n")
+    read_constraint(fields, job, model.eos, response=True)
     job["messages"] = pack(messages)
     stream, _ = _stream(fields)
     fields.end()

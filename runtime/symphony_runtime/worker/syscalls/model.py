@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+import msgpack
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.generate_options import parse_generate_options
 from symphony_kernel.protocol.limits import (
+    CONSTRAINT_BYTES_MAX,
     PRED_OPTIONS_BYTES_MAX,
     PRED_RESULT_BYTES_MAX,
     PRED_TOKENS_MAX,
@@ -21,6 +24,7 @@ from symphony_runtime.worker.syscalls import arguments
 _INLINE_BYTES_MAX = 4 << 10  # a larger input is worked on in a thread
 
 _LARGE_BYTES = 4 << 10  # of a pred's arguments: many of them could fill the link
+_CONSTRAINT_KINDS = 3
 _PRED = int(Op.PRED)
 _GENERATE = int(Op.GENERATE)
 
@@ -105,6 +109,30 @@ def generate(
     size = 2 * len(data) + len(options)
     lip.services.kernel_call([lip.id, _GENERATE, stream.number, kv, data, options], size)
     return stream.number if size < _LARGE_BYTES else lip.pace(stream.number)
+
+
+def constraint(lip: Instance, kind: int, pointer: int, length: int) -> None:
+    """A handle for a compiled schema, expression or grammar; suspends."""
+    lip.fiber.check(pointer, length)
+    if kind >= _CONSTRAINT_KINDS:
+        raise SyscallError(Errno.EINVAL, f"no kind {kind}")
+    if length > CONSTRAINT_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {CONSTRAINT_BYTES_MAX}")
+    text = lip.fiber.read(pointer, length)
+
+    def finish(reply: Any) -> int:
+        if isinstance(reply, int):
+            return reply
+        errno, words = msgpack.unpackb(reply)
+        lip.last_error = words.encode()
+        raise SyscallError(Errno(errno), words)
+
+    lip.suspend_on_kernel(finish, Op.CONSTRAINT, kind, text)
+
+
+def constraint_close(lip: Instance, handle: int) -> None:
+    """Close a constraint's handle; suspends."""
+    lip.suspend_on_kernel(int, Op.CONSTRAINT_CLOSE, handle)
 
 
 def _result_bytes(lip: Instance, data: bytes, count: int) -> int:

@@ -193,6 +193,12 @@ def _let_go(stream: Stream) -> None:
         stream.drop = None
 
 
+def last_error(lip: Instance, pointer: int, capacity: int) -> int:
+    """What was wrong, in words, with the last call that failed and has any."""
+    lip.fiber.check(pointer, capacity)
+    return arguments.put(lip, pointer, capacity, lip.last_error)
+
+
 def cancel(lip: Instance, number: int) -> int | None:
     """Drop a ticket's work, or its result."""
     ticket = lip.tickets.get(number)

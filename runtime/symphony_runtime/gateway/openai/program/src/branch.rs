@@ -289,6 +289,7 @@ impl Branch {
         let count = usize::from(!plain)
             + usize::from(!bias.is_empty())
             + usize::from(logprobs.is_some())
+            + usize::from(job.constraint > 0)
             + if ahead { 4 } else { 0 };
         if count == 0 {
             return Vec::new();
@@ -305,6 +306,9 @@ impl Branch {
         }
         if let Some(count) = logprobs {
             out.str("logprobs").uint(count as u64);
+        }
+        if job.constraint > 0 {
+            out.str("constraint").int(i64::from(job.constraint));
         }
         if ahead {
             let (max, ends): (usize, &[u32]) =

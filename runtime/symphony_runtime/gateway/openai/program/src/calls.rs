@@ -57,6 +57,19 @@ pub fn generate(kv: i32, tokens: &[u32], options: &[u8]) -> Result<i32> {
     check("generate", result).map(|ticket| ticket as i32)
 }
 
+/// A handle for a compiled schema, expression or grammar; or what is wrong with it.
+pub fn constraint(kind: i32, text: &[u8]) -> core::result::Result<i32, (Error, String)> {
+    let made = check("constraint", unsafe { raw::constraint(kind, text.as_ptr(), text.len()) });
+    made.map(|handle| handle as i32).map_err(|error| (error, last_error()))
+}
+
+fn last_error() -> String {
+    let mut words = vec![0; 1024];
+    let length = unsafe { raw::last_error(words.as_mut_ptr(), words.len()) };
+    words.truncate(length.max(0) as usize);
+    String::from_utf8_lossy(&words).into_owned()
+}
+
 /// Waits for the only ticket there is, and takes what it has.
 pub fn claim(ticket: i32, out: &mut [u8]) -> Result<usize> {
     let result = unsafe { raw::claim(ticket, out.as_mut_ptr(), out.len(), -1) };

@@ -3,7 +3,7 @@
 use crate::calls;
 use crate::failure::Failure;
 use symphony::msgpack::Writer;
-use symphony::{model, msgpack, process, Value};
+use symphony::{model, msgpack, process, Errno, Value};
 
 pub enum Prompt {
     Text(String),
@@ -53,6 +53,8 @@ pub struct Job {
     pub stop: Vec<Vec<u8>>,
     /// Tokens that end an answer, and are no part of it.
     pub ends: Vec<u32>,
+    /// What answers have to be; 0: anything.
+    pub constraint: i32,
     pub logprobs: Option<usize>,
     pub echo: bool,
     /// Whether the client wants the answer's tokens, too.
@@ -61,14 +63,25 @@ pub struct Job {
 }
 
 impl Job {
-    pub fn read() -> Option<Job> {
+    pub fn read() -> Option<Result<Job, Failure>> {
         let value = msgpack::decode(&process::input()).ok()?;
+        let mut job = Job::of(&value)?;
+        if let Some(constraint) = value.get("constraint") {
+            match compile(constraint)? {
+                Ok(handle) => job.constraint = handle,
+                Err(failure) => return Some(Err(failure)),
+            }
+        }
+        Some(Ok(job))
+    }
+
+    fn of(value: &Value) -> Option<Job> {
         let count = |key| value.get(key).and_then(Value::as_u32).map(|n| n as usize);
         let flag = |key| value.get(key).and_then(Value::as_bool).unwrap_or(false);
         let list = |key| value.get(key).and_then(Value::as_array).unwrap_or(&[]);
         let n = count("n").unwrap_or(1);
         Some(Job {
-            prompts: read_prompts(&value)?,
+            prompts: read_prompts(value)?,
             prefix: list("prefix").iter().filter_map(Value::as_u32).collect(),
             n,
             best_of: count("best_of").unwrap_or(n),
@@ -77,11 +90,12 @@ impl Job {
             min: count("min").unwrap_or(0),
             context: count("context")?,
             sampling: value.get("sample").and_then(read_sampling),
-            presence: number(&value, "presence", 0.0),
-            frequency: number(&value, "frequency", 0.0),
+            presence: number(value, "presence", 0.0),
+            frequency: number(value, "frequency", 0.0),
             bias: value.get("bias").map_or(Some(Vec::new()), read_bias)?,
             stop: list("stop").iter().filter_map(Value::as_bytes).map(<[u8]>::to_vec).collect(),
             ends: list("ends").iter().filter_map(Value::as_u32).collect(),
+            constraint: 0,
             logprobs: count("logprobs"),
             echo: flag("echo"),
             ids: flag("ids"),
@@ -126,6 +140,24 @@ impl Job {
             out.str("seed").uint(seed.wrapping_add(branch as u64));
         }
     }
+}
+
+/// The handle of [kind, text, whether it came as `response_format`].
+fn compile(value: &Value) -> Option<Result<i32, Failure>> {
+    let (kind, text, format) = match value.as_array()? {
+        [kind, text, format] => (kind.as_u32()?, text.as_bytes()?, format.as_bool()?),
+        _ => return None,
+    };
+    let param = match kind {
+        _ if format => "response_format",
+        0 => "guided_json",
+        1 => "guided_regex",
+        _ => "guided_grammar",
+    };
+    Some(calls::constraint(kind as i32, text).map_err(|(error, words)| match error.errno {
+        Errno::EINVAL | Errno::EFBIG => Failure::refused("invalid_schema", param, words),
+        _ => Failure::from(error),
+    }))
 }
 
 fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {

@@ -29,7 +29,8 @@ const PAGE_TOKENS: usize = 16;
 fn run() -> i32 {
     let mut wire = Wire::default();
     let outcome = match Job::read() {
-        Some(job) => serve(&job, &mut wire),
+        Some(Ok(job)) => serve(&job, &mut wire),
+        Some(Err(failure)) => Err(failure),
         None => Err(Failure::refused("bad_job", "", "the job is none".into())),
     };
     let code = match outcome {
