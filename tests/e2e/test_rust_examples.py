@@ -112,7 +112,9 @@ def play(
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["completion", "beam_search", "chat", "retrieval"])
+@pytest.mark.parametrize(
+    "name", ["completion", "beam_search", "chat", "retrieval", "swarm", "graph_of_thoughts"]
+)
 def test_each_scenario_comes_out_as_it_says(server: RunningServer, name: str) -> None:
     told = scenario(name)
     result, _ = play(server, EXAMPLES / name, told["input"], *told.get("messages", []))
@@ -170,6 +172,62 @@ def test_chat_computes_only_what_is_new(server: RunningServer) -> None:
     assert amounts[1][0] >= amounts[0][1]
     new_tokens = sum(size - known for known, size in amounts)
     assert new_tokens <= grown["tokens_computed"] <= new_tokens + 2 * 8
+
+
+def test_a_swarm_writes_what_transformers_writes_from_the_same_tokens(
+    server: RunningServer, peer: Peer
+) -> None:
+    words = {
+        "prompt": "import os\n\n",
+        "role": "\n# Part {agent}.\ndef",
+        "heard": "\n# Then{text}\n",
+    }
+    words["conclusion"] = "\n\ndef main():"
+    given = {**words, "agents": 2, "tokens": 8, "conclusion_tokens": 6}
+    result, grown = play(server, EXAMPLES / "swarm", given)
+    said = json.loads(result["output"])
+
+    heard = [peer.prompt(part) for part in words["heard"].split("{text}")]
+    roles = [peer.prompt(words["role"].replace("{agent}", number)) for number in "12"]
+    context = peer.prompt(words["prompt"])
+    texts = [context + role for role in roles]
+    first = [peer.greedy(text, 8) for text in texts]
+    texts = [texts[i] + first[i] + heard[0] + first[1 - i] + heard[1] for i in range(2)]
+    second = [peer.greedy(text, 8) for text in texts]
+    assert [agent["tokens"] for agent in said["agents"]] == second
+    for role, text in zip(roles, second, strict=True):
+        context += role + text
+    expected = peer.greedy(context + peer.prompt(words["conclusion"]), 6)
+    assert said["text"] == peer.tokenizer.decode(expected)
+    assert said["prefilled"] < grown["tokens_computed"] < said["prefilled"] + said["generated"]
+
+
+def test_a_thought_is_scored_and_followed_as_transformers_would(
+    server: RunningServer, peer: Peer
+) -> None:
+    words = {
+        "prompt": "import os\n",
+        "thought": "\ndef",
+        "judge": "\n# Fine:",
+        "conclusion": "\n\n",
+    }
+    given = words | {"branches": 1, "keep": 1, "levels": 1, "tokens": 8, "conclusion_tokens": 6}
+    result, _ = play(server, EXAMPLES / "graph_of_thoughts", given)
+    said = json.loads(result["output"])
+    text = peer.prompt(words["prompt"]) + peer.prompt(words["thought"])
+    text += peer.greedy(text, 8)
+
+    def logprob(answer: str) -> float:
+        asked, total = text + peer.prompt(words["judge"]), 0.0
+        for token in peer.prompt(answer):
+            total += float(peer.logprobs(asked)[token])
+            asked.append(token)
+        return total
+
+    (thought,) = said["thoughts"]
+    assert thought["score"] == pytest.approx(logprob(" True") - logprob(" False"), abs=1e-3)
+    answer = peer.greedy(text + peer.prompt(words["conclusion"]), 6)
+    assert said["text"] == peer.tokenizer.decode(answer)
 
 
 def test_a_new_project_runs(server: RunningServer, tmp_path: Path) -> None:

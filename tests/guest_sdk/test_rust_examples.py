@@ -13,7 +13,7 @@ from tests.support.byte_model import byte_assets
 from tests.support.rig import Rig, RunResult
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SIZE_MAX = 100_000
+SIZE_MAX = 130_000
 FOLDERS = {
     "attention_sink": EXAMPLES / "attention_sink",
     "completion": EXAMPLES / "completion",
@@ -23,6 +23,8 @@ FOLDERS = {
     "retrieval": EXAMPLES / "retrieval",
     "speculative": EXAMPLES / "speculative",
     "watermark": EXAMPLES / "watermark" / "rust",
+    "swarm": EXAMPLES / "swarm",
+    "graph_of_thoughts": EXAMPLES / "graph_of_thoughts",
 }
 
 
@@ -224,3 +226,72 @@ def test_retrieval_composes_documents_in_any_order(programs: dict[str, bytes]) -
     assert own["prefill_tokens"] == 3 * 32 + 3 * len("why")
     _, automatic = ask(programs["retrieval"], "automatic", 0, *wanted)
     assert automatic["prefill_tokens"] == 8 * 32 + 3 * len("why")
+
+
+# --- swarm ---------------------------------------------------------------------------------------
+
+SWARM = {"prompt": "abc", "role": "<{agent}>", "heard": "[{text}]", "conclusion": "!", "agents": 3,
+         "rounds": 2, "tokens": 5, "conclusion_tokens": 4}  # fmt: skip
+
+
+def test_agents_compute_their_own_words_and_what_they_hear(programs: dict[str, bytes]) -> None:
+    (result,), counters = run(programs["swarm"], SWARM)
+    said = json.loads(result.output)
+    own = len("<1>") + 1 + len("[]") + 5  # its role, its first text's last token, what it hears
+    assert [agent["prefilled"] for agent in said["agents"]] == [own] * 3
+    assert [agent["generated"] for agent in said["agents"]] == [2 * 5] * 3
+    assert said["prefilled"] == len("abc") + 3 * own + 3 * (len("<1>") + 5) + len("!")
+    assert said["generated"] == 3 * 2 * 5 + 4
+    assert counters["prefill_tokens"] + counters["decode_tokens"] == counters["tokens_computed"]
+    # A generation's last token is chosen and not computed.
+    assert counters["tokens_computed"] == said["prefilled"] + said["generated"] - 3 * 2 - 1
+    assert counters["files"] == counters["names"] == 0
+
+
+def test_agents_write_apart_and_repeat_with_a_seed(programs: dict[str, bytes]) -> None:
+    def tokens(**changes: object) -> list[list[int]]:
+        (result,), _ = run(programs["swarm"], SWARM | changes)
+        return [agent["tokens"] for agent in json.loads(result.output)["agents"]]
+
+    alone = tokens(rounds=1)
+    assert len({tuple(each) for each in alone}) == 3, "each has a role of its own"
+    assert tokens() != alone, "what is heard counts"
+    drawn = {"temperature": 1.0, "seed": 3}
+    assert tokens(**drawn) == tokens(**drawn) != tokens(**drawn | {"seed": 4})
+
+
+def test_an_agent_that_fails_ends_the_swarm(programs: dict[str, bytes]) -> None:
+    (result,), counters = run(programs["swarm"], SWARM | {"rounds": 65})
+    assert (result.status, result.exit_code) == ("exited", 1)
+    assert "agent 0 failed" in result.logs[-1][1].decode()
+    assert counters["files"] == 0
+
+
+# --- graph_of_thoughts ---------------------------------------------------------------------------
+
+GRAPH = {"prompt": "abc", "thought": "<{number}>", "judge": "?", "good": "y", "bad": "n",
+         "conclusion": "!", "branches": 8, "keep": 3, "levels": 2, "tokens": 6}  # fmt: skip
+
+
+def test_a_graph_merges_the_thoughts_that_the_model_likes_best(programs: dict[str, bytes]) -> None:
+    (result,), counters = run(programs["graph_of_thoughts"], GRAPH | {"conclusion_tokens": 4})
+    said = json.loads(result.output)
+    for level in range(2):
+        thoughts = [thought for thought in said["thoughts"] if thought["level"] == level]
+        scores = [thought["score"] for thought in thoughts]
+        assert scores == sorted(scores, reverse=True)
+        assert [thought["kept"] for thought in thoughts] == [True] * 3 + [False] * 5
+        assert sorted(thought["number"] for thought in thoughts) == list(range(8))
+    assert said["generated"] == 2 * 8 * 6 + 4
+    judged = 8 * (1 + len("?yn"))
+    first, second = 8 * (1 + len("<1>")) + judged, 8 * len("<1>") + judged
+    assert said["prefilled"] == 2 + first + 3 + second + 3 + len("!")
+    assert counters["decode_rows"] / counters["decode_steps"] > 4
+    assert counters["files"] == 0
+
+
+def test_thoughts_repeat_with_a_seed(programs: dict[str, bytes]) -> None:
+    given = GRAPH | {"temperature": 1.0, "seed": 2}
+    (first, second), _ = run(programs["graph_of_thoughts"], given, times=2)
+    (other,), _ = run(programs["graph_of_thoughts"], given | {"seed": 3})
+    assert first.messages == second.messages != other.messages

@@ -2,6 +2,7 @@
 
 use crate::decode::Sampler;
 use crate::json;
+use crate::msgpack;
 use crate::plan::Plan;
 use crate::pred::Sampling;
 use crate::process;
@@ -59,6 +60,11 @@ impl Input {
             let given = json::decode(text).map_err(|error| InputError(format!("{}", error)))?;
             return Ok(Input { given });
         }
+        // A parent's: no UTF-8 begins as a map in MessagePack does.
+        if text.first().map_or(false, |byte| (0x80..0x90).contains(byte)) {
+            let given = msgpack::decode(text).map_err(|error| InputError(format!("{}", error)))?;
+            return Ok(Input { given });
+        }
         let pairs = match String::from_utf8_lossy(text) {
             text if text.is_empty() => Vec::new(),
             text => [(Value::Str("prompt".into()), Value::Str(text.into_owned()))].into(),
@@ -69,6 +75,20 @@ impl Input {
     /// The value under a name, whatever it is.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.given.get(name).filter(|value| **value != Value::Nil)
+    }
+
+    /// Puts a value under a name, instead of what was there: for a child's input, which has room for
+    /// 15 of them.
+    pub fn set(&mut self, name: &str, value: Value) {
+        if let Value::Map(pairs) = &mut self.given {
+            pairs.retain(|(key, _)| key.as_str() != Some(name));
+            pairs.push((Value::Str(name.into()), value));
+        }
+    }
+
+    /// All of them, as a child's input: MessagePack, which [`Input::read`] reads as well.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        msgpack::encode(&self.given)
     }
 
     fn read_as<'a, T>(
@@ -174,6 +194,19 @@ mod tests {
         let empty = Input::parse(b"").unwrap();
         assert_eq!(empty.plan("tokens", 5).unwrap(), Plan::new(5));
         assert!(empty.text("prompt").is_err() && empty.texts("stop").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_child_s_input_is_the_parent_s_with_changes() {
+        let mut input = Input::parse(br#"{"prompt": "a", "n": 1}"#).unwrap();
+        input.set("n", Value::UInt(2));
+        input.set("prompt", Value::Nil);
+        let child = Input::parse(&input.to_bytes()).unwrap();
+        assert_eq!(
+            (child.get("n"), child.whole("n", 1, 0..=9).unwrap()),
+            (Some(&Value::Int(2)), 2)
+        );
+        assert!(child.text("prompt").is_err());
     }
 
     #[test]

@@ -39,6 +39,13 @@ impl Session {
         try_join_all(answers.iter().map(|answer| this.score_chain(begin, answer))).await
     }
 
+    /// How much more likely the model finds the answer `good` to a question than the answer `bad`: the
+    /// difference of their log-probabilities.
+    pub async fn judge(&mut self, question: &str, good: &str, bad: &str) -> Result<f64> {
+        let found = self.score(question, &[good, bad]).await?;
+        Ok(found[0] - found[1])
+    }
+
     /// All answers in one pass: each is a branch of the tree whose trunk is `begin`.
     async fn score_tree(&self, begin: &[u32], answers: &[Vec<u32>]) -> Result<Vec<f64>> {
         let mut tokens = begin.to_vec();

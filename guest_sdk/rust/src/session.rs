@@ -24,11 +24,11 @@ pub struct Usage {
 /// What the model said.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// The text, without one that ended it.
+    /// The text, without what ended it.
     pub text: String,
-    /// The tokens, with the one that ended it.
+    /// The text's tokens: what the session holds of the reply.
     pub tokens: Vec<u32>,
-    /// Their log-probability in all.
+    /// The log-probability of all that the model chose, in all.
     pub logprob: f64,
     /// Why it ended.
     pub finish: Finish,
@@ -158,7 +158,7 @@ impl Session {
         let (max, ends) = (plan.max_tokens, ends(plan)?);
         let pending = self.pending()?.to_vec();
         if max == 0 {
-            return Ok(reply(Vec::new(), 0.0, String::new(), Finish::Length));
+            return Ok(nothing());
         }
         // Nobody looks at single tokens, so the program is woken as seldom as may be.
         let lot = max.min(LOT) as u32;
@@ -171,8 +171,7 @@ impl Session {
             _ => (&tokens[..], Finish::Length),
         };
         let text = String::from_utf8_lossy(&model::detokenize(said)?).into_owned();
-        self.replied(&tokens, &finish);
-        Ok(reply(tokens, logprob, text, finish))
+        self.replied(&tokens, text, finish, logprob)
     }
 
     /// The model goes on, and `each` gets the text in pieces, as they come.
@@ -199,8 +198,7 @@ impl Session {
         let finish = generation.finish().cloned().unwrap_or(Finish::Length);
         let logprob = generation.logprob();
         drop(generation);
-        self.replied(&tokens, &finish);
-        Ok(reply(tokens, logprob, text, finish))
+        self.replied(&tokens, text, finish, logprob)
     }
 
     /// The tokens that the next pass begins with: at least one.
@@ -212,17 +210,43 @@ impl Session {
         Ok(&self.tokens[self.computed..])
     }
 
-    /// The file has all that was pending and chosen, without the last; one that ends a text is no
-    /// part of this one.
-    fn replied(&mut self, tokens: &[u32], finish: &Finish) {
-        self.count(self.tokens.len() - self.computed, tokens.len());
-        if let Some((last, others)) = tokens.split_last() {
+    /// The file has all that was pending and chosen, without the last. What ended the text is no part
+    /// of it.
+    fn replied(
+        &mut self,
+        chosen: &[u32],
+        text: String,
+        finish: Finish,
+        logprob: f64,
+    ) -> Result<Reply> {
+        self.count(self.tokens.len() - self.computed, chosen.len());
+        let begin = self.tokens.len();
+        if let Some((last, others)) = chosen.split_last() {
             self.tokens.extend_from_slice(others);
             self.computed = self.tokens.len();
-            if !matches!(finish, Finish::Token(_)) {
-                self.tokens.push(*last);
+            match &finish {
+                Finish::Length => self.tokens.push(*last),
+                Finish::Token(_) => {}
+                Finish::Text(_) => self.end_with(begin, &text)?,
             }
         }
+        let tokens = self.tokens[begin..].to_vec();
+        Ok(Reply { text, tokens, logprob, finish })
+    }
+
+    /// Cuts the tokens from `begin` on to those of `text`, whose end may be inside of one.
+    fn end_with(&mut self, begin: usize, text: &str) -> Result<()> {
+        let mut end = self.tokens.len();
+        let rest = loop {
+            let said = model::detokenize(&self.tokens[begin..end])?;
+            if let Some(rest) = text.strip_prefix(&*String::from_utf8_lossy(&said)) {
+                break rest;
+            }
+            end -= 1;
+        };
+        self.tokens.truncate(end);
+        self.cut(end)?;
+        self.say(rest)
     }
 
     // --- Branches ------------------------------------------------------------------------------------
@@ -296,8 +320,8 @@ fn ends(plan: &Plan) -> Result<Vec<u32>> {
     Ok(if plan.exact { Vec::new() } else { model::info()?.eos })
 }
 
-fn reply(tokens: Vec<u32>, logprob: f64, text: String, finish: Finish) -> Reply {
-    Reply { text, tokens, logprob, finish }
+fn nothing() -> Reply {
+    Reply { text: String::new(), tokens: Vec::new(), logprob: 0.0, finish: Finish::Length }
 }
 
 #[cfg(test)]

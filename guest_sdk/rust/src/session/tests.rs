@@ -66,16 +66,21 @@ fn an_end_is_no_part_of_the_text_and_an_exact_plan_knows_none() {
     play(reciting("ab\ncd"), || async {
         let mut session = Session::new("x")?;
         let reply = session.reply(&Plan::new(9)).await?;
+        assert_eq!(reply.tokens, bytes("ab\ncd"));
         assert_eq!((reply.text.as_str(), reply.finish), ("ab\ncd", Finish::Token(EOS)));
         assert_eq!(session.tokens(), bytes("xab\ncd"));
         // Nothing was said since, so the last token is looked at once more.
-        assert_eq!(session.reply(&Plan::new(9)).await?.tokens, [EOS]);
+        let reply = session.reply(&Plan::new(9)).await?;
+        assert_eq!((reply.tokens.len(), reply.finish), (0, Finish::Token(EOS)));
         assert_eq!(session.tokens(), bytes("xab\ncd"));
 
         let mut session = Session::new("x")?;
         let reply = session.reply(&Plan::new(9).stop("\n")).await?;
-        assert_eq!((reply.text.as_str(), session.tokens().len()), ("ab", 4));
-        assert_eq!(session.reply(&Plan::new(2)).await?.text, "cd");
+        assert_eq!((reply.text.as_str(), session.tokens()), ("ab", &bytes("xab")[..]));
+        assert_eq!(session.reply(&Plan::new(3).stop("d")).await?.text, "\nc");
+        session.say("d")?;
+        assert_eq!(session.reply(&Plan::new(3)).await?.finish, Finish::Token(EOS));
+        assert_eq!(session.kv().tokens(0..6)?, bytes("xab\ncd"));
 
         let mut session = Session::new("x")?;
         let exact = Plan::new(7).stop("\n").exact(true);
