@@ -1,6 +1,15 @@
 """Endless writing on the tiny model: bounded, past the context, and plain while nothing is gone."""
 
-from tests.support.examples import EXAMPLES, answers, as_told, play
+from tests.support.dense import Dense
+from tests.support.examples import (
+    EXAMPLES,
+    answers,
+    as_told,
+    assert_greedy,
+    play,
+    tiny_checkpoint,
+    tokens_of,
+)
 from tests.support.server import RunningServer
 
 SINK = EXAMPLES / "attention_sink"
@@ -36,3 +45,26 @@ def test_with_room_for_all_it_is_plain_decoding(server: RunningServer) -> None:
     # Plain decoding ends with the text, this goes on.
     assert said["text"].startswith(plain["output"])
     assert said["entries"] >= 40
+
+
+def test_the_sinks_stand_before_the_window_and_the_rest_is_as_it_was(server: RunningServer) -> None:
+    # The prompt's last block comes when the first window is left, and the answer behind it.
+    sinks, window, block, more = 4, 16, 40, 10
+    text = PROMPT * 7
+    prompt = tokens_of(text)
+    assert len(prompt) == 2 * block - 10
+    given = {"prompt": text, "sinks": sinks, "window": window, "block": block, "max_tokens": more}
+    result, _ = play(server, SINK, given)
+    (said,) = answers(result)
+    dense = Dense(tiny_checkpoint())
+    first: list[int] = []
+    for position, token in enumerate(prompt[:block]):
+        first.append(dense.add(token, position, tuple(first)))
+    seen: list[int] = []
+    for i, token in enumerate(prompt[:sinks]):
+        seen.append(dense.add(token, block - window - sinks + i, tuple(seen)))
+    seen += first[-window:]
+    for position, token in enumerate(prompt[block:], start=block):
+        seen.append(dense.add(token, position, tuple(seen)))
+    assert said["entries"] == sinks + window + 30 + more - 1
+    assert_greedy(dense, seen, len(prompt), said["text"])

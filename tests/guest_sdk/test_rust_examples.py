@@ -17,6 +17,7 @@ SIZE_MAX = 130_000
 FOLDERS = {
     "attention_sink": EXAMPLES / "attention_sink",
     "completion": EXAMPLES / "completion",
+    "modular_prompt": EXAMPLES / "modular_prompt",
     "parallel_suffixes": EXAMPLES / "parallel_suffixes" / "rust",
     "beam_search": EXAMPLES / "beam_search",
     "chat": EXAMPLES / "chat",

@@ -6,8 +6,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from symphony_kernel import tiny_model
 from symphony_runtime.projects import build
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
 
+from tests.support.dense import Dense
+from tests.support.models import Checkpoint
 from tests.support.server import REPOSITORY, RunningServer
 
 EXAMPLES = REPOSITORY / "examples"
@@ -27,7 +33,7 @@ def scenario(name: str) -> dict[str, Any]:
 
 
 def play(
-    server: RunningServer, folder: Path, given: object, *messages: object
+    server: RunningServer, folder: Path, given: object, *messages: str
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Run a program; its result, and by how much the counters grew. All pages must come back."""
 
@@ -38,7 +44,7 @@ def play(
             uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
             run = await client.start(uploaded["id"], input=given)
             for message in messages:
-                await client.send(run, json.dumps(message).encode())
+                await client.send(run, message.encode())
             if messages:  # a program that wants none may have ended by now
                 await client.send(run, b"", close=True)
             async for _ in client.events(run):
@@ -64,3 +70,31 @@ def as_told(server: RunningServer, name: str, folder: Path) -> list[Any]:
     said = answers(result)
     assert len(said) == told["expect"].get("messages", len(said)) > 0
     return said
+
+
+@cache
+def tiny_checkpoint() -> Checkpoint:
+    """Return the served model's weights, for an oracle (`Dense`)."""
+    return Checkpoint(tiny_model.path(), AutoModelForCausalLM.from_pretrained(tiny_model.path()))
+
+
+def tokens_of(text: str) -> list[int]:
+    """Return a text's tokens as a program's `tokenize` gives them."""
+    tokenizer = Tokenizer.from_file(str(Path(tiny_model.path()) / "tokenizer.json"))
+    return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def assert_greedy(dense: Dense, seen: list[int], position: int, text: str) -> None:
+    """Check that a text is the best one, token by token, behind the oracle's entries `seen`.
+
+    Its tokens are at `position` and after it, and see all that there is.
+    """
+    tokens = tokens_of(text)
+    places = [seen[-1]]
+    for i, token in enumerate(tokens[:-1]):
+        places.append(dense.add(token, position + i, (*seen, *places[1:])))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the server's spin beside these
+    best = dense.logits(places).argmax(-1).tolist()
+    torch.set_num_threads(threads)
+    assert best == tokens
