@@ -34,6 +34,7 @@ from symphony_kernel.kvfs.places import pages_of, places_for
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
+from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.server import Server
 from symphony_kernel.upkeep import AuditOptions
 
@@ -71,6 +72,7 @@ async def boot(configuration: Configuration) -> int:
         host_pages_max=pages_of(configuration.tenant_host_tokens_max),
         disk_pages_max=pages_of(configuration.tenant_disk_tokens_max),
         audit=AuditOptions(configuration.audit_seconds),
+        guesses=Caution() if configuration.guesses else None,
         tenant_weights=configuration.tenant_weights,
         durable_bytes_max=configuration.tenant_durable_bytes_max,
         durable=DurableOptions(

@@ -57,6 +57,7 @@ class Configuration:
     audit_seconds: float = AUDIT_SECONDS  # 0: never
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
     delivery_ms: float = DELIVERY_MS_DEFAULT  # how late a generation's tokens may be told, in lots
+    guesses: bool = True  # preds are computed before they come, where they are known
     tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
     kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
     publish: bool = False  # tenants may make their files public

@@ -35,6 +35,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.clock import Clock, RealClock
+from symphony_kernel.scheduler.guesses import Guesses
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.stepping import Stepper
 from symphony_kernel.syscalls import Syscalls
@@ -85,6 +86,7 @@ class Kernel:
             self._traced,
             options.answers(),
             self._kvfs.pressure,
+            Guesses.beside(executor, self._kvfs, options.guesses),
         )
         for tenant, weight in options.tenant_weights.items():
             self._scheduler.set_tenant_weight(tenant, weight)
@@ -448,7 +450,6 @@ class Kernel:
         keeper = self.make_keeper(store, log_bytes, threads)
         if found is not None:
             self._durability.rest()
-            self.constraints.rest()
         keeper.start(found)
         self._keeper = keeper
 
@@ -481,6 +482,8 @@ class Kernel:
         self.scribe = scribe
         self._kvfs.use(scribe)
         self._syscalls.turns.witness = scribe
+        if scribe is not None and scribe.replaying:
+            self.constraints.rest()
 
     def remember(self) -> Remembered:
         """Return what of this kernel outlives it."""

@@ -15,6 +15,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.fair_queue import CostWeights
+from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.upkeep import AuditOptions
 
 
@@ -29,6 +30,8 @@ class KernelOptions:
     places: Places = field(default_factory=Places)  # where pages may be beside the device
     audit: AuditOptions = field(default_factory=AuditOptions)  # of counts, while it is idle
     answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
+    # How preds are computed before they come, where they are known; None: they are not.
+    guesses: Caution | None = field(default_factory=Caution)
     tenant_weights: Mapping[str, float] = field(default_factory=dict)  # 1.0 where none stands
     durable: DurableOptions = field(default_factory=DurableOptions)
     host_pages_max: int = UNLIMITED  # of a tenant, unless `tenants` says it

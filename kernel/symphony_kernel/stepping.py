@@ -156,6 +156,7 @@ class Stepper:
     def _launch(self) -> bool:
         """Launch what can be launched, and look again when that may change; return whether any."""
         self._cancel_timer()
+        self._scheduler.answer_kept()
         launched = False
         while self._running and self._may_launch():
             polled = self._scheduler.poll()
@@ -224,6 +225,8 @@ class Stepper:
     def _drafted(self, draft: Draft, outcome: Outcome[Results]) -> None:
         """A draft's turn has come and is over, whatever has become of it."""
         self._following.popleft()
+        computed = outcome.error is None and draft.follow.tokens is not None
+        self._scheduler.draft_ended(draft, outcome.value if computed else [])
         if draft.follow.tokens is None:
             self._computing_less()
         else:

@@ -26,6 +26,7 @@ from symphony_kernel.kvfs import TenantLimits
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.messages import Op
+from symphony_kernel.scheduler.guesses import Caution
 
 from tests.support.dying import DyingRig, Peer, with_dying_kernel
 from tests.support.kernels import ASSETS, Gateway, Result, Worker, options, pairs, tokens
@@ -37,12 +38,14 @@ ENTRIES_MAX = {"t": 480, "u": 150}  # of a run: a file and what computes it agai
 MARGIN = 20  # pages: what calls under way may hold for a while
 PATHS = ("a", "a/b", "c")
 NAMES = ("x", "y")
+BOLD = Caution(least=0, odd=0, vain=0)  # whatever could be guessed is
 SEQUENCES = int(os.environ.get("SYMPHONY_SEQUENCES", "120"))
 
 Operation = tuple[str, int, int, int, int]
 WHATS = [
     "create", "fork", "fork", "extract", "append", "truncate", "len", "stat", "tokens",
-    "pred", "pred", "pred", "tree", "places", "aside", "generate", "close", "save", "open",
+    "pred", "pred", "pred", "tree", "places", "aside", "generate", "decode", "decode", "decode",
+    "close", "save", "open",
     "remove", "list", "grant", "granted", "advise", "end", "kill", "evict", "evict", "die", "die",
 ]  # fmt: skip
 OPERATIONS = st.tuples(
@@ -52,7 +55,18 @@ OPERATIONS = st.tuples(
     st.integers(0, 90),
     st.integers(0, 90),
 )
-WAITING = {"generate", "save", "open", "remove", "list", "grant", "granted", "kill", "evict"}
+WAITING = {
+    "generate",
+    "decode",
+    "save",
+    "open",
+    "remove",
+    "list",
+    "grant",
+    "granted",
+    "kill",
+    "evict",
+}
 
 
 @dataclass
@@ -73,6 +87,7 @@ class Player:
         self.reference = Reference(ASSETS.model.vocab_size)
         self.crew: list[int] = []  # instances that take part, by their places
         self.made = 0  # instances, and handles
+        self.guessed = 0  # preds that kernels which have died computed before they came
         self.batch: dict[int, list[Asked]] = {}
         self.frames: dict[int, list[list[Any]]] = {}
 
@@ -168,13 +183,14 @@ class Player:
         for each in asked:
             result = await each.reply
             found = each.read(result) if not isinstance(result, int) or result >= 0 else result
-            assert found == each.wanted
+            assert found == each.wanted, (found, each.wanted)
         if asked:
             held = int((self.rig.kernel._kvfs.pool.references > 0).sum())
             assert held == len(self.reference.pages)
 
     async def _die(self) -> None:
         await asyncio.sleep(self.chance.choice([0.0, 0.001, 0.011, 0.02, 0.05]))
+        self.guessed += self.rig.kernel.statistics()["preds_guessed"]
         self.rig.die(self.chance)
         await asyncio.sleep(self.chance.choice([0.0, 0.01]))
         self.rig.boot()
@@ -298,6 +314,51 @@ class Player:
 
     async def _aside(self, number: int, a: int, b: int, c: int) -> None:
         self._pred_of(number, a, b, c, keep=False)
+
+    async def _decode(self, number: int, a: int, b: int, c: int) -> None:
+        """Pred after pred on a file, most of them of the token that the last one gave."""
+        handle, token = self._handle(number, a), 1 + b
+        chance = random.Random(a * 8_281 + b * 91 + c)
+        given: dict[str, Any] = {}
+        for _ in range(3 + c % 14):
+            made = self._pred_of_one(number, handle, token, given)
+            await self._flush(dying=chance.random() < 0.02)
+            if made is None:
+                return
+            token = made
+            await asyncio.sleep(chance.choice([0.0, 0.0, 0.0, 0.002, 0.009, 0.03]))
+            what = chance.choice(["same"] * 9 + ["token", "options", "truncate", "fork", "other"])
+            if what == "token":
+                token = 1 + chance.randrange(4_000)
+            elif what == "options":
+                given = chance.choice(
+                    [{}, {"logprobs": 1}, {"get": {"sample": {"seed": 1, "top_k": 1}}}]
+                )
+            elif what == "truncate":
+                await self._truncate(number, a, max(0, self._length(number, handle) - 1), 1)
+            elif what == "fork":
+                await self._fork(number, a, 0, 0)
+                handle = chance.choice([handle, 1 << 16 | self.made])
+            elif what == "other":
+                await getattr(
+                    self, chance.choice(["_len", "_stat", "_append", "_aside", "_evict"])
+                )(number, a, chance.randrange(40), chance.randrange(40))
+
+    def _pred_of_one(
+        self, number: int, handle: int, token: int, given: dict[str, Any]
+    ) -> int | None:
+        """Ask for what comes behind one token; None: the pred will be refused."""
+        best: list[int] = []
+
+        def wanted() -> list[int]:
+            best.extend(self.reference.pred(number, handle, [token]))
+            return best
+
+        self._ask(
+            number, Op.PRED, handle, tokens(token), None, options(**given),
+            wanted=wanted, read=lambda result: [token for token, _ in pairs(result)][:1],
+        )  # fmt: skip
+        return best[0] if best else None
 
     async def _generate(self, number: int, a: int, b: int, c: int) -> None:
         handle = self._handle(number, a)
@@ -434,18 +495,35 @@ def _tokens(result: Result) -> list[int]:
     return ids
 
 
-@settings(max_examples=SEQUENCES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(OPERATIONS, min_size=25, max_size=80), st.integers(0, 1 << 30))
-def test_programs_get_what_lists_would_give(program: list[Operation], seed: int) -> None:
+def play(program: list[Operation], seed: int) -> int:
+    """Play a program; return how many of its preds were computed before they came."""
+    guessed = 0
+
     async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        nonlocal guessed
         player = Player(rig, gateway, worker, random.Random(seed))
         await player.begin()
         await player.play(program)
         await player.finish()
+        guessed = player.guessed + rig.kernel.statistics()["preds_guessed"]
 
-    limits = TenantLimits(pages=FRAMES)
+    given = KernelOptions(
+        tenants=TenantLimits(pages=FRAMES), places=PLACES, prefix_cache_share=0.0, guesses=BOLD
+    )
     with tempfile.TemporaryDirectory() as folder:
-        with_dying_kernel(
-            Path(folder), test, pages=FRAMES, log_bytes=40_000,
-            options=KernelOptions(tenants=limits, places=PLACES, prefix_cache_share=0.0),
-        )  # fmt: skip
+        with_dying_kernel(Path(folder), test, pages=FRAMES, log_bytes=40_000, options=given)
+    return guessed
+
+
+@settings(max_examples=SEQUENCES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(OPERATIONS, min_size=25, max_size=80), st.integers(0, 1 << 30))
+def test_programs_get_what_lists_would_give(program: list[Operation], seed: int) -> None:
+    play(program, seed)
+
+
+def test_what_such_programs_decode_is_computed_ahead() -> None:
+    """Else the one above would say nothing of guesses."""
+    program: list[Operation] = [
+        ("decode", place, number, 7 * number, 13) for number in range(6) for place in range(4)
+    ]
+    assert play(program, 1) > 60

@@ -25,13 +25,15 @@ class Follow:
     """Ties a batch to the one given before it: row i goes on behind row `rows[i]` of that.
 
     `stops[i]` are tokens behind which row i does not go on; when no row does, it never begins.
+    `lot`: its end may be told of somewhat late, together with those of others.
     """
 
-    __slots__ = ("_chance", "rows", "stops", "tokens")
+    __slots__ = ("_chance", "lot", "rows", "stops", "tokens")
 
-    def __init__(self, rows: list[int], stops: Sequence[Container[int]]) -> None:
+    def __init__(self, rows: list[int], stops: Sequence[Container[int]], lot: bool = True) -> None:
         self.rows = rows
         self.stops = stops
+        self.lot = lot
         self.tokens: list[int] | None = None  # of the rows, once it has begun
         self._chance = [None]
 

@@ -81,7 +81,9 @@ class Outcome(Generic[T]):
 class _Work:
     """What the thread has to do, and who hears of it: an outcome on its loop, or an event."""
 
-    __slots__ = ("_begun", "began", "begin", "ended", "error", "heard", "loop", "value", "work")
+    __slots__ = (
+        "_begun", "began", "begin", "ended", "error", "heard", "loop", "lot", "value", "work",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -89,8 +91,10 @@ class _Work:
         heard: Outcome[Any] | threading.Event,
         loop: asyncio.AbstractEventLoop | None = None,
         begin: Callable[[], bool] | None = None,
+        lot: bool = False,
     ) -> None:
         self.work, self.heard, self.loop, self.begin = work, heard, loop, begin
+        self.lot = lot  # its end may be told of late
         self.value: Any = None
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
@@ -156,17 +160,23 @@ class DeviceThread:
         )
         self._thread.start()
 
-    def start(self, work: Callable[[], T], begin: Callable[[], bool] | None = None) -> Outcome[T]:
+    def start(
+        self,
+        work: Callable[[], T],
+        begin: Callable[[], bool] | None = None,
+        lot: bool = True,
+    ) -> Outcome[T]:
         """Queue a work of the running event loop.
 
         With `begin` it follows the one before: that is called on the thread, once, when the other
-        has ended and before anybody hears of it; `work` comes in any case.
+        has ended and before anybody hears of it; `work` comes in any case. Without `lot` its end is
+        told of at once.
         """
         outcome: Outcome[T] = Outcome()
         loop = asyncio.get_running_loop()
         if begin is not None and loop is not self._loop:
             self._attach(loop)
-        self._works.put(_Work(work, outcome, loop, begin))
+        self._works.put(_Work(work, outcome, loop, begin, lot and begin is not None))
         return outcome
 
     def call(self, work: Callable[[], T]) -> T:
@@ -254,4 +264,4 @@ class DeviceThread:
         """Whether the first of these would not wait for too long until another step's end."""
         first, last = ended[0], ended[-1]
         until = last.ended + (last.ended - last.began)
-        return first.begin is not None and until - first.ended <= self._hold_seconds
+        return first.lot and last.lot and until - first.ended <= self._hold_seconds

@@ -149,10 +149,11 @@ class TorchExecutor:
     def start(self, batch: Batch) -> Outcome[Results]:
         """Compute one step: the same in one hop to the device's thread and one back."""
         prepared = self._network.prepare(batch.rows) if batch.rows else None
-        begin = None
-        if batch.follow is not None:
-            begin = partial(self._begin, batch.follow, batch, prepared)
-        return self._thread.start(partial(self._step, batch, prepared), begin)
+        step, follow = partial(self._step, batch, prepared), batch.follow
+        if follow is None:
+            return self._thread.start(step)
+        begin = partial(self._begin, follow, batch, prepared)
+        return self._thread.start(step, begin, follow.lot)
 
     def _begin(self, follow: Follow, batch: Batch, prepared: Any) -> bool:
         """Go on behind the step that has just ended, if it may be; put in the tokens."""

@@ -69,7 +69,7 @@ SINGLE: Final = (
         pages.PagePool,
         _as(
             None, "frames", "pages", "frame", "page", "hollow", "moved", "absent", "copies",
-            "leaving", "sentinels", "_free", "_marks", "_on_freed",
+            "leaving", "sentinels", "_free", "_spares", "_marks", "_on_freed",
         ),
     ),
     Kept(quotas.Ledger, _as(None, "_now", "count_tiers")),
@@ -82,7 +82,7 @@ SINGLE: Final = (
         storage.Storage,
         _as(
             None, "pool", "ledger", "cache", "moves", "tiers", "lineages", "witness", "relief",
-            "ranking",
+            "ranking", "edited",
         ),
     ),
     Kept(ProcessTable, _as(None, "_kvfs", "_scheduler", "_exceeded")),

@@ -113,6 +113,14 @@ class KVFile:
         if self._storage.witness is not None:
             self._storage.witness.reserved(self, n)
 
+    def use_spare(self, frame: int, owner: object) -> bool:
+        """Have the page that was reserved last lie in a spare frame of `owner`; return whether."""
+        last = self._count - 1
+        if not self._storage.pool.use_spare(frame, owner, int(self._table[last])):
+            return False
+        self._frames[last] = frame  # no row has been given that one yet
+        return True
+
     def block_table(self, entries: int) -> Int32:
         """Return the frames of the first `entries` entries, reserved ones included (a view).
 
@@ -351,6 +359,7 @@ class KVFile:
             SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         self._allow_entries(len(entries))
+        self._storage.edited(self)
         filling = self.length % PAGE_TOKENS
         head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
         rest = entries[head:]
@@ -390,6 +399,7 @@ class KVFile:
     def truncate(self, length: int) -> None:
         """Roll back to `length` entries."""
         assert 0 <= length <= self.length
+        self._storage.edited(self)
         self.length = length
         self.plain = min(self.plain, length)
         if self.texts:
@@ -410,6 +420,7 @@ class KVFile:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
         if self.ranked or self.advice.until:
             self._storage.ranking.discard(self)
+        self._storage.edited(self)
         pages = self._table[: self._count]
         self._table = self._frames = _NO_PAGES
         self._absent = 0

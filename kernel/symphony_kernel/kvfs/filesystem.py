@@ -451,6 +451,10 @@ class KVFS:
         self._storage.witness = witness
         self.prefix_cache.evicted = witness.evicted if witness else lambda _pages: None
 
+    def hear_of_edits(self, heard: Callable[[KVFile], None]) -> None:
+        """Tell of files whose entries change otherwise than by a pred, or that are gone."""
+        self._storage.edited = heard
+
     def kept(self) -> dict[str, object]:
         """Return the parts that a kernel which comes back fills in, by name."""
         return {

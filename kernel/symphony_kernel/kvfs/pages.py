@@ -116,13 +116,15 @@ class PagePool:
         self.sentinels = sentinels  # freed pages' tokens and positions show that they are
         self._unused = NumberStack(self.pages)
         self._free = NumberStack(frames)
+        # Free frames that a step writes in case somebody wants it, and for whom: the last to go.
+        self._spares: dict[int, object] = {}
         self._marks: Int32 = np.zeros(self.pages, np.int32)  # scratch of `release`
         self._on_freed = on_freed
 
     @property
     def free(self) -> int:
         """Pages that could be allocated now: free frames, or fewer when pages run out first."""
-        free, unused = self._free.count, self._unused.count
+        free, unused = self._free.count + len(self._spares), self._unused.count
         return free if free < unused else unused
 
     def allocate(self, n: int, frames: bool = True) -> Int32:
@@ -146,7 +148,7 @@ class PagePool:
         return taken
 
     def _furnish(self, taken: Int32) -> None:
-        frames = self._free.pop(len(taken))
+        frames = self._pop_frames(len(taken))
         self.frame[taken] = frames
         self.page[frames] = taken
 
@@ -200,7 +202,7 @@ class PagePool:
     @property
     def free_frames(self) -> int:
         """Frames without a page."""
-        return self._free.count
+        return self._free.count + len(self._spares)
 
     @property
     def unused(self) -> int:
@@ -227,9 +229,9 @@ class PagePool:
         Raises:
             SyscallError: ENOMEM, and nothing has changed.
         """
-        if len(pages) > self._free.count:
-            raise SyscallError(Errno.ENOMEM, f"{len(pages)} frames wanted, {self._free.count} free")
-        frames = self._free.pop(len(pages))
+        if len(pages) > self.free_frames:
+            raise SyscallError(Errno.ENOMEM, f"{len(pages)} frames wanted, {self.free_frames} free")
+        frames = self._pop_frames(len(pages))
         self.frame[pages] = frames
         self.page[frames] = pages
         self.hollow[pages] = hollow
@@ -243,8 +245,8 @@ class PagePool:
 
         There must be so many.
         """
-        assert n <= self._free.count
-        frames = self._free.pop(n)
+        assert n <= self.free_frames
+        frames = self._pop_frames(n)
         self.page[frames] = self.pages
         return frames
 
@@ -259,13 +261,53 @@ class PagePool:
         self.absent -= len(pages)
         self.moved += 1
 
+    # -- Spares: free frames that somebody may want as they are ----------------------------------
+    def take_spare(self, owner: object) -> int | None:
+        """Return a free frame that a step may write for `owner`, if there is one; it stays free.
+
+        Whoever else wants frames gets this one when no others are left.
+        """
+        if not self._free.count:
+            return None
+        frame = int(self._free.pop(1)[0])
+        self._spares[frame] = owner
+        self.page[frame] = self.pages
+        return frame
+
+    def has_spare(self, frame: int, owner: object) -> bool:
+        """Whether a spare is still there."""
+        return self._spares.get(frame) is owner
+
+    def leave_spare(self, frame: int, owner: object) -> None:
+        """Let go of a spare, if it is still there."""
+        if self._spares.get(frame) is owner:
+            del self._spares[frame]
+            self._push_frames(np.array([frame], np.int32))
+
+    def use_spare(self, frame: int, owner: object, page: int) -> bool:
+        """Put a page that has just been taken into a spare; return whether it was still there."""
+        if self._spares.get(frame) is not owner:
+            return False
+        del self._spares[frame]
+        others = self.frame[page : page + 1].copy()
+        self.frame[page], self.page[frame] = frame, page
+        self._push_frames(others)
+        return True
+
+    def _pop_frames(self, n: int) -> Int32:
+        """Take n free frames ([n]): there must be so many, spares included."""
+        if n > self._free.count:
+            for frame, owner in list(self._spares.items()):
+                self.leave_spare(frame, owner)
+        return self._free.pop(n)
+
     # -- Without a device -----------------------------------------------------------------------
     def lend_frames(self) -> None:
         """Give every page a frame that is nowhere, until `lose_frames`: nothing computes now."""
         held = np.flatnonzero(self.references > 0).astype(np.int32)
         self.frames = self.pages
         self.page = np.full(self.pages, NOWHERE, np.int32)
-        self._free = NumberStack(self.pages)
+        self._free, self._spares = NumberStack(self.pages), {}
         self.frame[:] = NOWHERE
         self.hollow[:] = False
         frames = self._free.pop(len(held))
@@ -277,7 +319,7 @@ class PagePool:
         """Begin with a device of so many frames that has nothing of any page."""
         self.frames = frames
         self.page = np.full(frames, NOWHERE, np.int32)
-        self._free = NumberStack(frames)
+        self._free, self._spares = NumberStack(frames), {}
         self.frame[:] = NOWHERE
         self.hollow[:] = False
         self.absent = int((self.references > 0).sum())
@@ -336,4 +378,4 @@ class PagePool:
 
     def statistics(self) -> PoolStatistics:
         """Return how full the pool is."""
-        return PoolStatistics(self.frames, self._free.count, int((self.references > 1).sum()))
+        return PoolStatistics(self.frames, self.free_frames, int((self.references > 1).sum()))

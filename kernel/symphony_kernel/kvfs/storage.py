@@ -66,6 +66,8 @@ class Storage:
         # What takes frames from idle files, but not from the one named, until so many are free.
         self.relief: Callable[..., bool] = lambda _frames, *_keep: False
         self.ranking: Ranked = NobodyRanks()
+        # Hears of a file whose entries change otherwise than by a pred, or that is gone.
+        self.edited: Callable[[KVFile], None] = lambda _file: None
 
     def allocate(self, account: Account, n: int, keep: tuple["KVFile", ...] = ()) -> Int32:
         """Return n pages charged to `account`, for a step; SyscallError ENOMEM or EDQUOT.

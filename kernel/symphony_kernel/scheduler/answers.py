@@ -25,6 +25,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.scheduler.estimate import Estimate
 
 _ODDS_GAIN = 1 / 4
+_ODDS_EVEN = 1 / 2
 _LONG_AGO = float("-inf")
 
 
@@ -96,6 +97,20 @@ class Answers:
         past.owed -= 1
         if not past.owed:
             self._expected.discard(root)
+
+    def replied(self, root: int, now: float) -> None:
+        """A LIP has got a result that was there before it asked."""
+        past = self._lips.get(root)
+        if past is None:
+            past = self._lips[root] = _Past()
+        past.replied = now
+        past.owed += 1
+        self._expected.add(root)
+
+    def soon(self, root: int) -> bool:
+        """Whether a LIP usually answers soon, as far as is known."""
+        past = self._lips.get(root)
+        return past is None or past.odds >= _ODDS_EVEN
 
     def forget(self, root: int) -> None:
         """A LIP has ended."""

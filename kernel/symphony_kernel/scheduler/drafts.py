@@ -1,10 +1,14 @@
 """Drafts: the steps that follow if nothing changes, given to the device before that is known.
 
-    step N computes     its works are generations that go on: behind each token comes the next one
+    step N computes     its works go on: behind each token comes the next one
     draft 1             the same rows, one entry further; the device puts N's tokens in
     draft 2             behind draft 1, and so on
     N has ended         as ever: its works end, go on, and are in the queue again. What draft 1 has
                         begun to compute of them becomes the step that would be formed now.
+
+Generations go on by themselves. A pred goes on when its program makes the next one, which is
+guessed (`guesses`): the step that a draft has become takes it in when it comes, or keeps its result
+for it. So drafts with preds are told of one by one, and no more than one is there beforehand.
 
 A draft changes nothing: no service is charged and nothing is appended before the step before it has
 ended, as without drafts. It is made while nobody else wants to run, and taken back when somebody
@@ -12,17 +16,20 @@ comes; who comes when it has begun waits for its end, as for any step's. A row w
 ended meanwhile is dropped with what was computed for it.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from symphony_kernel.executor.base import Batch, Int32, Row
+from symphony_kernel.executor.base import Batch, Int32, Results, Row
 from symphony_kernel.executor.follow import BLANK, Follow
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import DRAFTS_MAX
 from symphony_kernel.scheduler.batcher import ONLY, Batcher, Part, Step
 from symphony_kernel.scheduler.fair_queue import FairQueue
+from symphony_kernel.scheduler.guesses import Guess, Guesses, others_wait
 from symphony_kernel.scheduler.work import Work
+
+_GUESSED_MAX = 1  # drafts with guesses that have not begun
 
 
 class Course(Protocol):
@@ -39,27 +46,44 @@ class Course(Protocol):
         """Return the position ([1]) of its file's entry with that number."""
 
 
+Head: TypeAlias = Work | Guess  # whose row it is
+
+
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A step that may be; `works[i]` is row i of the batch."""
+    """A step that may be; `heads[i]` has row i of the batch."""
 
-    works: list[Work]
+    heads: list[Head]
     batch: Batch
     follow: Follow
     alive: list[int] = field(init=False)  # rows behind rows that were computed for their works
     step: Step | None = None  # what it has become
 
     def __post_init__(self) -> None:
-        self.alive = list(range(len(self.works)))
+        self.alive = list(range(len(self.heads)))
+
+    @property
+    def guesses(self) -> Iterable[tuple[int, Guess]]:
+        """Its rows that are guesses'."""
+        return ((row, head) for row, head in enumerate(self.heads) if isinstance(head, Guess))
 
 
 class Drafts:
-    """The drafts behind the newest step, in order."""
+    """The drafts behind the newest step, in order. `soon` says whether a LIP will soon answer."""
 
-    def __init__(self, queue: FairQueue, batcher: Batcher) -> None:
+    def __init__(
+        self,
+        queue: FairQueue,
+        batcher: Batcher,
+        guesses: Guesses | None = None,
+        soon: Callable[[int], bool] = lambda _root: True,
+    ) -> None:
         self._queue = queue
         self._batcher = batcher
+        self._guesses = guesses
+        self._soon = soon
         self._drafts: list[Draft] = []
+        self._present: Draft | None = None  # that has become the newest step
 
     def __len__(self) -> int:
         return len(self._drafts)
@@ -69,24 +93,29 @@ class Drafts:
         before = len(self._drafts)
         if before == DRAFTS_MAX:
             return None
-        last = self._drafts[-1].works if before else [part.work for part in step.parts]
-        works, rows, behind = [], [], []
-        stops: list[Container[int]] = []
-        for index, work in enumerate(last):
-            if work.finished:  # what comes of its row is dropped
-                continue
-            row = _row(work, before)
-            if row is None:
-                return None
-            works.append(work)
-            rows.append(row)
-            behind.append(index)
-            assert work.course is not None
-            stops.append(work.course.stop)
-        if not works:
+        last = self._heads(step)
+        going = self._going_on(last, before)
+        if not going:
             return None
-        follow = Follow(behind, stops)
-        draft = Draft(works, Batch(rows, follow=follow), follow)
+        heads: list[Head] = []
+        rows, behind = [], []
+        stops: list[Container[int]] = []
+        for index, head in going:
+            made = self._row(head, before)
+            if made is None:
+                if isinstance(head, Work) and head.course is not None:
+                    return None
+                continue
+            heads.append(made[0])
+            rows.append(made[1])
+            behind.append(index)
+            stops.append(self._stop(made[0]))
+        if not rows:
+            return None
+        follow = Follow(behind, stops, lot=not any(isinstance(head, Guess) for head in heads))
+        draft = Draft(heads, Batch(rows, follow=follow), follow)
+        for row, guess in draft.guesses:
+            guess.draft, guess.row = draft, row
         self._drafts.append(draft)
         return draft
 
@@ -94,7 +123,7 @@ class Drafts:
         """Take back those that have not begun: somebody else wants to run."""
         drafts = self._drafts
         while drafts and drafts[-1].follow.revoke():
-            drafts.pop()
+            self._taken_back(drafts.pop())
 
     def adopt(self) -> Step | None:
         """Return what the first draft has computed of the works in the queue, as a step.
@@ -102,27 +131,110 @@ class Drafts:
         For when the step before it has ended, and its works are in the queue again.
         """
         drafts = self._drafts
+        self._present = None
         if not drafts:
             return None
         if drafts[0].follow.revoke():  # it has not begun: nor has anything behind it
             self.revoke()
-            self._drafts = []
+            self._taken_back(drafts.pop(0))
+            assert not drafts
             return None
         draft = drafts.pop(0)
-        parts, rows = [], []
+        parts, rows, kept = [], [], []
         for index in draft.alive:
-            work = draft.works[index]
-            if self._is_next(work, draft.batch.rows[index]):
-                self._queue.serve_whole(work)
-                parts.append(Part(work, 0, 1))
+            head = draft.heads[index]
+            if isinstance(head, Guess):
+                if not head.dropped:
+                    kept.append(index)
+            elif self._is_next(head, draft.batch.rows[index]):
+                self._queue.serve_whole(head)
+                parts.append(Part(head, 0, 1))
                 rows.append(index)
-        if not parts:  # nor is anything behind it
-            self.revoke()
-            self._drafts = []
+                kept.append(index)
+        if not kept:  # nor is anything behind it
+            self._drop_all()
             return None
-        self._keep(draft, rows)
+        self._keep(draft, kept)
         draft.step = Step(parts, draft.batch, len(parts), adopted=rows)
+        self._present = draft
         return draft.step
+
+    def take_in(self, guess: Guess, work: Work) -> None:
+        """A claimed guess is a row of the step that its draft has become, which computes."""
+        assert guess.draft is not None
+        step = guess.draft.step
+        assert step is not None
+        assert step.adopted is not None
+        self._queue.push(work)
+        self._queue.serve_whole(work)
+        step.parts.append(Part(work, 0, 1))
+        step.adopted.append(guess.row)
+        step.tokens += 1
+        step.decodes += 1
+
+    def ended(self, draft: Draft, results: Results) -> None:
+        """A draft has ended, whatever has become of it; without results it was not computed."""
+        guesses = self._guesses
+        if guesses is None:
+            return
+        for row, guess in draft.guesses:
+            if guess.draft is not draft or guess.work is not None:
+                continue
+            if results:
+                guesses.computed(guess, results[row])
+            else:
+                guesses.lost(guess)
+
+    # -- Within --------------------------------------------------------------------------------
+    def _heads(self, step: Step) -> Iterable[tuple[int, Head]]:
+        """Return whose rows come before the next draft, and which of the batch before they are."""
+        if self._drafts:
+            draft: Draft | None = self._drafts[-1]
+        else:
+            draft = self._present
+        if draft is None or draft.step not in (None, step):
+            return enumerate(part.work for part in step.parts)
+        return [(row, draft.heads[row]) for row in draft.alive]
+
+    def _going_on(self, heads: Iterable[tuple[int, Head]], before: int) -> list[tuple[int, Head]]:
+        """Return those that go on; none at all where one may go on nobody knows how."""
+        going: list[tuple[int, Head]] = []
+        for index, head in heads:
+            if isinstance(head, Work):
+                if head.finished:  # what comes of its row is dropped
+                    continue
+                if head.course is not None:
+                    if not head.course.goes_on(before + 1):
+                        return []
+                    going.append((index, head))
+                    continue
+                if head.rebuilds or others_wait(head):
+                    return []
+            elif head.dropped or (head.work is not None and head.work.finished):
+                continue
+            guesses = self._guesses
+            if guesses is None or before >= _GUESSED_MAX:
+                return []
+            full = guesses.is_full(head)
+            if not full and guesses.may_follow(head):
+                going.append((index, head))
+            elif self._soon(head.root if isinstance(head, Work) else head.line.root):
+                return []  # it is worth waiting for
+        return going
+
+    def _row(self, head: Head, before: int) -> tuple[Head, Row] | None:
+        if isinstance(head, Work) and head.course is not None:
+            row = _row(head, before)
+            return None if row is None else (head, row)
+        assert self._guesses is not None
+        return self._guesses.behind(head)
+
+    def _stop(self, head: Head) -> Container[int]:
+        if isinstance(head, Work):
+            assert head.course is not None
+            return head.course.stop
+        assert self._guesses is not None
+        return self._guesses.ends
 
     def _is_next(self, work: Work, row: Row) -> bool:
         """Whether a row has computed the very entry that a work in the queue wants."""
@@ -135,8 +247,9 @@ class Drafts:
 
     def _keep(self, draft: Draft, rows: list[int]) -> None:
         """Of the drafts behind it, only what goes on behind these rows."""
+        draft.alive = rows
         for following in self._drafts:
-            if len(rows) == len(draft.works):
+            if len(rows) == len(draft.heads):
                 return
             kept = set(rows)
             following.alive = [
@@ -144,12 +257,20 @@ class Drafts:
             ]
             draft, rows = following, following.alive
 
+    def _drop_all(self) -> None:
+        self.revoke()
+        self._drafts = []
+
+    def _taken_back(self, draft: Draft) -> None:
+        for _, guess in draft.guesses:
+            assert self._guesses is not None
+            self._guesses.taken_back(guess)
+
 
 def _row(work: Work, before: int) -> Row | None:
     """Return the row of a work behind so many drafts; None: nobody knows whether it goes on."""
     course, file = work.course, work.file
-    if course is None or not course.goes_on(before + 1):
-        return None
+    assert course is not None
     new = work.count + before + 1
     try:
         file.reserve(new)

@@ -80,6 +80,12 @@ class Figures:
             if since is not None:
                 self._observe("time_to_first_token_seconds", self._now - since)
 
+    def kept(self, work: Work) -> None:
+        """A pred that ends now was computed in a step that has ended before it came."""
+        assert work.count == 1
+        self.rows += 1
+        self.decode_rows += 1
+
     def stepped(self, step: Step, seconds: float) -> None:
         """Count a step that computed for `seconds`."""
         for before, rows in self._gaps.items():

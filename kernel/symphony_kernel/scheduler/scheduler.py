@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Any
 
+from symphony_kernel.executor.base import Results
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
 from symphony_kernel.scheduler.answers import Answers
-from symphony_kernel.scheduler.batcher import Batcher, Step, StepLimits, add_result
+from symphony_kernel.scheduler.batcher import Batcher, Part, Step, StepLimits, add_result
 from symphony_kernel.scheduler.clock import Clock
 from symphony_kernel.scheduler.costs import StepCosts
 from symphony_kernel.scheduler.drafts import Draft, Drafts
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
 from symphony_kernel.scheduler.figures import Figures
+from symphony_kernel.scheduler.guesses import Guess, Guesses
 from symphony_kernel.scheduler.pager import Pager
 from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
@@ -46,6 +48,8 @@ class SchedulerStatistics:
     preds_starved: int  # ended with ENOMEM, so that others could go on
     preemptions: int  # files in use gave up pages, so that somebody with a better claim could run
     rebuilt_tokens: int  # computed again, since their K and V were in no tier
+    preds_guessed: int  # computed before they came
+    preds_guessed_in_vain: int  # rows that were computed for a pred that did not come
     step_ms: float  # sum over all steps
 
 
@@ -65,6 +69,7 @@ class Scheduler:
         traced: Emit | None = None,
         answers: Answers | None = None,
         pressure: Pressure | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
@@ -78,7 +83,9 @@ class Scheduler:
         self._victims = 1  # of these, when it is time for some to fail
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
-        self._drafts = Drafts(self._queue, self._batcher)
+        self._guesses = guesses
+        self._drafts = Drafts(self._queue, self._batcher, guesses, self._answers.soon)
+        self._kept: list[tuple[Work, Guess]] = []  # with results that were there before
         self._figures = Figures()
         self._traces = Traces(traced or (lambda _root, _events: None))
         self._turn: float | None = None  # when the works came that `poll` has not seen
@@ -87,8 +94,10 @@ class Scheduler:
     # -- Works ---------------------------------------------------------------------------------
     def submit(self, work: Work) -> None:
         """Queue a pred; `work.done` hears of its end."""
+        guess = self._claim(work) if self._guesses is not None else None
         if self._replies is None:
-            self._drafts.revoke()
+            if guess is None:
+                self._drafts.revoke()
             if self._turn is None:
                 self._turn = self._clock.now()
             self._answers.heard(work.root, self._turn)
@@ -97,6 +106,9 @@ class Scheduler:
         self._figures.submitted(work.root, self._turn or self._clock.now())
         if self._traces.runs:
             self._traces.submitted(work, self._clock.now())
+        if guess is not None:
+            self._take_in(work, guess)
+            return
         if self._steps and not self._waiting:
             self._batcher.reserve_ahead(work)
         self._queue.push(work)
@@ -112,6 +124,9 @@ class Scheduler:
     def forget(self, root: int, instance: int | None = None) -> None:
         """Drop all work of an instance, or of the whole LIP, which has ended; nobody is told."""
         gone = self._pager.forget(root, instance) if self._pager is not None else []
+        if self._guesses is not None:
+            self._guesses.forget(root, instance)
+        gone += [w for w, _ in self._kept if w.root == root and instance in (None, w.instance)]
         if instance is None:
             gone += self._queue.forget_lip(root)
             self._answers.forget(root)
@@ -144,7 +159,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and no step is under way."""
-        return not (self._steps or self._queue.works or self._parked)
+        return not (self._steps or self._queue.works or self._parked or self._kept)
 
     def pages_arrived(self) -> None:
         """Pages have come from disk: who waited for them looks again."""
@@ -196,6 +211,20 @@ class Scheduler:
             self._figures.launched(step)
             self._steps.append(step)
         return step
+
+    def draft_ended(self, draft: Draft, results: Results) -> None:
+        """The device is done with a draft, before `complete`; without results it has failed."""
+        self._drafts.ended(draft, results)
+
+    def answer_kept(self) -> None:
+        """End the preds whose results were there before they came."""
+        while self._kept:
+            kept, self._kept = self._kept, []
+            now = self._clock.now()
+            self._figures.completing(now)
+            for work, guess in kept:
+                if not work.finished:
+                    self._answer_kept(work, guess, now)
 
     def revoke_drafts(self) -> None:
         """Let the device not begin what it goes on with; what it has begun it ends."""
@@ -265,6 +294,8 @@ class Scheduler:
             preds_starved=counts.starved,
             preemptions=self._pager.preemptions if self._pager is not None else 0,
             rebuilt_tokens=self._pager.rebuilt_tokens if self._pager is not None else 0,
+            preds_guessed=self._guesses.hits if self._guesses is not None else 0,
+            preds_guessed_in_vain=self._guesses.misses if self._guesses is not None else 0,
             step_ms=1000 * counts.step_seconds,
         )
 
@@ -277,6 +308,44 @@ class Scheduler:
         return {name: each.view() for name, each in self._figures.histograms.items()}
 
     # -- Within --------------------------------------------------------------------------------
+    def _claim(self, work: Work) -> Guess | None:
+        """Return the guess that was computed for a pred which has come, if it can have it."""
+        assert self._guesses is not None
+        guess = self._guesses.claim(work)
+        if guess is None:
+            return None
+        free = not (self._waiting or self._parked) and self._replies is None
+        if free and self._batcher.keep(work) and self._guesses.settle(guess):
+            self._guesses.claimed(guess)
+            return guess
+        self._guesses.not_settled(guess)
+        return None
+
+    def _take_in(self, work: Work, guess: Guess) -> None:
+        if guess.result is None:
+            self._drafts.take_in(guess, work)
+            return
+        self._queue.push(work)
+        self._queue.serve_whole(work)
+        self._kept.append((work, guess))
+
+    def _answer_kept(self, work: Work, guess: Guess, now: float) -> None:
+        assert guess.draft is not None
+        assert guess.draft.step is not None
+        result = guess.result
+        if self._traces.runs:
+            step = Step([Part(work, 0, 1)], guess.draft.batch, 1)
+            self._traces.stepped(step, guess.draft.step.launched, now)
+        work.computed = 1
+        self._figures.kept(work)
+        self._answers.replied(work.root, now)
+        errno = result.errno if isinstance(result, SyscallError) else work.file.error
+        if errno is not None:
+            self._fail(work, errno)
+        else:
+            assert isinstance(result, bytes)
+            self._finish(work, result)
+
     def _may_run_ahead(self, now: float) -> bool:
         """Whether a step may go behind one that computes.
 
@@ -382,6 +451,8 @@ class Scheduler:
         else:
             work.file.unreserve()
         self._figures.finished(work)
+        if self._guesses is not None:
+            self._guesses.ended(work, result)
         work.done(result)
 
     def _fail_running(self, work: Work, errno: Errno) -> None:
@@ -393,6 +464,8 @@ class Scheduler:
     def _fail(self, work: Work, errno: Errno) -> None:
         work.finished = True
         work.file.unreserve()
+        if self._guesses is not None:
+            self._guesses.drop(work.file)
         self._drafts.revoke()
         self._changed = self._clock.now()
         if self._traces.runs:
