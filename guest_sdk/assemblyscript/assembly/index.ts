@@ -3,6 +3,7 @@
 export * from "./constraint";
 export * from "./errno";
 export * from "./generation";
+export * from "./http";
 export * from "./json";
 export * from "./kv";
 export * from "./model";
@@ -11,4 +12,5 @@ export * from "./pred";
 export * from "./process";
 export * from "./stream";
 export * from "./tickets";
+export * from "./tool";
 export * from "./utf8";

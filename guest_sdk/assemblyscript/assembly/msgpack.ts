@@ -1,5 +1,6 @@
 // MessagePack, as far as the ABI needs it: all of the format but extension types and timestamps.
 
+import { Json, JsonKind } from "./json";
 import { decodeUtf8Range, encodeUtf8 } from "./utf8";
 
 /** Writes one MessagePack value after the other; each method returns the encoder. */
@@ -226,6 +227,28 @@ export class Decoder {
     if (this.peek() != 0xc0) return false;
     this.at += 1;
     return true;
+  }
+
+  /** Any value that JSON has; others fail. */
+  json(): Json {
+    const tag = this.peek();
+    if (this.nil()) return new Json(JsonKind.NULL);
+    if (tag == 0xc2 || tag == 0xc3) return Json.ofBoolean(this.boolean());
+    if ((tag & 0xe0) == 0xa0 || (tag >= 0xd9 && tag <= 0xdb)) return Json.ofString(this.text());
+    if ((tag & 0xf0) == 0x80 || tag == 0xde || tag == 0xdf) {
+      const value = new Json(JsonKind.OBJECT);
+      for (let pairs = this.map(); pairs > 0 && !this.failed; pairs--) {
+        value.keys.push(this.text());
+        value.items.push(this.json());
+      }
+      return value;
+    }
+    if ((tag & 0xf0) == 0x90 || tag == 0xdc || tag == 0xdd) {
+      const value = new Json(JsonKind.ARRAY);
+      for (let items = this.array(); items > 0 && !this.failed; items--) value.items.push(this.json());
+      return value;
+    }
+    return Json.ofNumber(this.float());
   }
 
   /** Passes over one value, whatever is in it. */

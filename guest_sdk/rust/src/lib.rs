@@ -40,7 +40,7 @@
 //! - [`Session`], [`Plan`]: a text that grows, replies, branches, scores; [`Input`]: parameters
 //! - [`constraint`]: JSON schemas, regular expressions and grammars that texts keep to
 //! - [`decode`]: samplers, stopping, text that grows; [`prompt`]: templates, turns
-//! - [`tool`]: the outside
+//! - [`tool`], [`http`]: the outside
 //! - [`testing`]: a program's tests without a server
 //! - [`raw`]: the calls themselves
 //!
@@ -62,6 +62,7 @@ pub mod decode;
 mod entry;
 mod error;
 mod executor;
+pub mod http;
 mod input;
 pub mod json;
 pub mod kv;

@@ -21,6 +21,7 @@ pub(crate) mod calls;
 mod generations;
 mod passes;
 
+use crate::http::Response;
 use crate::tool::Answer;
 use crate::value::Value;
 use alloc::collections::{BTreeMap, VecDeque};
@@ -41,6 +42,7 @@ const PAGE_SIZE: usize = 16;
 type Model = Rc<dyn Fn(&[u32]) -> Vec<f32>>;
 type ChildMain = Rc<dyn Fn(&[u8]) -> (i32, Vec<u8>)>;
 type ToolMain = Rc<dyn Fn(&Value) -> Answer>;
+type Site = Rc<dyn Fn(&Value) -> Option<Response>>;
 
 /// A host to be: what the program will find.
 pub struct Host {
@@ -108,6 +110,7 @@ struct World {
     model: Model,
     children: BTreeMap<String, ChildMain>,
     tools: BTreeMap<String, ToolMain>,
+    site: Site,
     ended: Vec<(i32, Vec<u8>)>,
     files: BTreeMap<i32, Vec<u32>>,
     names: BTreeMap<String, Vec<u32>>,
@@ -143,6 +146,7 @@ impl Host {
             model: Rc::new(passes::babble),
             children: BTreeMap::new(),
             tools: BTreeMap::new(),
+            site: Rc::new(|_| None),
             ended: Vec::new(),
             files: BTreeMap::new(),
             names: BTreeMap::new(),
@@ -190,6 +194,13 @@ impl Host {
     /// A tool, and what it answers for its arguments.
     pub fn tool(mut self, name: &str, main: impl Fn(&Value) -> Answer + 'static) -> Host {
         self.world.tools.insert(name.to_string(), Rc::new(main));
+        self
+    }
+
+    /// All of the web: what it answers to a request {method, url, headers, body}; `None`: that is
+    /// not allowed.
+    pub fn http(mut self, site: impl Fn(&Value) -> Option<Response> + 'static) -> Host {
+        self.world.site = Rc::new(site);
         self
     }
 

@@ -509,8 +509,21 @@ pub unsafe fn kv_close(kv: i32) -> i32 {
 
 // --- The outside ---------------------------------------------------------------------------------
 
-pub unsafe fn http(_: *const u8, _: usize) -> i32 {
-    with(|_| Err(Errno::ENOSYS))
+pub unsafe fn http(ptr: *const u8, len: usize) -> i32 {
+    with(|world| {
+        let request = msgpack::decode(unsafe { items(ptr, len) }).map_err(|_| Errno::EINVAL)?;
+        let result = (world.site)(&request).map(|answer| {
+            let mut out = Writer::new();
+            out.map(3).str("status").uint(u64::from(answer.status));
+            out.str("headers").map(answer.headers.len());
+            for (name, value) in &answer.headers {
+                out.str(name).str(value);
+            }
+            out.str("body").bin(&answer.body);
+            out.into_bytes()
+        });
+        Ok(world.issue(Work::Ready(result.ok_or(Errno::EACCES.number()))))
+    })
 }
 
 pub unsafe fn tool(ptr: *const u8, len: usize) -> i32 {

@@ -1,0 +1,42 @@
+"""What the AssemblyScript SDK has of the outside, under a real gateway, against real servers."""
+
+import asyncio
+from pathlib import Path
+
+from symphony_runtime.client import message_bytes
+
+from tests.runtime.gateway.outside.test_web import site
+from tests.support.assemblyscript import compiled
+from tests.support.house import House
+from tests.support.outside import tool_table
+
+EXPECTED = [
+    "listed does echo text",
+    r'tool true {"list": [-1, 0.5], "n": 7, "text": "\u00e9", "yes": true}',
+    "tool true {}",
+    "tool ENOENT, there is no such thing",
+    "slow ETIMEDOUT, the time is over",
+    'http 200 true {"path": "/a", "method": "POST"}',
+    "kind application/json",
+    "late ETIMEDOUT, the time is over",
+    "refused EACCES, the handle lacks the right",
+    "bad EINVAL, an argument is wrong",
+]
+
+
+def test_the_outside_in_assemblyscript(tmp_path: Path) -> None:
+    wasm = compiled("tests/outside.ts", tmp_path / "outside.wasm", "--exportStart", "_initialize")
+
+    async def main() -> None:
+        async with site() as there:
+            rules = [{"tenants": ["*"], "urls": [there.url], "methods": ["GET", "POST"]}]
+            tables = {"t": tool_table(tmp_path)}
+            async with House(tmp_path, tools=tables, http=rules) as house, house.client() as client:
+                uploaded = await client.upload(wasm)
+                given = {"tool": "t.echo", "url": there.url}
+                ended = await client.run(uploaded["id"], given)
+        assert (ended["status"], ended["exit_code"]) == ("exited", 0), ended
+        assert [message_bytes(m).decode() for m in ended["messages"]] == EXPECTED
+        assert there.bodies[0] == b"body"
+
+    asyncio.run(main())
