@@ -131,7 +131,13 @@ def test_what_is_wrong_is_said(client: openai.OpenAI, fields: dict[str, Any], pa
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
          "messages[0].content"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "extra_body": {"guided_regex": "a"}},
+         "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema":
+          {"properties": {"a": {"type": "intger"}}}}}}, "response_format"),
+        ({"extra_body": {"guided_choice": []}}, "guided_choice"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
@@ -151,7 +157,7 @@ def test_what_is_wrong_in_a_chat_is_said(
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0]"),
-        ({"text": {"format": {"type": "json_object"}}}, "text"),
+        ({"text": {"format": {"type": "xml"}}}, "text"),
     ],
 )
 def test_what_responses_do_not_do_is_said(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 from symphony_kernel import tiny_model
@@ -113,7 +114,17 @@ def play(
 
 
 @pytest.mark.parametrize(
-    "name", ["completion", "beam_search", "chat", "retrieval", "swarm", "graph_of_thoughts"]
+    "name",
+    [
+        "completion",
+        "beam_search",
+        "chat",
+        "retrieval",
+        "swarm",
+        "graph_of_thoughts",
+        "json_schema",
+        "regex",
+    ],
 )
 def test_each_scenario_comes_out_as_it_says(server: RunningServer, name: str) -> None:
     told = scenario(name)
@@ -237,3 +248,42 @@ def test_a_new_project_runs(server: RunningServer, tmp_path: Path) -> None:
     assert len(result["messages"]) > 1
     result, _ = play(server, project, "")
     assert result["output"] == "Give me a text to continue."
+
+
+def test_what_json_schema_writes_is_its_schemas(server: RunningServer) -> None:
+    given = scenario("json_schema")["input"] | {"n": 6, "seed": 40}
+    result, grown = play(server, EXAMPLES / "json_schema", given)
+    said = [json.loads(message) for message in result["messages"]]
+    assert len(said) == 6
+    for instance in said:
+        jsonschema.validate(instance["value"], given["schema"])
+    assert [each["logprob"] for each in said] == sorted((s["logprob"] for s in said), reverse=True)
+    # The prompt is computed once, and all go on side by side.
+    assert grown["prefill_tokens"] <= len(given["prompt"])
+    assert grown["decode_rows"] / grown["decode_steps"] > 2
+
+
+def test_a_schema_that_is_wrong_ends_a_run_in_words(server: RunningServer) -> None:
+    wrong = {"type": "object", "properties": {"age": {"type": "intger"}}}
+    given = {"prompt": "x", "schema": wrong}
+    result, _ = play(server, EXAMPLES / "json_schema", given)
+    assert (result["status"], result["exit_code"]) == ("exited", 1)
+
+    async def log() -> list[str]:
+        async with server.client() as client:
+            events = client.events(result["id"])
+            return [event.data["text"] async for event in events if event.kind == "log"]
+
+    assert any("#/properties/age: Invalid type: intger" in line for line in asyncio.run(log()))
+
+
+def test_each_gap_of_a_form_matches(server: RunningServer) -> None:
+    given = scenario("regex")["input"]
+    result, _ = play(server, EXAMPLES / "regex", given)
+    said = json.loads(result["output"])
+    patterns = [part["match"] for part in given["form"] if isinstance(part, dict)]
+    for pattern, gap in zip(patterns, said["gaps"], strict=True):
+        assert re.fullmatch(pattern, gap), gap
+    gaps = iter(said["gaps"])
+    whole = [part if isinstance(part, str) else next(gaps) for part in given["form"]]
+    assert said["text"] == "".join(whole)

@@ -190,11 +190,23 @@ def test_what_is_no_map_is_einval(data: bytes) -> None:
     assert caught.value.errno is Errno.EINVAL
 
 
-@pytest.mark.parametrize("name", ["constraint", "adapter"])
-def test_what_is_not_there_yet_says_so(name: str) -> None:
+def test_what_is_not_there_yet_says_so() -> None:
     with pytest.raises(SyscallError) as caught:
-        parse(**{name: 1})
+        parse(adapter=1)
     assert caught.value.errno is Errno.ENOSYS
+
+
+def test_a_constraint_is_for_the_last_place_alone() -> None:
+    assert parse(constraint=3, since=7) == PredOptions(constraint=3, since=7)
+    wrong: list[dict[str, Any]] = [
+        {"constraint": 0}, {"constraint": True}, {"constraint": 2**31}, {"since": 1},
+        {"constraint": 1, "since": -1}, {"constraint": 1, "at": "all"},
+        {"constraint": 1, "parents": [-1]},
+    ]  # fmt: skip
+    for each in wrong:
+        with pytest.raises(SyscallError) as caught:
+            parse(**each)
+        assert caught.value.errno is Errno.EINVAL
 
 
 def test_too_many_bytes_are_efbig_before_they_are_read() -> None:

@@ -1,0 +1,119 @@
+"""Texts under constraints when the kernel dies: nobody notices, since they follow from tokens."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jsonschema
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.protocol.messages import Op
+from symphony_kernel.scheduler.clock import RealClock
+
+from tests.support.constrained import (
+    JSON_SCHEMA,
+    PERSON,
+    PROMPT,
+    REGEX,
+    assets,
+    constraint,
+    sampled,
+    schema,
+    text_of,
+)
+from tests.support.dying import DyingRig, differences
+from tests.support.kernels import A, B, Gateway, Worker, ids, options, tokens
+
+T = TypeVar("T")
+STEP = CostModel(fixed_us=2_000)  # so that there is time to die in
+
+
+class SpeakingRig(DyingRig):
+    """Its model has a tokenizer, and its time is real."""
+
+    def make(self) -> Kernel:
+        clock = RealClock()
+        device = SimulatedExecutor(clock, 256, assets().model, STEP, hashed=True)
+        return Kernel(device, describe(assets()), clock)
+
+    async def die_now(self, chance: random.Random) -> None:
+        dead = self.kernel
+        self.die(chance)
+        dead.constraints.end()  # a process's end would do that
+        await asyncio.sleep(chance.choice([0.0, 0.02]))
+        self.boot()
+
+
+def with_dying(
+    folder: Path, test: Callable[[SpeakingRig, Gateway, Worker], Coroutine[Any, Any, T]]
+) -> T:
+    async def main() -> T:
+        rig = SpeakingRig(RealClock(), folder, log_bytes=20_000)  # type: ignore[arg-type]
+        gateway, worker = await rig.join()
+        try:
+            return await test(rig, gateway, worker)
+        finally:
+            await rig.close()
+
+    return asyncio.run(main())
+
+
+async def course(worker: Worker) -> list[Any]:
+    """A generation, a loop of preds that forks, and texts that are compiled meanwhile."""
+    person = await constraint(worker, JSON_SCHEMA, schema(PERSON))
+    made = worker.generate(1, A, PROMPT, max=120, constraint=person, get=sampled(3))
+    worker.tell(1, Op.KV_CREATE, B)
+    digits = await constraint(worker, REGEX, b"([a-f][0-9]){12}")
+    assert await worker.call(1, Op.CONSTRAINT_CLOSE, person) == 0
+    first, found = PROMPT, []
+    for _ in range(8):
+        packed = options(constraint=digits, get=sampled(5))
+        (token,) = ids(await worker.pred(1, B, first, packed))
+        found.append(token)
+        first = tokens(token)
+    worker.tell(1, Op.KV_FORK, B + 1, B)
+    rest = worker.generate(1, B + 1, first, max=60, constraint=digits, get=sampled(6))
+    assert await rest.end == b""
+    assert await made.end == b""
+    return [made.ids, found + rest.ids]
+
+
+def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
+    async def undisturbed(_: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        return await course(worker)
+
+    async def dying(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+        chance = random.Random(7)
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        running = asyncio.ensure_future(course(worker))
+        for _ in range(6):
+            await asyncio.wait({running}, timeout=chance.random() / 5)
+            await rig.die_now(chance)
+        found = await running
+        assert not any(peer.lost for peer in rig.peers)
+        await gateway.check_integrity()
+        return found
+
+    wanted = with_dying(tmp_path / "twin", undisturbed)
+    jsonschema.validate(json.loads(text_of(wanted[0])), PERSON)
+    assert with_dying(tmp_path / "dying", dying) == wanted
+
+
+def test_the_journal_says_where_each_text_begins(tmp_path: Path) -> None:
+    async def test(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        await course(worker)
+        asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
+        worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
+        await worker.call(1, Op.KV_LEN, B)
+        assert not differences(rig.recovered_image(), rig.image())
+        assert await asked == 3
+
+    with_dying(tmp_path, test)
