@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZE_MAX = 130_000
 FOLDERS = {
     "attention_sink": EXAMPLES / "attention_sink",
+    "code_complete": EXAMPLES / "code_complete",
     "completion": EXAMPLES / "completion",
     "modular_prompt": EXAMPLES / "modular_prompt",
     "parallel_suffixes": EXAMPLES / "parallel_suffixes" / "rust",
