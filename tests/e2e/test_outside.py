@@ -15,7 +15,7 @@ RISES = "The Lys rises in Lisbourg and is 202 km long."
 CITY = "Ghent is a city in Flanders, where the Lys meets the Scheldt."
 
 
-@pytest.mark.parametrize("language", ["rust"])
+@pytest.mark.parametrize("language", ["rust", "assemblyscript"])
 def test_react_computes_each_token_once(server: RunningServer, language: str) -> None:
     told = scenario("react")
     result, grown = play(server, EXAMPLES / "react" / language, told["input"])
@@ -29,7 +29,30 @@ def test_react_computes_each_token_once(server: RunningServer, language: str) ->
     assert grown["tokens_computed"] == end["tokens"] - 1
 
 
-def test_react_goes_on_where_a_tool_fails(server: RunningServer) -> None:
+# Exactly as many tokens as asked for, drawn with a seed: what a measurement wants of it.
+EXACT = {
+    "question": "Where does the Lys rise?",
+    "queries": ["lys rises"],
+    "steps": 2,
+    "thought_tokens": 9,
+    "answer_tokens": 7,
+    "ignore_eos": True,
+    "temperature": 0.9,
+    "seed": 5,
+}
+
+
+def test_react_is_the_same_program_in_both_languages(server: RunningServer) -> None:
+    told = []
+    for language in ("rust", "assemblyscript"):
+        result, grown = play(server, EXAMPLES / "react" / language, EXACT)
+        told.append([json.loads(message) for message in result["messages"]])
+        assert told[-1][-1]["generated"] == 2 * 9 + 7
+        assert grown["tokens_computed"] == told[-1][-1]["tokens"] - 1
+    assert told[0] == told[1]
+
+
+def test_react_ends_without_its_tool(server: RunningServer) -> None:
     given = {"question": "?", "tool": "example.none", "steps": 1, "queries": ["x"]}
     result, _ = play(server, EXAMPLES / "react" / "rust", given)
     assert (result["status"], result["exit_code"]) == ("exited", 1)
