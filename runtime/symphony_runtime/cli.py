@@ -72,7 +72,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
              "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens", "threads",
-             "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish")  # fmt: skip
+             "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish",
+             "require_containment")  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -470,6 +471,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--delivery-ms", type=float, help=late)
     serve.add_argument("--publish", action="store_true", default=None,
                        help="programs may make KV files public")  # fmt: skip
+    locked = "start only with workers that are locked down in every way this system knows"
+    serve.add_argument("--require-containment", action="store_true", default=None, help=locked)
     without = "keep no journal: runs end when the kernel dies"
     serve.add_argument("--no-journal", dest="journal", action="store_false", default=None,
                        help=without)  # fmt: skip

@@ -24,6 +24,7 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_BYTES_MAX,
 )
 
+from symphony_runtime.containment import contain
 from symphony_runtime.worker.sandbox import cache_identity
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 _LENGTH = struct.Struct("<Q")
+_NUMBER = 99  # of its user, beside the workers'
+_LAYERS = ("user", "limits", "landlock", "seccomp")  # a network of its own takes longer to make
 # What the child may see of the environment: where Python and its packages are, nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
 
@@ -154,8 +157,11 @@ def main() -> None:
     os.dup2(2, 1)
     wasm = sys.stdin.buffer.read(PROGRAM_BYTES_MAX + 1)
     # Only the child needs wasmtime; the gateway imports this module too.
+    from symphony_runtime.abi import allowed_imports
     from symphony_runtime.validation import check_and_compile
 
+    allowed_imports()  # read from a file, which is not possible afterwards
+    contain(_NUMBER, layers=_LAYERS)
     outcome = check_and_compile(wasm)
     fields: dict[str, Any] = {
         name: getattr(outcome, name)

@@ -95,6 +95,7 @@ class ServeOptions:
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
     publish: bool = False  # programs may make KV files public: other tenants read them
     tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # on disk, of one tenant's KV files
+    require_containment: bool = False  # no worker that is contained less than this user allows
     journal: bool = True  # the kernel comes back from a death with all that it had
     hang_seconds: float = HANG_SECONDS  # of silence, before a role is killed and started; 0: never
     # How long a step may take when prompts are computed beside others' decodes; 0: any time.

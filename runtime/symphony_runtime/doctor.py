@@ -38,6 +38,7 @@ def examine(model: str, url: str | None) -> list[Check]:
         _package("wasmtime", "runs programs", exactly=_WASMTIME),
         *(_package(name, "needed by the server") for name in ("aiohttp", "msgpack", "tokenizers")),
         _native(),
+        _containment(),
         _model(model),
         _data_dir(default_data_dir()),
         _port(ServeOptions().host, ServeOptions().port, url),
@@ -64,15 +65,25 @@ def _package(name: str, why: str, exactly: str | None = None) -> Check:
 
 def _native() -> Check:
     # The kernel's side answers, which the runtime does not import.
-    command = (sys.executable, "-m", "symphony_kernel.executor.native", "--check")
+    return _asked("native kernels", "symphony_kernel.executor.native", "--check")
+
+
+def _containment() -> Check:
+    # A process of its own: what it gives up it does not get back.
+    return _asked("containment", "symphony_runtime.containment")
+
+
+def _asked(name: str, *module: str) -> Check:
+    """What a module of ours says of itself in a process of its own."""
+    command = (sys.executable, "-m", *module)
     try:
         done = subprocess.run(  # noqa: S603 - our own module
             command, capture_output=True, text=True, timeout=_COMMAND_SECONDS_MAX, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Check("native kernels", False, f"cannot be asked for: {error}", needed=False)
+        return Check(name, False, f"cannot be asked for: {error}", needed=False)
     words = (done.stdout or done.stderr).strip().splitlines()
-    return Check("native kernels", done.returncode == 0, words[-1] if words else "", needed=False)
+    return Check(name, done.returncode == 0, words[-1] if words else "", needed=False)
 
 
 def _model(model: str) -> Check:

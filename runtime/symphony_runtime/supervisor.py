@@ -36,6 +36,7 @@ from symphony_runtime.config import (
     user_server_file,
     write_place,
 )
+from symphony_runtime.containment import WORKERS_GROUP
 
 START_ATTEMPTS = 3
 BEATS = 4
@@ -376,6 +377,8 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
     # Threads of torch that spin would take the processor from gateway and workers.
     kernel_environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment}
     seen = {name: environment[name] for name in _WORKER_ENVIRONMENT if name in environment}
+    # Threads that NumPy would start unasked keep their files when the worker locks itself down.
+    seen["OPENBLAS_NUM_THREADS"] = "1"
     sockets = {
         "kernel_socket": str(run_dir / "kernel.sock"),
         "gateway_socket": str(run_dir / "gateway.sock"),
@@ -396,11 +399,18 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
             RoleSpec(
                 name,
                 "symphony_runtime.worker",
-                {"name": name, "secret": to_kernel[name], **sockets, **beat},
+                {
+                    "name": name,
+                    "number": number,
+                    "secret": to_kernel[name],
+                    "require_containment": options.require_containment,
+                    **sockets,
+                    **beat,
+                },
                 seen,
                 hang_seconds=hang,
             )
-            for name in workers
+            for number, name in enumerate(workers)
         ),
         RoleSpec(
             "gateway",
@@ -503,6 +513,10 @@ def _run_directory() -> Iterator[Path]:
     else:
         raise SupervisorError("no directory for sockets: set TMPDIR to one with a short path")
     path = Path(tempfile.mkdtemp(prefix="symphony-", dir=parent))  # mode 0700
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # then workers stay root, and say so
+            os.chown(path, -1, WORKERS_GROUP)
+            path.chmod(0o2710)  # workers may reach the sockets, which get their group
     try:
         yield path
     finally:

@@ -14,7 +14,7 @@ lists: their items are checked where they are executed.
     with the kernel, both ways: Receipt, ReceiptWanted
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
@@ -76,7 +76,8 @@ class Hello(Message):
     """The first frame on a link. `role` is "gateway" or "worker".
 
     `session` names the session that the link carries (see `sessions`; b"": none, the link stands
-    for itself), `received` the frames of it that have come; -1: it begins.
+    for itself), `received` the frames of it that have come; -1: it begins. `about` is what a worker
+    tells a gateway of itself: {containment: {layer: words}}.
     """
 
     KIND: ClassVar[int] = 1
@@ -87,6 +88,7 @@ class Hello(Message):
     pid: int
     session: bytes = b""
     received: int = -1
+    about: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,13 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.links import Link, SocketLink, connect_unix, serve_unix
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
+from symphony_runtime.containment import LAYERS
+
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = (0.002, 0.1)  # first and longest pause between attempts
 _HELLO_SECONDS_MAX = 10.0
 _SEQ_BITS = 60  # of the number that the first request has
+_WORDS_MAX = 80  # of what a worker says of itself
 _MODULE_BYTES = 32 << 10  # what a program costs a worker besides its machine code, about
 
 
@@ -238,11 +241,20 @@ class Modules:
 
 
 class Worker:
-    """A worker that has proved itself. `modules` are those it holds, `live` the runs it has."""
+    """A worker that has proved itself. `modules` are those it holds, `live` the runs it has.
 
-    def __init__(self, name: str, pid: int, link: Link) -> None:
+    `containment` is what keeps it inside itself, layer by layer, in its own words.
+    """
+
+    def __init__(self, name: str, pid: int, link: Link, about: Mapping[str, Any]) -> None:
         self.name = name
         self.pid = pid
+        said = about.get("containment")
+        self.containment: dict[str, str] = (
+            {layer: str(said[layer])[:_WORDS_MAX] for layer in LAYERS if layer in said}
+            if isinstance(said, dict)
+            else {}
+        )
         self.modules = Modules()
         self.live = 0
         self._link = link
@@ -357,7 +369,7 @@ class WorkerLinks:
         if before is not None:
             before.drop()
             self._forget(before)
-        worker = self.workers[message.name] = Worker(message.name, message.pid, link)
+        worker = self.workers[message.name] = Worker(message.name, message.pid, link, message.about)
         worker.send(m.Welcome(os.getpid(), {}))
         _log.info("%s is here, process %d", worker.name, worker.pid)
         return worker

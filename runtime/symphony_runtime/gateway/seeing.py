@@ -31,9 +31,10 @@ async def readyz(request: web.Request) -> web.StreamResponse:
     ]
     for name in runs.workers.expected:
         worker = workers.get(name)
-        roles.append(
-            {"role": name, "pid": worker.pid if worker else None, "ready": worker is not None}
-        )
+        role: dict[str, Any] = {
+            "role": name, "pid": worker.pid if worker else None, "ready": worker is not None
+        }  # fmt: skip
+        roles.append(role | ({"containment": worker.containment} if worker else {}))
     for role in roles:
         progress = with_.progress.of(role["role"])
         if progress is not None and not role["ready"]:

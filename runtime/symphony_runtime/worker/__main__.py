@@ -1,16 +1,16 @@
 """A worker's process: `python -m symphony_runtime.worker`.
 
-One JSON line of configuration on stdin: {"name", "secret", "kernel_socket", "gateway_socket"}. On
-stdout: {"event": "ready", "pid"} once both links are up. It ends with its stdin, or on SIGTERM.
+One JSON line of configuration on stdin: {"name", "secret", "kernel_socket", "gateway_socket", ..}
+(`WorkerConfig`). On stdout: {"event": "ready", "pid"} once both links are up. It ends with its
+stdin, or on SIGTERM.
 """
 
 import asyncio
-import ctypes
 import gc
+import importlib
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 import time
@@ -24,13 +24,17 @@ from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import loops
+from symphony_runtime.containment import Contained, ContainmentError, contain
+from symphony_runtime.worker.sandbox import cache_identity
+from symphony_runtime.worker.syscalls import imports
 from symphony_runtime.worker.worker import Worker
 
 _log = logging.getLogger("symphony.worker")
 
 # Between two attempts to connect: at a start the other role is there in a moment.
 _PAUSE_S, _PAUSE_S_MAX = 0.002, 0.1
-_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+# What Python and its packages would read from disk when it is first used.
+_LATE = ("encodings.idna", "encodings.unicode_escape", "jinja2.ext", "traceback")
 _STDIN = 0
 _TEXT_THREADS = 2
 
@@ -44,6 +48,8 @@ class WorkerConfig:
     kernel_socket: Path
     gateway_socket: Path
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
+    number: int = 0  # among the workers of this server
+    require_containment: bool = False
 
     @classmethod
     def parse(cls, line: str) -> "WorkerConfig":
@@ -55,17 +61,21 @@ class WorkerConfig:
             kernel_socket=Path(data["kernel_socket"]),
             gateway_socket=Path(data["gateway_socket"]),
             beat_seconds=data.get("beat_seconds", 0.0),
+            number=data.get("number", 0),
+            require_containment=data.get("require_containment", False),
         )
 
 
-def lock_down() -> None:
-    """Give up what this process needs no more: core files, new privileges, being looked at."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
-            if libc.prctl(option, value, 0, 0, 0):
-                raise OSError(ctypes.get_errno(), f"prctl {option}")
+def lock_down(config: WorkerConfig) -> Contained:
+    """Load what is read from disk later, then open nothing any more. Raises ContainmentError."""
+    for name in _LATE:
+        importlib.import_module(name)
+    cache_identity()
+    imports()
+    found = contain(config.number, required=config.require_containment)
+    if found.missing:
+        _log.warning("contained less than it could be: %s", found.words())
+    return found
 
 
 def tune() -> None:
@@ -123,7 +133,7 @@ def watch_stdin(stop: asyncio.Event) -> None:
     loop.add_reader(_STDIN, read)
 
 
-async def serve(config: WorkerConfig) -> None:
+async def serve(config: WorkerConfig, contained: Contained) -> None:
     """Run a worker until it is told to stop."""
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -131,7 +141,7 @@ async def serve(config: WorkerConfig) -> None:
     # Long texts are worked on beside the programs, but not by so many that these find no processor.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_TEXT_THREADS))
     worker = Worker(config.name, config.secret, now=time.monotonic, early_ms=loops.EARLY_MS)
-    lock_down()
+    worker.about = {"containment": contained.achieved}
     tune()
 
     async def tell_ready() -> None:
@@ -163,7 +173,12 @@ def main() -> None:
         level=logging.INFO,
         format="%(levelname)s %(name)s: %(message)s",
     )
-    loops.run(serve(WorkerConfig.parse(sys.stdin.buffer.readline().decode())))
+    config = WorkerConfig.parse(sys.stdin.buffer.readline().decode())
+    try:
+        contained = lock_down(config)  # before there is a loop, whose threads would not be
+    except ContainmentError as error:
+        sys.exit(f"{config.name}: {error}")
+    loops.run(serve(config, contained))
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.now, self.early_ms = now or self.loop.time, early_ms
         self.name, self._secret = name, secret
+        self.about: dict[str, Any] = {}  # of this process, for gateways
         self._unix_time, self.random = unix_time, random
         self.text = Text(_NO_TEXT)
         self._fibers = FiberHost(imports())
@@ -141,7 +142,9 @@ class Worker:
             LinkLostError: it closed the link instead of welcoming us.
         """
         self._gateway = link  # before the welcome, behind which a Start may follow at once
-        hello = m.Hello(m.PROTOCOL_VERSION, "worker", self.name, self._secret, os.getpid())
+        hello = m.Hello(
+            m.PROTOCOL_VERSION, "worker", self.name, self._secret, os.getpid(), about=self.about
+        )
         try:
             return await meet(link, hello, self._on_gateway, self._lose_gateway)
         except LinkLostError:

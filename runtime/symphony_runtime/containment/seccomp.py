@@ -1,0 +1,114 @@
+"""A filter of system calls, through libseccomp: what is not on the list fails with EPERM."""
+
+import ctypes
+import errno
+import os
+import socket
+
+_LIBRARY = "libseccomp.so.2"
+_ALLOW = 0x7FFF0000
+_ERRNO = 0x00050000
+_TSYNC, _OPTIMIZE = 4, 8  # attributes: all threads at once; a tree instead of a list
+_EQUAL, _MASKED_EQUAL = 4, 7
+
+_CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW*
+_TERMINAL_REQUESTS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
+_PRCTL_NAMES = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
+
+# What an interpreter, an event loop, threads and compiled guests need once all is loaded. Names
+# that a processor does not have are left out by themselves.
+_CALLS = {
+    # names, too: that a file cannot be opened is Landlock's to say, with an errno that is expected
+    "descriptors": """read readv write writev close fstat newfstatat statx lseek pread64 pwrite64
+        ftruncate fcntl dup dup2 dup3 pipe2 eventfd2 memfd_create getcwd openat open stat lstat
+        readlink readlinkat access faccessat faccessat2 getdents64""",
+    "memory": "mmap munmap mprotect mremap madvise brk membarrier",
+    "threads": """futex set_robust_list get_robust_list rseq set_tid_address sched_yield
+        sched_getaffinity sched_setaffinity sched_getparam sched_getscheduler exit exit_group
+        restart_syscall gettid""",
+    "signals": "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigtimedwait sigaltstack setitimer",
+    "sockets": """connect sendto recvfrom sendmsg recvmsg shutdown getsockname getpeername
+        getsockopt setsockopt socketpair""",
+    "waiting": """epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select
+        pselect6 timerfd_create timerfd_settime timerfd_gettime clock_nanosleep nanosleep""",
+    "time": "clock_gettime clock_getres gettimeofday time times getrusage",
+    "oneself": """getpid getppid getuid geteuid getgid getegid getgroups getrandom sysinfo uname
+        arch_prctl""",
+}
+
+
+class _Comparison(ctypes.Structure):
+    _fields_ = (
+        ("argument", ctypes.c_uint),
+        ("operator", ctypes.c_int),
+        ("first", ctypes.c_uint64),
+        ("second", ctypes.c_uint64),
+    )
+
+
+class Filter:
+    """A list of what a process may still ask of the system; `load` makes it hold for good."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(_LIBRARY, use_errno=True)
+        self._library.seccomp_init.restype = ctypes.c_void_p
+        self._context = ctypes.c_void_p(self._library.seccomp_init(_ERRNO | errno.EPERM))
+        if not self._context:
+            raise OSError(errno.ENOMEM, "seccomp_init")
+
+    def allow(self, name: str, *comparisons: tuple[int, int, int, int]) -> None:
+        """Let a call pass if each (argument, operator, first, second) holds."""
+        self._add(_ALLOW, name, comparisons)
+
+    def refuse(self, name: str, number: int) -> None:
+        """Let a call fail with this errno."""
+        self._add(_ERRNO | number, name, ())
+
+    def load(self) -> None:
+        """Put it over all threads of this process. It needs no_new_privs. Raises OSError."""
+        for attribute, value in ((_TSYNC, 1), (_OPTIMIZE, 2)):
+            self._check(
+                self._library.seccomp_attr_set(self._context, attribute, value), "seccomp_attr_set"
+            )
+        self._check(self._library.seccomp_load(self._context), "seccomp_load")
+        self._library.seccomp_release(self._context)
+
+    def _add(self, action: int, name: str, given: tuple[tuple[int, int, int, int], ...]) -> None:
+        number = self._library.seccomp_syscall_resolve_name(name.encode())
+        if number < 0:  # not a call of this processor
+            return
+        comparisons = (_Comparison * len(given))(*(_Comparison(*each) for each in given))
+        self._check(
+            self._library.seccomp_rule_add_array(
+                self._context, ctypes.c_uint32(action), number, len(given), comparisons
+            ),
+            f"the rule for {name}",
+        )
+
+    @staticmethod
+    def _check(result: int, what: str) -> None:
+        if result < 0:
+            raise OSError(-result, f"seccomp: {what}")
+
+
+def prepared() -> Filter:
+    """Return what leaves a process the calls above, sockets of this machine, and threads.
+
+    Raises OSError when libseccomp is not installed.
+    """
+    rules = Filter()
+    for names in _CALLS.values():
+        for name in names.split():
+            rules.allow(name)
+    rules.allow("socket", (0, _EQUAL, socket.AF_UNIX, 0))
+    for request in _TERMINAL_REQUESTS:
+        rules.allow("ioctl", (1, _EQUAL, request, 0))
+    for option in _PRCTL_NAMES:
+        rules.allow("prctl", (0, _EQUAL, option, 0))
+    rules.allow("tgkill", (0, _EQUAL, os.getpid(), 0))  # abort() signals its own thread
+    rules.allow("prlimit64", (0, _EQUAL, 0, 0))
+    rules.allow("clone", (0, _MASKED_EQUAL, _CLONE_NAMESPACES, 0))
+    rules.refuse(
+        "clone3", errno.ENOSYS
+    )  # its flags are out of a filter's sight: clone is tried next
+    return rules

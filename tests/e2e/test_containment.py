@@ -1,0 +1,73 @@
+"""The worker of a real server is locked down and says so, and who must have that can insist."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from symphony_runtime.containment import expected
+
+from tests.e2e.programs import HELLO_WASM
+from tests.support.server import RunningServer, running_server
+
+ALL = (set(expected(root=True)), set(expected(root=False)))
+
+
+def worker_of(server: RunningServer) -> dict[str, Any]:
+    async def ask() -> dict[str, Any]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{server.url}/readyz") as response,
+        ):
+            found: dict[str, Any] = await response.json()
+            return found
+
+    return next(role for role in asyncio.run(ask())["roles"] if role["role"] == "worker-0")
+
+
+def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
+    worker = worker_of(server)
+    # What a process gets here, in words; the doctor says the same.
+    here = subprocess.run(
+        [sys.executable, "-m", "symphony_runtime.containment"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    told = {f"{layer} ({words})" for layer, words in worker["containment"].items()}
+    assert all(words in here.stdout for words in told)
+    assert ("; without" in here.stdout) or set(worker["containment"]) in ALL
+    status = Path(f"/proc/{worker['pid']}/status").read_text()
+    assert ("Seccomp:\t2" in status) == ("seccomp" in worker["containment"])
+    user = worker["containment"].get("user")
+    assert user is None or f"Uid:\t{user}\t{user}\t{user}\t{user}\n" in status
+
+
+def test_a_server_that_requires_it_has_it_or_does_not_start(tmp_path: Path) -> None:
+    whole = subprocess.run(
+        [sys.executable, "-m", "symphony_runtime.containment"],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    if whole.returncode:  # this system lacks something
+        command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--port", "0"]
+        options = ["--data-dir", str(tmp_path), "--executor", "simulated", "--require-containment"]
+        done = subprocess.run(
+            command + options, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode != 0
+        assert "containment was required" in done.stderr
+        return
+    with running_server(tmp_path, "--require-containment") as server:
+        assert set(worker_of(server)["containment"]) in ALL
+
+        async def runs() -> str:
+            async with server.client() as client:
+                program = await client.upload(HELLO_WASM, "hello")
+                return str((await client.run(program["id"]))["status"])
+
+        assert asyncio.run(runs()) == "exited"
