@@ -122,6 +122,8 @@ def play(
         "retrieval",
         "swarm",
         "graph_of_thoughts",
+        "tree_of_thoughts",
+        "skeleton",
         "json_schema",
         "regex",
     ],
@@ -239,6 +241,26 @@ def test_a_thought_is_scored_and_followed_as_transformers_would(
     assert thought["score"] == pytest.approx(logprob(" True") - logprob(" False"), abs=1e-3)
     answer = peer.greedy(text + peer.prompt(words["conclusion"]), 6)
     assert said["text"] == peer.tokenizer.decode(answer)
+
+
+def test_a_skeleton_is_what_transformers_writes_point_by_point(
+    server: RunningServer, peer: Peer
+) -> None:
+    words = {"prompt": "# Functions:\n", "point": "# {number}:", "body": "\n\n# {number}\ndef"}
+    given = {**words, "points": 3, "point_tokens": 5, "tokens": 8, "ignore_eos": True}
+    result, grown = play(server, EXAMPLES / "skeleton", given)
+    said = json.loads(result["output"])
+
+    outline = peer.prompt(words["prompt"])
+    for number, point in enumerate(said["points"]):
+        outline += peer.prompt(words["point"].replace("{number}", str(number + 1)))
+        line = peer.greedy(outline, 5)
+        assert point["title"] == peer.tokenizer.decode(line)
+        outline += line + peer.prompt("\n")
+    for number, point in enumerate(said["points"]):
+        body = peer.prompt(words["body"].replace("{number}", str(number + 1)))
+        assert point["text"] == peer.tokenizer.decode(peer.greedy(outline + body, 8))
+    assert grown["tokens_computed"] == said["prefilled"] + said["generated"] - 2 * 3
 
 
 def test_a_new_project_runs(server: RunningServer, tmp_path: Path) -> None:
