@@ -29,8 +29,6 @@ from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.guesses import Guess, Guesses, others_wait
 from symphony_kernel.scheduler.work import Work
 
-_GUESSED_MAX = 1  # drafts with guesses that have not begun
-
 
 class Course(Protocol):
     """How a work goes on that is submitted again as soon as it has ended: a generation's."""
@@ -91,31 +89,36 @@ class Drafts:
     def make(self, step: Step) -> Draft | None:
         """Return a draft behind `step` and the drafts there are, if all of it is known."""
         before = len(self._drafts)
-        if before == DRAFTS_MAX:
-            return None
-        last = self._heads(step)
-        going = self._going_on(last, before)
-        if not going:
+        if before == DRAFTS_MAX or (before and not self._drafts[-1].follow.lot):
             return None
         heads: list[Head] = []
         rows, behind = [], []
         stops: list[Container[int]] = []
-        for index, head in going:
-            made = self._row(head, before)
-            if made is None:
-                if isinstance(head, Work) and head.course is not None:
+        lot, guesses = True, self._guesses
+        for index, head in self._going_on(self._heads(step), before):
+            if isinstance(head, Work) and head.course is not None:
+                row = _row(head, before)
+                if row is None:
                     return None
-                continue
-            heads.append(made[0])
-            rows.append(made[1])
+                stops.append(head.course.stop)
+            else:
+                assert guesses is not None
+                made = guesses.behind(head)
+                if made is None:
+                    continue
+                head, row = made
+                stops.append(guesses.ends)
+                lot = False
+            heads.append(head)
+            rows.append(row)
             behind.append(index)
-            stops.append(self._stop(made[0]))
         if not rows:
             return None
-        follow = Follow(behind, stops, lot=not any(isinstance(head, Guess) for head in heads))
+        follow = Follow(behind, stops, lot)
         draft = Draft(heads, Batch(rows, follow=follow), follow)
-        for row, guess in draft.guesses:
-            guess.draft, guess.row = draft, row
+        if not lot:
+            for row_number, guess in draft.guesses:
+                guess.draft, guess.row = draft, row_number
         self._drafts.append(draft)
         return draft
 
@@ -165,8 +168,7 @@ class Drafts:
         step = guess.draft.step
         assert step is not None
         assert step.adopted is not None
-        self._queue.push(work)
-        self._queue.serve_whole(work)
+        self._queue.serve_at_once(work)
         step.parts.append(Part(work, 0, 1))
         step.adopted.append(guess.row)
         step.tokens += 1
@@ -175,7 +177,7 @@ class Drafts:
     def ended(self, draft: Draft, results: Results) -> None:
         """A draft has ended, whatever has become of it; without results it was not computed."""
         guesses = self._guesses
-        if guesses is None:
+        if guesses is None or draft.follow.lot:
             return
         for row, guess in draft.guesses:
             if guess.draft is not draft or guess.work is not None:
@@ -213,7 +215,7 @@ class Drafts:
             elif head.dropped or (head.work is not None and head.work.finished):
                 continue
             guesses = self._guesses
-            if guesses is None or before >= _GUESSED_MAX:
+            if guesses is None or before:  # no more than one draft with guesses
                 return []
             full = guesses.is_full(head)
             if not full and guesses.may_follow(head):
@@ -221,20 +223,6 @@ class Drafts:
             elif self._soon(head.root if isinstance(head, Work) else head.line.root):
                 return []  # it is worth waiting for
         return going
-
-    def _row(self, head: Head, before: int) -> tuple[Head, Row] | None:
-        if isinstance(head, Work) and head.course is not None:
-            row = _row(head, before)
-            return None if row is None else (head, row)
-        assert self._guesses is not None
-        return self._guesses.behind(head)
-
-    def _stop(self, head: Head) -> Container[int]:
-        if isinstance(head, Work):
-            assert head.course is not None
-            return head.course.stop
-        assert self._guesses is not None
-        return self._guesses.ends
 
     def _is_next(self, work: Work, row: Row) -> bool:
         """Whether a row has computed the very entry that a work in the queue wants."""

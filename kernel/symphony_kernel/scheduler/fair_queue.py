@@ -267,6 +267,22 @@ class FairQueue:
         self.decodes -= work.count == 1
         self.extend(work, work.remaining)
 
+    def serve_at_once(self, work: Work) -> None:
+        """Serve a work that has just come with all its tokens: it never waits."""
+        lip = self._lips.get(work.root)
+        if lip is None:
+            lip = self._new_lip(work)
+        tenant = lip.tenant
+        if tenant.active:
+            self.push(work)
+            self.serve_whole(work)
+            return
+        lip.weight = work.weight
+        self._lift(lip)
+        self.tokens += work.remaining
+        self._charge(tenant, lip, work, work.remaining)
+        tenant.last, self._last = lip.counter, tenant.counter
+
     def restore(self) -> None:
         """Put what was set aside back to where it was: in front, with its counter as it is."""
         while self._aside:

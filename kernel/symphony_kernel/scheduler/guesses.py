@@ -19,7 +19,6 @@ credit, and each row that was computed for nothing costs many times that. A LIP 
 little where guessing has paid for its tenant's last ones.
 """
 
-from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, cast
@@ -84,7 +83,7 @@ class Line:
     past: "Past"
     options: PredOptions
     seed: int
-    guesses: deque[Guess] = field(default_factory=deque)
+    guesses: list[Guess] = field(default_factory=list)
     spare: int = -1  # the frame of the page that the file will take next
 
 
@@ -145,6 +144,7 @@ class Guesses:
             if not _is_of_a_course(work):
                 return
             line = self._begin(work)
+        if not line.guesses:
             line.guesses.append(Guess(line, file.length))
         guess = line.guesses[0]
         assert not guess.open
@@ -156,24 +156,21 @@ class Guesses:
 
         Either way the pred is no longer expected.
         """
-        file = cast(KVFile, work.file)
-        line = self._lines.get(file)
+        line = self._lines.get(cast(KVFile, work.file))
         if line is None:
             return None
-        guess = line.guesses[0]
-        if not (guess.open and _is_guessed(guess, work)):
+        guess = line.guesses[0] if line.guesses else None
+        if guess is None or not (guess.open and _is_guessed(guess, work)):
             line.past.add(-self._caution.odd)
             self._drop(line)
             return None
         line.past.add(1)
         draft = guess.draft
-        if draft is None or (draft.step is None and guess.result is None):
+        computed = draft is not None and (draft.step is not None or guess.result is not None)
+        if not computed or guess.moved != self._pool.moved:
             self._drop(line)
             return None
-        if guess.moved != self._pool.moved:
-            self._drop(line)
-            return None
-        line.guesses.popleft()
+        del line.guesses[0]
         guess.work = work
         return guess
 
@@ -185,15 +182,14 @@ class Guesses:
             return file.use_spare(guess.frame, line)
         return bool(file.block_table(guess.start + 1)[-1] == guess.frame)
 
-    def claimed(self, guess: Guess) -> None:
-        """A claimed guess is a pred's from now on."""
+    def claimed(self) -> None:
+        """A claimed guess is a pred's from now on: its line goes on when that has ended."""
         self.hits += 1
-        self._tidy(guess.line)
 
     def not_settled(self, guess: Guess) -> None:
         """A claimed guess was computed for nothing: the pred has to be computed as any."""
         guess.work = None
-        guess.line.guesses.appendleft(guess)
+        guess.line.guesses.insert(0, guess)
         self._drop(guess.line)
 
     def _begin(self, work: Work) -> Line:

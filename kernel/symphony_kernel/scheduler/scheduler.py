@@ -316,7 +316,7 @@ class Scheduler:
             return None
         free = not (self._waiting or self._parked) and self._replies is None
         if free and self._batcher.keep(work) and self._guesses.settle(guess):
-            self._guesses.claimed(guess)
+            self._guesses.claimed()
             return guess
         self._guesses.not_settled(guess)
         return None
@@ -325,8 +325,7 @@ class Scheduler:
         if guess.result is None:
             self._drafts.take_in(guess, work)
             return
-        self._queue.push(work)
-        self._queue.serve_whole(work)
+        self._queue.serve_at_once(work)
         self._kept.append((work, guess))
 
     def _answer_kept(self, work: Work, guess: Guess, now: float) -> None:
