@@ -3,7 +3,7 @@
     python -m benchmarks.retrieval [--simulated] [--indices 0.5 0.75 1 1.5 2 4] [--documents 1]
         [--json FILE] [--plot FOLDER]
 
-One server, and two runs of `examples/retrieval` on it that take turns within seconds: one keeps
+One server, and two runs of `examples/rag` on it that take turns within seconds: one keeps
 documents by its own statistics, the other leaves it to the server's prefix cache. Both may keep the
 same number of pages, and get the same questions about 100 documents, whose popularity is Pareto's
 with the given index: the smaller, the more questions are about few of them. `--documents` is how
@@ -319,7 +319,7 @@ async def measure_all(
 ) -> list[Row]:
     """Measure each index and show it."""
     async with server.client() as client:
-        wasm = build(REPOSITORY / "examples" / "retrieval").read_bytes()
+        wasm = build(REPOSITORY / "examples" / "rag" / "rust").read_bytes()
         program = (await client.upload(wasm, "retrieval"))["id"]
     show()
     return [
@@ -329,7 +329,7 @@ async def measure_all(
 
 def simulate_all(options: argparse.Namespace) -> list[Row]:
     """The same on a simulated device."""
-    wasm = build(REPOSITORY / "examples" / "retrieval").read_bytes()
+    wasm = build(REPOSITORY / "examples" / "rag" / "rust").read_bytes()
     show()
     rows = []
     for index in options.indices:

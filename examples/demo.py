@@ -36,7 +36,7 @@ PLAYS = [
     ("beam_search", "beam_search", "beams as forks of one KV file"),
     ("best_of_n", "best_of_n", "sampled branches, the best by log-probability"),
     ("chat", "chat", "a conversation whose KV stays between messages"),
-    ("retrieval", "retrieval", "documents that the program keeps computed, in any order"),
+    ("rag/rust", "rag", "documents that the program keeps computed, in any order"),
 ]
 
 

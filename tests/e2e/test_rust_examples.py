@@ -119,7 +119,6 @@ def play(
         "completion",
         "beam_search",
         "chat",
-        "retrieval",
         "swarm",
         "graph_of_thoughts",
         "tree_of_thoughts",

@@ -22,7 +22,7 @@ FOLDERS = {
     "parallel_suffixes": EXAMPLES / "parallel_suffixes" / "rust",
     "beam_search": EXAMPLES / "beam_search",
     "chat": EXAMPLES / "chat",
-    "retrieval": EXAMPLES / "retrieval",
+    "rag": EXAMPLES / "rag" / "rust",
     "speculative": EXAMPLES / "speculative",
     "watermark": EXAMPLES / "watermark" / "rust",
     "swarm": EXAMPLES / "swarm",
@@ -196,48 +196,6 @@ def test_chat_waits_for_the_user(programs: dict[str, bytes]) -> None:
             assert (result.status, result.exit_code) == ("exited", 0)
 
     asyncio.run(main())
-
-
-# --- retrieval -----------------------------------------------------------------------------------
-
-
-def ask(program: bytes, policy: str, keep_tokens: int, *wanted: list[int]) -> tuple[RunResult, Any]:
-    """Ask about some of three documents of 32 tokens, one question after the other."""
-    texts = [f"document {n} says this and that." for n in range(3)]
-    given = {"documents": texts, "keep_tokens": keep_tokens, "max_tokens": 4,
-             "parallel": 1, "policy": policy}  # fmt: skip
-    messages = [
-        json.dumps({"id": n, "documents": each, "question": "why"}) for n, each in enumerate(wanted)
-    ]
-    (result,), counters = run(program, given, *messages)
-    assert (result.status, result.exit_code) == ("exited", 0), result.logs
-    assert counters["names"] == counters["files"] == 0
-    return result, counters
-
-
-def test_retrieval_keeps_what_is_asked_for_often(programs: dict[str, bytes]) -> None:
-    wanted = [[0], [0], [1], [0], [2], [0]]
-    result, counters = ask(programs["retrieval"], "own", 32, *wanted)
-    assert counters["prefill_tokens"] == 3 * 32 + 6 * len("why")
-    assert [line for _, line in result.logs] == [b"3 documents computed, 3 found"]
-    answers = [json.loads(message)["text"] for message in result.messages]
-    assert len({answers[n] for n in (0, 1, 3, 5)}) == 1, "from a file or computed: the same"
-
-
-def test_retrieval_says_the_same_from_the_servers_cache(programs: dict[str, bytes]) -> None:
-    wanted = [[0], [1], [0], [2], [1]]
-    own, _ = ask(programs["retrieval"], "own", 96, *wanted)
-    automatic, counters = ask(programs["retrieval"], "automatic", 0, *wanted)
-    assert automatic.messages == own.messages
-    assert counters["prefill_tokens"] == 3 * 32 + 5 * len("why")
-
-
-def test_retrieval_composes_documents_in_any_order(programs: dict[str, bytes]) -> None:
-    wanted = [[0, 1, 2], [2, 0, 1], [1, 2]]
-    _, own = ask(programs["retrieval"], "own", 96, *wanted)
-    assert own["prefill_tokens"] == 3 * 32 + 3 * len("why")
-    _, automatic = ask(programs["retrieval"], "automatic", 0, *wanted)
-    assert automatic["prefill_tokens"] == 8 * 32 + 3 * len("why")
 
 
 # --- swarm ---------------------------------------------------------------------------------------
