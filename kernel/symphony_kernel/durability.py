@@ -95,6 +95,8 @@ class PageDevice:
             there = pool.frame[pages] == frames  # a call may have wanted some of them meanwhile
             tiers.filled(pages[there])
             return bool(there.all())
+        if self._kvfs.ledger.ties[pages].any():
+            tiers.make_way(len(pages))  # nothing else says what it was
         slots = tiers.take_quiet_slots(len(pages))
         if len(slots) < len(pages):
             tiers.give_slots(slots)

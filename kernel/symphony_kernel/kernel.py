@@ -109,7 +109,7 @@ class Kernel:
         )
         self._upkeep = self._make_upkeep(options)
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
-        self._kvfs.tiers.arrived = self._pages_arrived
+        self._kvfs.tiers.arrived = self._kvfs.tiers.relieved = self._pages_arrived
         self._over = asyncio.Event()  # closed, or gone wrong
         self._failure: BaseException | None = None
 
@@ -553,7 +553,7 @@ class Kernel:
 
     # -- Steps -----------------------------------------------------------------------------------
     def _pages_arrived(self, _pages: Int32) -> None:
-        """Pages have come from disk, or will not come."""
+        """Pages have come from disk, or will not come; or there is room where they may go."""
         self._scheduler.pages_arrived()
         self._stepper.plan()
 

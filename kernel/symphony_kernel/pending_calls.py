@@ -256,6 +256,8 @@ class Pred(_Pending):
             raise SyscallError(file.error)
         if file.length + n > self.turns.entries_max:
             raise SyscallError(Errno.EFBIG, f"{file.length} entries, {n} more")
+        if self.options.parents is not None and self.options.keep:
+            file.prepare_tree(self.tokens, self.options.parents)
         self.turns.processes.charge_tokens(caller, n)
         self.turns.made += 1
         return Work(

@@ -76,14 +76,17 @@ def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str
     assert statistics["waiting_for_pages"] == 0
 
 
-def test_what_can_never_fit_hears_enomem_at_once() -> None:
+@pytest.mark.parametrize(("host_slots", "most"), [(0, 14), (16, 16)])
+def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> None:
+    """Without a host an eighth of the device is for what nobody could compute again."""
+
     async def test(rig: Rig) -> None:
         worker = await start(rig)
-        assert await worker.pred(1, A, prompt(1, 17 * PAGE_TOKENS)) == -Errno.ENOMEM
-        assert isinstance(await worker.pred(1, A, prompt(1, 16 * PAGE_TOKENS)), bytes)
+        assert await worker.pred(1, A, prompt(1, most * PAGE_TOKENS + 1)) == -Errno.ENOMEM
+        assert isinstance(await worker.pred(1, A, prompt(1, most * PAGE_TOKENS)), bytes)
         assert await worker.pred(1, A, prompt(1, 1)) == -Errno.ENOMEM
 
-    crowded(test, 16)
+    crowded(test, 16, host_slots=host_slots)
 
 
 def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
@@ -218,3 +221,47 @@ def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
     waits = crowded(test, 30, host_slots=256)
     # A step takes 10 ms, a slice is at most 256 of them, and three LIPs share the device.
     assert max(waits) < 3 * 256 * 0.011
+
+
+async def spoil(rig: Rig, instance: int) -> list[int]:
+    """Make files that nobody can compute again, as many as one may; return what was heard."""
+    worker = await start(rig, instance, tenant="spoiler")
+    heard: list[int] = []
+    for made in range(1, 41):
+        source, file = A + 2 * made, A + 2 * made + 1
+        worker.tell(instance, Op.KV_CREATE, source)
+        assert isinstance(await worker.pred(instance, source, prompt(instance, 60)), bytes)
+        heard.append(await worker.call(instance, Op.KV_EXTRACT, file, source, tokens(30, 60)))
+        if heard[-1] == 0:
+            grown = await worker.pred(instance, file, prompt(instance, 12))
+            heard.append(0 if isinstance(grown, bytes) else grown)
+        worker.tell(instance, Op.KV_CLOSE, source)
+        await asyncio.sleep(0.02)
+    return heard
+
+
+@pytest.mark.parametrize("host_slots", [0, 8, 64])
+def test_who_makes_what_nobody_can_compute_again_hears_it_and_others_do_not(
+    host_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_ENTRIES_MAX", 3)
+
+    async def test(rig: Rig) -> tuple[list[int], list[list[int]]]:
+        spoiler = asyncio.create_task(spoil(rig, 50))
+        outputs, statistics = await talks(rig, 6, turns=4, prompt_tokens=70, decodes=8)
+        assert statistics["preds_starved"] == 0
+        heard = await spoiler
+        # With all of it still there a work comes that needs the largest part of the device.
+        await start(rig, 60)
+        assert isinstance(await rig.worker.pred(60, A, prompt(60, 38 * PAGE_TOKENS)), bytes)
+        await rig.gateway.check_integrity()
+        return heard, outputs
+
+    heard, outputs = crowded(test, 44, host_slots=host_slots)
+    everything, expected = with_kernel(test, pages=ROOMY, costs=ANY_MS)
+    assert outputs == expected
+    assert set(everything) == {0}
+    # ENOMEM while others hold the frames for a copy: nothing else is at hand to make it from.
+    assert set(heard) <= {0, -Errno.EDQUOT, -Errno.ENOMEM}
+    assert 0 in heard
+    assert host_slots == 64 or -Errno.EDQUOT in heard

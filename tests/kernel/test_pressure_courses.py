@@ -35,10 +35,11 @@ async def answers(lip: Lip) -> list[Any]:
     """Return what a LIP hears; a file that can never fit is no course of ours."""
     try:
         heard = await lip.run()
-    except AssertionError as error:
+    except (AssertionError, OverflowError) as error:  # it goes on with an errno for a length
         raise TooLargeError from error
     for answer in heard:
-        if answer == -Errno.ENOMEM or (isinstance(answer, tuple) and -Errno.EINVAL in answer):
+        refused = answer in (-Errno.ENOMEM, -Errno.EDQUOT)
+        if refused or (isinstance(answer, tuple) and -Errno.EINVAL in answer):
             raise TooLargeError
     return heard
 

@@ -14,7 +14,7 @@ from symphony_kernel.scheduler.clock import RealClock
 from tests.support.kernels import ASSETS, A, B, Rig, options, start, tokens
 
 LIPS, COUNT = 8, 20
-FRAMES = 8  # of the 64 that the LIPs' files come to
+FRAMES = 9  # of the 64 that the LIPs' files come to
 SCORED = {"get": "argmax", "logprobs": 3}
 
 

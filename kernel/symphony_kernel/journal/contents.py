@@ -62,7 +62,7 @@ SINGLE: Final = (
         filesystem.KVFS,
         _as(
             None, "moves", "pool", "ledger", "tiers", "limits", "prefix_cache", "lineages",
-            "_storage", "pressure", "_copied_slots", "under_way",
+            "_storage", "pressure", "_copied_slots", "under_way", "_pages_max",
         ),
     ),
     Kept(
@@ -72,7 +72,7 @@ SINGLE: Final = (
             "leaving", "sentinels", "_free", "_spares", "_marks", "_on_freed",
         ),
     ),
-    Kept(quotas.Ledger, _as(None, "_now", "count_tiers")),
+    Kept(quotas.Ledger, _as(None, "_now", "count_tiers", "tied_room")),
     Kept(
         prefix_cache.PrefixCache,
         _as(None, "pages_max", "_pool", "_ledger", "_now", "evicted"),
@@ -82,7 +82,7 @@ SINGLE: Final = (
         storage.Storage,
         _as(
             None, "pool", "ledger", "cache", "moves", "tiers", "lineages", "witness", "relief",
-            "ranking", "edited",
+            "ranking", "edited", "usable",
         ),
     ),
     Kept(ProcessTable, _as(None, "_kvfs", "_scheduler", "_exceeded")),
@@ -114,13 +114,13 @@ MANY: Final = (
             **_as(0, "_absent", "era", "root"),
             **_as(0.0, "computed_at"),
             **_as(False, "ranked"),
-            **_as(None, "comes_back"),
         },
     ),
     Kept(advice.Advice),
     Kept(book.Lineage),
+    Kept(book.Verdict),
     Kept(origins.Origins),
-    Kept(trails.Span),
+    Kept(trails.Span, _as(None, "_reads")),
     Kept(trails.Trail),
     Kept(HandleTable),
     Kept(Handle),

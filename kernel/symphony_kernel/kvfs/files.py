@@ -25,6 +25,7 @@ from symphony_kernel.kvfs.lineage import Origins, Span, Step, Trail, plan
 from symphony_kernel.kvfs.pages import NOWHERE, page_count
 from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.storage import Storage
+from symphony_kernel.kvfs.tables import OFFSETS, TABLE_PAGES_MIN, alike_pages, continues, grown
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import FILE_TEXTS_MAX, PAGE_TOKENS
@@ -33,20 +34,18 @@ if TYPE_CHECKING:
     from symphony_kernel.kvfs.naming import Name
     from symphony_kernel.kvfs.ordering import FileQueue
 
-_TABLE_PAGES_MIN = 4
 _STALE = -1  # of `_moved`: the frames must be looked up
 _NO_PAGES: Int32 = np.empty(0, np.int32)
-_OFFSETS: Int64 = np.arange(PAGE_TOKENS, dtype=np.int64)
 
 
 class KVFile:
     """Entries of one file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "comes_back",
-        "computed_at", "counted", "era", "error", "expires_ms", "generating", "length", "name",
+        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "computed_at",
+        "counted", "era", "error", "expires_ms", "generating", "length", "name",
         "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
-        "tenant", "texts",
+        "tenant", "texts", "tied",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
@@ -82,8 +81,8 @@ class KVFile:
         self.era = 0  # the ranking's: when it was last used
         # Where texts under constraints begin, by the constraints' numbers; None: there are none.
         self.texts: dict[int, int] | None = None
-        # Pressure's: what it has found of the trail, at so many pages.
-        self.comes_back: tuple[Trail, int, bool] | None = None
+        # All its pages are, and will be, tied: it cannot be computed again on this device.
+        self.tied = False
 
     # -- What the batcher uses ------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
@@ -105,11 +104,19 @@ class KVFile:
             return
         # Before the allocation, for which the prefix cache may let go of that page.
         replaced = n > 0 and self._shares_last_page()
-        pages = self._storage.allocate(self.owner.live(), needed, (self,))
+        if self._count + needed > self._storage.usable:
+            raise SyscallError(Errno.ENOMEM, f"{self._count} pages, {needed} more")
+        outgrows = self.origins is not None and self._outgrows(self._count + needed)
+        tied = needed if self.tied or outgrows else 0
+        if outgrows:
+            tied += self._storage.ledger.untied(self.pages)
+        pages = self._storage.allocate(self.owner.live(), needed, (self,), tied)
         if replaced:
             self._replace_last_page(int(pages[0]))
             pages = pages[1:]
         self._extend(pages)
+        if outgrows:
+            self.tie()
         if self._storage.witness is not None:
             self._storage.witness.reserved(self, n)
 
@@ -181,23 +188,9 @@ class KVFile:
             slots = self._page_slots(np.arange(start, start + n))
             pool.tokens[slots] = tokens
             pool.positions[slots] = positions
-        if self.plain == start and parents is None and _continues(positions, start):
+        if self.plain == start and parents is None and continues(positions, start):
             self.plain = start + n
         self.length = start + n
-        if parents is not None:
-            self._tie_lost()
-
-    def _tie_lost(self) -> None:
-        """What nobody knows how to compute again stays where it is, or in a tier."""
-        origins = self.origins
-        if origins is not None and origins.lost:
-            assert origins.trail is not None
-            self._tie(0, origins.trail.length)
-
-    def _tie(self, start: int, end: int | None = None) -> None:
-        """The pages of entries start to end can never be had from their tokens alone."""
-        pages = self._table[start // PAGE_TOKENS : page_count(self.length if end is None else end)]
-        self._storage.pool.tied[pages] = True
 
     def unreserve(self) -> None:
         """Give back the room after the present entries."""
@@ -275,7 +268,6 @@ class KVFile:
         assert trail is None or trail.length <= self.length
         if trail is not None or self.origins is not None:
             self._known().become(trail)
-            self._tie_lost()
 
     def history(self) -> Trail | None:
         """Return the trail of all its entries; None of an empty file."""
@@ -291,6 +283,67 @@ class KVFile:
         """
         return plan(self.history(), absent)
 
+    # -- What cannot be computed again ----------------------------------------------------------
+    def would_be_tied(self, trail: Trail | None, pages: int) -> bool:
+        """Whether it could not be computed again, with this trail and so many pages."""
+        if trail is None:
+            return False
+        return not self._known().judge(trail).fits(pages, self._storage.usable)
+
+    def prepare_tree(self, tokens: UInt32, parents: Sequence[int]) -> None:
+        """Tie the file if it could not be computed again once this tree ([n]) has been planted.
+
+        Raises:
+            SyscallError: EDQUOT, and nothing has changed.
+        """
+        pages, storage = page_count(self.length + len(tokens)), self._storage
+        ties = not self.tied and self._would_tie(tokens, parents, pages)
+        allowed = partial(self._allow_tied, _NO_PAGES, max(pages - self._count, 0))
+        storage.decide(allowed if ties else _anything)
+        if ties:
+            self.tie()
+
+    def _would_tie(self, tokens: UInt32, parents: Sequence[int], pages: int) -> bool:
+        known, entries = self._known(), self.length + len(tokens)
+        if known.may_grow(2, entries) and known.benches + 4 * pages < self._storage.usable:
+            return False  # whatever it depends on
+        if _is_branch(parents):
+            return False
+        above = np.array(parents, np.int32)
+        planted = _planted(self.history(), tokens, tokens.astype(np.int32), above)
+        return self.would_be_tied(planted, pages)
+
+    def tie(self) -> None:
+        """Nothing but copies brings back what it holds, and what it will: charge that."""
+        assert not self.tied
+        self.tied = True
+        self._storage.ledger.tie(self.owner.root, self.pages)
+
+    def _loosen(self) -> None:
+        if self.tied:
+            self.tied = False
+            self._storage.ledger.loosen(self.pages)
+
+    def _allow_tied(self, more: Int32, new: int) -> None:
+        """Check that it may be tied with these pages ([n]) beside its own and `new` fresh ones.
+
+        Raises:
+            SyscallError: EDQUOT; likewise while one of them is nowhere, and cannot be kept.
+        """
+        pages, ledger = np.concatenate((self.pages, more)), self._storage.ledger
+        if self._storage.tiers.worst_of(pages) is Tier.TOKENS:
+            raise SyscallError(Errno.EDQUOT, "it comes from too many calls, and is not all there")
+        ledger.allow_tied(self.owner, ledger.untied(pages) + new)
+
+    def _outgrows(self, pages: int) -> bool:
+        """Whether it cannot be computed again with so many pages, and could so far."""
+        lineage = None if self.origins is None else self.origins.lineage
+        return (
+            lineage is not None
+            and not self.tied
+            and not lineage.kept.fits(pages, self._storage.usable)
+        )
+
     def _known(self) -> Origins:
         if self.origins is None:
             self.origins = Origins(self._storage.lineages, self.tenant)
@@ -302,11 +355,12 @@ class KVFile:
 
     def _plant(self, tokens: UInt32, positions: Int32, parents: Int32) -> None:
         """Write down the tree that comes behind the entries."""
-        if np.array_equal(parents, np.arange(-1, len(parents) - 1)):
-            return  # a single branch: each saw all before it
-        whole = np.array([[0, len(tokens)]])
-        tree = Span(self.history(), tokens.copy(), positions.copy(), parents)
-        self._known().become(Trail(tree.context, tree, whole))
+        if _is_branch(parents):
+            return
+        # What may become lost is tied since `prepare_tree`. Others of the tenant's may have taken
+        # room since: a bound that may be passed by what is under way.
+        planted = _planted(self.history(), tokens.copy(), positions.copy(), parents)
+        self._known().become(planted, keep=not self.tied)
 
     def _behind(self, source: "KVFile", entries: Int64) -> Trail | None:
         """Return the trail of this file with entries of `source` ([c]) behind it."""
@@ -316,7 +370,7 @@ class KVFile:
     def _inherit(self, source: "KVFile", n: int, begins: bool, trail: Trail | None) -> None:
         """Write down that n entries of `source` have come; `begins`: as they begin there."""
         if not begins:
-            self._known().become(trail, keep=bool(len(self.absent_pages())))
+            self._known().become(trail)
         elif source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
             self.origins.truncate(n)
@@ -330,6 +384,8 @@ class KVFile:
         self._extend(pages)
         self.length = source.length
         self.plain = source.plain
+        if source.tied:
+            self.tie()
         if source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
         self.texts = source.texts and dict(source.texts)
@@ -363,25 +419,28 @@ class KVFile:
         filling = self.length % PAGE_TOKENS
         head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
         rest = entries[head:]
-        alike = _alike_pages(rest)
+        alike = alike_pages(rest)
         sources = source._page_slots(entries)  # noqa: SLF001 - before this file's table changes: it may be the source
         replaced = 1 if head and self._shares_last_page() else 0
-        if head and self._storage.pool.copies:
-            self._write_last_page()
         new = replaced + len(alike) - int(alike.sum())
         keep, storage = (self, source), self._storage
-        bare: bool | None = self.recomputable and source.recomputable
-        if storage.pool.absent and not storage.recall(self.append_reads(source, entries), keep):
-            bare = bare or None
         begins = self.length == 0 and np.array_equal(entries, np.arange(len(entries)))
         trail = None if begins else self._behind(source, entries)
-        allowed = partial(storage.lineages.check, self.tenant, trail)
+        shared = (sources[head::PAGE_TOKENS][alike] // PAGE_TOKENS).astype(np.int32)
+        ties = self.tied or (begins and source.tied)
+        ties = ties or self.would_be_tied(trail, self._count + len(alike))
+        bare: bool | None = not ties
+        if storage.pool.absent and not storage.recall(self.append_reads(source, entries), keep):
+            bare = bare or None
+        allowed = partial(self._allow_tied, shared, new) if ties else _anything
         fresh = storage.allocate_for_call(self.owner.live(), new, keep, bare, allowed)
+        if head and storage.pool.copies:
+            self._write_last_page()
         if replaced:
             self._replace_last_page(int(fresh[0]))
         pages = np.empty(len(alike), np.int32)
         pages[~alike] = fresh[replaced:]
-        pages[alike] = sources[head::PAGE_TOKENS][alike] // PAGE_TOKENS
+        pages[alike] = shared
         self._storage.pool.retain(pages[alike])
         self._extend(pages)
         copied = np.ones(len(entries), np.bool_)
@@ -394,7 +453,8 @@ class KVFile:
         if len(entries):
             self._inherit(source, len(entries), begins, trail)
         self.length += len(entries)
-        self._tie_lost()
+        if ties and not self.tied:
+            self.tie()
 
     def truncate(self, length: int) -> None:
         """Roll back to `length` entries."""
@@ -406,7 +466,8 @@ class KVFile:
             self.texts = {text: base for text, base in self.texts.items() if base <= length}
         if self.origins is not None:
             self.origins.truncate(length)
-            self._tie_lost()
+        if self.tied and self.lineage is None:
+            self._loosen()
         self._shrink(page_count(length))
 
     def begin_text(self, constraint: int, base: int) -> None:
@@ -420,6 +481,7 @@ class KVFile:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
         if self.ranked or self.advice.until:
             self._storage.ranking.discard(self)
+        self._loosen()
         self._storage.edited(self)
         pages = self._table[: self._count]
         self._table = self._frames = _NO_PAGES
@@ -446,7 +508,7 @@ class KVFile:
         filling = self.length % PAGE_TOKENS
         head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
         rest = entries[head:]
-        copied = np.repeat(~_alike_pages(rest), PAGE_TOKENS)[: len(rest)]
+        copied = np.repeat(~alike_pages(rest), PAGE_TOKENS)[: len(rest)]
         read = np.concatenate((entries[:head], rest[copied])) // PAGE_TOKENS
         pages = source.pages[np.unique(read)]
         if head:
@@ -467,25 +529,28 @@ class KVFile:
     def _replace_last_page(self, page: int) -> None:
         """Copy the entries of the shared partial page to `page` and hold that one instead."""
         index = self.length // PAGE_TOKENS
-        filled = _OFFSETS[: self.length % PAGE_TOKENS]
+        filled = OFFSETS[: self.length % PAGE_TOKENS]
         old = self._table[index : index + 1].copy()
         self._table[index] = page
         self._frames = self._frames.copy()  # a cancelled step may still read the old ones
         self._frames[index] = self._storage.pool.frame[page]
         self._storage.copy(int(old[0]) * PAGE_TOKENS + filled, page * PAGE_TOKENS + filled)
-        if self._storage.pool.tied[old[0]]:
-            self._storage.pool.tied[page] = True
+        if self.tied:
+            self._storage.ledger.tie(self.owner.root, np.array([page], np.int32))
+            self._storage.ledger.loosen(old)
         self._storage.release(old)
 
     def _extend(self, pages: Int32) -> None:
         start, pool = self._count, self._storage.pool
         count = start + len(pages)
         if count > len(self._table):
-            self._table = _grown(self._table, start, count)
-            self._frames = _grown(self._frames, start, count)
+            self._table = grown(self._table, start, count)
+            self._frames = grown(self._frames, start, count)
         self._table[start:count] = pages
         self._frames[start:count] = pool.frame[pages]
         self._count = count
+        if self.tied:
+            self._storage.ledger.tie(self.owner.root, pages)
         if not self.ranked:
             self._storage.ranking.add(self)
         if pool.absent:
@@ -494,12 +559,14 @@ class KVFile:
     def _shrink(self, count: int) -> None:
         if count < self._count:
             dropped = self._table[count : self._count]
-            self._table = self._table[: max(count, _TABLE_PAGES_MIN)].copy()
+            self._table = self._table[: max(count, TABLE_PAGES_MIN)].copy()
             # A cancelled step may still read the old frames: what comes next must not change them.
-            self._frames = self._frames[: max(count, _TABLE_PAGES_MIN)].copy()
+            self._frames = self._frames[: max(count, TABLE_PAGES_MIN)].copy()
             self._count = count
             if self._absent:
                 self._moved = _STALE
+            if self.tied:
+                self._storage.ledger.loosen(dropped)
             self._storage.release(dropped)
 
     def forget_frames(self) -> None:
@@ -517,33 +584,15 @@ class KVFile:
         self._moved = pool.moved
 
 
-def _grown(table: Int32, used: int, count: int) -> Int32:
-    """Return a table of at least `count` with what is used of this one."""
-    grown = np.empty(max(count, 2 * len(table), _TABLE_PAGES_MIN), np.int32)
-    if used:
-        grown[:used] = table[:used]
-    return grown
+def _anything() -> None:
+    """Refuse nothing."""
 
 
-def _continues(positions: Int32, start: int) -> bool:
-    """Say whether positions ([n], n > 0) are start, start + 1, .."""
-    if len(positions) == 1:
-        return bool(positions[0] == start)
-    return np.array_equal(positions, np.arange(start, start + len(positions)))
+def _is_branch(parents: "Sequence[int] | Int32") -> bool:
+    """Whether a tree is a single branch: each saw all before it."""
+    return np.array_equal(parents, np.arange(-1, len(parents) - 1))
 
 
-def _alike_pages(entries: Int64) -> "np.typing.NDArray[np.bool_]":
-    """Say for each PAGE_TOKENS of `entries` whether they are the beginning of a source page."""
-    count = page_count(len(entries))
-    if not count:
-        return np.zeros(0, np.bool_)
-    rows = np.empty((count, PAGE_TOKENS), np.int64)
-    flat = rows.reshape(-1)
-    flat[: len(entries)] = entries
-    missing = len(flat) - len(entries)
-    # What the last page lacks goes on as it began, so that only real entries decide.
-    flat[len(entries) :] = entries[-1] + 1 + np.arange(missing)
-    alike: np.typing.NDArray[np.bool_] = (rows[:, 0] % PAGE_TOKENS == 0) & (
-        rows == rows[:, :1] + _OFFSETS
-    ).all(axis=1)
-    return alike
+def _planted(history: Trail | None, tokens: UInt32, positions: Int32, parents: Int32) -> Trail:
+    """Return the trail of a file's entries with a tree ([n] each) behind them."""
+    return Trail(history, Span(history, tokens, positions, parents), np.array([[0, len(tokens)]]))

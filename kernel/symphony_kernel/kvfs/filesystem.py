@@ -23,7 +23,8 @@ from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
 from symphony_kernel.kvfs.storage import Storage
-from symphony_kernel.kvfs.tiers import Tiers, TierStatistics
+from symphony_kernel.kvfs.tier_figures import TierStatistics
+from symphony_kernel.kvfs.tiers import Tiers
 from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -120,6 +121,8 @@ class KVFS:
         self.tenants: dict[str, Tenant] = {}
         self.expiries = Expiries()
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
+        # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
+        self._pages_max = UNLIMITED if self.limits.pages >= pages else self.limits.pages
         self.prefix_cache = PrefixCache(
             self.pool, self.ledger, int(pages * prefix_cache_share), now
         )
@@ -131,10 +134,13 @@ class KVFS:
         self._storage = Storage(
             self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers, self.lineages
         )
+        if ids > pages:  # else nothing ever leaves the device
+            self._storage.keep_tied(places.disk_slots > 0)
         kept = int(min(self.limits.pages, pages) * KV_KEEP_SHARE)
         self.pressure = Pressure(
-            self.pool, self.tiers, self.moves, self.prefix_cache.references, now, kept
-        )
+            self.pool, self.tiers, self.ledger, self.moves, self.prefix_cache.references, now, kept,
+            self._storage.usable,
+        )  # fmt: skip
         self._storage.ranking = self.pressure.ranking
         self._storage.relief = self.pressure.make_free
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
@@ -148,10 +154,7 @@ class KVFS:
         """Return the tenant, made when it is new."""
         tenant = self.tenants.get(name)
         if tenant is None:
-            # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
-            whole = self.limits.pages >= self.pool.frames
-            pages_max = UNLIMITED if whole else self.limits.pages
-            account = self.ledger.open(name, None, pages_max, FILE_ENTRIES_MAX)
+            account = self.ledger.open(name, None, self._pages_max, FILE_ENTRIES_MAX)
             account.host_max, account.disk_max = self.limits.host_pages, self.limits.disk_pages
             tenant = self.tenants[name] = Tenant(name, account, self.limits)
         return tenant
@@ -535,6 +538,13 @@ class KVFS:
         )
         self.tiers.check_integrity()
         self._check_quotas()
+        tied = [file.pages for file in self._files if file.tied]
+        self.ledger.check_ties(
+            np.bincount(np.concatenate([*tied, pages[:0]]), minlength=self.pool.pages)
+        )
+        for file in self._files:
+            if not (file.recomputable or file.tied or not file.length):
+                raise KernelBug(f"a file of {file.tenant} is lost and not tied")
 
     def _check_quotas(self) -> None:
         counted = Counter(file.tenant for file in self._files if file.counted)

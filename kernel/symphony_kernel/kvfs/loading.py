@@ -32,26 +32,30 @@ def fill(
     """
     assert file.length == 0
     file._allow_entries(len(tokens))
-    file._extend(_take_pages(storage, file, page_count(len(tokens)), device))
+    count = page_count(len(tokens))
+    tied = file.would_be_tied(trail, count)
+    file._extend(_take_pages(storage, file, count, device, tied))
     slots = file._page_slots(np.arange(len(tokens)))
     storage.pool.tokens[slots] = tokens
     storage.pool.positions[slots] = positions
     file.length, file.plain = len(tokens), plain
     file.restore_lineage(trail)
+    if tied:
+        file.tie()
 
 
-def _take_pages(storage: Storage, file: KVFile, count: int, device: bool) -> Int32:
-    witness, pool, account = storage.witness, storage.pool, file.owner.live()
-    if witness is None or not witness.allocating(False):
-        try:
-            storage.ledger.allow(account, count)
-            if count > pool.unused:
-                raise SyscallError(Errno.ENOMEM, f"{count} pages wanted, {pool.unused} unused")
-            storage.leave_some(account, count)
-        except SyscallError as error:
-            if witness is not None:
-                witness.refused(error.errno)
-            raise
+def _take_pages(storage: Storage, file: KVFile, count: int, device: bool, tied: bool) -> Int32:
+    pool, account = storage.pool, file.owner.live()
+
+    def check() -> None:
+        storage.ledger.allow(account, count)
+        if tied:
+            storage.ledger.allow_tied(account, count)
+        if count > pool.unused:
+            raise SyscallError(Errno.ENOMEM, f"{count} pages wanted, {pool.unused} unused")
+        storage.leave_some(account, count)
+
+    storage.decide(check)
     pages = pool.allocate(count, frames=not device)
     storage.ledger.charge(account, pages)
     if device:

@@ -104,8 +104,6 @@ class PagePool:
         self.frame: Int32 = np.full(self.pages, NOWHERE, np.int32)  # [pages]
         self.page: Int32 = np.full(frames, NOWHERE, np.int32)  # [frames]
         self.hollow: Bool = np.zeros(self.pages, np.bool_)  # has a frame without its content
-        # Nothing but a copy brings its content back: it is not its file's tokens alone.
-        self.tied: Bool = np.zeros(self.pages, np.bool_)
         # Another tenant has opened a file with it, since it was taken.
         self.lent: Bool = np.zeros(self.pages, np.bool_)
         self.moved = 0
@@ -138,7 +136,6 @@ class PagePool:
             raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {free} free")
         taken = self._unused.pop(n)
         self.references[taken] = 1
-        self.tied[taken] = False
         self.lent[taken] = False
         if frames:
             self._furnish(taken)

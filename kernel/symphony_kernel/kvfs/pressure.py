@@ -14,11 +14,9 @@ import numpy as np
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.advice import NO_ADVICE, Hint
 from symphony_kernel.kvfs.files import KVFile
-from symphony_kernel.kvfs.lineage import NotRecomputableError, Span, scratch_peak
-from symphony_kernel.kvfs.lineage.trails import spans_of
 from symphony_kernel.kvfs.moves import Moves
-from symphony_kernel.kvfs.pages import PagePool, page_count
-from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.pages import PagePool
+from symphony_kernel.kvfs.quotas import Account, Ledger
 from symphony_kernel.kvfs.ranking import Bool, Ranking
 from symphony_kernel.kvfs.tiers import Tiers
 from symphony_kernel.protocol.limits import KV_AHEAD_MS_MAX, KV_AHEAD_PAGES_MIN, PAGE_TOKENS
@@ -27,26 +25,30 @@ from symphony_kernel.protocol.limits import KV_AHEAD_MS_MAX, KV_AHEAD_PAGES_MIN,
 class Pressure:
     """The device's frames under pressure. `held` says which pages ([pages]) works in steps read.
 
-    A tenant's programs may keep `kept_pages_max` pages by their wish.
+    A tenant's programs may keep `kept_pages_max` pages by their wish. `usable` frames can
+    always be made free, whatever others hold.
     """
 
     def __init__(
         self,
         pool: PagePool,
         tiers: Tiers,
+        ledger: Ledger,
         moves: Moves,
         cached: Int32,
         now: Callable[[], float],
         kept_pages_max: int,
+        usable: int,
     ) -> None:
         self.pool = pool
         self.tiers = tiers
+        self.ledger = ledger
         self.moves = moves
+        self.usable = usable
         self.faults = 0  # batches with copies or moves that have failed
         self._now = now
         self.ranking = Ranking(pool, cached, now, self._cost, self._may_go, kept_pages_max)
-        nothing = np.zeros(pool.pages, np.bool_)
-        self.held: Callable[[], Bool] = lambda: nothing
+        self.held: Callable[[], Bool] = lambda: np.zeros(pool.pages, np.bool_)
         self.everything: Callable[[], Iterable[KVFile]] = tuple  # all files that there are
         self.evicted = 0  # pages, since the start
 
@@ -57,10 +59,11 @@ class Pressure:
 
     def make_free(self, frames: int, *keep: KVFile) -> bool:
         """Take frames from idle files, but not from `keep`, until so many are free; whether."""
-        missing = frames - self.free
-        if missing > 0:
-            self._evict(self.ranking.take(missing, self._held(*keep)))
-        return frames <= self.free
+        while (missing := frames - self.free) > 0:
+            # What is left of several files where there is room for the copies of one only.
+            if not self._evict(self.ranking.take(missing, self._held(*keep))):
+                return False
+        return True
 
     def preempt(self, files: list[KVFile], frames: int, *keep: KVFile) -> bool:
         """Take frames of these files, from the first, until so many are free; or none of them."""
@@ -154,37 +157,15 @@ class Pressure:
         return share * moved + (1 - share) * computed
 
     # -- Within ----------------------------------------------------------------------------------
-    def _may_go(self, file: KVFile, pages: Int32) -> Bool:
-        """Say of a file's pages on the device ([n]) whether they could be had again."""
-        if file.lineage is not None and not self._comes_back(file):
-            self.pool.tied[file.pages] = True
-        tied = self.pool.tied[pages]
-        if not tied.any() or self.tiers.free_slots:
+    def _may_go(self, pages: Int32) -> Bool:
+        """Say of pages on the device ([n]) whether they could be had again."""
+        ties = self.ledger.ties
+        if not self.ledger.tied_pages or not ties[pages].any():
             return np.ones(len(pages), np.bool_)
-        stored: Bool = ~tied | (self.tiers.host[pages] >= 0) | (self.tiers.disk[pages] >= 0)
-        return stored
-
-    def _comes_back(self, file: KVFile) -> bool:
-        """Whether all of a file could be computed again on this device, beside what it takes.
-
-        Asked for each edited file that others' frames may come from: a plan takes milliseconds, so
-        none is made where all benches would fit at once, nor twice of the same.
-        """
-        trail, pages, frames = file.lineage, len(file.pages), self.pool.frames
-        assert trail is not None
-        known = file.comes_back
-        if known is not None and known[0] is trail and known[1] == pages:
-            return known[2]
-        spans = spans_of([trail])
-        comes = file.recomputable
-        if comes and 2 * pages + sum(map(_bench_pages, spans)) >= frames:
-            try:
-                steps = file.plan(np.arange(file.length))
-                comes = pages + scratch_peak(steps) < frames
-            except NotRecomputableError:
-                comes = False
-        file.comes_back = trail, pages, comes
-        return comes
+        bare = (ties[pages] > 0) & (self.tiers.host[pages] < 0) & (self.tiers.disk[pages] < 0)
+        more = np.cumsum(bare) > self.tiers.room_for_tied()  # a page that stands there twice, too
+        may: Bool = ~(bare & more)
+        return may
 
     def _held(self, *keep: KVFile) -> Bool:
         held = self.held()
@@ -192,18 +173,14 @@ class Pressure:
             held[file.pages] = True
         return held
 
-    def _evict(self, pages: Int32) -> None:
-        """Take pages off the device; those that could not be computed again only with a copy."""
+    def _evict(self, pages: Int32) -> int:
+        """Take pages off the device, those that cannot be computed again with a copy; how many."""
         if not len(pages):
-            return
+            return 0
         host = self.tiers.cheaper_to_move(len(pages))
-        tied = self.pool.tied[pages]
+        tied = self.ledger.ties[pages] > 0
         left = self.tiers.evict(pages[~tied], host=host)
         if tied.any():
             left = np.concatenate((left, self.tiers.evict(pages[tied], keep=True)))
         self.evicted += len(left)
-
-
-def _bench_pages(span: Span) -> int:
-    """Return the most pages that it takes to compute a span beside its file."""
-    return page_count((span.context.length if span.context is not None else 0) + span.length)
+        return len(left)

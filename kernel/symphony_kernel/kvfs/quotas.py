@@ -11,6 +11,11 @@ a tenant may hold is counted for each tier, at the account at the top of its cha
 `absent` on the device, `host` and `disk` slots elsewhere. The device's limit is what a tenant's own
 calls run into (EDQUOT); the others only steer where the kernel puts its pages (see `tiers`), and
 what a tenant asks for itself (`Ledger.allow_tier`).
+
+A page is *tied* while a file holds it that cannot be computed again: nobody knows any more how its
+entries came about, or the device is too small for it. Nothing but a copy brings such a page back,
+so it needs a place. There are only so many (`tied_room`), and a tenant may have half of what others
+leave. Who ties a page is charged for that, whoever pays for the page itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +28,7 @@ from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _NOBODY = -1
+_ONE = np.int32(1)  # of the counts' own type: `ufunc.at` is much faster then
 UNLIMITED = 1 << 62
 
 
@@ -41,7 +47,7 @@ class Account:
     __slots__ = (
         "absent", "changed_s", "closed", "disk", "disk_max", "entries_allowed", "entries_max",
         "entry_seconds", "host", "host_max", "index", "name", "own", "pages", "pages_max", "parent",
-        "root", "waits",
+        "root", "tied", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +65,7 @@ class Account:
         self.own = 0
         # At the top only: of `pages` those that are not on the device, and copies elsewhere.
         self.absent = self.host = self.disk = 0
+        self.tied = 0  # at the top only: of `pages` those that are tied
         self.host_max = self.disk_max = UNLIMITED
         self.closed = False
         self.waits = False  # its instance waits for the outside
@@ -95,6 +102,10 @@ class Ledger:
         self._accounts: list[Account | None] = []
         self._unused: list[int] = []
         self._now = now
+        self.ties: Int32 = np.zeros(pages, np.int32)  # [pages] places in tables of tied files
+        self._tied_by: Int32 = np.full(pages, _NOBODY, np.int32)  # [pages] a tenant's account
+        self.tied_pages = 0
+        self.tied_room = UNLIMITED  # so many can always be kept somewhere, whatever else there is
         # What the tiers say of pages; None while all are on the device and nowhere else.
         self.count_tiers: Callable[[Int32], TierCounts | None] = lambda _pages: None
 
@@ -165,6 +176,53 @@ class Ledger:
                     Errno.EDQUOT, f"{root.name} has {used} of {most} pages on {name}"
                 )
 
+    def allow_tied(self, account: Account, pages: int) -> None:
+        """Check that a tenant may have so many pages more that are tied.
+
+        At most as many as it leaves: one tenant may have half of the room, and whoever comes then
+        half of the rest.
+
+        Raises:
+            SyscallError: EDQUOT.
+        """
+        root = account.root
+        left = self.tied_room - self.tied_pages - pages
+        most = min(left, root.host_max)
+        if pages > 0 and root.tied + pages > most:
+            raise SyscallError(
+                Errno.EDQUOT,
+                f"{root.name} would have {root.tied + pages} pages that cannot be computed again, "
+                f"and leave room for {max(left, 0)}",
+            )
+
+    def tie(self, account: Account, pages: Int32) -> None:
+        """A file of `account`, which is tied, holds these pages ([n]); without `allow_tied`."""
+        new = np.unique(pages[self.ties[pages] == 0])
+        np.add.at(self.ties, pages, _ONE)
+        self._charge_ties(new, account.root)
+
+    def loosen(self, pages: Int32) -> None:
+        """A tied file is about to let go of these pages ([n]), or is tied no more."""
+        np.subtract.at(self.ties, pages, _ONE)
+        self._charge_ties(np.unique(pages[self.ties[pages] == 0]), None)
+
+    def untied(self, pages: Int32) -> int:
+        """Return how many different ones of `pages` are not tied."""
+        return len(np.unique(pages[self.ties[pages] == 0]))
+
+    def _charge_ties(self, pages: Int32, to: Account | None) -> None:
+        """Charge pages ([n], distinct) to this tenant instead of whoever was charged for them."""
+        indices, counts = np.unique(self._tied_by[pages], return_counts=True)
+        for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
+            root = self._accounts[index] if index != _NOBODY else None
+            if root is not None:
+                root.tied -= count
+                self.tied_pages -= count
+        self._tied_by[pages] = _NOBODY if to is None else to.index
+        if to is not None:
+            to.tied += len(pages)
+            self.tied_pages += len(pages)
+
     def by_tenant(self, pages: Int32) -> Iterator[tuple[Account, Int32]]:
         """Yield (the account at the top, which of `pages` it pays for); one may come twice."""
         payers = self._payer[pages]
@@ -191,6 +249,8 @@ class Ledger:
     def move(self, pages: Int32, account: Account) -> None:
         """Charge held pages ([n], distinct) to `account` from now on, without `allow`."""
         self._move_tiers(pages, account)
+        if self.tied_pages:
+            self._charge_ties(pages[self.ties[pages] > 0], account.root)
         payers, counts = np.unique(self._payer[pages], return_counts=True)
         for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
             self._refund(index, count)
@@ -268,3 +328,16 @@ class Ledger:
                 account, (0, 0, 0)
             ):
                 raise KernelBug(f"{account.name} miscounts its pages off the device")
+
+    def check_ties(self, expected: Int64) -> None:
+        """Compare ties with the tables of tied files (`expected`: [pages]); KernelBug."""
+        if not np.array_equal(self.ties, expected):
+            raise KernelBug("the pages that are tied are not those of files that are")
+        if not np.array_equal(self._tied_by != _NOBODY, expected > 0):
+            raise KernelBug("tied pages and those that somebody is charged for are not the same")
+        charged = np.bincount(self._tied_by[expected > 0], minlength=len(self._accounts))
+        for index, account in enumerate(self._accounts):
+            if account is not None and account.tied != charged[index]:
+                raise KernelBug(f"{account.name} counts {account.tied} tied pages, has others")
+        if self.tied_pages != charged.sum():
+            raise KernelBug(f"{self.tied_pages} pages are counted as tied, there are others")

@@ -92,7 +92,7 @@ class Ranking:
         cached: Int32,
         now: Callable[[], float],
         cost: Callable[[KVFile], float] = lambda _file: 0.0,
-        may_go: Callable[[KVFile, Int32], Bool] = lambda _, pages: np.ones(len(pages), np.bool_),
+        may_go: Callable[[Int32], Bool] = lambda pages: np.ones(len(pages), np.bool_),
         kept_pages_max: int = 0,
     ) -> None:
         self._pool = pool
@@ -268,7 +268,7 @@ class Ranking:
             free &= ~shared | long_ago
         pages = pages[free]
         if len(pages):
-            pages = pages[self._may_go(file, pages)]
+            pages = pages[self._may_go(pages)]
         pages = pages[::-1]
         if len(pages) > 1:  # a page may stand in a file twice
             _, first = np.unique(pages, return_index=True)

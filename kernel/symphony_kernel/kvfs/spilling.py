@@ -32,6 +32,11 @@ _FREE_SHARE: Final = 8  # while only one in so many host slots is free, pages ar
 _PIECES_MAX: Final = 32  # pages of one work of the thread
 
 
+def spare_slots(slots: int) -> int:
+    """Return how many of so many host slots are kept for reading, where there is a disk tier."""
+    return min(_SPARE_MAX, (slots + _FREE_SHARE - 1) // _FREE_SHARE)
+
+
 class Spilling(Protocol):
     """What `Tiers` asks of the tier below the host. All of it runs on the event loop."""
 
@@ -47,6 +52,10 @@ class Spilling(Protocol):
     @property
     def waiting(self) -> bool:
         """Whether `balance` may have something to do that nothing else will tell of."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being read or written: there may be room then, or a page."""
 
     def saved(self, pages: Int32) -> None:
         """Pages ([n]) have left the device, and are on the host."""
@@ -81,7 +90,7 @@ class NoDisk:
 
     def __init__(self) -> None:
         self.slots = self.used = self.written = self.arrivals = self.spare = 0
-        self.waiting = False
+        self.waiting = self.busy = False
 
     def saved(self, pages: Int32) -> None:
         """Nothing is written."""
@@ -127,7 +136,7 @@ class DiskTier:
         self.slots = spill.slots
         self._free = NumberStack(spill.slots)
         self.written = self.arrivals = 0
-        self.spare = min(_SPARE_MAX, (tiers.slots + _FREE_SHARE - 1) // _FREE_SHARE)
+        self.spare = spare_slots(tiers.slots)
         self._free_wanted = self.spare + (tiers.slots + _FREE_SHARE - 1) // _FREE_SHARE
         self._order: deque[int] = deque()  # pages that came to the host, the oldest first
         self._clean: deque[int] = deque()  # pages that were written, and were on the host then
@@ -147,6 +156,11 @@ class DiskTier:
     def waiting(self) -> bool:
         """Whether a read waits for a host slot."""
         return bool(self._wanted)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being read or written, or will be when a slot's moves have ended."""
+        return bool(self._wanted or self._read_slots or self._writing)
 
     # -- What tiers say -------------------------------------------------------------------------
     def saved(self, pages: Int32) -> None:
@@ -291,8 +305,8 @@ class DiskTier:
         if outcome.error is not None:
             _log.error("the disk tier writes nothing more", exc_info=outcome.error)
             self._broken = True
-        for slot, disk_slot in pairs:
-            page, _ = self._writing.pop(slot)
+        landed = [self._writing.pop(slot)[0] for slot, _ in pairs]
+        for page, (slot, disk_slot) in zip(landed, pairs, strict=True):
             if page == _GONE:
                 tiers.give_slots(np.array([slot], np.int32))
             if page == _GONE or self._broken:
@@ -302,6 +316,7 @@ class DiskTier:
             self.written += 1
             self._clean.append(page)
         self.balance()
+        tiers.relieved(np.array([page for page in landed if page != _GONE], np.int32))
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:

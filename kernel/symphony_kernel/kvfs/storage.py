@@ -1,6 +1,7 @@
 """What all files share: the pool and the tiers below it, who pays, and what the executor owes."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -11,10 +12,15 @@ from symphony_kernel.kvfs.moves import Moves
 from symphony_kernel.kvfs.pages import PagePool
 from symphony_kernel.kvfs.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.spilling import spare_slots
 from symphony_kernel.kvfs.tiers import Tiers
 from symphony_kernel.kvfs.witness import Witness
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGE_TOKENS, TENANT_PAGES_TIMES_UNUSED
+from symphony_kernel.protocol.limits import (
+    PAGE_TOKENS,
+    TENANT_PAGES_TIMES_UNUSED,
+    TIED_DEVICE_SHARE,
+)
 
 if TYPE_CHECKING:
     from symphony_kernel.kvfs.files import KVFile
@@ -62,6 +68,8 @@ class Storage:
         self.tiers = tiers
         self.lineages = lineages
         self.made = 0  # files
+        # Frames that a file may need, with what brings it back: others may have to stay.
+        self.usable = pool.frames
         self.witness: Witness | None = None
         # What takes frames from idle files, but not from the one named, until so many are free.
         self.relief: Callable[..., bool] = lambda _frames, *_keep: False
@@ -69,13 +77,17 @@ class Storage:
         # Hears of a file whose entries change otherwise than by a pred, or that is gone.
         self.edited: Callable[[KVFile], None] = lambda _file: None
 
-    def allocate(self, account: Account, n: int, keep: tuple["KVFile", ...] = ()) -> Int32:
+    def allocate(
+        self, account: Account, n: int, keep: tuple["KVFile", ...] = (), tied: int = 0
+    ) -> Int32:
         """Return n pages charged to `account`, for a step; SyscallError ENOMEM or EDQUOT.
 
         Nothing has changed then. Idle files give up their frames for it, but none of `keep`.
+        `tied`: so many pages, these perhaps, are to be tied then.
         """
         witness = self.witness
         if witness is None or not witness.allocating(True):
+            self.ledger.allow_tied(account, tied)
             self._make_room(account, n, keep)
         if n > self.pool.free_frames:
             self.relief(n, *keep)
@@ -95,18 +107,14 @@ class Storage:
 
         `bare`: where frames are lacking the pages are in no tier, to be computed when they are
         needed; None: what they are to hold is not at hand, and could not be computed. `allowed` is
-        asked where something is not on the device: it may refuse, too.
+        asked first: it may refuse, too.
         """
-        witness = self.witness
-        if witness is None or not witness.allocating(False):
-            try:
-                self._make_room(account, n, keep, bare)
-                if self.pool.absent or n > self.pool.free_frames:
-                    allowed()
-            except SyscallError as error:
-                if witness is not None:
-                    witness.refused(error.errno)
-                raise
+
+        def check() -> None:
+            allowed()
+            self._make_room(account, n, keep, bare)
+
+        self.decide(check)
         if n > self.pool.free_frames:
             self.relief(n, *keep)
         absent = bool(bare) and n > self.pool.free_frames
@@ -115,6 +123,29 @@ class Storage:
         if absent:
             self.tiers.born_absent(pages)
         return pages
+
+    def decide(self, check: Callable[[], None]) -> None:
+        """Check for a call, which may raise a SyscallError; or let it end as it did once."""
+        witness = self.witness
+        if witness is None:
+            check()
+        elif not witness.allocating(False):
+            try:
+                check()
+            except SyscallError as error:
+                witness.refused(error.errno)
+                raise
+
+    def keep_tied(self, disk: bool) -> None:
+        """Bound tied pages by what always has a place: on the host, or else a few on the device.
+
+        A page goes to disk by way of the host, and later: so the disk's room does not count. But
+        with a `disk` none need stay on the device.
+        """
+        slots, frames = self.tiers.slots, self.pool.frames
+        host = slots - spare_slots(slots)
+        self.ledger.tied_room = host if disk else max(host, int(frames * TIED_DEVICE_SHARE))
+        self.usable = frames - (self.ledger.tied_room - host)
 
     def _make_room(
         self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None = False
@@ -165,14 +196,7 @@ class Storage:
             SyscallError: EDQUOT, and nothing has changed.
         """
         idle = self.cache.charged_here(pages)
-        witness = self.witness
-        if witness is None or not witness.allocating(False):
-            try:
-                self.ledger.allow(account, len(idle))
-            except SyscallError as error:
-                if witness is not None:
-                    witness.refused(error.errno)
-                raise
+        self.decide(partial(self.ledger.allow, account, len(idle)))
         self.pool.retain(pages)
         self.ledger.move(idle, account)
 
@@ -191,13 +215,14 @@ class Storage:
         """
         pool = self.pool
         pool.copy_entries(sources, destinations)
-        if pool.absent:
+        while pool.absent:
             into = (destinations // PAGE_TOKENS).astype(np.int32)
             lacks = pool.is_absent((sources // PAGE_TOKENS).astype(np.int32)) | pool.is_absent(into)
-            if lacks.any():
-                self.tiers.evict(into[lacks], host=False)
-                whole = pool.frame[into] >= 0
-                sources, destinations = sources[whole], destinations[whole]
-                if not len(sources):
-                    return
+            if not lacks.any():
+                break
+            self.tiers.evict(into[lacks], host=False)  # which another one may be copied from
+            whole = pool.frame[into] >= 0
+            sources, destinations = sources[whole], destinations[whole]
+        if not len(sources):
+            return
         self.moves.copy(pool.device_slots(sources), pool.device_slots(destinations))

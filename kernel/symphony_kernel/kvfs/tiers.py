@@ -31,6 +31,7 @@ from symphony_kernel.kvfs.moves import Moves, Note
 from symphony_kernel.kvfs.pages import NOWHERE, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Account, Ledger, TierCounts
 from symphony_kernel.kvfs.spilling import NoDisk, Spilling
+from symphony_kernel.kvfs.tier_figures import MoveCost, TierStatistics
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -38,7 +39,6 @@ Bool = npt.NDArray[np.bool_]
 
 _NO_PAGES: Int32 = np.empty(0, np.int32)
 _QUEUE_SLACK = 1_024  # stale entries of the queue of duplicates, before it is looked through
-_GAIN = 1 / 4
 
 
 class Tier(IntEnum):
@@ -62,52 +62,6 @@ class Fetched:
     loaded: Int32  # on the device now, as far as any later step can see
     reading: Int32  # on their way from disk, hollow until `Tiers.arrived` hears of them
     lost: Int32  # in no tier: to be computed again
-
-
-@dataclass(frozen=True, slots=True)
-class TierStatistics:
-    """Pages by where they can be had from; moves in pages since the start, times in milliseconds.
-
-    A page counts once, in the fastest tier that has it. `host_slots_used` counts copies, too.
-    """
-
-    device_pages: int
-    host_pages: int
-    disk_pages: int
-    tokens_pages: int
-    host_slots: int
-    host_slots_used: int
-    disk_slots: int
-    disk_slots_used: int
-    saved_pages: int
-    loaded_pages: int
-    dropped_pages: int  # from device or host to no tier at all
-    spilled_pages: int  # host to disk
-    read_pages: int  # disk to host
-    moved_bytes: int  # between device and host
-    move_ms: float
-    move_page_ms: float  # of one page, as learned here; 0 until something has moved
-
-
-class MoveCost:
-    """Seconds that one page takes between device and host, as the executor has measured it here."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0  # of all moves
-        self.pages = 0
-        self.page_seconds = 0.0  # what one takes now; 0: not known yet
-
-    def learn(self, pages: int, seconds: float) -> None:
-        """So many pages have taken so long."""
-        self.seconds += seconds
-        self.pages += pages
-        each = seconds / pages
-        gain = _GAIN if self.page_seconds else 1.0
-        self.page_seconds += (each - self.page_seconds) * gain
-
-    def forget(self) -> None:
-        """Know nothing."""
-        self.seconds, self.pages, self.page_seconds = 0.0, 0, 0.0
 
 
 class Tiers:
@@ -143,6 +97,8 @@ class Tiers:
         # Hears of pages ([n]) that `fetch` found on disk: they are on the device now, or lost.
         self.arrived: Callable[[Int32], None] = lambda _pages: None
         self.cost = MoveCost()
+        # Hears of pages ([n]) that have got to disk: there may be room on the host.
+        self.relieved: Callable[[Int32], None] = lambda _pages: None
         # Seconds that one token takes to be computed again, as the scheduler has seen; 0: unknown.
         self.token_seconds: Callable[[], float] = lambda: 0.0
         self._saved = self._loaded = self._dropped = 0
@@ -183,8 +139,9 @@ class Tiers:
         has a good copy on host or disk just gives up its frame. Others are saved to the host, in
         the order given, as far as there are slots (copies of pages that are on the device make way)
         and their tenants' budgets allow; then what is left over becomes TOKENS, or stays where it
-        is with `keep`. Without `host` nothing is saved. Their frames are free when this returns,
-        and may be allocated.
+        is with `keep`. Without `host` nothing is saved. For those that are tied there are slots
+        that pages have which are not, past a budget. Frames are free when this returns, and may be
+        allocated.
 
         The caller has seen to it that no work that is in the step being formed needs them, and
         that what becomes TOKENS can be computed again.
@@ -197,7 +154,12 @@ class Tiers:
         bare = ~stored & ~pool.hollow[pages]
         self._leave(pages[~bare])
         new = pages[bare]
-        fits = self._allowed(new) if host and self.slots else np.zeros(len(new), np.bool_)
+        fits = np.zeros(len(new), np.bool_)
+        if host and self.slots:
+            tied = self._ledger.ties[new] > 0
+            if tied.any():
+                self._make_way(new[tied])
+            fits = self._allowed(new) | tied
         slots = self._take_slots(int(fits.sum()))
         fits[np.flatnonzero(fits)[len(slots) :]] = False
         self._save(new[fits], slots)
@@ -432,6 +394,47 @@ class Tiers:
             self.spilling.make_room(n - max(room, 0))
             room = self._free.count - self.spilling.spare
         return self._free.pop(max(min(n, room), 0))
+
+    def room_for_tied(self) -> int:
+        """Return how many slots there could be for pages that nothing but a copy brings back."""
+        stay = int((~self._droppable()).sum())
+        thread = len(self.spilling.held_slots())
+        return max(self.slots - self.spilling.spare - stay - thread, 0)
+
+    def make_way(self, pages: int) -> None:
+        """See to it that so many slots are free, as far as there are pages that can do without."""
+        missing = pages - (self._free.count - self.spilling.spare)
+        if missing > 0:
+            missing -= self.drop_duplicates(missing)
+        if missing > 0:
+            self.spilling.make_room(missing)
+            missing = pages - (self._free.count - self.spilling.spare)
+        if missing > 0:
+            used = self.page_in[self.page_in >= 0]
+            self._drop_hosts(used[self._droppable()][:missing])
+
+    def _make_way(self, pages: Int32) -> None:
+        """See to it that pages ([n]) that must have a place on the host find one."""
+        for tenant, mine in self._ledger.by_tenant(pages):
+            over = tenant.host + len(mine) - tenant.host_max
+            if over > 0:
+                used = self.page_in[self.page_in >= 0]
+                used = used[self._droppable()]
+                theirs = [each for root, each in self._ledger.by_tenant(used) if root is tenant]
+                self._drop_hosts(np.concatenate([_NO_PAGES, *theirs])[:over])
+        self.make_way(len(pages))
+
+    def _droppable(self) -> Bool:
+        """Say of each page that has a slot, in the slots' order, whether it can do without."""
+        pages = self.page_in[self.page_in >= 0]
+        here = (self._pool.frame[pages] >= 0) & ~self._pool.hollow[pages]
+        droppable: Bool = here | (self.disk[pages] >= 0) | (self._ledger.ties[pages] == 0)
+        return droppable
+
+    def _drop_hosts(self, pages: Int32) -> None:
+        """Forget the host copies of pages, some of which become TOKENS."""
+        self._dropped += int(((self._pool.frame[pages] < 0) & (self.disk[pages] < 0)).sum())
+        self.drop_host(pages)
 
     def _allowed(self, pages: Int32) -> Bool:
         """Say for each page whether its tenant's budget on the host has room for it."""

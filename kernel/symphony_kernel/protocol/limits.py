@@ -30,10 +30,13 @@ PATH_BYTES_MAX = 1_024  # of a KV file's name
 NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
 FILE_ENTRIES_MAX = 1 << 20  # entries of one KV file; positions stay below the model's max_context
-LINEAGE_ENTRIES_MAX = 1 << 18  # of all computations that one file's K and V depend on
-LINEAGE_TENANT_ENTRIES_MIN = 1 << 20  # of all files of a tenant, whatever its quota of pages
-LINEAGE_TENANT_ENTRIES_TIMES = 8  # or so many times the entries that its quota of pages holds
-LINEAGE_SPANS_MAX = 256  # and of these computations: past a bound see `kvfs.lineage.book`
+LINEAGE_ENTRIES_MAX = 1 << 19  # of all computations that one file's K and V depend on
+LINEAGE_TENANT_ENTRIES_MIN = 1 << 21  # of all files of a tenant, whatever its quota of pages
+LINEAGE_TENANT_ENTRIES_TIMES = 16  # or so many times the entries that its quota of pages holds
+LINEAGE_SPANS_MAX = 512  # and of these computations: past a bound see `kvfs.lineage.book`
+# Of the device, for KV that nothing could compute again where the host has less room than that: so
+# much is kept free of it for whoever comes (see `kvfs.storage`).
+TIED_DEVICE_SHARE = 1 / 8
 TENANT_NAMES_MAX = 16_384  # named files of one tenant
 TENANT_DURABLE_BYTES_MAX = 16 << 30  # on disk, of its durable names; an operator may set it
 TENANT_DISK_CALLS_MAX = 1_024  # saves, removals and first openings of one tenant that wait for disk

@@ -78,6 +78,11 @@ class Pager:
         """The works that wait for frames."""
         return list(self._parking)
 
+    @property
+    def disk_works(self) -> bool:
+        """Whether pages come from disk or go there: afterwards there may be frames."""
+        return self._pressure.tiers.spilling.busy
+
     # -- Works that come first -------------------------------------------------------------------
     def admit(self, work: Work) -> Admission | Errno:
         """Give the queue's first work what it needs; all but what is ready leaves the queue."""
@@ -209,7 +214,7 @@ class Pager:
         What is not ready comes back to the queue by itself.
         """
         file = cast(KVFile, work.file)
-        if page_count(file.length + work.count) > self._pool.frames:
+        if page_count(file.length + work.count) > self._pressure.usable:
             return Errno.ENOMEM
         absent = file.absent_pages()
         if len(absent):
@@ -227,18 +232,27 @@ class Pager:
             except NotRecomputableError:
                 return Errno.EIO
         wanted = needed + len(absent) + benches
-        if wanted > self._pool.frames:
+        if self._more_than_there_is(file, needed + benches):
             return Errno.ENOMEM
         if newly and wanted and self._parked and (self._holds or len(absent) or not file.length):
             return None
-        if wanted > self._pressure.free and not self._make_free(work, file, wanted, newly, force):
-            return None
+        if wanted > self._pressure.free:
+            if not self._make_free(work, file, wanted, newly, force):
+                return None
+            # Copies of its own pages may have made way for others that nobody could compute.
+            if benches and needed + len(absent) + self._benches(file) > self._pressure.free:
+                return None
         reading = self._pressure.tiers.fetch(absent).reading if len(absent) else absent
         self._pressure.ranking.add(file)
         if len(reading):
             self._blocked[work] = None
             return Admission.AWAY
         return self._settle(work, file)
+
+    def _more_than_there_is(self, file: KVFile, more: int) -> bool:
+        """Whether all of a file and so many frames more could never be on the device at once."""
+        usable, pages = self._pressure.usable, file.pages
+        return len(pages) + more > usable and len(np.unique(pages)) + more > usable
 
     def _make_free(self, work: Work, file: KVFile, wanted: int, newly: bool, force: bool) -> bool:
         """Make so many frames free for a work, by what its claim allows; return whether."""

@@ -409,7 +409,7 @@ class Scheduler:
             return step
         if formed.failed:
             return 0.0  # what came of their ends may run
-        if not formed.waiting or self._steps:
+        if not formed.waiting or self._steps or (self._pager and self._pager.disk_works):
             return None
         return self._wait_for_pages(now)
 

@@ -159,6 +159,16 @@ def test_so_it_does_when_pages_and_quotas_are_short(tmp_path: Path) -> None:
         compare_now_and_then(tmp_path / str(seed), seed, pages=20, options=limits)
 
 
+def test_so_it_does_of_files_that_nobody_can_compute_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they are charged for, and which of them were refused."""
+    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 60)
+    given = KernelOptions(places=Places(host_slots=14, pages_a_frame=4))
+    for seed in range(9, 11):
+        compare_now_and_then(tmp_path / str(seed), seed, pages=256, options=given)
+
+
 def outcomes(
     folder: Path, courses: list[Script], chance: random.Random | None, **given: Any
 ) -> list[list[Any]]:

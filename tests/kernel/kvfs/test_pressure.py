@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
 from symphony_kernel.kvfs.advice import Hint
-from symphony_kernel.kvfs.lineage import Step
+from symphony_kernel.kvfs.lineage import Trail
+from symphony_kernel.kvfs.lineage.planning import most_benches
 from symphony_kernel.kvfs.places import Places
+from symphony_kernel.kvfs.tiers import Tier
+from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import KV_KEEP_SHARE, PAGE_TOKENS
 
 from tests.support.kvfs import ManualTime, extend, make_account
@@ -135,26 +138,26 @@ def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> No
     assert again in list(promises.over(100_000))
 
 
-def test_an_edited_file_is_planned_once_and_only_where_it_might_not_fit() -> None:
-    """A plan of many edits takes milliseconds, and one program may have many such files."""
-    house = House()
-    small, large = house.file(2, 1.0), house.file(15, 2.0)
-    for file in (small, large):
-        file.append(file, np.array([3]))
-    planned: list[KVFile] = []
-    plan = KVFile.plan
+def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not_fit() -> None:
+    """Of many edits that takes milliseconds, and one program may have many such files."""
+    house = House(host_slots=64)
+    looked: list[int] = []
 
-    def counted(file: KVFile, absent: "np.typing.NDArray[np.int64]") -> list[Step]:
-        planned.append(file)
-        return plan(file, absent)
+    def counted(trail: Trail) -> int:
+        looked.append(trail.length)
+        return most_benches(trail)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KVFile, "plan", counted)
+        patch.setattr("symphony_kernel.kvfs.lineage.book.most_benches", counted)
+        small, large = house.file(2, 1.0), house.file(15, 2.0)
+        for file in (small, large):
+            file.append(file, np.array([3]))
+        extend(large, *range(20))
         house.wait(5)
         for frames in range(23, FRAMES):
             house.free(frames)
-    assert small not in planned
-    assert planned.count(large) == 1
+    assert len(looked) == 2, "of the large one: before the call, and of what is kept since"
+    assert not large.tied
     assert house.there(small, large)[0] == 0
     house.kvfs.check_integrity({small: 1, large: 1})
 
@@ -209,18 +212,30 @@ def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
     assert looks < 1_000
 
 
-@pytest.mark.parametrize("pages", [15, 19])
-def test_what_would_need_more_than_the_device_to_come_back_stays(pages: int) -> None:
-    house = House()
+@pytest.mark.parametrize("host_slots", [0, 64])
+@pytest.mark.parametrize("pages", [13, 19])
+def test_what_would_need_more_than_the_device_to_come_back_needs_a_place(
+    pages: int, host_slots: int
+) -> None:
+    house = House(host_slots=host_slots)
     source = house.file(pages, 1.0)
     edited = house.kvfs.create("t", house.account)
-    house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
-    extend(edited, *range(2 * PAGE_TOKENS))
-    house.wait(10)
-    house.free(FRAMES)
     # Itself, and beside it what its entries were computed behind.
-    fits = pages + (pages + 2) < FRAMES
-    assert house.there(source, edited) == [0, 0 if fits else pages + 2]
+    fits = pages + (pages + 2) < house.pressure.usable
+    if not fits and not host_slots:
+        with pytest.raises(SyscallError) as refused:
+            house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
+        assert refused.value.errno is Errno.EDQUOT
+        assert edited.length == 0
+    else:
+        house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
+        extend(edited, *range(2 * PAGE_TOKENS))
+    assert edited.tied is (not fits and host_slots > 0)
+    house.wait(10)
+    assert house.free(FRAMES)
+    assert house.there(source, edited) == [0, 0]
+    assert not edited.tied or edited.tier is Tier.HOST
+    house.kvfs.check_integrity({source: 1, edited: 1})
 
 
 def test_pages_that_somebody_else_brought_back_and_left_are_found_again() -> None:

@@ -19,7 +19,7 @@ tokens that were computed behind it. A *trail* says of which spans' entries a fi
 A trail covers a file's first entries; those behind it are *linear* on top, and cost nothing.
 """
 
-from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, LineageStatistics
+from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, LineageStatistics, Verdict
 from symphony_kernel.kvfs.lineage.origins import Origins
 from symphony_kernel.kvfs.lineage.packing import LineageError, pack, unpack
 from symphony_kernel.kvfs.lineage.planning import (
@@ -46,6 +46,7 @@ __all__ = [
     "Span",
     "Step",
     "Trail",
+    "Verdict",
     "pack",
     "plan",
     "scratch_peak",

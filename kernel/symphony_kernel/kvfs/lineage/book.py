@@ -4,32 +4,57 @@ A tenant may keep some times as many entries in its files' lineage, a few bytes 
 of pages has on the device; one file at most LINEAGE_ENTRIES_MAX in LINEAGE_SPANS_MAX spans. Forks
 share a lineage and pay once.
 
-Past a bound no call fails. A closed trail is dropped (at half of the bounds): its file counts as
-linear from then on, and what is computed again equals what was there up to rounding. Any other
-becomes one *lost* span: such a file may go to host memory or disk, and never to where only tokens
-are kept. While some of a file is nowhere, its lineage is what there is of it: then it may have
-twice as much, and past that the call that would add to it is refused (EDQUOT).
+Past a bound a closed trail is dropped (at half of the bounds): its file counts as linear from then
+on, and what is computed again equals what was there up to rounding. Any other *collapses* to one
+lost span: such a file may go to host memory or disk, and never to where only tokens are kept.
+Whoever would make it so asks `judge` first what is to come.
 """
 
 from dataclasses import dataclass
-from typing import Final
 
+from symphony_kernel.kvfs.lineage.planning import bench_pages, most_benches
 from symphony_kernel.kvfs.lineage.trails import Trail, lost_trail, spans_of
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import LINEAGE_ENTRIES_MAX, LINEAGE_SPANS_MAX
 
-_KEPT_TIMES: Final = 2  # the bounds, for what is nowhere else
+
+@dataclass(slots=True, eq=False)
+class Verdict:
+    """What is to be kept of a trail: `trail`, None where tokens and positions say it all."""
+
+    trail: Trail | None = None
+    entries: int = 0  # of all its spans
+    spans: int = 0
+    benches: int = 0  # pages that all of them would take beside the file, computed at once
+    lost: bool = False  # some of it cannot be computed again
+    collapsed: bool = False  # for its size: nothing of it could be
+    most: int | None = None  # a bound of the pages beside the file that it does take
+
+    def fits(self, pages: int, frames: int) -> bool:
+        """Whether a file of so many pages can be computed again on so many frames."""
+        if self.lost:
+            return False
+        if self.trail is None or 2 * pages + self.benches < frames:
+            return True
+        if self.most is None:
+            self.most = most_benches(self.trail)
+        # Where an entry stands in the file twice, those behind the trail take as much as the file.
+        return pages + max(pages, self.most) < frames
 
 
 @dataclass(slots=True, eq=False)
 class Lineage:
-    """A trail that files share; `entries` of all its spans are charged to `tenant`."""
+    """A trail that files share; the entries of all its spans are charged to `tenant`."""
 
     tenant: str
     trail: Trail
-    entries: int
-    lost: bool  # some of it cannot be computed again
+    kept: Verdict
     references: int = 1
+
+    @property
+    def entries(self) -> int:
+        """Entries of all its spans."""
+        return self.kept.entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,50 +74,53 @@ class LineageBook:
         self._charged: dict[str, int] = {}
         self._lineages: dict[Lineage, None] = {}  # in the order in which they were made
 
-    def open(self, tenant: str, trail: Trail | None, keep: bool = False) -> Lineage | None:
-        """Return a trail's lineage, held once; None where tokens and positions say it all.
+    def judge(
+        self,
+        tenant: str,
+        trail: Trail | None,
+        instead: Lineage | None = None,
+        *,
+        keep: bool = False,
+    ) -> Verdict:
+        """Return what is to be kept of a trail, in the place of a file's lineage so far.
 
-        `keep`: past any bound, since some of what it tells of is nowhere else.
+        `keep`: past any bound.
         """
         if trail is None or trail.linear:
-            return None
+            return Verdict()
         spans = spans_of([trail])
         entries = sum(span.length for span in spans)
-        charged = self._charged.get(tenant, 0)
         # A closed one goes at half of the bounds: there is room for the tree behind it then.
         weight = 2 if trail.closed else 1
-        if not keep and (
-            weight * len(spans) > LINEAGE_SPANS_MAX
-            or weight * entries > LINEAGE_ENTRIES_MAX
-            or charged + weight * entries > self.entries_max
-        ):
+        if not keep and not self.within(tenant, weight * len(spans), weight * entries, instead):
             if trail.closed:
-                return None
-            trail, spans, entries = lost_trail(trail.length), [], 0
-        lost = not spans or any(span.lost for span in spans)
-        lineage = Lineage(tenant, trail, entries, lost)
-        if entries:
-            self._charged[tenant] = charged + entries
+                return Verdict()
+            return Verdict(lost_trail(trail.length), lost=True, collapsed=True)
+        benches = sum(bench_pages(span, span.length) for span in spans)
+        lost = any(span.lost for span in spans)
+        return Verdict(trail, entries, len(spans), benches, lost)
+
+    def within(self, tenant: str, spans: int, entries: int, instead: Lineage | None = None) -> bool:
+        """Whether so much may be kept of one file of a tenant, in the place of a lineage."""
+        charged = self.charged(tenant)
+        if instead is not None and instead.tenant == tenant and instead.references == 1:
+            charged -= instead.entries
+        return (
+            spans <= LINEAGE_SPANS_MAX
+            and entries <= LINEAGE_ENTRIES_MAX
+            and charged + entries <= self.entries_max
+        )
+
+    def open(self, tenant: str, verdict: Verdict) -> Lineage | None:
+        """Return the lineage of what is to be kept, held once; None where that is nothing."""
+        trail = verdict.trail
+        if trail is None:
+            return None
+        lineage = Lineage(tenant, trail, verdict)
+        if lineage.entries:
+            self._charged[tenant] = self.charged(tenant) + lineage.entries
         self._lineages[lineage] = None
         return lineage
-
-    def check(self, tenant: str, trail: Trail | None) -> None:
-        """Check that a trail could be kept past the bounds, as far as any may; SyscallError EDQUOT.
-
-        What computes again what is nowhere is planned on the kernel's loop.
-        """
-        if trail is None or trail.linear:
-            return
-        spans = spans_of([trail])
-        entries = sum(span.length for span in spans)
-        if (
-            len(spans) > _KEPT_TIMES * LINEAGE_SPANS_MAX
-            or entries > _KEPT_TIMES * LINEAGE_ENTRIES_MAX
-            or self.charged(tenant) + entries > _KEPT_TIMES * self.entries_max
-        ):
-            raise SyscallError(
-                Errno.EDQUOT, f"it comes from {entries} entries of {len(spans)} calls"
-            )
 
     def close(self, lineage: Lineage) -> None:
         """Let go of a lineage once; the last one to do so gives its entries back."""
@@ -127,6 +155,6 @@ class LineageBook:
         """Return what there is."""
         return LineageStatistics(
             lineages=len(self._lineages),
-            lost=sum(each.lost for each in self._lineages),
+            lost=sum(each.kept.lost for each in self._lineages),
             entries=sum(self._charged.values()),
         )

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, UInt32
-from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook
+from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, Verdict
 from symphony_kernel.kvfs.lineage.trails import Span, Trail
 
 Read: TypeAlias = Callable[[int, int], tuple[UInt32, Int32]]  # (first entry, n) -> what they hold
@@ -39,7 +39,12 @@ class Origins:
     @property
     def lost(self) -> bool:
         """Whether some of the first entries cannot be computed again."""
-        return self.lineage is not None and self.lineage.lost
+        return self.lineage is not None and self.lineage.kept.lost
+
+    @property
+    def benches(self) -> int:
+        """Pages that it would take to compute all of the lineage's spans at once beside it."""
+        return 0 if self.lineage is None else self.lineage.kept.benches
 
     def fork(self, tenant: str) -> "Origins":
         """Return the same for a file with the same entries, of whatever tenant."""
@@ -63,10 +68,22 @@ class Origins:
         self._told = count
         return Trail(trail, span, np.array([[0, count]]))
 
+    def judge(self, trail: Trail | None) -> Verdict:
+        """Return what would be kept of a trail of all entries."""
+        return self._book.judge(self._tenant, trail, self.lineage)
+
+    def may_grow(self, spans: int, entries: int) -> bool:
+        """Whether so many spans and entries more would be kept, whatever they are."""
+        old = self.lineage
+        if old is not None:
+            spans, entries = spans + old.kept.spans, entries + old.entries
+        return self._book.within(self._tenant, spans, entries, old)
+
     def become(self, trail: Trail | None, keep: bool = False) -> None:
         """Take over a trail of all entries; `keep` it past any bound."""
+        verdict = self._book.judge(self._tenant, trail, self.lineage, keep=keep)
         self.close()
-        self.lineage = self._book.open(self._tenant, trail, keep)
+        self.lineage = self._book.open(self._tenant, verdict)
         self._span, self._told = None, 0
         if self.lineage is None and trail is not None and trail.before is None and trail.linear:
             self._span, self._told = trail.span, trail.length  # known by this span elsewhere, too
@@ -77,7 +94,7 @@ class Origins:
         first = 0 if trail is None else trail.length
         if length < first:
             assert trail is not None
-            self.become(trail.cut(length))
+            self.become(trail.cut(length), keep=True)  # it has no span that it had not before
         elif length < first + self._told:
             self._told = length - first
 

@@ -129,6 +129,39 @@ def scratch_peak(steps: Sequence[Step]) -> int:
     return peak
 
 
+def bench_pages(span: Span, end: int) -> int:
+    """Return the most pages that it takes to compute a span's first entries beside its file."""
+    context = 0 if span.context is None else span.context.length
+    return (context + end + PAGE_TOKENS - 1) // PAGE_TOKENS
+
+
+def most_benches(trail: Trail) -> int:
+    """Return a bound of `scratch_peak` for a file with this trail, whatever of it is absent.
+
+    As if each span were computed beside the file, as far as anybody has entries of it, and kept
+    there for as long as another one's context has.
+    """
+    spans = spans_of([trail])
+    order = {span: number for number, span in enumerate(spans)}
+    last = list(range(len(spans)))
+    ends = [0 if span.parents is None else span.length for span in spans]
+    for span, end in trail.spans():
+        ends[order[span]] = max(ends[order[span]], end)
+    for number, span in enumerate(spans):
+        for other, end in span.reads():
+            ends[order[other]] = max(ends[order[other]], end)
+            last[order[other]] = number
+    leaves: list[int] = [0] * len(spans)  # pages, behind each
+    there = most = 0
+    for number, span in enumerate(spans):
+        pages = bench_pages(span, ends[number])
+        leaves[last[number]] += pages
+        there += pages
+        most = max(most, there)
+        there -= leaves[number]
+    return most
+
+
 def _look_at_file(trail: Trail, absent: Int64, states: dict[Span, _State]) -> None:
     missing = np.zeros(trail.length, np.bool_)
     missing[absent] = True

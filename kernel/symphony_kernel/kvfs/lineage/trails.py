@@ -4,7 +4,7 @@ Both are shared between files. A trail never changes; a span changes only by gro
 that whoever knows its first entries goes on knowing them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
 import numpy as np
@@ -23,7 +23,9 @@ class Span:
     a length and nothing else: nobody knows any more how it was computed.
     """
 
-    __slots__ = ("_positions", "_tokens", "context", "depth", "length", "lost", "parents")
+    __slots__ = (
+        "_positions", "_reads", "_tokens", "context", "depth", "length", "lost", "parents",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class Span:
         self.parents = parents
         self.length = len(tokens)
         self.lost = False
+        self._reads: tuple[tuple[Span, int], ...] | None = None
 
     @classmethod
     def lose(cls, length: int) -> "Span":
@@ -57,6 +60,12 @@ class Span:
     def positions(self) -> Int32:
         """The positions ([length], a view; none of a lost span)."""
         return self._positions[: self.length]
+
+    def reads(self) -> "tuple[tuple[Span, int], ...]":
+        """Return of which spans its context has entries, and of how many of each the last is."""
+        if self._reads is None:
+            self._reads = () if self.context is None else tuple(self.context.spans())
+        return self._reads
 
     def grow(self, tokens: UInt32, positions: Int32) -> None:
         """Add tokens at the end ([n], [n]): each saw all of the span before it."""
@@ -122,6 +131,12 @@ class Trail:
             parts.append(trail)
             trail = trail.before
         return parts[::-1]
+
+    def spans(self) -> Iterator[tuple[Span, int]]:
+        """Yield each span that it has entries of, and of how many of it the last of them is."""
+        for part in self.parts():
+            if len(part.ranges):
+                yield part.span, int(part.ranges[:, 1].max())
 
     def picked(self, entries: Int64, behind: "Trail | None") -> "Trail | None":
         """Return the trail of these entries ([c] places in this one) behind another trail."""

@@ -13,7 +13,8 @@ import pytest
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kvfs import KVFile
-from symphony_kernel.kvfs.lineage import pack, unpack
+from symphony_kernel.kvfs.lineage import pack, scratch_peak, unpack
+from symphony_kernel.kvfs.lineage.planning import most_benches
 from symphony_kernel.kvfs.pages import page_count
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -87,6 +88,21 @@ def test_any_course_of_edits(seed: int) -> None:
     check_in_place(bench, files, random, exactly)
     bench.close(*files)
     assert not bench.kvfs.lineages.charged("t")
+
+
+@pytest.mark.parametrize("seed", range(60, 76))
+def test_what_it_takes_beside_a_file_is_known_without_a_plan(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    bench = Workbench(HashDevice(FRAMES))
+    files = random_files(bench, random, 40)
+    for file in files:
+        if file.lineage is None:
+            continue
+        most = max(page_count(file.length), most_benches(file.lineage))
+        for share in (1.0, 0.5, 0.1):
+            absent = np.flatnonzero(random.random(file.length) < share)
+            assert scratch_peak(file.plan(absent)) <= most
+    bench.close(*files)
 
 
 @pytest.fixture(scope="module", params=["native", "torch"])

@@ -10,7 +10,7 @@ from symphony_kernel.kvfs.lineage import FILE, LineageBook, NotRecomputableError
 from symphony_kernel.kvfs.lineage.trails import expand, lost_trail, ranges_of, same, spans_of
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import LINEAGE_SPANS_MAX
+from symphony_kernel.protocol.limits import LINEAGE_SPANS_MAX, LINEAGE_TENANT_ENTRIES_MIN
 
 from tests.support.kvfs import ManualTime, extend, make_account
 from tests.support.rebuilding import HashDevice, Workbench
@@ -205,7 +205,7 @@ def test_past_a_bound_a_file_is_lost_and_goes_on(
 
 
 def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
-    assert bench.kvfs.lineages.entries_max == 1 << 20
+    assert bench.kvfs.lineages.entries_max == LINEAGE_TENANT_ENTRIES_MIN
     bench.kvfs.lineages.entries_max = 160
     source = bench.create()
     bench.pred(source, tokens(60))
@@ -221,7 +221,7 @@ def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
 def test_a_book_that_does_not_add_up_is_a_bug() -> None:
     book = LineageBook(1000)
     span = Span(None, np.ones(5, np.uint32), np.arange(5, dtype=np.int32))
-    lineage = book.open("t", Trail(None, span, np.array([[1, 5]])))
+    lineage = book.open("t", book.judge("t", Trail(None, span, np.array([[1, 5]]))))
     assert lineage is not None
     book.check_integrity({lineage: 1})
     for held in ({}, {lineage: 2}):
@@ -291,8 +291,8 @@ def test_the_same_entries_are_the_same_trail() -> None:
 
 
 def test_what_is_away_is_not_edited_without_end() -> None:
-    """It is kept past the bounds, but what computes it again must be planned in a moment."""
-    kvfs = KVFS(32, ManualTime(), TenantLimits(pages=32), places=Places(pages_a_frame=64))
+    """What computes it again must be planned in a moment."""
+    kvfs = KVFS(256, ManualTime(), TenantLimits(pages=256), places=Places(pages_a_frame=64))
     account = make_account(kvfs)
     file = kvfs.create("t", account)
     extend(file, *range(1, 33))
@@ -306,7 +306,7 @@ def test_what_is_away_is_not_edited_without_end() -> None:
         finally:
             kvfs.release(other)
 
-    for _ in range(2 * LINEAGE_SPANS_MAX - 1):
+    for _ in range(LINEAGE_SPANS_MAX - 1):
         edit()
     assert file.recomputable
     before = file.length
