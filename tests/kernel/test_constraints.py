@@ -9,6 +9,8 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from symphony_kernel import tiny_model
+from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BYTES_MAX,
@@ -152,6 +154,33 @@ def test_all_that_is_told_of_a_distribution_is_of_what_fits() -> None:
         assert odds[:2].sum() == pytest.approx(1.0, rel=1e-4)
 
     with_text(test)
+
+
+def test_the_tiny_model_gives_the_same_ahead_and_step_by_step() -> None:
+    """On the real executor, where drafts go from step to step without a word from the loop."""
+
+    async def main() -> None:
+        executor = TorchExecutor.load(tiny_model.path(), threads=1)
+        async with kernel_with_text(executor) as rig:
+            worker = await start(rig)
+            handle = await constraint(worker, JSON_SCHEMA, schema(PERSON))
+            prompt = tokens(*ids_of("Once there was a bird"))
+            for file in (B, B + 1, B + 2):
+                worker.tell(1, Op.KV_CREATE, file)
+            made = [
+                worker.generate(1, file, prompt, max=200, constraint=handle, get=sampled(seed))
+                for file, seed in ((A, 3), (B, 4), (B + 1, 5))
+            ]
+            plain = worker.generate(1, B + 2, prompt, max=60)
+            for each in (*made, plain):
+                assert await each.end == b""
+            for each in made:
+                jsonschema.validate(json.loads(text_of(each.ids)), PERSON)
+            worker.tell(1, Op.KV_CREATE, B + 3)
+            stepwise = await preds(worker, B + 3, prompt, 200, seed=4, constraint=handle)
+            assert stepwise == made[1].ids
+
+    asyncio.run(main())
 
 
 # -- Whose state it is ---------------------------------------------------------------------------

@@ -118,6 +118,7 @@ class Places:
         self._wanted: list[_Wanted] = []  # of each ask; they keep the options alive
         self._draws = False
         self._uneven = False  # not each ask has one place
+        self._masked: list[tuple[int, int]] = []  # places with a mask, and what they had before
         self._places = np.empty(0, _PLACE)
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ends: list[int] = []  # of each ask's answers in `_out`
@@ -128,6 +129,11 @@ class Places:
         if asked != self._asked:
             self._write(asks)
             self._asked = asked
+        else:
+            for place, before in self._masked:
+                self._places["allow"][place] = before
+        if self._masked:
+            self._masked = []
         if self._draws:
             counts = [count for _, count in asked]
             self._places["seed"] = np.repeat(
@@ -138,7 +144,9 @@ class Places:
     def allow(self, index: int, mask: UInt32) -> None:
         """Let an ask with one place have only these tokens ([ceil(vocab_size / 32)])."""
         place = sum(count for _, count in self._asked[:index]) if self._uneven else index
-        self._places["allow"][place] = mask.ctypes.data
+        allow = self._places["allow"]
+        self._masked.append((place, int(allow[place])))
+        allow[place] = mask.ctypes.data
 
     def answers(self) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error, when C has written them."""

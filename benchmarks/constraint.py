@@ -1,0 +1,236 @@
+"""What a constraint costs: a step of 16 streams with one and without, and how soon one starts.
+
+    python -m benchmarks.constraint [--model 135m|tiny|DIR] [--streams 16] [--new 48] [--json FILE]
+
+A kernel in this process, whose worker is this script. Rounds with and without the constraint take
+turns, and each pair of them gives a ratio: what else the machine does falls on both. Half of the
+constraint's streams hold to a JSON schema and half to a regular expression; temperature 1, so that
+on random weights the texts are as wild as they allow.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+from symphony_kernel import tiny_model
+from symphony_kernel.executor.models.assets import load_assets
+from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.links import Link, memory_pair
+
+from benchmarks.checkpoints import SHAPES, make_checkpoint
+from benchmarks.kernel_client import KernelClient
+
+WORKER = "w"
+INSTANCE = 1
+PROMPT = 16  # tokens of each stream's
+STARTS = 200
+SCHEMA = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "age": {"type": "integer", "minimum": 0},
+            "kind": {"enum": ["bird", "fish", "stone"]},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}},
+        },
+        "required": ["name", "age", "kind", "tags"],
+        "additionalProperties": False,
+    },
+    "minItems": 10_000,  # so that none ends early
+}
+GRAMMARS = ((0, json.dumps(SCHEMA).encode()), (1, rb"([A-Z][a-z]{1,12} [0-9]{1,4}[,.;] ){5000}"))
+
+
+class Worker:
+    """This script as a worker: one call's reply, or all of a generation's."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._seq, self._files = count(1), count(1 << 16)
+        self._replies: dict[int, asyncio.Future[Any]] = {}
+        self._streams: dict[int, list[float]] = {}
+        link.receive(self._on_frame, lambda: None)
+
+    def _on_frame(self, frame: list[Any]) -> None:
+        if frame[0] != m.Replies.KIND:
+            return
+        now = time.perf_counter()
+        for _, seq, result in frame[1]:
+            if seq in self._streams and result and not isinstance(result, int):
+                self._streams[seq].append(now)
+                self._tell(0, m.Op.TAKEN, seq, 1)
+            else:
+                self._replies.pop(seq).set_result(result)
+
+    def _tell(self, seq: int, op: m.Op, *arguments: Any) -> None:
+        self._link.send([m.Calls.KIND, [[INSTANCE, int(op), seq, *arguments]]], now=True)
+
+    def call(self, op: m.Op, *arguments: Any) -> "asyncio.Future[Any]":
+        """Return the future reply of a call."""
+        seq = next(self._seq)
+        reply = self._replies[seq] = asyncio.get_running_loop().create_future()
+        self._tell(seq, op, *arguments)
+        return reply
+
+    async def stream(self, tokens: bytes, options: dict[str, Any]) -> list[float]:
+        """Generate in a file of its own; return when each token came."""
+        file, seq = next(self._files), next(self._seq)
+        self._tell(0, m.Op.KV_CREATE, file)
+        ended = self._replies[seq] = asyncio.get_running_loop().create_future()
+        times = self._streams[seq] = []
+        self._tell(seq, m.Op.GENERATE, file, tokens, msgpack.packb(options))
+        end = await ended
+        assert end == b"", end
+        self._tell(0, m.Op.KV_CLOSE, file)
+        return times
+
+
+@asynccontextmanager
+async def served(model: Path, threads: int) -> AsyncIterator[Worker]:
+    """A kernel with a model, and its worker."""
+    executor = TorchExecutor.load(model, dtype="auto", threads=threads)
+    kernel = Kernel(executor, describe(load_assets(model)))
+    kernel.constraints.prepare()
+    running = asyncio.create_task(kernel.run())
+    ours, theirs = memory_pair()
+    kernel.attach_gateway(ours)
+    gateway = KernelClient(theirs)
+    ours, theirs = memory_pair()
+    kernel.attach_worker(WORKER, ours)
+    worker = Worker(theirs)
+    await gateway.register([INSTANCE], WORKER)
+    try:
+        yield worker
+    finally:
+        await kernel.close()
+        await running
+
+
+async def step_seconds(
+    worker: Worker, options: argparse.Namespace, handles: list[int]
+) -> npt.NDArray[np.float64]:
+    """Return the time of each step [new - 4], past the first ones."""
+    random = np.random.default_rng(1)
+    streams = []
+    for number in range(options.streams):
+        tokens = random.integers(300, 3_000, PROMPT, dtype=np.uint32).tobytes()
+        given: dict[str, Any] = {"max": options.new}
+        given["get"] = {"sample": {"temperature": 1.0, "seed": number}}
+        if handles:
+            given["constraint"] = handles[number % len(handles)]
+        streams.append(worker.stream(tokens, given))
+    times = np.array(await asyncio.gather(*streams))
+    assert times.shape == (options.streams, options.new), "a stream ended early"
+    return np.diff(np.median(times, axis=0)[3:])
+
+
+async def start_seconds(worker: Worker) -> list[float]:
+    """Return how long it takes to get a handle for what was compiled before."""
+    found = []
+    for _ in range(STARTS):
+        began = time.perf_counter()
+        handle = await worker.call(m.Op.CONSTRAINT, *GRAMMARS[0])
+        found.append(time.perf_counter() - began)
+        assert isinstance(handle, int), handle
+        await worker.call(m.Op.CONSTRAINT_CLOSE, handle)
+    return found
+
+
+async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """Return all figures."""
+    async with served(model, options.threads) as worker:
+        began = time.perf_counter()
+        handles = [await worker.call(m.Op.CONSTRAINT, *each) for each in GRAMMARS]
+        first = time.perf_counter() - began
+        assert all(isinstance(each, int) and each > 0 for each in handles), handles
+        await step_seconds(worker, options, handles)  # warms up both
+        pairs: list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]] = []
+        until = time.perf_counter() + options.seconds
+        while len(pairs) < 3 or time.perf_counter() < until:
+            order = [handles, []] if len(pairs) % 2 else [[], handles]
+            found = {}
+            for given in order:
+                found[bool(given)] = await step_seconds(worker, options, given)
+            pairs.append((found[False], found[True]))
+        starts = await start_seconds(worker)
+    plain, constrained = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    shares = {f"p{share}": share for share in (5, 10, 25, 50)}
+    medians = [float(np.median(c) / np.median(p)) for p, c in pairs]
+    return {
+        "benchmark": "constraint",
+        "model": options.model,
+        "streams": options.streams,
+        "rounds": len(pairs),
+        "steps": len(plain),
+        "plain_ms": {key: 1000 * np.percentile(plain, at) for key, at in shares.items()},
+        "constrained_ms": {
+            key: 1000 * np.percentile(constrained, at) for key, at in shares.items()
+        },
+        "ratio": {
+            key: np.percentile(constrained, at) / np.percentile(plain, at)
+            for key, at in shares.items()
+        },
+        "ratio_of_rounds_median": statistics.median(medians),
+        "compiled_ms": 1000 * first,
+        "cached_start_ms": {
+            "median": 1000 * statistics.median(starts),
+            "p99": 1000 * sorted(starts)[int(0.99 * len(starts))],
+        },
+    }
+
+
+def report(found: dict[str, Any]) -> None:
+    """Print the figures."""
+    start = found["cached_start_ms"]
+    print(f"{found['model']}, {found['streams']} streams, {found['steps']} steps each way")
+    print("a step, by percentile of all steps; other processes only make one longer:")
+    for key, plain in found["plain_ms"].items():
+        constrained, ratio = found["constrained_ms"][key], found["ratio"][key]
+        print(f"  {key:>4} {plain:8.2f} ms, with constraints {constrained:8.2f} ms: {ratio:.3f}")
+    print(f"median of the rounds' ratios: {found['ratio_of_rounds_median']:.3f}")
+    print(f"both compiled for the first time: {found['compiled_ms']:.0f} ms")
+    print(f"a cached schema starts in {start['median']:.3f} ms, p99 {start['p99']:.3f} ms")
+
+
+def main() -> None:
+    """Measure and tell."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="135m", help="a shape's name, tiny, or a folder")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--new", type=int, default=48, help="tokens of each stream")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for rounds")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        if options.model in SHAPES:
+            model = make_checkpoint(Path(made), SHAPES[options.model])
+        else:
+            model = tiny_model.path() if options.model == "tiny" else Path(options.model)
+        found = asyncio.run(measure(options, model))
+    report(found)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if "OMP_WAIT_POLICY" not in os.environ:  # as in `benchmarks.decode`
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.constraint", *sys.argv[1:]])
+    main()

@@ -1,0 +1,151 @@
+"""Guides: masks that follow from a grammar and a text's tokens, whichever way one came there."""
+
+import json
+import random
+import re
+
+import jsonschema
+import numpy as np
+import numpy.typing as npt
+import pytest
+from symphony_kernel.constraints.compiler import Grammar, Vocabulary
+from symphony_kernel.constraints.grammar import Kind, write_grammar
+from symphony_kernel.constraints.guides import Constraint, Guide
+from symphony_kernel.executor.base import UInt32
+from symphony_kernel.protocol.errno import Errno
+
+from tests.support.constrained import EOS, PERSON, assets, ids_of, schema, text_of
+
+VOCAB = 4_096
+WORDS = VOCAB // 32
+
+
+class Text:
+    """A file's entries."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self.ids = ids
+
+    @property
+    def length(self) -> int:
+        return len(self.ids)
+
+    def read_tokens(self, start: int, n: int) -> UInt32:
+        return np.array(self.ids[start : start + n], np.uint32)
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(assets().tokenizer_json, VOCAB, (EOS,))
+
+
+def constraint(vocabulary: Vocabulary, kind: Kind, text: str) -> Constraint:
+    source = write_grammar(kind, text)
+    made = Constraint(1, "t", source, frozenset({EOS}))
+    made.grammar = Grammar(vocabulary, source)
+    return made
+
+
+def guide(made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False) -> Guide:
+    found = Guide(made, Text(ids), base, kept=kept)
+    found.tell(np.empty(0, np.uint32))
+    return found
+
+
+def masked(guide: Guide, start: int, ids: list[int]) -> npt.NDArray[np.int64]:
+    """Return the tokens that may come behind these."""
+    mask = np.zeros(WORDS, np.uint32)
+    error = guide.fill(start, np.array(ids, np.uint32), mask)
+    assert error is None, error
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
+def walk(made: Constraint, seed: int, most: int = 400) -> list[int]:
+    """Return a text of random tokens among those that are allowed, with its end."""
+    chance = random.Random(seed)
+    follows = guide(made, [7])
+    found: list[int] = []
+    last = [7]
+    begin = Guide(made, Text([]), 1, kept=False)
+    begin.tell(np.empty(0, np.uint32))
+    follows = begin
+    while len(found) < most:
+        allowed = masked(follows, len(found), last)
+        found.append(int(chance.choice(allowed.tolist())))
+        if found[-1] == EOS:
+            return found
+        last = [found[-1]]
+    raise AssertionError(f"{text_of(found)} does not end")
+
+
+def test_whatever_is_drawn_parses(vocabulary: Vocabulary) -> None:
+    person = constraint(vocabulary, Kind.JSON_SCHEMA, schema(PERSON).decode())
+    for seed in range(150):
+        jsonschema.validate(json.loads(text_of(walk(person, seed))), PERSON)
+    date = constraint(vocabulary, Kind.REGEX, "(0[1-9]|1[0-2])/[0-9]{2}( or never)?")
+    for seed in range(150):
+        assert re.fullmatch(r"(0[1-9]|1[0-2])/\d\d( or never)?", text_of(walk(date, seed)))
+
+
+def test_a_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
+    """However a guide came to a place: step by step, at once, back from elsewhere, or by a copy."""
+    made = constraint(vocabulary, Kind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
+    other = constraint(vocabulary, Kind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
+    texts = [walk(made, seed)[:-1] for seed in range(10)]
+    for number, text in enumerate(texts):
+        chance = random.Random(number)
+        stepping = guide(made, [], kept=bool(number % 2))
+        for end in range(1, len(text)):
+            mine = masked(stepping, end - 1, [text[end - 1]])
+            fresh = masked(guide(other, text[: end - 1]), end - 1, [text[end - 1]])
+            assert mine.tolist() == fresh.tolist()
+            if chance.random() < 0.2:  # a row that comes again, after others in vain
+                back = chance.randrange(end)
+                again = masked(stepping, back, text[back:end])
+                assert again.tolist() == fresh.tolist()
+
+
+def test_a_prompt_is_no_text_and_a_text_may_begin_within_a_call(vocabulary: Vocabulary) -> None:
+    made = constraint(vocabulary, Kind.REGEX, "abc[0-9]")
+    prompt, begun = [5, 6, 7], ids_of("abc")
+    digits = set(masked(guide(made, begun[:-1]), len(begun) - 1, begun[-1:]).tolist())
+    assert {text_of([token])[0] for token in digits} <= set("0123456789")
+    whole = Guide(made, Text(prompt[:1]), 3, kept=False)
+    whole.tell(np.empty(0, np.uint32))
+    assert set(masked(whole, 1, prompt[1:] + begun).tolist()) == digits
+    # Of a call in chunks only the last is asked about: what stood before it is told.
+    chunked = Guide(made, Text(prompt[:1]), 3, kept=False)
+    chunked.tell(np.array(prompt[1:] + begun[:-1], np.uint32))
+    start = 1 + len(prompt[1:]) + len(begun) - 1
+    assert set(masked(chunked, start, begun[-1:]).tolist()) == digits
+
+
+def test_a_text_that_does_not_fit_is_an_error_and_harms_no_other(vocabulary: Vocabulary) -> None:
+    made = constraint(vocabulary, Kind.REGEX, "[a-c]{5}")
+    mask = np.zeros(WORDS, np.uint32)
+    error = guide(made, ids_of("z")).fill(0, np.array(ids_of("z"), np.uint32), mask)
+    assert error is not None
+    assert error.errno is Errno.EINVAL
+    assert len(masked(guide(made, []), 0, ids_of("a")))
+
+
+def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) -> None:
+    """All its texts share them: no text may fail because of the others."""
+    made = constraint(vocabulary, Kind.REGEX, "(.*x.{200}y.*)+")
+    renewed: list[int] = []
+    grammar = made.grammar
+    assert grammar is not None
+    renew = grammar.renew
+
+    def counted() -> None:
+        renewed.append(1)
+        renew()
+
+    grammar.renew = counted  # type: ignore[method-assign]
+    chance = random.Random(1)
+    for _ in range(12):
+        follows, start, last = guide(made, []), 0, [ids_of("x")[0]]
+        for _ in range(120):
+            allowed = masked(follows, start, last)
+            start, last = start + 1, [int(chance.choice(allowed[allowed != EOS].tolist()))]
+    assert renewed
