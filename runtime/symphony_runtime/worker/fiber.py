@@ -196,7 +196,8 @@ class FiberHost:
         self._engine = new_engine()
         self._linker = Linker(self._engine)
         self._callback = _ON_CALL(self._on_call)
-        self._unpack: list[Callable[[bytes], tuple[int, ...]]] = []
+        # For each import: takes its arguments apart, and the bytes that they have.
+        self._unpack: list[tuple[Callable[[bytes], tuple[int, ...]], int]] = []
         for index, item in enumerate(imports):
             self._define(index, item)
         self.polled: Fiber | None = None
@@ -236,7 +237,8 @@ class FiberHost:
     def _define(self, index: int, item: Import) -> None:
         formats = {"i32": "I20x", "i64": "q16x"}
         layout = "<" + "".join(f"8x{formats[p]}" for p in item.signature.params)
-        self._unpack.append(struct.Struct(layout).unpack)
+        arguments = struct.Struct(layout)
+        self._unpack.append((arguments.unpack, arguments.size))
         types = {"i32": ValType.i32, "i64": ValType.i64}
         kind = FuncType(
             [types[p]() for p in item.signature.params],
@@ -258,22 +260,22 @@ class FiberHost:
             raise HostFault(str(WasmtimeError._from_ptr(failed)))
 
     def _on_call(
-        self, index: int, caller: int, args: int, nargs: int, results: int, _nresults: int,
+        self, index: int, caller: int, args: int, _nargs: int, results: int, _nresults: int,
         _trap: int, continuation: int,
     ) -> None:  # fmt: skip
         """Run on the guest's stack: copy the arguments and suspend. It must not raise."""
         fiber = self.polled
         assert fiber is not None
-        buffer_at = fiber.buffer_at
         if not fiber.base:
             fiber.find_memory(caller)
         if fiber.base:  # else the module's start function runs, and it exports no memory yet
-            fiber.size = _memory_data_size(fiber.context, buffer_at + _MEMORY + _EXTERN_OF)
-        fiber.args = self._unpack[index](_string_at(args, nargs * _VAL_BYTES))
+            fiber.size = _memory_data_size(fiber.context, fiber.memory_at)
+        unpack, size = self._unpack[index]
+        fiber.args = unpack(_string_at(args, size))
         fiber.results_at = results
         fiber.ready.value = 0
         fiber.call = index
-        _memmove(continuation, buffer_at + _CONTINUATION, 24)
+        _memmove(continuation, fiber.continuation_at, 24)
 
 
 class Fiber:
@@ -281,8 +283,8 @@ class Fiber:
 
     __slots__ = (
         "_buffer", "_entry", "_future", "_host", "_phases", "_store", "_ticker", "args",
-        "base", "buffer_at", "call", "context", "end", "epoch", "program", "ready", "results_at",
-        "size",
+        "base", "buffer_at", "call", "context", "continuation_at", "end", "epoch", "memory_at",
+        "program", "ready", "results_at", "size",
     )  # fmt: skip
 
     def __init__(
@@ -299,6 +301,8 @@ class Fiber:
         self._phases = self._next_phases()
         self._buffer = (c_uint64 * (_BUFFER_BYTES // 8))()
         self.buffer_at: int = ctypes.addressof(self._buffer)
+        self.memory_at = self.buffer_at + _MEMORY + int(_EXTERN_OF)
+        self.continuation_at = self.buffer_at + _CONTINUATION
         self.ready = ctypes.c_uint8.from_address(self.buffer_at + _READY)
         self._buffer[_CONTINUATION // 8] = _STRLEN or 0
         self._buffer[_CONTINUATION // 8 + 1] = self.buffer_at + _READY
@@ -340,7 +344,7 @@ class Fiber:
                 if self.call >= 0:
                     return CALLED
                 if self.base:
-                    self.size = _memory_data_size(self.context, self._memory_at)
+                    self.size = _memory_data_size(self.context, self.memory_at)
                 return PREEMPTED
             _future_delete(self._future)
             self._future = None
@@ -375,7 +379,7 @@ class Fiber:
     def measure(self) -> int:
         """Return the size of the memory in bytes (0: there is none yet); no call may run."""
         if self.base or self._find_exported_memory():
-            self.size = _memory_data_size(self.context, self._memory_at)
+            self.size = _memory_data_size(self.context, self.memory_at)
         return self.size
 
     # -- Memory, while a call is pending -------------------------------------------------------
@@ -398,17 +402,13 @@ class Fiber:
         _memmove(self.base + pointer, data, len(data))
 
     # -- Inside --------------------------------------------------------------------------------
-    @property
-    def _memory_at(self) -> int:
-        return self.buffer_at + _MEMORY + int(_EXTERN_OF)
-
     def find_memory(self, caller: int) -> None:
         """Learn where linear memory lies; called on the guest's stack, so it must not raise.
 
         The memory never moves afterwards: its reservation covers its largest size.
         """
         if _caller_export_get(caller, _MEMORY_NAME_AT, 6, self.buffer_at + _MEMORY):
-            self.base = _memory_data(self.context, self._memory_at) or 0
+            self.base = _memory_data(self.context, self.memory_at) or 0
 
     def _find_exported_memory(self) -> bool:
         at = self.buffer_at
@@ -423,7 +423,7 @@ class Fiber:
         self._future = _instantiate(pre, self.context, at + _INSTANCE, at + _TRAP, at + _ERROR)
         yield None
         if not self.base and self._find_exported_memory():
-            self.base = _memory_data(self.context, self._memory_at) or 0
+            self.base = _memory_data(self.context, self.memory_at) or 0
         if self.program.initialize:
             self._call("_initialize", 0)
             yield None

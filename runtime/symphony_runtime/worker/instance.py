@@ -251,8 +251,9 @@ class Instance:
         ticket.result = result
         ticket.drop = None
         held = 0 if isinstance(result, int) else len(result)
-        self.tickets.held += held - ticket.held
-        ticket.held = held
+        if held != ticket.held:
+            self.tickets.held += held - ticket.held
+            ticket.held = held
         if self.waited is not None:
             index = self.waited.get(ticket.number)
             if index is not None:
@@ -269,8 +270,8 @@ class Instance:
 
     def wake(self, result: int) -> None:
         """End the guest's wait: with the index of a ticket that is ready, or an errno."""
-        self.waited = None
-        claimed, self.claimed = self.claimed, None
+        claimed = self.claimed
+        self.waited = self.claimed = None
         if self.wait_timer is not None:
             self.wait_timer.cancel()
             self.wait_timer = None

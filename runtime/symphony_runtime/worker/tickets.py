@@ -109,11 +109,16 @@ class Tickets:
 
         EAGAIN when too many are live, ENOMEM when their results could take too much room.
         """
-        self._check_room(held)
-        ticket = Ticket(self.number())
+        live = self.live
+        number = self._last + 1
+        if len(live) >= RUN_TICKETS_MAX or self.held + held > RUN_RESULT_BYTES_MAX:
+            self._check_room(held)
+        if number > NUMBER_MAX or number in live:
+            number = self.number()
+        self._last = number
+        ticket = live[number] = Ticket(number)
         ticket.held = held
         self.held += held
-        self.live[ticket.number] = ticket
         return ticket
 
     def issue_stream(self, record: int, ahead: int, lot: int = 1) -> Stream:

@@ -430,6 +430,7 @@ class Worker:
         now = time.perf_counter
         cpu_began, began = time.thread_time(), now()
         until, at = began + seconds, began
+        share = self._cpu_share * 1e9
         while queue:
             lip = queue.popleft()
             lip.queued = False
@@ -437,7 +438,13 @@ class Worker:
                 continue
             self._slice(lip)
             ended = now()
-            self._charge(lip, ended - at)
+            # The clock is read for each slice, the processor's time (a system call) for each turn:
+            # a slice is charged the share that this thread had of the processor lately.
+            used, run = int((ended - at) * share), lip.run
+            lip.cpu_ns += used
+            run.cpu_ns += used
+            if run.cpu_ns > run.cpu_limit_ns:
+                self._stop_computing(run)
             at = ended
             if at >= until:
                 break
@@ -494,17 +501,9 @@ class Worker:
                 self._finish(lip)
                 return False
 
-    def _charge(self, lip: Instance, elapsed_s: float) -> None:
-        """Charge the processor's time, the handlers' included.
-
-        The clock is read for each slice, the processor's time (a system call) for each turn: a
-        slice is charged the share that this thread had of the processor lately.
-        """
-        used = int(elapsed_s * self._cpu_share * 1e9)
-        lip.cpu_ns += used
-        run = lip.run
-        run.cpu_ns += used
-        if run.cpu_ns > run.cpu_limit_ns and run.id in self.instances:
+    def _stop_computing(self, run: Run) -> None:
+        """A run has used up its processor's time, the handlers' included."""
+        if run.id in self.instances:
             reason = f"cpu time limit: it computed for more than {run.cpu_limit_ns // 10**6} ms"
             self._end(self.instances[run.id], KILLED, KILLED_CODE, reason)
 

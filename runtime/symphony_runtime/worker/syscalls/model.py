@@ -26,6 +26,7 @@ _INLINE_BYTES_MAX = 4 << 10  # a larger input is worked on in a thread
 _LARGE_BYTES = 4 << 10  # of a pred's arguments: many of them could fill the link
 _CONSTRAINT_KINDS = 3
 _PRED = int(Op.PRED)
+_READ_APPEND = READ | APPEND
 _GENERATE = int(Op.GENERATE)
 
 Finish = Callable[[bytes], int]
@@ -71,8 +72,11 @@ def pred(
     fiber = lip.fiber
     data = fiber.read(tokens, 4 * count)
     places = fiber.read(positions, 4 * count) if positions else None
-    options = fiber.read(opts, opts_len) if opts_len <= PRED_OPTIONS_BYTES_MAX else None
-    lip.handles.require(kv, READ | APPEND)
+    if not opts_len and opts <= fiber.size:
+        options: bytes | None = b""
+    else:
+        options = fiber.read(opts, opts_len) if opts_len <= PRED_OPTIONS_BYTES_MAX else None
+    lip.handles.require(kv, _READ_APPEND)
     if options is None or count > PRED_TOKENS_MAX:
         fiber.check(opts, opts_len)
         raise SyscallError(Errno.EFBIG, f"{count} tokens, {opts_len} bytes of options")

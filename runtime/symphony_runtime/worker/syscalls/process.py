@@ -124,10 +124,11 @@ def claim(lip: Instance, number: int, pointer: int, capacity: int, timeout_ms: i
     lip.fiber.check(pointer, capacity)
     if timeout_ms < -1:
         raise SyscallError(Errno.EINVAL, f"{timeout_ms} ms")
-    if lip.tickets.get(number).result is not None:
-        return take(lip, number, pointer, capacity)
+    ticket = lip.tickets.get(number)
+    if ticket.result is not None:
+        return _take(lip, ticket, pointer, capacity)
     if timeout_ms:
-        lip.claimed = partial(take, lip, number, pointer, capacity)
+        lip.claimed = partial(_take, lip, ticket, pointer, capacity)
     return _wait_for(lip, {number: 0}, timeout_ms)
 
 
@@ -148,23 +149,27 @@ def take(lip: Instance, number: int, pointer: int, capacity: int) -> int:
 
     Of a generation the records that fit, and nothing at its end; only the end frees it.
     """
-    fiber, tickets = lip.fiber, lip.tickets
-    fiber.check(pointer, capacity)
-    ticket = tickets.live.get(number)
+    lip.fiber.check(pointer, capacity)
+    ticket = lip.tickets.live.get(number)
     if ticket is None:
         raise SyscallError(Errno.EBADF)
+    return _take(lip, ticket, pointer, capacity)
+
+
+def _take(lip: Instance, ticket: Ticket, pointer: int, capacity: int) -> int:
+    """Take a live ticket's result into checked memory, which never gets smaller."""
     result = ticket.result
     if result is None:
         return -Errno.EAGAIN
     if type(ticket) is Stream:
         return _take_records(lip, ticket, pointer, capacity)
     if isinstance(result, int):
-        tickets.free(ticket)
+        lip.tickets.free(ticket)
         return result
     length = len(result)
     if length <= capacity:
-        fiber.write(pointer, result)
-        tickets.free(ticket)
+        lip.fiber.write(pointer, result)
+        lip.tickets.free(ticket)
     return length
 
 
