@@ -179,8 +179,8 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/runs/{run}/ws", "websocket", streaming.websocket,
         "Messages both ways, over a WebSocket",
-        {101: Answer("the protocol changes to WebSocket")}, problems=(404, 426),
-        parameters=_RESUME,
+        {101: Answer("the protocol changes to WebSocket")}, problems=(400, 404, 426),
+        parameters=(*_RESUME, Parameter("events", "what comes are events with their ids", _FLAG)),
     ),
     Route(
         "GET", "/v1/kv", "listKv", kv_files.list_kv,

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
@@ -58,8 +58,11 @@ async def websocket(request: web.Request) -> web.StreamResponse:
     """Messages both ways: text frames where they are UTF-8, else binary ones.
 
     Begins with the run's first message, or after the event that `after` names. The server closes
-    when the run has ended, with its status as the reason; a client that closes ends nothing.
+    when the run has ended, with its status as the reason; a client that closes ends nothing. With
+    `events` what comes are all of the run's events, as JSON with their ids, so that a client knows
+    where it can go on.
     """
+    encode = _as_event if flag(request, "events", default=False) else _as_message
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
     socket = web.WebSocketResponse(heartbeat=_HEARTBEAT_SECONDS, max_msg_size=MESSAGE_BYTES_MAX + 1)
@@ -68,7 +71,7 @@ async def websocket(request: web.Request) -> web.StreamResponse:
                       headers={"Upgrade": "websocket"})  # fmt: skip
     with _following(runs.open(run, _resume_point(request))) as reader:
         await socket.prepare(request)
-        sending = asyncio.create_task(_send_messages(socket, reader))
+        sending = asyncio.create_task(_send_events(socket, reader, encode))
         try:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -93,20 +96,37 @@ async def _deliver(runs: Runs, run: Run | Record, data: bytes) -> None:
         return
 
 
-async def _send_messages(socket: web.WebSocketResponse, reader: Reader) -> None:
+Encode = Callable[[Event], str | bytes | None]
+
+
+async def _send_events(socket: web.WebSocketResponse, reader: Reader, encode: Encode) -> None:
     outcome = "ended"
     with contextlib.suppress(ConnectionError):  # the client has gone
         while (batch := await reader.next()) is not None:
             for event in batch:
-                if event.kind == "message":
-                    shown = encode_message(event.data)
-                    if isinstance(shown, str):
-                        await socket.send_str(shown)
-                    else:
-                        await socket.send_bytes(event.data)
-                elif event.kind == "status":
+                frame = encode(event)
+                if isinstance(frame, str):
+                    await socket.send_str(frame)
+                elif frame is not None:
+                    await socket.send_bytes(frame)
+                if event.kind == "status":
                     outcome = event.data["status"]
         await socket.close(message=outcome.encode())
+
+
+def _as_message(event: Event) -> str | bytes | None:
+    """Return a message as its bytes or its text; None for any other event."""
+    if event.kind != "message":
+        return None
+    data: bytes = event.data
+    shown = encode_message(data)
+    return shown if isinstance(shown, str) else data
+
+
+def _as_event(event: Event) -> str:
+    """Return an event as the events route has it, in one object."""
+    data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
+    return to_json({"id": event.id, "event": event.kind, "data": data}).decode()
 
 
 @contextlib.contextmanager
