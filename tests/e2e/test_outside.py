@@ -1,15 +1,21 @@
 """Programs that reach the outside, over HTTP, in the real processes, on the tiny model."""
 
+import asyncio
 import json
+import os
+import signal
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from symphony_runtime.config import read_options
+from symphony_runtime.projects import build
 
 from tests.e2e.test_rust_examples import EXAMPLES, play, scenario
-from tests.support.server import RunningServer
+from tests.runtime.gateway.outside.test_web import site
+from tests.support.outside import calls_of, finish, start, tool_table
+from tests.support.server import RunningServer, alive, descendants, running_server
 
 RISES = "The Lys rises in Lisbourg and is 202 km long."
 CITY = "Ghent is a city in Flanders, where the Lys meets the Scheldt."
@@ -57,6 +63,91 @@ def test_react_ends_without_its_tool(server: RunningServer) -> None:
     result, _ = play(server, EXAMPLES / "react" / "rust", given)
     assert (result["status"], result["exit_code"]) == ("exited", 1)
     assert result["messages"] == []  # it cannot be called: its log says why
+
+
+def test_read_api_goes_on_behind_what_it_looked_up(server: RunningServer) -> None:
+    told = scenario("read_api")
+    result, grown = play(server, EXAMPLES / "read_api", told["input"])
+    assert (result["status"], result["exit_code"]) == ("exited", 0), result
+    *messages, end = [json.loads(message) for message in result["messages"]]
+    assert len(messages) == told["expect"]["messages"] - 1
+    found = [message["found"] for message in messages if "found" in message]
+    assert found[0].startswith("json.dumps(obj, *, skipkeys=False")
+    assert found[1] == "os.replace(src, dst, *, src_dir_fd=None, dst_dir_fd=None)"
+    # A text that ends at a tag, or at its number of tokens, has one token that nobody computed.
+    assert grown["tokens_computed"] == end["tokens"] - 1
+
+
+# --- Processes of their own: what is killed here is nobody else's -------------------------------
+def toml(tools: dict[str, Any], url: str) -> str:
+    """A configuration with a tool server, and one URL."""
+    lines = ["[tools.t]"]
+    for key, value in tools.items():
+        if isinstance(value, dict):
+            pairs = ", ".join(f"{name} = {json.dumps(text)}" for name, text in value.items())
+            lines.append(f"{key} = {{{pairs}}}")
+        else:
+            lines.append(f"{key} = {json.dumps(value)}")
+    lines += ["[[http]]", 'tenants = ["default"]', f"urls = [{json.dumps(url)}]"]
+    return "\n".join(lines)
+
+
+SLEEP = {"name": "t.sleep", "arguments": {"seconds": 600}}
+
+
+def test_the_outside_of_real_processes(tmp_path: Path) -> None:
+    """A URL of the allow list; a gateway that dies during a call: the run fails, and the call is
+    not made again; the tool server goes with its gateway, and the next one has another.
+    """
+
+    async def main() -> None:
+        async with site() as there:
+            config = tmp_path / "symphony.toml"
+            config.write_text(toml(tool_table(tmp_path), f"{there.url}/api/"))
+            with running_server(
+                tmp_path / "data", "--config", str(config), executor="torch"
+            ) as server:
+                await read_a_page(server, there.url)
+                await lose_the_gateway(server)
+                below = descendants(server.process.pid)
+                assert server.stop() == 0
+                assert not [pid for pid in below if alive(pid)]
+
+    async def read_a_page(server: RunningServer, url: str) -> None:
+        wasm = build(EXAMPLES / "read_api")
+        given = {"prompt": "def f():", "url": f"{url}/api/{{name}}", "force": ["a b"],
+                 "max_tokens": 4, "force_after": 2}  # fmt: skip
+        async with server.client() as client:
+            program = await client.upload(wasm.read_bytes())
+            result = await client.run(program["id"], given)
+            assert result["exit_code"] == 0, result
+            found = json.loads(result["messages"][1])["found"]
+            assert json.loads(found) == {"path": "/api/a%20b", "method": "GET"}
+
+    async def lose_the_gateway(server: RunningServer) -> None:
+        gateway = (await server.pids())["gateway"]
+        tools = descendants(gateway)
+        async with server.client() as client:
+            run = await start(client, "tool", SLEEP)
+            async with asyncio.timeout(20):
+                while "call sleep" not in calls_of(tmp_path):  # noqa: ASYNC110 - of another process
+                    await asyncio.sleep(0.01)
+        os.kill(gateway, signal.SIGKILL)
+        await server.wait_for_another("gateway", gateway)
+        async with server.client() as client:
+            ended = await client.result(run)
+            # It had its ticket, and heard no more.
+            assert (ended["status"], len(ended["messages"])) == ("failed", 3)
+            assert "gateway died" in ended["reason"]
+            echo = await finish(client, await start(client, "tool", {"name": "t.echo"}))
+            assert echo.value == {"ok": True, "content": "{}"}
+        assert calls_of(tmp_path).count("call sleep") == 1
+        assert calls_of(tmp_path).count("start") == 2
+        async with asyncio.timeout(20):
+            while any(map(alive, tools)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
 
 
 def test_the_examples_configuration_is_one() -> None:
