@@ -96,7 +96,7 @@ def test_completion_streams_as_many_tokens_as_asked(programs: dict[str, bytes]) 
     (result,), counters = run(programs["completion"], {"prompt": "abc", "max_tokens": 9})
     assert result.usage["completion_tokens"] == 9
     assert counters["tokens_computed"] == 3 + 8
-    assert result.logs == [(1, b"9 tokens, ended by Some(Length)")]
+    assert result.logs == [(1, b"9 tokens, ended by Length")]
 
 
 def test_completion_repeats_with_a_seed_and_takes_plain_text(programs: dict[str, bytes]) -> None:

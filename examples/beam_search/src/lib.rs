@@ -1,26 +1,26 @@
 //! Beam search: the `beams` best continuations, each with a KV file of its own.
 
 use std::error::Error;
+use symphony::json::{list, Object};
 use symphony::pred::Choice;
-use symphony::{json, model, process, try_join_all, KvFile, Value};
+use symphony::{model, process, try_join_all, Input, KvFile};
 
 symphony::main!(async run);
 
 async fn run() -> Result<(), Box<dyn Error>> {
-    let input = process::input_json()?;
-    let prompt = input.get("prompt").and_then(Value::as_str).ok_or("the input needs a prompt")?;
-    let prompt = model::tokenize(prompt)?;
+    let input = Input::read()?;
+    let prompt = model::tokenize(input.text("prompt")?)?;
     let info = model::info()?;
     let search = Search {
-        beams: input.get("beams").and_then(Value::as_u32).unwrap_or(4).clamp(1, 64) as usize,
-        max_tokens: input.get("max_tokens").and_then(Value::as_u32).unwrap_or(16) as usize,
-        length_penalty: input.get("length_penalty").and_then(Value::as_f64).unwrap_or(1.0),
+        beams: input.whole("beams", 4, 1..=64)?,
+        max_tokens: input.whole("max_tokens", 16, 1..=131_072)?,
+        length_penalty: input.number("length_penalty", 1.0)?,
         vocab_size: info.vocab_size,
         eos: info.eos,
     };
     let found: symphony::Result<Vec<String>> =
         search.run(&prompt).await?.iter().map(Hypothesis::to_json).collect();
-    process::send(format!("{{\"beams\": [{}]}}", found?.join(", ")))?;
+    process::send(Object::new().raw("beams", &list(found?)).finish())?;
     Ok(())
 }
 
@@ -146,21 +146,10 @@ impl Search {
 impl Hypothesis {
     fn to_json(&self) -> symphony::Result<String> {
         let text = String::from_utf8_lossy(&model::detokenize(&self.tokens)?).into_owned();
-        Ok(format!(
-            r#"{{"text": {}, "score": {}, "logprob": {}, "tokens": {:?}}}"#,
-            json::quote(&text),
-            decimal(self.score),
-            decimal(self.logprob),
-            self.tokens
-        ))
+        let found = Object::new().text("text", &text).decimal("score", self.score);
+        let found = found.decimal("logprob", self.logprob);
+        Ok(found.raw("tokens", &format!("{:?}", self.tokens)).finish())
     }
-}
-
-/// The number with six decimals. Formatting floats in general would add a quarter to the module.
-fn decimal(x: f64) -> String {
-    let millionths = (x.abs() * 1e6 + 0.5) as u64;
-    let sign = if x < 0.0 { "-" } else { "" };
-    format!("{}{}.{:06}", sign, millionths / 1_000_000, millionths % 1_000_000)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The search against a plain reference, which computes every text from its first token.
 
 use super::*;
+use symphony::json;
 use symphony::testing::Host;
 
 const EOS: u32 = 256;
@@ -89,11 +90,4 @@ fn every_step_is_one_batch_and_nothing_stays_open() {
     assert_eq!((seen.files_left, seen.tickets_left), (0, 0));
     let sent = json::decode(&seen.sent[0]).unwrap();
     assert_eq!(sent.get("beams").unwrap().as_array().unwrap().len(), 4);
-}
-
-#[test]
-fn decimals_are_rounded() {
-    assert_eq!(decimal(-1.234_567_8), "-1.234568");
-    assert_eq!(decimal(12.0), "12.000000");
-    assert_eq!(decimal(-0.000_001_2), "-0.000001");
 }

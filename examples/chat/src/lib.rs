@@ -1,15 +1,14 @@
 //! A conversation that keeps its KV between messages: each answer computes only what is new.
 
 use std::error::Error;
-use symphony::decode::{Generation, Sampler};
-use symphony::model::{self, Message};
-use symphony::{json, log, process, KvFile, Value};
+use symphony::prompt::Turns;
+use symphony::{log, model, process, Input, Plan, Session};
 
 symphony::main!(async run);
 
 async fn run() -> Result<(), Box<dyn Error>> {
-    let input = read_input()?;
-    let end_of_answer = input.get("end").and_then(Value::as_str).unwrap_or("");
+    let input = Input::read()?;
+    let end_of_answer = input.text_or("end", "")?;
     let mut chat = Chat::new(&input)?;
     while let Some(message) = process::recv_open().await? {
         chat.answer(String::from_utf8_lossy(&message).into_owned()).await?;
@@ -18,84 +17,54 @@ async fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The input's map, or an empty one: everything in it may be left out.
-fn read_input() -> Result<Value, Box<dyn Error>> {
-    let bytes = process::input();
-    Ok(if bytes.first() == Some(&b'{') { json::decode(&bytes)? } else { Value::Nil })
-}
-
 struct Chat {
-    messages: Vec<Message>,
-    kv: KvFile,
-    /// The tokens in the file.
-    held: Vec<u32>,
-    max_tokens: usize,
-    max_context: usize,
-    sampler: Sampler,
+    turns: Turns,
+    session: Session,
+    plan: Plan,
+    /// Tokens that a conversation may have, so that there is room for an answer.
+    room: usize,
 }
 
 impl Chat {
-    fn new(input: &Value) -> symphony::Result<Chat> {
-        let system = input.get("system").and_then(Value::as_str);
-        let temperature = input.get("temperature").and_then(Value::as_f64).unwrap_or(0.0);
-        let limit = input.get("max_context").and_then(Value::as_u32).unwrap_or(u32::MAX);
+    fn new(input: &Input) -> Result<Chat, Box<dyn Error>> {
+        let context = input.whole("max_context", u32::MAX, 1..=u32::MAX)?;
+        let context = context.min(model::info()?.max_context as usize);
+        let longest = input.whole("max_tokens", 128, 1..=131_072)?;
         Ok(Chat {
-            messages: system.map(|text| Message::new("system", text)).into_iter().collect(),
-            kv: KvFile::create()?,
-            held: Vec::new(),
-            max_tokens: input.get("max_tokens").and_then(Value::as_u32).unwrap_or(128) as usize,
-            max_context: model::info()?.max_context.min(limit) as usize,
-            sampler: Sampler::new(temperature as f32, input.get("seed").and_then(Value::as_u64)),
+            turns: match input.text_or("system", "")? {
+                "" => Turns::new(),
+                system => Turns::new().system(system),
+            },
+            session: Session::new("")?,
+            plan: input.plan("max_tokens", 128)?,
+            room: context.saturating_sub(longest),
         })
     }
 
     async fn answer(&mut self, question: String) -> Result<(), Box<dyn Error>> {
-        self.messages.push(Message::new("user", question));
+        self.turns.say("user", question);
         let conversation = self.fitting_conversation()?;
-        let known = self.roll_back_to(&conversation)?;
+        let known = self.session.rewrite(&conversation)?;
         log!(Info, "{} of {} tokens are in the file", known, conversation.len());
-
-        let mut generation = Generation::new(&self.kv, &conversation[known..])?
-            .max_tokens(self.max_tokens)
-            .sampler(self.sampler);
-        let mut answer = String::new();
-        while let Some(piece) = generation.next().await? {
-            process::send(&piece)?;
-            answer.push_str(&piece);
-        }
-        // The token chosen last was never computed, so it is not in the file.
-        let chosen = generation.tokens();
-        self.held = conversation;
-        self.held.extend(&chosen[..chosen.len().saturating_sub(1)]);
-        self.messages.push(Message::new("assistant", answer));
+        let reply = self.session.stream(&self.plan, |piece| process::send(piece)).await?;
+        self.turns.say("assistant", reply.text);
         Ok(())
     }
 
     /// The conversation's tokens; its oldest exchanges are forgotten until an answer fits.
     fn fitting_conversation(&mut self) -> Result<Vec<u32>, Box<dyn Error>> {
         loop {
-            let tokens = model::chat(&self.messages)?;
-            if tokens.len() + self.max_tokens <= self.max_context {
+            let tokens = self.turns.tokens()?;
+            if tokens.len() <= self.room {
                 return Ok(tokens);
             }
-            let oldest = self.messages.iter().position(|message| message.role == "user");
-            match oldest.filter(|oldest| oldest + 2 < self.messages.len()) {
-                Some(oldest) => drop(self.messages.drain(oldest..oldest + 2)),
+            let messages = &mut self.turns.messages;
+            let oldest = messages.iter().position(|message| message.role == "user");
+            match oldest.filter(|oldest| oldest + 2 < messages.len()) {
+                Some(oldest) => drop(messages.drain(oldest..oldest + 2)),
                 None => return Err("the message is longer than the model's context".into()),
             }
         }
-    }
-
-    /// Cuts the file to what it has in common with the conversation, less at least one token: a pass
-    /// needs one to look at.
-    fn roll_back_to(&mut self, conversation: &[u32]) -> symphony::Result<usize> {
-        let pairs = self.held.iter().zip(conversation);
-        let common = pairs.take_while(|(held, wanted)| held == wanted).count();
-        let known = common.min(conversation.len() - 1);
-        if known < self.held.len() {
-            self.kv.truncate(known as u32)?;
-        }
-        Ok(known)
     }
 }
 

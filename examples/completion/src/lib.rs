@@ -1,58 +1,17 @@
 //! Continues a prompt and sends the text as it comes.
 
 use std::error::Error;
-use symphony::decode::{Generation, Sampler};
-use symphony::pred::Sampling;
-use symphony::{json, log, model, process, KvFile, Value};
+use symphony::{log, process, Input, Session};
 
 symphony::main!(async run);
 
 async fn run() -> Result<(), Box<dyn Error>> {
-    let input = read_input()?;
-    let prompt = input.get("prompt").and_then(Value::as_str).unwrap_or_default();
-    let prompt = model::tokenize(prompt)?;
-    if prompt.is_empty() {
-        return Err("the input needs a prompt: {\"prompt\": \"def \", \"max_tokens\": 32}".into());
-    }
-
-    let kv = KvFile::create()?;
-    let max_tokens = input.get("max_tokens").and_then(Value::as_u32).unwrap_or(128);
-    let mut generation =
-        Generation::new(&kv, &prompt)?.max_tokens(max_tokens as usize).sampler(sampler(&input));
-    for stop in input.get("stop").and_then(Value::as_array).unwrap_or_default() {
-        generation = generation.stop(stop.as_str().unwrap_or_default());
-    }
-    while let Some(piece) = generation.next().await? {
-        process::send(piece)?;
-    }
-    log!(Info, "{} tokens, ended by {:?}", generation.tokens().len(), generation.finish());
+    let input = Input::read()?;
+    let mut session = Session::new(input.text("prompt")?)?;
+    let plan = input.plan("max_tokens", 128)?;
+    let reply = session.stream(&plan, |piece| process::send(piece)).await?;
+    log!(Info, "{} tokens, ended by {:?}", session.usage().generated, reply.finish);
     Ok(())
-}
-
-/// The input's map; a plain string is a prompt.
-fn read_input() -> Result<Value, Box<dyn Error>> {
-    let bytes = process::input();
-    if bytes.first() == Some(&b'{') {
-        return Ok(json::decode(&bytes)?);
-    }
-    let prompt = Value::Str(String::from_utf8(bytes)?);
-    Ok(Value::Map(vec![(Value::Str("prompt".into()), prompt)]))
-}
-
-/// Greedy unless there is a temperature above 0.
-fn sampler(input: &Value) -> Sampler {
-    let number = |key, default| input.get(key).and_then(Value::as_f64).unwrap_or(default) as f32;
-    let temperature = number("temperature", 0.0);
-    if temperature <= 0.0 {
-        return Sampler::Greedy;
-    }
-    Sampler::Random(Sampling {
-        temperature,
-        top_k: input.get("top_k").and_then(Value::as_u32).unwrap_or(0),
-        top_p: number("top_p", 1.0),
-        min_p: number("min_p", 0.0),
-        seed: input.get("seed").and_then(Value::as_u64),
-    })
 }
 
 #[cfg(test)]

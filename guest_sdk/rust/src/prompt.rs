@@ -80,8 +80,13 @@ impl Turns {
 
     /// What anybody says.
     pub fn turn(mut self, role: impl Into<String>, text: impl Into<String>) -> Turns {
-        self.messages.push(Message::new(role, text));
+        self.say(role, text);
         self
+    }
+
+    /// Adds what anybody says.
+    pub fn say(&mut self, role: impl Into<String>, text: impl Into<String>) {
+        self.messages.push(Message::new(role, text));
     }
 
     /// The conversation's tokens, ready for the answer.

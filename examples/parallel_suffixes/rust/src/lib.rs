@@ -2,46 +2,46 @@
 //! by side in forks of it.
 
 use std::error::Error;
-use symphony::decode::Generation;
+use symphony::json::Object;
 use symphony::kv::Save;
-use symphony::{json, model, process, try_join_all, Errno, KvFile, Value};
+use symphony::{process, Errno, Input, KvFile, Session};
 
 symphony::main!(async run);
 
 async fn run() -> Result<(), Box<dyn Error>> {
-    let input = process::input_json()?;
-    let text = input.get("prefix").and_then(Value::as_str).ok_or("the input needs a prefix")?;
-    let suffixes = input.get("suffixes").and_then(Value::as_array).ok_or("and suffixes")?;
-    let max_tokens = input.get("max_tokens").and_then(Value::as_u32).unwrap_or(16) as usize;
+    let input = Input::read()?;
+    let (text, suffixes) = (input.text("prefix")?, input.texts("suffixes")?);
+    let plan = &input.plan("max_tokens", 16)?;
 
     let path = format!("parallel_suffixes/{:016x}", process::random_u64()?);
-    let prefix = open_prefix(&path, text).await?;
+    let mut prefix = open_prefix(&path, text).await?;
 
-    // Every future makes its pass before the program waits, so a step computes all of them.
-    let branches = suffixes.iter().filter_map(Value::as_str).map(|suffix| {
-        let prefix = &prefix;
+    // Every branch makes its pass before the program waits, so a step computes all of them.
+    let branches = prefix.fan_out(suffixes.len(), |i, mut branch| {
+        let suffix = suffixes[i];
         async move {
-            let kv = prefix.fork()?;
-            Generation::new(&kv, &model::tokenize(suffix)?)?.max_tokens(max_tokens).text().await
+            branch.say(suffix)?;
+            branch.reply(plan).await
         }
     });
-    for (i, text) in try_join_all(branches).await?.iter().enumerate() {
-        process::send(format!(r#"{{"suffix": {}, "text": {}}}"#, i, json::quote(text)))?;
+    for (i, reply) in branches.await?.iter().enumerate() {
+        let answer = Object::new().whole("suffix", i as u64).text("text", &reply.text);
+        process::send(answer.finish())?;
     }
     KvFile::remove(&path)?;
     Ok(())
 }
 
 /// The file of that name, or a new one with the text in it.
-async fn open_prefix(path: &str, text: &str) -> symphony::Result<KvFile> {
+async fn open_prefix(path: &str, text: &str) -> symphony::Result<Session> {
     match KvFile::open(path) {
         Err(error) if error.errno == Errno::ENOENT => {}
-        known => return known,
+        known => return Session::of(known?),
     }
-    let kv = KvFile::create()?;
-    kv.pred(&model::tokenize(text)?).none().await?;
-    kv.save(path, Save::REPLACE)?;
-    Ok(kv)
+    let mut session = Session::new(text)?;
+    session.finish().await?;
+    session.kv().save(path, Save::REPLACE)?;
+    Ok(session)
 }
 
 #[cfg(test)]
@@ -62,7 +62,7 @@ mod tests {
         });
         let (outcome, seen) = host.observe(|| symphony::block_on(run()));
         outcome.unwrap().unwrap();
-        assert_eq!(seen.passes_per_wait, [1, 16, 16, 16, 16]);
+        assert_eq!(seen.passes_per_wait, [1, 16, 16, 16, 16, 0]); // at last, that there is no more
         assert_eq!(seen.sent.len(), 16);
         assert_eq!((seen.files_left, seen.tickets_left, seen.names.len()), (0, 0, 0));
     }
