@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.base import Batch, Results
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import DRAFTS_MAX, PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.clock import Clock
@@ -134,6 +135,33 @@ def test_others_go_on_in_the_draft_of_one_that_stops() -> None:
         await rig.gateway.check_integrity()
 
     with_kernel(test, costs=STEP)
+
+
+def test_drafts_are_made_again_behind_one_that_lost_a_row() -> None:
+    """All others are taken back while one computes whose first row is nobody's any more."""
+
+    async def test(rig: Rig) -> list[list[int]]:
+        worker = await start(rig)
+        plain = worker.generate(1, A, PROMPT, max=12)
+        await plain.end
+        stop = next(n for n in range(4, 12) if plain.ids[n] not in plain.ids[:n])
+        for instance in (2, 3, 4):
+            await start(rig, instance)
+        made = [
+            worker.generate(2, A, PROMPT, max=60, stop=[plain.ids[stop]]),
+            *(worker.generate(each, A, tokens(each), max=60) for each in (3, 4)),
+        ]
+        worker.tell(3, Op.KV_CREATE, B)
+        assert await made[0].end == b""
+        short = worker.pred(3, B, tokens(1))  # takes all drafts back that have not begun
+        worker.tell(3, Op.CANCEL, worker._seq)
+        assert await short == -Errno.ECANCELED
+        for each in made:
+            assert await each.end == b""
+        return [each.ids for each in made]
+
+    found = with_kernel(test, executor=Counting)
+    assert found == with_kernel(test, executor=Plain)
 
 
 def test_pages_reserved_ahead_are_given_back_at_the_end() -> None:

@@ -18,7 +18,8 @@ from symphony_runtime.gateway.links import KernelAwayError
 AGE_SECONDS_MAX = 1.0
 COUNTERS = (
     "calls", "failed", "dropped", "steps", "rows", "decode_rows", "decode_steps", "prefill_tokens",
-    "decode_tokens", "preds", "preds_starved", "step_ms", "copies", "prefix_cache_query_tokens",
+    "decode_tokens", "preds", "preds_starved",
+    "preds_guessed", "preds_guessed_in_vain", "step_ms", "copies", "prefix_cache_query_tokens",
     "prefix_cache_hit_tokens", "prefix_cache_evicted_pages",
     "tiers_saved_pages", "tiers_loaded_pages", "tiers_dropped_pages", "tiers_spilled_pages",
     "tiers_read_pages", "tiers_moved_bytes", "tiers_move_ms", "audits",

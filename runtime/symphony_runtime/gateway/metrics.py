@@ -201,6 +201,8 @@ _GAUGES = (
 _COUNTERS = (
     ("num_preemptions", "preds_starved", 1, "preds that failed for want of pages"),
     ("preds", "preds", 1, "preds that ended well"),
+    ("preds_guessed", "preds_guessed", 1, "preds that were computed before they came"),
+    ("preds_guessed_in_vain", "preds_guessed_in_vain", 1, "rows computed for no pred"),
     ("steps", "steps", 1, "steps of the model"),
     ("step_rows", "rows", 1, "rows of all steps: over steps, the mean batch"),
     ("decode_rows", "decode_rows", 1, "rows of one token"),
