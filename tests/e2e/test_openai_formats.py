@@ -1,0 +1,84 @@
+"""What an answer has to be, over OpenAI's routes: formats, and vLLM's fields beside them."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import openai
+import pytest
+
+from tests.support.constrained import PERSON
+from tests.support.openai_client import MESSAGES, MODEL, PROMPT, connect
+from tests.support.server import RunningServer
+
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
+WRONG = {"properties": {"age": {"type": "intger"}}}
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with connect(server) as client:
+        yield client
+
+
+def completed(client: openai.OpenAI, **given: Any) -> list[str]:
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 300, "temperature": 1.0, "seed": 5}
+    completion = client.completions.create(**asked | given)  # type: ignore[call-overload]
+    assert {choice.finish_reason for choice in completion.choices} == {"stop"}
+    return [choice.text for choice in completion.choices]
+
+
+def test_chat_answers_are_instances_of_the_schema(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "max_tokens": 300, "seed": 2}
+    answer = client.chat.completions.create(**asked, n=3, response_format=FORMAT)
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
+    # The same as a stream, and token by token with penalties.
+    stream = client.chat.completions.create(**asked, response_format=FORMAT, stream=True)
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == answer.choices[0].message.content
+    penal = client.chat.completions.create(**asked, response_format=FORMAT, presence_penalty=0.5)
+    jsonschema.validate(json.loads(penal.choices[0].message.content or ""), PERSON)
+
+
+def test_responses_have_their_format_under_text(client: openai.OpenAI) -> None:
+    answer = client.responses.create(
+        model=MODEL, input="Who?", max_output_tokens=300,
+        text={"format": {"type": "json_schema", "name": "person", "schema": PERSON}},
+    )  # fmt: skip
+    jsonschema.validate(json.loads(answer.output_text), PERSON)
+
+
+def test_a_completion_is_guided_as_vllm_has_it(client: openai.OpenAI) -> None:
+    for text in completed(client, n=3, extra_body={"guided_regex": "[A-Z][a-z]{2,5}-[0-9]{3}"}):
+        assert re.fullmatch(r"[A-Z][a-z]{2,5}-\d{3}", text)
+    choices = ["yes (or no)", "no\n", "*"]
+    assert set(completed(client, n=4, extra_body={"guided_choice": choices})) <= set(choices)
+    (text,) = completed(client, extra_body={"guided_json": PERSON})
+    jsonschema.validate(json.loads(text), PERSON)
+    grammar = 'start: "(" NUMBER ("+" NUMBER)~1..3 ")"\nNUMBER: /[0-9]{1,2}/'
+    (text,) = completed(client, extra_body={"guided_grammar": grammar})
+    assert re.fullmatch(r"\(\d\d?(\+\d\d?){1,3}\)", text)
+
+
+def test_one_that_is_cut_off_says_so(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4}
+    cut = client.completions.create(**asked, extra_body={"guided_regex": "[a-z]{50}"})
+    assert cut.choices[0].finish_reason == "length"
+    assert re.fullmatch("[a-z]+", cut.choices[0].text)
+
+
+def test_a_schema_that_is_wrong_is_said_with_its_place(client: openai.OpenAI) -> None:
+    for fields, param, words in (
+        ({"guided_json": WRONG}, "guided_json", "#/properties/age: Invalid type: intger"),
+        ({"guided_regex": "a(b"}, "guided_regex", "column 2"),
+        ({"guided_regex": "a", "min_tokens": 2}, "response_format", "min_tokens"),
+        ({"guided_regex": "a", "ignore_eos": True}, "response_format", "ignore_eos"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            completed(client, extra_body=fields)
+        assert refused.value.param == param
+        assert words in refused.value.message
