@@ -110,6 +110,28 @@ def test_what_follows_begins_without_the_loop_and_is_told_of_together() -> None:
     assert wakes == [[0], [1, 2, 3, 4]], "the first is told of at once"
 
 
+def test_what_is_not_for_a_lot_is_told_of_before_the_next_one_ends() -> None:
+    thread = DeviceThread(hold_seconds=60.0)
+    heard = [threading.Event() for _ in range(5)]
+
+    async def main() -> list[bool]:
+        def later(number: int) -> bool:
+            return number == 0 or heard[number - 1].wait(20)
+
+        outcomes = []
+        for number, event in enumerate(heard):
+            follows = (lambda: True) if number else None
+            outcome = thread.start(lambda n=number: later(n), follows, lot=False)  # type: ignore[misc]
+            outcome.then(lambda _, event=event: event.set())  # type: ignore[misc]
+            outcomes.append(outcome)
+        while not all(each.done for each in outcomes):
+            await asyncio.sleep(0.001)
+        return [each.value for each in outcomes]
+
+    assert asyncio.run(main()) == [True] * 5
+    thread.stop()
+
+
 def test_nobody_hears_later_than_the_thread_may_hold() -> None:
     thread = DeviceThread(hold_seconds=0.05)
     late: list[float] = []

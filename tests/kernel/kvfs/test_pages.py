@@ -81,3 +81,47 @@ def test_nothing_is_released_or_shared_that_nobody_holds() -> None:
         pool.retain(page)
     with pytest.raises(AssertionError):
         pool.release(page)
+
+
+# -- Spares ------------------------------------------------------------------------------------
+def test_a_spare_is_free_and_whoever_lacks_frames_gets_it() -> None:
+    pool, owner = PagePool(3), object()
+    frame = pool.take_spare(owner)
+    assert frame is not None
+    assert (pool.free, pool.free_frames, pool.statistics().free) == (3, 3, 3)
+    others = pool.allocate(2)
+    assert frame not in pool.frame[others], "it is the last to go"
+    assert pool.has_spare(frame, owner)
+    last = pool.allocate(1)
+    assert pool.frame[last].tolist() == [frame]
+    assert not pool.has_spare(frame, owner)
+    assert not pool.use_spare(frame, owner, int(last[0]))
+    assert pool.take_spare(owner) is None
+    pool.leave_spare(frame, owner)  # it is another's now: nothing happens
+    assert pool.free == 0
+    pool.check_integrity(np.ones(3, np.int64))
+
+
+def test_a_page_may_lie_where_a_spare_was() -> None:
+    freed: list[int] = []
+    pool, owner = PagePool(4, on_freed=lambda frames: freed.extend(frames.tolist())), object()
+    frame = pool.take_spare(owner)
+    assert frame is not None
+    page = int(pool.allocate(1)[0])
+    before = int(pool.frame[page])
+    assert pool.use_spare(frame, owner, page)
+    assert (pool.frame[page], pool.page[frame], freed) == (frame, page, [before])
+    assert pool.free == 3
+    pool.check_integrity(np.array([1, 0, 0, 0]))
+
+
+def test_a_spare_that_is_left_is_any_frame_again() -> None:
+    pool, owner, other = PagePool(2), object(), object()
+    frame = pool.take_spare(owner)
+    assert frame is not None
+    pool.leave_spare(frame, other)
+    assert pool.has_spare(frame, owner), "it is not the other's"
+    pool.leave_spare(frame, owner)
+    assert not pool.has_spare(frame, owner)
+    assert pool.take_spare(other) == frame
+    pool.check_integrity(np.zeros(2, np.int64))

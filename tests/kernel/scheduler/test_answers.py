@@ -110,3 +110,21 @@ def test_the_last_of_many_is_waited_for_while_it_is_about_to_answer() -> None:
     crowd = ready(*range(8, 71))
     assert answers.wait_seconds(100.0, crowd) == 0, "too long a wait for one of 64"
     assert answers.wait_seconds(100.0 + STEP * 0.095, crowd) > 0, "most of it is over"
+
+
+def test_who_answers_late_is_not_known_to_answer_soon() -> None:
+    answers = stepped({7: 1})
+    assert answers.soon(7)
+    assert answers.soon(8), "nothing is known of it"
+    for number in range(4):
+        answers.heard(7, 2.0 + number)
+        answers.stepped({7: 1}, 2.5 + number, STEP)
+    assert not answers.soon(7)
+
+
+def test_a_result_that_was_there_is_answered_like_one_of_a_step() -> None:
+    answers = stepped({7: 1})
+    answers.heard(7, 1.0001)
+    assert answers.wait_seconds(1.0002, ready(8)) == 0
+    answers.replied(7, 1.0002)
+    assert answers.wait_seconds(1.0002, ready(8)) > 0

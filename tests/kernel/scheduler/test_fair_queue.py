@@ -295,3 +295,38 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
         order.append(first)
         queue.serve(1)
     assert order == works
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 5), st.sampled_from("abc"), st.sampled_from([1, 1, 9]), st.booleans()
+        ),
+        max_size=40,
+    )
+)
+def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
+    works: list[tuple[int, str, int, bool]],
+) -> None:
+    """As `push` and `serve_whole`, whoever waits beside it."""
+    counters = []
+    for at_once in (False, True):
+        queue, pool = FairQueue(), Pool()
+        queue.set_tenant_weight("b", 3.0)
+        for root, tenant, size, waits in works:
+            number = 10 * root + ord(tenant)
+            work = make_work(number, 1 if not waits else size, LengthFile(pool, 30), tenant=tenant)
+            if waits:
+                queue.push(work)
+            elif at_once:
+                queue.serve_at_once(work)
+            else:
+                queue.push(work)
+                queue.serve_whole(work)
+            if not waits:
+                assert work.remaining == 0
+                assert not queue.holds(work)
+        served = {10 * root + ord(tenant) for root, tenant, _, waits in works if not waits}
+        counters.append([queue.statistics(), {root: queue.service(root) for root in served}])
+    assert counters[0] == counters[1]
