@@ -264,7 +264,8 @@ class Runs:
     def statistics(self) -> dict[str, Any]:
         """Return how many runs and instances are live, and what became of the others."""
         live = {"runs": len(self._live), "instances": len(self._instances)}
-        return {**live, **self.figures.statistics(), **self._retention.statistics()}
+        outside = {"outside": self.outside.statistics()}
+        return {**live, **outside, **self.figures.statistics(), **self._retention.statistics()}
 
     def live_by_tenant(self) -> dict[str, int]:
         """Return how many live runs each tenant has that has any."""
