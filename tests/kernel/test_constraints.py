@@ -10,14 +10,17 @@ import jsonschema
 import numpy as np
 import pytest
 from symphony_kernel import tiny_model
+from symphony_kernel.executor.base import Batch
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
-from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BYTES_MAX,
     CONSTRAINT_WORDS_MAX,
     INSTANCE_CONSTRAINTS_MAX,
 )
 from symphony_kernel.protocol.messages import Op
+from symphony_kernel.scheduler.clock import RealClock
 
 from tests.support.constrained import (
     EOS,
@@ -27,6 +30,7 @@ from tests.support.constrained import (
     PROMPT,
     REGEX,
     Rig,
+    assets,
     constraint,
     ids_of,
     kernel_with_text,
@@ -394,3 +398,37 @@ def test_a_cancelled_generation_leaves_its_text_where_it_was() -> None:
         assert text_of(made.ids[:3] + again.ids).isalpha()
 
     with_text(test)
+
+
+def test_masks_that_take_long_are_made_in_turns() -> None:
+    """Rows of a slow grammar do not all come in one step: others would wait for all of them."""
+    steps: list[list[bool]] = []
+
+    class Watched(SimulatedExecutor):
+        async def run(self, batch: Batch) -> list[bytes | SyscallError]:
+            steps.append([row.guide is not None for row in batch.rows])
+            return await super().run(batch)
+
+    async def main() -> None:
+        device = Watched(RealClock(), 512, assets().model, CostModel(fixed_us=200.0), hashed=True)
+        async with kernel_with_text(device) as rig:
+            worker = await start(rig)
+            handle = await constraint(worker, REGEX, b"[a-z]{300}")
+            grammars = rig.kernel.constraints._grammars
+            (grammar,) = grammars._live["t"]
+            grammar.took = lambda seconds: None  # type: ignore[method-assign]
+            grammar.seconds = 0.009  # two of them fit
+            for file in range(B, B + 6):
+                worker.tell(1, Op.KV_CREATE, file)
+            made = [
+                worker.generate(1, file, tokens(9), max=8, constraint=handle)
+                for file in range(B, B + 6)
+            ]
+            plain = worker.generate(1, A, tokens(9), max=8)
+            for each in (*made, plain):
+                assert await each.end == b""
+                assert len(each.ids) == 8
+
+    asyncio.run(main())
+    assert max(map(sum, steps)) == 2
+    assert sum(map(sum, steps)) >= 6 * 8  # drafts that never begin are counted, too

@@ -66,12 +66,17 @@ class Grammar:
         self._vocabulary = vocabulary
         self.source = source
         self._fresh: LLMatcher | None = None
+        self.seconds = 0.0  # that a mask takes
         self.states: OrderedDict[bytes, LLMatcher] = OrderedDict()  # by the text's tokens
 
     def build(self) -> None:
         """Compile it, if it has not been; GrammarError."""
         if self._fresh is None:
             self._fresh = compile_grammar(self._vocabulary.tokenizer, self.source)
+
+    def took(self, seconds: float) -> None:
+        """A mask took so long."""
+        self.seconds += (seconds - self.seconds) / 4
 
     def renew(self) -> None:
         """Begin anew with the states of the lexer, which all its texts share a bounded number of.

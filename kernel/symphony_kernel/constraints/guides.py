@@ -8,6 +8,7 @@ own tokens, and gets a mask of those that may come behind them. A row that was c
 comes again, takes the matcher back; one that nobody has told the text before is told it.
 """
 
+import time
 from typing import Protocol
 
 import numpy as np
@@ -78,13 +79,21 @@ class Guide:
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t.
         """
+        began = time.thread_time()
         try:
             self._advance(start, tokens)
             self._fill(mask)
         except GrammarError as error:
             self._matcher = None
             return SyscallError(error.errno, error.words)
+        finally:
+            self._grammar.took(time.thread_time() - began)
         return None
+
+    @property
+    def seconds(self) -> float:
+        """What a mask of this grammar's took lately, of one thread."""
+        return self._grammar.seconds
 
     def _advance(self, start: int, tokens: UInt32) -> None:
         if self._matcher is None:

@@ -73,6 +73,9 @@ INSTANCE_CONSTRAINTS_MAX = 256  # handles of one instance
 TENANT_COMPILES_MAX = 16  # of one tenant that wait for their turn: past it EAGAIN
 TENANT_GRAMMARS_MAX = 64  # compiled ones of one tenant, cached or in use: past it EDQUOT
 GRAMMARS_CACHED_MAX = 256  # of all tenants together
+# Of making masks for one step, by what those of a grammar took lately, or one row: others wait for
+# the next step.
+MASKS_MS_MAX = 20.0
 FILE_TEXTS_MAX = 64  # constraints of which a KV file knows where their texts begin
 
 # --- Batches (kernel) ----------------------------------------------------------------------------

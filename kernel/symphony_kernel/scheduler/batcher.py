@@ -20,6 +20,7 @@ from symphony_kernel.executor.base import Batch, Int32, Row
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
+    MASKS_MS_MAX,
     PAGES_PASSED_STEPS_MAX,
     PREFILL_QUANTUM_TOKENS,
     PREFILL_TOKENS_MIN,
@@ -83,6 +84,14 @@ class _Room:
     limited: bool = False  # others must not get far ahead of a prompt that waits
     held: bool = False  # the pages that are free are for a work that has waited too long
     parked: bool = False  # others must not get far ahead of a work that waits for frames
+    masks: float = 0.0  # seconds that the masks of its rows take, as far as that is known
+
+    def has_time_for(self, seconds: float) -> bool:
+        """Whether one more row whose mask takes so long does not make all others wait for it."""
+        if self.masks and self.masks + seconds > MASKS_MS_MAX / 1000:
+            return False
+        self.masks += seconds
+        return True
 
 
 def _constant(*values: int) -> Int32:
@@ -183,6 +192,9 @@ class Batcher:
                     break
                 continue
             if part is None:
+                if work.guide is not None and not room.has_time_for(work.guide.seconds):
+                    queue.set_aside()  # whoever waits is among the first of the next step
+                    continue
                 if pager is not None:
                     if not work.reserved and not _admit(pager, work, formed):
                         continue
