@@ -119,13 +119,19 @@ def test_what_is_not_for_a_lot_is_told_of_before_the_next_one_ends() -> None:
             return number == 0 or heard[number - 1].wait(20)
 
         outcomes = []
-        for number, event in enumerate(heard):
+        ended = asyncio.Event()
+
+        def note(number: int) -> None:
+            heard[number].set()
+            if number == 4:
+                ended.set()
+
+        for number in range(5):
             follows = (lambda: True) if number else None
             outcome = thread.start(lambda n=number: later(n), follows, lot=False)  # type: ignore[misc]
-            outcome.then(lambda _, event=event: event.set())  # type: ignore[misc]
+            outcome.then(lambda _, n=number: note(n))  # type: ignore[misc]
             outcomes.append(outcome)
-        while not all(each.done for each in outcomes):
-            await asyncio.sleep(0.001)
+        await ended.wait()
         return [each.value for each in outcomes]
 
     assert asyncio.run(main()) == [True] * 5
