@@ -76,6 +76,7 @@ check: $(VENV)/installed
 format: $(VENV)/installed
 	@$(RUNNING) ruff format .
 	@$(RUNNING) ruff check --fix .
+	@$(RUNNING) python tools/example_lines.py --write
 
 test: check build/examples build/native
 	@echo "== test: the whole suite, two files at a time (about seven minutes)"
