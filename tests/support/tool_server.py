@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
-TOOLS = ["echo", "sleep", "fail", "large", "endless", "die", "garbage", "picture", "structured",
-         "refuse", "grow"]  # fmt: skip
+TOOLS = ["echo", "sleep", "wait", "fail", "large", "endless", "die", "garbage", "picture",
+         "structured", "refuse", "grow"]  # fmt: skip
 extra: list[str] = []
 lock = threading.Lock()
 
@@ -41,6 +41,10 @@ def call(number: int, name: str, given: dict[str, Any]) -> None:
     elif name == "sleep":
         time.sleep(given["seconds"])
         result = text("awake")
+    elif name == "wait":
+        while not os.path.exists(given["path"]):  # noqa: PTH110 - it starts faster so
+            time.sleep(0.01)
+        result = text("it is there")
     elif name == "fail":
         result = text("it did not work", isError=True)
     elif name == "large":
