@@ -19,6 +19,7 @@ from benchmarks.serving.client import REQUEST_SECONDS_MAX, Endpoint, MeasureErro
 
 CONTEXT_NAME = "evaluation/context"
 LLAMA_CPP = "llama.cpp"
+_ATTEMPTS = 3
 
 
 @dataclass(slots=True)
@@ -122,23 +123,22 @@ class PromptRunner:
         return tokens
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        for last in (False, True):
+        for left in reversed(range(_ATTEMPTS)):
             try:
                 async with self._session.post(path, json=body) as response:
                     text = await response.text()
-            except aiohttp.ServerDisconnectedError as error:
-                # A server may close a connection that was kept, just when it is used again.
-                if last:
-                    raise MeasureError(f"{self._endpoint.name}: {error!r}") from error
-                continue
+                    break
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise MeasureError(f"{self._endpoint.name}: {error!r}") from error
-            if response.status != 200:
-                words = f"HTTP {response.status}: {text[:500]}"
-                raise MeasureError(f"{self._endpoint.name}: {words}")
-            answer: dict[str, Any] = json.loads(text)
-            return answer
-        raise AssertionError("the second answer is the last")
+                # A server may close a connection that was kept, just when it is used again.
+                closed = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
+                refused = isinstance(error, aiohttp.ClientConnectorError)
+                if not closed or refused or not left:
+                    raise MeasureError(f"{self._endpoint.name}: {error!r}") from error
+        if response.status != 200:
+            words = f"HTTP {response.status}: {text[:500]}"
+            raise MeasureError(f"{self._endpoint.name}: {words}")
+        answer: dict[str, Any] = json.loads(text)
+        return answer
 
     def _body(self, prompt: Tokens, new: int) -> dict[str, Any]:
         common = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": False}

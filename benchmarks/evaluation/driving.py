@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.evaluation.cells import Cell, Outcome, drive
 from benchmarks.evaluation.clients import ProgramRunner, PromptRunner, Seen
-from benchmarks.evaluation.plan import RETRIEVAL, Group, count
+from benchmarks.evaluation.plan import AGENTS_MEMORY, RETRIEVAL, Group, count
 from benchmarks.evaluation.records import Records
 from benchmarks.evaluation.retrieval import Desk, Library, Question
 from benchmarks.evaluation.systems import PROGRAMS, start_system
@@ -73,7 +73,7 @@ class System:
     async def measure(self, cell: Cell, turn: int) -> Outcome:
         """Return what came of a cell in a round."""
         measurement = self._measurement
-        words = f"{cell.concurrency}-{cell.round_trip_ms}-{turn}"
+        words = f"{cell.application}-{cell.concurrency}-{cell.round_trip_ms}-{turn}"
         number = count(cell, measurement.quick)
         if cell.application in RETRIEVAL:
             library = measurement.library
@@ -85,7 +85,8 @@ class System:
             generated = library.shelf.answer
         else:
             application = APPLICATIONS[cell.application].scaled(measurement.tool_ms)
-            await self._runner.prepare(cell.concurrency)
+            streams = cell.concurrency * application.width
+            await self._runner.prepare(min(streams, AGENTS_MEMORY.slots))
             # Made before time is taken: drawing tokens is nobody's work.
             material = measurement.material
             tasks = [material.task(application, words, index) for index in range(number)]

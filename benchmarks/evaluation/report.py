@@ -72,7 +72,9 @@ def _row(cell: Cell, records: list[Record]) -> Row:
 
 
 def _ratio(ours: dict[int, float], theirs: dict[int, float]) -> Range | None:
-    both = [ours[turn] / theirs[turn] for turn in sorted(ours.keys() & theirs.keys())]
+    # One that has not got anywhere in its time has no ratio.
+    turns = [turn for turn in sorted(ours.keys() & theirs.keys()) if theirs[turn]]
+    both = [ours[turn] / theirs[turn] for turn in turns]
     return Range.of(both) if both else None
 
 

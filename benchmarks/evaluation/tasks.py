@@ -36,6 +36,12 @@ class Application:
     words: str
     texts: dict[str, tuple[int, int]] = field(default_factory=dict)
 
+    @property
+    def width(self) -> int:
+        """Requests that a client has under way at once."""
+        lists = max((many for many, _ in self.lists.values()), default=1)
+        return lists * (self.numbers["keep"] if "depth" in self.numbers else 1)
+
     def scaled(self, tool_ms: int) -> "Application":
         """Return it with a tool that takes so long."""
         if "tool_ms" not in self.numbers:
@@ -48,6 +54,12 @@ _GRAPH: dict[str, Any] = {
     "lists": {"hints": (8, 16)},
     "numbers": {"thought": 32, "keep": 4, "answer": 64},
     "generated": 8 * (32 + 1) + 64,
+}
+_SWARM: dict[str, Any] = {
+    "tokens": {"question": 64},
+    "lists": {"roles": (8, 16)},
+    "numbers": {"message": 24, "rounds": 3},
+    "generated": 3 * 8 * 24,
 }
 APPLICATIONS = {
     application.name: application
@@ -63,8 +75,13 @@ APPLICATIONS = {
             texts={"observations": (5, 64)},
         ),
         Application(
-            "swarm", {"question": 64}, {"roles": (8, 16)}, {"message": 24, "rounds": 3}, 3 * 8 * 24,
-            "SWARM: 8 agents, 3 rounds; each reads what all have said before, and says 24 tokens",
+            "swarm", **_SWARM,
+            words="SWARM: 8 agents, 3 rounds; each says 24 tokens behind all that was said before, "
+            "whose K and V are put behind one another as they are",
+        ),
+        Application(
+            "swarm-exact", **{**_SWARM, "numbers": {**_SWARM["numbers"], "exact": 1}},
+            words="the same, where what was said is computed anew, once for all agents",
         ),
         Application(
             "got", **_GRAPH,

@@ -47,7 +47,7 @@ async def endpoint(server: RunningServer) -> Endpoint:
     return Endpoint("route", server.url, await first_model(server.url, server.key), server.key)
 
 
-@pytest.mark.parametrize("name", sorted(set(APPLICATIONS) - {"got"}))
+@pytest.mark.parametrize("name", sorted(set(APPLICATIONS) - {"got", "swarm"}))
 def test_a_program_says_what_its_client_says(
     small: RunningServer, model: Path, wasm: bytes, name: str
 ) -> None:
@@ -68,3 +68,25 @@ def test_a_program_says_what_its_client_says(
             assert prompts.seen.generated == 2 + APPLICATIONS[name].generated
 
     asyncio.run(both())
+
+
+def test_what_is_merged_as_it_is_computes_less_and_generates_as_much(
+    small: RunningServer, model: Path, wasm: bytes
+) -> None:
+    material = Material(model)
+    context = material.context()[:200]
+
+    async def used(name: str) -> tuple[int, int, int]:
+        async with ProgramRunner(await endpoint(small), context, wasm) as programs:
+            await programs.prepare(1)
+            programs.seen.prompt_tokens = programs.seen.generated = 0
+            tokens = await programs.run(short(material, name), 0.0)
+            return programs.seen.prompt_tokens, programs.seen.generated, len(tokens)
+
+    async def compare() -> None:
+        for name in ("got", "swarm"):
+            merged, exact = await used(name), await used(f"{name}-exact")
+            assert merged[0] < exact[0]
+            assert merged[1:] == exact[1:]
+
+    asyncio.run(compare())

@@ -29,15 +29,33 @@ pub async fn swarm(given: &Given) -> Answer {
     board.pred(&given.tokens("question")?).none().await?;
     let mut messages = Vec::new();
     for round in 0..given.number("rounds")? {
-        if round > 0 {
-            // What all are to read is computed once.
-            board.pred(&messages).none().await?;
-        }
+        let start = board.len()?;
         let speaking = roles.iter().map(|role| {
             let board = &board;
-            async move { go_on(&board.fork()?, role, new).await }
+            async move {
+                let kv = board.fork()?;
+                let message = go_on(&kv, role, new).await?;
+                symphony::Result::Ok((kv, message))
+            }
         });
-        messages = try_join_all(speaking).await?.concat();
+        let said = try_join_all(speaking).await?;
+        messages = said.iter().flat_map(|(_, message)| message.iter().copied()).collect();
+        if round + 1 == given.number("rounds")? {
+            break;
+        }
+        if given.flag("exact") {
+            // What all are to read is computed once.
+            board.pred(&messages).none().await?;
+        } else {
+            // What each said becomes part of the board with its K and V: only last tokens lack them.
+            let last =
+                said.iter().map(|(kv, message)| kv.pred(&message[message.len() - 1..]).none());
+            try_join_all(last.collect::<Vec<_>>()).await?;
+            for ((kv, _), role) in said.iter().zip(&roles) {
+                let from = start + role.len() as u32;
+                board.append(kv, from..from + new)?;
+            }
+        }
     }
     Ok(messages)
 }
