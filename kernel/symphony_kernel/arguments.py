@@ -106,12 +106,17 @@ def one_range(start: object, end: object) -> Ranges:
 
 def token_ids(value: object, model: ModelInfo) -> UInt32:
     """Return 1 to PRED_TOKENS_MAX token ids of the model ([n]); EINVAL, EFBIG."""
+    if type(value) is bytes and len(value) == 4:  # as most of them
+        only: UInt32 = np.frombuffer(value, _U32)
+        if (token := int.from_bytes(value, "little")) >= model.vocab_size:
+            raise SyscallError(Errno.EINVAL, f"no token has the id {token}")
+        return only
     if not isinstance(value, bytes) or not value or len(value) % 4:
         raise SyscallError(Errno.EINVAL, "tokens are u32, at least one")
     if len(value) // 4 > min(PRED_TOKENS_MAX, model.max_context):
         raise SyscallError(Errno.EFBIG, f"{len(value) // 4} tokens in one call")
     tokens: UInt32 = np.frombuffer(value, _U32)
-    highest = tokens[0] if len(tokens) == 1 else tokens.max()
+    highest = tokens.max()
     if highest >= model.vocab_size:
         raise SyscallError(Errno.EINVAL, f"no token has the id {highest}")
     return tokens

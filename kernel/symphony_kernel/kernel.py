@@ -537,8 +537,9 @@ class Kernel:
         caller = self._processes.get(instance)
         assert caller is not None, "nothing is replied to an instance that has ended"
         port = self._workers[caller.worker]
+        if not port.replies:
+            self._dirty.add(port)
         port.replies.append((instance, seq, result))
-        self._dirty.add(port)
 
     def _turn_over(self) -> None:
         """Send what has gathered, and look at what there is to compute."""

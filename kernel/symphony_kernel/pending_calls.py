@@ -125,7 +125,10 @@ class _Pending(Operation):
     __slots__ = ("caller", "seq", "size", "turns")
 
     def __init__(self, turns: Turns, call: Call, files: tuple[KVFile, ...], size: int) -> None:
-        super().__init__(files)
+        # All of `Operation`, too: a call less for each token.
+        self.files = files
+        self.started = False
+        self._waits = 0
         self.turns = turns
         caller, seq = call
         self.caller = caller
@@ -145,8 +148,9 @@ class _Pending(Operation):
         del caller.operations[self]
         if self.seq:
             del caller.pending[self.seq]
+        release = self.turns.kvfs.let_go
         for file in self.files:
-            self.turns.kvfs.release(file)
+            release(file)
 
 
 class Turn(_Pending):
@@ -208,7 +212,7 @@ class Pred(_Pending):
     ) -> None:
         # First, since it may be that there is none.
         self.constraint = call.caller.constraint(options.constraint) if options.constraint else None
-        super().__init__(turns, call, (file,), size)
+        _Pending.__init__(self, turns, call, (file,), size)
         self.tokens = tokens
         self.positions = positions  # [n], or None: those after the file's end
         self.options = options
@@ -247,7 +251,7 @@ class Pred(_Pending):
     def finished(self) -> None:
         """Leave; the circle with its work is broken, so that no token leaves garbage to collect."""
         self.work = None
-        super().finished()
+        _Pending.finished(self)
 
     def _work(self) -> Work:
         file, caller = self.files[0], self.caller
@@ -260,20 +264,22 @@ class Pred(_Pending):
             file.prepare_tree(self.tokens, self.options.parents)
         self.turns.processes.charge_tokens(caller, n)
         self.turns.made += 1
-        return Work(
-            instance=caller.id,
-            root=caller.lip.root,
-            tenant=caller.tenant.name,
-            seq=self.seq,
-            file=file,
-            tokens=self.tokens,
-            positions=self._positions(file.length, n),
-            options=self.options,
-            done=self._done if self.turns.witness is None else self._witnessed,
-            seed=self._seed(),
-            weight=caller.lip.weight,
-            number=self.turns.made,
-            guide=None if self.constraint is None else self._guide(file, self.constraint),
+        lip = caller.lip
+        return Work(  # by position: names cost as much again
+            caller.id,
+            lip.root,
+            caller.tenant.name,
+            self.seq,
+            file,
+            self.tokens,
+            self._positions(file.length, n),
+            self.options,
+            self._done if self.turns.witness is None else self._witnessed,
+            0 if self.options.sampling is None else self._seed(),
+            lip.weight,
+            self.turns.made,
+            None,
+            None if self.constraint is None else self._guide(file, self.constraint),
         )
 
     def _guide(self, file: KVFile, constraint: Constraint) -> Guide:
@@ -295,8 +301,7 @@ class Pred(_Pending):
 
     def _seed(self) -> int:
         sampling = self.options.sampling
-        if sampling is None:
-            return 0
+        assert sampling is not None
         return self.turns.draw_seed() if sampling.seed is None else sampling.seed
 
     def _witnessed(self, result: bytes | int) -> None:

@@ -28,6 +28,7 @@ from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
 from symphony_kernel.kvfs.advice import Hint
 from symphony_kernel.kvfs.handles import ALL_RIGHTS, APPEND, GRANT, READ, SAVE, TRUNCATE
 from symphony_kernel.kvfs.names import is_public
+from symphony_kernel.kvfs.ordering import submit
 from symphony_kernel.kvfs.saving import Saving, without_disk
 from symphony_kernel.named_calls import (
     SAVE_DURABLE,
@@ -47,10 +48,12 @@ from symphony_kernel.protocol.limits import (
     TENANT_LISTED_MAX,
 )
 from symphony_kernel.protocol.messages import Op
+from symphony_kernel.protocol.options import DEFAULT
 
 Handler: TypeAlias = Callable[..., Result | None]
 
 SEQ_MAX: Final = (1 << 63) - 1
+_READ_APPEND: Final = READ | APPEND
 _PUBLIC_LISTED: Final = 256  # names that a listing of public ones counts for, besides
 
 
@@ -136,35 +139,33 @@ class Syscalls:
     def execute(self, worker: str, calls: list[Any]) -> None:
         """Execute one frame's calls, in order."""
         self._listed.clear()
+        self._calls += len(calls)
+        answer = self._turns.answer
         for call in calls:
-            self._execute(worker, call)
+            # Nearly all calls come through here once a token: it is written for few steps.
+            if type(call) is not list or len(call) < 3:
+                self._dropped += 1
+                continue
+            number, op, seq, *given = call
+            caller = self._processes.get(number) if type(number) is int else None
+            if (
+                caller is None
+                or caller.worker != worker
+                or type(seq) is not int
+                or not 0 <= seq <= SEQ_MAX
+            ):
+                self._dropped += 1
+                continue
+            try:
+                result = self._handle(caller, op, seq, given)
+            except SyscallError as error:
+                result = -error.errno
+            if result is not None:
+                answer(caller, seq, result)
 
     def statistics(self) -> SyscallStatistics:
         """Return the counters."""
         return SyscallStatistics(self._calls, self._turns.failed, self._dropped)
-
-    def _execute(self, worker: str, call: Any) -> None:
-        self._calls += 1
-        if type(call) is not list or len(call) < 3:
-            self._dropped += 1
-            return
-        number, op, seq, *given = call
-        caller = self._processes.get(number) if type(number) is int else None
-        if (
-            caller is None
-            or caller.worker != worker
-            or type(seq) is not int
-            or not 0 <= seq <= SEQ_MAX
-        ):
-            self._dropped += 1
-            return
-        result: Result | None
-        try:
-            result = self._handle(caller, op, seq, given)
-        except SyscallError as error:
-            result = -error.errno
-        if result is not None:
-            self._turns.answer(caller, seq, result)
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
         entry = self._table.get(op) if type(op) is int else None
@@ -291,14 +292,19 @@ class Syscalls:
     def _pred(
         self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
     ) -> Result | None:
-        file = call.caller.handles.get(number, READ | APPEND).file
-        ids = arguments.token_ids(tokens, self._model)
-        given = arguments.positions(positions, len(ids), self._model)
-        parsed = arguments.pred_options(options, len(ids), self._model)
+        caller, turns, model = call.caller, self._turns, self._model
+        file = caller.handles.get(number, _READ_APPEND).file
+        ids = arguments.token_ids(tokens, model)
+        given, parsed = None, DEFAULT  # as most preds want it
+        if positions is not None:
+            given = arguments.positions(positions, len(ids), model)
+        if options != b"":
+            parsed = arguments.pred_options(options, len(ids), model)
         size = len(tokens) + len(options)
-        self._turns.check_file(file)
-        self._turns.check_room(call.caller, size)
-        Pred(self._turns, call, file, ids, given, parsed, size).begin()
+        if file.generating:
+            turns.check_file(file)
+        turns.check_room(caller, size)
+        submit(Pred(turns, call, file, ids, given, parsed, size))
         return None
 
     def _generate(self, call: Call, number: Any, tokens: Any, options: Any) -> Result | None:

@@ -69,7 +69,8 @@ SINGLE: Final = (
         pages.PagePool,
         _as(
             None, "frames", "pages", "frame", "page", "hollow", "moved", "absent", "copies",
-            "leaving", "sentinels", "_free", "_spares", "_marks", "_on_freed",
+            "leaving", "sentinels", "_free", "_spares", "_marks", "_on_freed", "each_references",
+            "each_token", "each_position",
         ),
     ),
     Kept(quotas.Ledger, _as(None, "_now", "count_tiers", "tied_room")),

@@ -87,8 +87,10 @@ class KVFile:
     # -- What the batcher uses ------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
         """Return how many free pages `reserve(n)` would take."""
-        missing = page_count(self.length + n) - self._count
-        return (missing if missing > 0 else 0) + (1 if n and self._shares_last_page() else 0)
+        length = self.length
+        missing = (length + n + PAGE_TOKENS - 1) // PAGE_TOKENS - self._count
+        shared = n and length % PAGE_TOKENS and self._shares_last_page()
+        return (missing if missing > 0 else 0) + (1 if shared else 0)
 
     def reserve(self, n: int) -> None:
         """Make room for n entries after the present ones, in pages that only this file holds.
@@ -96,7 +98,9 @@ class KVFile:
         Raises:
             SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
         """
-        self._allow_entries(n)
+        owner = self.owner
+        if owner.closed or self.length + n > owner.entries_allowed:
+            self._allow_entries(n)
         needed = self.pages_needed(n)
         if self._storage.pool.copies and n:
             self._write_last_page()
@@ -179,17 +183,19 @@ class KVFile:
             self._plant(tokens, positions, np.array(parents, np.int32))
         pool = self._storage.pool
         if n == 1:
-            page = self._table[start // PAGE_TOKENS]
-            assert pool.references[page] == 1, "committed into a shared page"
-            slot = int(page) * PAGE_TOKENS + start % PAGE_TOKENS
-            pool.tokens[slot] = tokens[0]
-            pool.positions[slot] = positions[0]
+            page: int = self._table.item(start // PAGE_TOKENS)
+            assert pool.each_references[page] == 1, "committed into a shared page"
+            slot = page * PAGE_TOKENS + start % PAGE_TOKENS
+            pool.each_token[slot] = tokens.item()
+            position = pool.each_position[slot] = positions.item()
+            if position == start and self.plain == start and parents is None:
+                self.plain = start + 1
         else:
             slots = self._page_slots(np.arange(start, start + n))
             pool.tokens[slots] = tokens
             pool.positions[slots] = positions
-        if self.plain == start and parents is None and continues(positions, start):
-            self.plain = start + n
+            if self.plain == start and parents is None and continues(positions, start):
+                self.plain = start + n
         self.length = start + n
 
     def unreserve(self) -> None:
@@ -523,8 +529,8 @@ class KVFile:
     def _shares_last_page(self) -> bool:
         if self.length % PAGE_TOKENS == 0:
             return False
-        page = self._table[self.length // PAGE_TOKENS]
-        return bool(self._storage.pool.references[page] > 1)
+        page: int = self._table.item(self.length // PAGE_TOKENS)
+        return self._storage.pool.each_references[page] > 1
 
     def _replace_last_page(self, page: int) -> None:
         """Copy the entries of the shared partial page to `page` and hold that one instead."""

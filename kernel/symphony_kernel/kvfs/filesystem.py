@@ -207,6 +207,13 @@ class KVFS:
         assert file.length == 0
         file.append(source, entries)
 
+    def let_go(self, file: KVFile) -> None:
+        """Let go of one reference, which is hardly ever the last one."""
+        if file.references > 1:
+            file.references -= 1
+        else:
+            self.release(file)
+
     def release(self, *files: KVFile) -> None:
         """Let go of one reference to each (a file may stand there twice); the last one frees it."""
         dead: list[KVFile] = []

@@ -58,7 +58,11 @@ def submit(operation: Operation) -> None:
 def finish(operation: Operation) -> None:
     """Take a started operation out of its queues and start those that waited for it."""
     assert operation.started
-    if ready := _leave(operation):
+    files = operation.files
+    if len(files) == 1 and (queue := files[0].queue) and len(queue) == 1:  # nobody waits behind it
+        del queue[operation]
+        operation.finished()
+    elif ready := _leave(operation):
         _run(ready)
 
 

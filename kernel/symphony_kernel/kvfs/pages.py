@@ -101,6 +101,9 @@ class PagePool:
         self.references = np.zeros(self.pages, np.int32)
         self.tokens: UInt32 = np.zeros(self.pages * PAGE_TOKENS, np.uint32)  # [slots]
         self.positions: Int32 = np.zeros(self.pages * PAGE_TOKENS, np.int32)  # [slots]
+        # The same three for one element at a time, which an array takes thrice as long for.
+        self.each_references = self.references.data
+        self.each_token, self.each_position = self.tokens.data, self.positions.data
         self.frame: Int32 = np.full(self.pages, NOWHERE, np.int32)  # [pages]
         self.page: Int32 = np.full(frames, NOWHERE, np.int32)  # [frames]
         self.hollow: Bool = np.zeros(self.pages, np.bool_)  # has a frame without its content

@@ -94,6 +94,9 @@ class _Room:
         return True
 
 
+_READY = Admission.READY
+
+
 def _constant(*values: int) -> Int32:
     array = np.array(values, dtype=np.int32)
     array.flags.writeable = False
@@ -195,10 +198,15 @@ class Batcher:
                 if work.guide is not None and not room.has_time_for(work.guide.seconds):
                     queue.set_aside()  # whoever waits is among the first of the next step
                     continue
-                if pager is not None:
-                    if not work.reserved and not _admit(pager, work, formed):
+                if work.reserved:
+                    pass
+                elif pager is not None:
+                    became = pager.admit(work)
+                    if became is not _READY:
+                        if isinstance(became, Errno):
+                            formed.failed.append((work, became))
                         continue
-                elif not work.reserved:
+                else:
                     errno = self._reserve(work, room.held)
                     if errno is not None:
                         room.held |= self._refuse(queue, work, errno, formed) and hold_pages
@@ -269,16 +277,6 @@ class Batcher:
                 part.count += count
                 room.tokens -= count
                 room.prefill -= count
-
-
-def _admit(pager: Pager, work: Work, formed: Formed) -> bool:
-    """Return whether a work may run now; it has left the queue if not."""
-    became = pager.admit(work)
-    if became is Admission.READY:
-        return True
-    if isinstance(became, Errno):
-        formed.failed.append((work, became))
-    return False
 
 
 # -- Rows --------------------------------------------------------------------------------------

@@ -405,7 +405,10 @@ class FairQueue:
         lip.active = True
         tenant.lips_active += 1
         self._lips_active += 1
-        _push(tenant.lips, lip, tenant.lips_active)
+        lips = tenant.lips
+        heappush(lips, (lip.counter, lip.order, lip))
+        if len(lips) > 2 * tenant.lips_active + _STALE_MAX:
+            _drop_stale(lips)
         if not tenant.active:
             self._insert(tenant)
 
@@ -422,7 +425,9 @@ class FairQueue:
     def _insert(self, tenant: _Tenant) -> None:
         tenant.active = True
         self._tenants_active += 1
-        _push(self._heap, tenant, self._tenants_active)
+        heappush(self._heap, (tenant.counter, tenant.order, tenant))
+        if len(self._heap) > 2 * self._tenants_active + _STALE_MAX:
+            _drop_stale(self._heap)
 
     def _remove(self, tenant: _Tenant) -> None:
         tenant.active = False
@@ -441,22 +446,26 @@ class FairQueue:
             tenant.lips_active -= 1
             self._lips_active -= 1
             tenant.last = lip.counter
-        if lips and not _is_valid(lips[0]):
-            _prune(lips)
         if lips:
-            heapreplace(self._heap, (tenant.counter, tenant.order, tenant))
-            if not _is_valid(self._heap[0]):
-                _prune(self._heap)
+            counter, _, first = lips[0]
+            if not first.active or first.counter != counter:
+                _prune(lips)
+        if lips:
+            tenants = self._heap
+            if len(tenants) == 1:
+                tenants[0] = (tenant.counter, tenant.order, tenant)
+                return
+            heapreplace(tenants, (tenant.counter, tenant.order, tenant))
+            if not _is_valid(tenants[0]):
+                _prune(tenants)
         else:
             self._remove(tenant)
 
 
-def _push(heap: _Heap[_Node], node: _Node, valid: int) -> None:
-    """Put in a node that has just become active, one of so many."""
-    heappush(heap, (node.counter, node.order, node))
-    if len(heap) > 2 * valid + _STALE_MAX:
-        heap[:] = {entry[1]: entry for entry in heap if _is_valid(entry)}.values()
-        heapify(heap)
+def _drop_stale(heap: _Heap[_Node]) -> None:
+    """Keep one entry of each active node."""
+    heap[:] = {entry[1]: entry for entry in heap if _is_valid(entry)}.values()
+    heapify(heap)
 
 
 def _prune(heap: _Heap[_Node]) -> None:
