@@ -37,7 +37,10 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CREDENTIALS = frozenset({"authorization", "cookie"})  # for one origin only
 _ABOUT_BODY = frozenset({"content-type", "content-encoding", "content-language"})
 _HEADER_LINES_MAX = 128
-_TUNED = 8_190  # bytes of one header line
+_HEADER_LINE_BYTES_MAX = 8_190
+_SAFE = frozenset({"GET", "HEAD"})  # methods that have no effects
+# Less than most servers keep an idle connection: a request on one that they close then would fail.
+_KEPT_SECONDS = 4.0
 
 
 class Web:
@@ -122,6 +125,7 @@ class Web:
             socket_factory=CheckedSockets(rule.networks),
             use_dns_cache=False,
             limit=0,
+            keepalive_timeout=_KEPT_SECONDS,
         )
         return aiohttp.ClientSession(
             connector=connector,
@@ -130,10 +134,23 @@ class Web:
             timeout=aiohttp.ClientTimeout(total=None),  # a call has a time of its own
             auto_decompress=False,
             trust_env=False,
-            max_line_size=_TUNED,
-            max_field_size=_TUNED,
+            middlewares=(_once,),
+            max_line_size=_HEADER_LINE_BYTES_MAX,
+            max_field_size=_HEADER_LINE_BYTES_MAX,
             max_headers=_HEADER_LINES_MAX,
         )
+
+
+async def _once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Make a request that may have effects once: the library would repeat a PUT and a DELETE."""
+    try:
+        return await handler(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method in _SAFE:
+            raise
+        raise aiohttp.ClientError(str(error)) from error
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
@@ -159,7 +176,10 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 def _redirected(request: HttpRequest, status: int, target: str) -> HttpRequest:
     """Return the request that a redirect asks for: as browsers do it."""
-    url = parse_url(urljoin(str(request.url), target))
+    try:
+        url = parse_url(urljoin(str(request.url), target))
+    except (SyscallError, ValueError) as error:
+        raise SyscallError(Errno.EIO, f"a redirect to no http(s) URL: {error}") from error
     method, body, headers = request.method, request.body, request.headers
     to_get = method != "HEAD" if status == 303 else method == "POST" and status in (301, 302)
     if to_get:
