@@ -7,17 +7,21 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import jsonschema
+import msgpack
 import numpy as np
 import pytest
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BYTES_MAX,
     CONSTRAINT_WORDS_MAX,
     INSTANCE_CONSTRAINTS_MAX,
+    TENANT_COMPILES_MAX,
 )
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.clock import RealClock
@@ -432,3 +436,55 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
     asyncio.run(main())
     assert max(map(sum, steps)) == 2
     assert sum(map(sum, steps)) >= 6 * 8  # drafts that never begin are counted, too
+
+
+def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants() -> None:
+    def deep(number: int) -> bytes:
+        rules = [f"r{i}: r{i + 1} r{i + 1}" for i in range(9000 + number)]
+        return "\n".join(["start: r0", *rules, f'r{9000 + number}: "a"']).encode()
+
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        asked = worker.calls(
+            *((1, Op.CONSTRAINT, LARK, deep(number)) for number in range(TENANT_COMPILES_MAX + 4))
+        )
+        await start(rig, 2, tenant="other")
+        made = worker.generate(1, A, PROMPT, max=30)
+        assert await made.end == b""
+        # The other tenant's turn comes behind the one that is compiled now.
+        assert await constraint(worker, REGEX, b"a+", instance=2) == 1
+        answers = [each.result() for each in asked if each.done()]
+        assert len(answers) < len(asked) // 2
+        found = [msgpack.unpackb(each)[0] for each in answers if isinstance(each, bytes)]
+        assert found.count(Errno.EAGAIN) == 3, "one is compiled, so many wait"
+        assert {*found} <= {Errno.EAGAIN, Errno.EFBIG}
+
+    with_text(test)
+
+
+def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
+    """Works are parked and come again, and pages are computed again in front of them."""
+
+    async def texts(pages: int) -> tuple[list[Any], dict[str, Any]]:
+        device = SimulatedExecutor(
+            RealClock(), pages, assets().model, CostModel(fixed_us=100.0), hashed=True
+        )
+        places = Places(pages_a_frame=64, poison=True, host_slots=4)
+        async with kernel_with_text(device, KernelOptions(places=places)) as rig:
+            worker = await start(rig)
+            handle = await constraint(worker, REGEX, b"([a-f]{1,3}[0-9])*")
+            made = []
+            for number in range(8):
+                worker.tell(1, Op.KV_CREATE, B + number)
+                made.append(generated(rig, number, handle, B + number, bias={EOS: -50.0}, max=70))
+            found = await asyncio.gather(*made)
+            stepwise = [await preds(worker, A, PROMPT, 40, constraint=handle, bias={EOS: -50.0})]
+            return found + stepwise, await rig.gateway.statistics()
+
+    async def main() -> None:
+        wide, roomy = await texts(512)
+        tight, small = await texts(18)
+        assert tight == wide
+        assert roomy["preemptions"] == 0 < small["preemptions"]
+
+    asyncio.run(main())
