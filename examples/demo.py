@@ -36,6 +36,14 @@ PLAYS = [
     ("beam_search", "beam_search", "beams as forks of one KV file"),
     ("best_of_n", "best_of_n", "sampled branches, the best by log-probability"),
     ("chat", "chat", "a conversation whose KV stays between messages"),
+    ("swarm", "swarm", "agents that share a context's KV and tell each other what they wrote"),
+    (
+        "graph_of_thoughts",
+        "graph_of_thoughts",
+        "branches that the model judges, the best merged into one KV file",
+    ),
+    ("tree_of_thoughts", "tree_of_thoughts", "a search over forks, as wide as asked for"),
+    ("skeleton", "skeleton", "an outline, then all of its points side by side"),
     ("rag/rust", "rag", "documents that the program keeps computed, in any order"),
 ]
 

@@ -8,9 +8,9 @@ use symphony::{process, Input, Session};
 
 symphony::main!(async run);
 
-const PROMPT: &str = "\"\"\"Counts the words of a file.\n\nFunctions:\n";
-const POINT: &str = "{number}.";
-const BODY: &str = "\"\"\"\n\n\n# {number}.{title}\ndef";
+const PROMPT: &str = "class Record:\n    \"\"\"A record of a file.\n\n    Methods:\n";
+const POINT: &str = "    def";
+const BODY: &str = "    \"\"\"\n\n    def{title}\n        \"\"\"";
 
 async fn run() -> Result<(), Box<dyn Error>> {
     let input = Input::read()?;
