@@ -20,7 +20,8 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from typing import Any
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Link, connect_unix, serve_unix
 from symphony_runtime.compiler import compile_program
+from symphony_runtime.containment import WORKERS_GROUP
 from wasmtime import wat2wasm
 
 from benchmarks.kernel_client import KernelClient
@@ -181,6 +183,17 @@ async def measure_starts(bench: Bench) -> dict[str, float]:
 
 
 # --- The roles -----------------------------------------------------------------------------------
+@contextmanager
+def roles_folder() -> Iterator[Path]:
+    """A folder for sockets that workers reach, as who is root makes them users of their own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if os.geteuid() == 0:
+            os.chown(folder, -1, WORKERS_GROUP)
+            folder.chmod(0o2710)
+        yield folder
+
+
 async def start_role(
     module: str, config: dict[str, Any], profile: Path | None
 ) -> asyncio.subprocess.Process:
@@ -211,8 +224,8 @@ async def wait_ready(child: asyncio.subprocess.Process) -> None:
 
 async def benchmark(lips: list[int], profile: Path | None, journal: bool) -> dict[str, Any]:
     """Run everything and return all figures."""
-    with tempfile.TemporaryDirectory() as folder:
-        kernel_socket, gateway_socket = Path(folder, "kernel.sock"), Path(folder, "gateway.sock")
+    with roles_folder() as folder:
+        kernel_socket, gateway_socket = folder / "kernel.sock", folder / "gateway.sock"
         keys = {"gateway": secrets.token_hex(16), WORKER: secrets.token_hex(16)}
         linked: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
         server = await serve_unix(gateway_socket, linked.set_result)
@@ -223,7 +236,7 @@ async def benchmark(lips: list[int], profile: Path | None, journal: bool) -> dic
                 "secrets": keys,
                 "executor": "simulated",
                 "simulated": {"pages": PAGES, "hashed": False},
-                "journal": str(Path(folder, "journal")) if journal else None,
+                "journal": str(folder / "journal") if journal else None,
             },
             profile,
         )

@@ -25,7 +25,6 @@ import json
 import secrets
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from itertools import count
@@ -40,7 +39,7 @@ from symphony_runtime.compiler import compile_program
 from wasmtime import wat2wasm
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
-from benchmarks.host_overhead import start_role, wait_ready
+from benchmarks.host_overhead import roles_folder, start_role, wait_ready
 from benchmarks.kernel_client import KernelClient
 
 WORKER, CLIENT = "worker-0", "client"
@@ -422,8 +421,7 @@ def kernel_configuration(given: argparse.Namespace, folder: Path) -> dict[str, A
 async def benchmark(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Run everything and return all figures."""
     prompt = prompt_tokens()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with roles_folder() as folder:
         kernel_socket, gateway_socket = folder / "kernel.sock", folder / "gateway.sock"
         keys = {role: secrets.token_hex(16) for role in ("gateway", WORKER, CLIENT)}
         to_worker: asyncio.Future[Link] = asyncio.get_running_loop().create_future()

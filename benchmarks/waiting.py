@@ -18,7 +18,6 @@ import asyncio
 import json
 import random
 import secrets
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -47,7 +46,15 @@ from symphony_kernel.server import Server
 from symphony_runtime.compiler import compile_program
 from wasmtime import wat2wasm
 
-from benchmarks.host_overhead import LIMITS, MODULE, WORKER, Bench, start_role, wait_ready
+from benchmarks.host_overhead import (
+    LIMITS,
+    MODULE,
+    WORKER,
+    Bench,
+    roles_folder,
+    start_role,
+    wait_ready,
+)
 
 STEPS = 400  # of 16 rows: how long a simulated load goes on
 REAL_ROUNDS = 5
@@ -340,8 +347,8 @@ async def measure(
     clock = RealClock()
     recorder = Recorder(executor, clock)
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        kernel_socket, gateway_socket = Path(folder, "kernel.sock"), Path(folder, "gateway.sock")
+    with roles_folder() as folder:
+        kernel_socket, gateway_socket = folder / "kernel.sock", folder / "gateway.sock"
         keys = {"gateway": secrets.token_bytes(16), WORKER: secrets.token_bytes(16)}
         kernel = Kernel(recorder, about, clock, KernelOptions(answers=rule))
         running = asyncio.create_task(kernel.run())
