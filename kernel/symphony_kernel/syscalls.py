@@ -59,11 +59,16 @@ _PUBLIC_LISTED: Final = 256  # names that a listing of public ones counts for, b
 
 @dataclass(frozen=True, slots=True)
 class SyscallStatistics:
-    """Calls taken; `dropped` ones named no instance of their worker, or were no calls at all."""
+    """Calls taken; `dropped` ones named no instance of their worker, or were no calls at all.
+
+    Of grammars those that are compiled, and of these the ones kept for whoever asks again.
+    """
 
     calls: int
     failed: int
     dropped: int
+    grammars: int = 0
+    grammars_cached: int = 0
 
 
 class Syscalls:
@@ -165,7 +170,8 @@ class Syscalls:
 
     def statistics(self) -> SyscallStatistics:
         """Return the counters."""
-        return SyscallStatistics(self._calls, self._turns.failed, self._dropped)
+        grammars = self.constraints.statistics()
+        return SyscallStatistics(self._calls, self._turns.failed, self._dropped, **grammars)
 
     def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
         entry = self._table.get(op) if type(op) is int else None

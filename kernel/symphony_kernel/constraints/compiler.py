@@ -23,7 +23,6 @@ from symphony_kernel.constraints.checker import Checker, CheckerFault
 from symphony_kernel.constraints.grammar import (
     GrammarError,
     compile_grammar,
-    error_of,
     make_tokenizer,
 )
 from symphony_kernel.executor.base import ModelInfo
@@ -261,6 +260,3 @@ def with_stack(start: Callable[[], object]) -> None:
         start()
     finally:
         threading.stack_size(before)
-
-
-__all__ = ["Grammar", "Grammars", "Vocabulary", "error_of", "with_stack"]
