@@ -11,7 +11,8 @@ from wasmtime import wat2wasm
 from tests.support.guests import Step, result, script
 
 _SERVER = Path(__file__).with_name("tool_server.py")
-_REQUEST_AT, ROOM_AT, ROOM = 131_072, 3 << 20, 2 << 20  # in the memory of a guest
+_REQUEST_AT, ROOM_AT, ROOM = 131_072, 3 << 20, 2 << 20
+_WORDS_AT, _WORDS = 70_000, 4_096  # in the memory of a guest
 
 
 def tool_table(folder: Path, **options: Any) -> dict[str, Any]:
@@ -37,6 +38,8 @@ def asking(what: str, *, kv: bool = False) -> bytes:
         ("claim_within", result(0), _REQUEST_AT, ROOM, -1),
         (what, _REQUEST_AT, result(1)),
         ("claim_within", result(2), ROOM_AT, ROOM, -1),
+        ("last_error", _WORDS_AT, _WORDS),
+        ("show", _WORDS_AT, result(4)),
         ("show", ROOM_AT, written),
     )
     return _wasm(steps, "(drop (call $kv_create))" if kv else "")
@@ -57,13 +60,14 @@ def _wasm(steps: tuple[Step, ...], first: str = "") -> bytes:
 class Asked:
     """What became of a call: `errno` (positive) or `value`; `log` is what the run was told.
 
-    `started` is what the call itself returned.
+    `started` is what the call itself returned, `words` what `last_error` says behind it.
     """
 
     def __init__(self, messages: list[bytes], log: list[str]) -> None:
-        numbers = [int.from_bytes(m, "little", signed=True) for m in messages[:-1]]
-        self.started = numbers[-2] if len(numbers) > 1 else numbers[0]
-        self.errno = -min(self.started, numbers[-1] if self.started > 0 else 0, 0)
+        numbers = [int.from_bytes(m, "little", signed=True) for m in messages[:4]]
+        self.started, claimed = numbers[2:] if len(messages) > 2 else (numbers[0], 0)
+        self.errno = -min(self.started, claimed if self.started > 0 else 0, 0)
+        self.words = messages[5].decode() if len(messages) > 2 else ""
         self.value: Any = None if self.errno else msgpack.unpackb(messages[-1])
         self.log = log
 

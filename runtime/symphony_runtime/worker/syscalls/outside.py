@@ -68,5 +68,8 @@ def _checked(lip: Instance, what: str, parse: Callable[[bytes], object], data: b
 
 
 def _tell(lip: Instance, what: str, detail: object) -> None:
-    """An errno does not say what was wrong with a URL or a tool's name; the run's log does."""
-    lip.write_log(_WARNING, f"{what}: {detail}".encode(errors="replace"))
+    """An errno does not say what was wrong with a URL or a tool's name: say it to the program, and
+    to who reads the run's log.
+    """
+    lip.last_error = str(detail).encode(errors="replace")
+    lip.write_log(_WARNING, f"{what}: ".encode() + lip.last_error)
