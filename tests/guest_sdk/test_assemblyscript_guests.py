@@ -72,6 +72,17 @@ TOUR = {
         "none EINVAL, an argument is wrong",
         "bad EINVAL, an argument is wrong",
     ],
+    "sessions": [
+        "settled 14 13 13",
+        "reply true 20 19",
+        "branches true true true",
+        "used 18 30",
+        "on true",
+        "stopped true true",
+        "rewritten 11 11 true",
+        "of true",
+        "empty EINVAL, an argument is wrong",
+    ],
     "children": [
         "child true 5 hällo 3 EACCES, the handle lacks the right",
         "file 4",

@@ -290,6 +290,26 @@ def test_typed_reading(helpers: Helpers) -> None:
     assert helpers.ask("json_typed", b'{"list": [], "text": ""}') == b"|7|"
 
 
+@pytest.mark.parametrize(
+    ("template", "filled"),
+    [
+        ("{a}{a}-{b}-{", "11-{b}-{"),
+        ("{ {a} }}{{a}}", "{ 1 }}{1}"),
+        ("{é}: {c}", "😀: {a}"),
+        ("", ""),
+    ],
+)
+def test_templates_are_filled_once(helpers: Helpers, template: str, filled: str) -> None:
+    given = {"template": template, "names": ["a", "c", "é"], "texts": ["1", "{a}", "😀"]}
+    assert answered(helpers.ask("filled", json.dumps(given).encode())).decode() == filled
+
+
+def test_objects_are_written(helpers: Helpers) -> None:
+    given = {"text": 'a "b"\n', "whole": -7, "number": 1.5e-9, "flag": True, "list": ["1", "2"]}
+    written = json.loads(answered(helpers.ask("object_again", json.dumps(given).encode())))
+    assert written == given | {"list": [1, 2], "none": None}
+
+
 WRONG = [
     ('{"list": []}', 'JSON: there is no "text"'),
     ('{"text": 5, "list": []}', "JSON: expected a string, found a number"),

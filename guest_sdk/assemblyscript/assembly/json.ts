@@ -144,6 +144,18 @@ export class Json {
     return found === null ? other : found.integer();
   }
 
+  /** What is true or false under `key`, or `other` when there is nothing. */
+  booleanOr(key: string, other: bool): bool {
+    const found = this.get(key);
+    return found === null ? other : found.boolean();
+  }
+
+  /** The strings of the array under `key`, or `other` when there is none. */
+  stringsOr(key: string, other: Array<string>): Array<string> {
+    const found = this.get(key);
+    return found === null ? other : found.strings();
+  }
+
   private expect(kind: JsonKind): void {
     if (this.kind != kind) {
       throw new Error("JSON: expected " + kindName(kind) + ", found " + kindName(this.kind));

@@ -2,7 +2,9 @@
 // function reads bytes at `from`, leaves its answer where `answer` says and returns its length, or -1
 // where the SDK refuses.
 
-import { Decoder, Encoder, Json, JsonKind, Utf8Decoder, decodeUtf8, encodeUtf8, quote } from "symphony-lip";
+import {
+  Decoder, Encoder, Json, JsonKind, JsonObject, Utf8Decoder, decodeUtf8, encodeUtf8, fill, quote,
+} from "symphony-lip";
 
 let result = new ArrayBuffer(0);
 
@@ -123,4 +125,20 @@ function counts(decoder: Decoder, encoder: Encoder): void {
   const pairs = decoder.map();
   encoder.map(pairs);
   for (let i = 0; i < pairs; i++) encoder.text(decoder.text()).integer(decoder.integer());
+}
+
+/** A template filled: JSON {template, names, texts}. */
+export function filled(from: usize, length: i32): i32 {
+  const given = Json.parseBytes(copied(from, length));
+  const names = given.at("names").strings();
+  return give(encodeUtf8(fill(given.at("template").string(), names, given.at("texts").strings())));
+}
+
+/** JSON {text, whole, number, flag}, read and written as an object. */
+export function object_again(from: usize, length: i32): i32 {
+  const given = Json.parseBytes(copied(from, length));
+  const object = new JsonObject().text("text", given.at("text").string());
+  object.whole("whole", given.at("whole").integer()).number("number", given.at("number").number());
+  object.number("none", f64.NaN).flag("flag", given.booleanOr("flag", false));
+  return give(encodeUtf8(object.raw("list", `[${given.stringsOr("list", ["none"]).join(",")}]`).finish()));
 }

@@ -2,9 +2,10 @@
 // came, and tests/guest_sdk/test_assemblyscript_guests.py knows what had to come.
 
 import {
-  Channel, Chat, Child, Errno, Finish, Generation, KvFile, LogLevel, PredOptions, Rights, Sampling,
-  SaveFlags, Task, Ticket, TokenStream, check, clockMs, describe, detokenize, exit, fail, inputText, join, log,
-  modelInfo, randomBytes, randomU64, recv, runTasks, send, sleep, tokenize, unixMs, waitAll, waitAny,
+  Channel, Chat, Child, Errno, Finish, Generation, KvFile, LogLevel, Plan, PredOptions, Reply,
+  Rights, Sampling, SaveFlags, Session, Task, Ticket, TokenStream, check, clockMs, describe,
+  detokenize, exit, fail, inputText, join, log, modelInfo, randomBytes, randomU64, recv, runTasks,
+  send, sleep, tokenize, unixMs, waitAll, waitAny,
 } from "symphony-lip";
 
 export function lip_main(): i32 {
@@ -18,6 +19,7 @@ export function lip_main(): i32 {
   if (part == "sampling") return samplingPart();
   if (part == "generation") return generationPart();
   if (part == "streams") return streamsPart();
+  if (part == "sessions") return sessionsPart();
   if (part == "children") return childrenPart();
   if (part == "channels") return channelsPart();
   if (part == "errors") return errorsPart();
@@ -272,6 +274,43 @@ export function child(): i32 {
   const file = KvFile.granted("notes").unwrap();
   tell(`${inputText()} ${file.length().unwrap()} ${describe(file.truncate(0))}`);
   return file.decode(7).status() == Errno.OK ? 5 : 6;
+}
+
+function sessionsPart(): i32 {
+  const session = new Session("def add(a, b):");
+  check(session.settle(), "settle");
+  tell(`settled ${session.tokens.length} ${session.file.length().unwrap()} ${session.usage.prefilled}`);
+  const alone = session.fork();
+  const said = alone.reply(new Plan(6));
+  tell(`reply ${said.length > 0} ${alone.tokens.length} ${alone.file.length().unwrap()}`);
+
+  // Branches side by side say what they say alone, and share what is computed.
+  const drawn = new Plan(6).withTemperature(1).withSeed(3);
+  const replies: Reply[] = [];
+  for (let i = 0; i < 3; i++) replies.push(session.fork().begin(i ? drawn.branch(i) : new Plan(6)));
+  runTasks(replies);
+  const other = session.fork().reply(drawn.branch(2));
+  tell(`branches ${replies[0].text == said} ${replies[2].text == other} ${replies[1].text != other}`);
+  tell(`used ${session.usage.prefilled} ${session.usage.generated}`);
+
+  // What was replied is part of the text: going on is as if it had been said.
+  alone.say("!");
+  const again = new Session("def add(a, b):");
+  again.push(replies[0].tokens);
+  again.say("!");
+  tell(`on ${alone.reply(new Plan(4)) == again.reply(new Plan(4))}`);
+
+  // A text to stop at is cut off, of the tokens, too, and what is rewritten keeps its beginning.
+  const stop = session.fork();
+  const cut = stop.reply(new Plan(6).stop(said.charAt(3)));
+  const held = detokenize(stop.tokens).unwrap() == "def add(a, b):" + cut;
+  tell(`stopped ${said.startsWith(cut) && cut.length <= 3} ${held}`);
+  const known = stop.rewrite(tokenize("def add(a, c):").unwrap());
+  tell(`rewritten ${known} ${stop.file.length().unwrap()} ${stop.reply(new Plan(2)).length > 0}`);
+  const copy = Session.of(again.file.fork());
+  tell(`of ${copy.tokens.length == again.file.length().unwrap()}`);
+  tell("empty " + describe(new Session().begin(new Plan(1)).finish()));
+  return 0;
 }
 
 function childrenPart(): i32 {

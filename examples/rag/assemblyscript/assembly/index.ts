@@ -2,8 +2,8 @@
 // those that its own statistics favour, and composes several of them in any order.
 
 import {
-  Errno, Generation, Incoming, Json, KvFile, Pred, Task, Ticket, check, inputText, log, quote, recv,
-  runTasks, send, tokenize,
+  Errno, Generation, Incoming, Json, JsonObject, KvFile, Pred, Task, Ticket, check, inputText, log,
+  recv, runTasks, send, tokenize,
 } from "symphony-lip";
 import { Document, Library } from "./library";
 
@@ -99,7 +99,8 @@ class Desk extends Task {
     }
     const waiting = answer.step();
     if (waiting !== null) return waiting;
-    check(send(`{"id": ${this.id}, "text": ${quote(answer.text().unwrap())}}`), "send");
+    const told = new JsonObject().whole("id", this.id).text("text", answer.text().unwrap());
+    check(send(told.finish()), "send");
     if (this.automatic) answer.file.offer().unwrap();
     else this.library.giveBack(this.wanted);
     answer.file.close();

@@ -1,8 +1,8 @@
 // Marks what it writes, so that whoever has the secret can tell it from other texts; and tells.
 
 import {
-  Json, KvFile, Pred, PredOptions, Sampling, Task, Ticket, check, detokenize, fail, inputText,
-  modelInfo, quote, runTasks, send, tokenize,
+  Json, JsonObject, KvFile, Plan, Pred, Task, Ticket, check, detokenize, fail, inputText, modelInfo,
+  runTasks, send, tokenize,
 } from "symphony-lip";
 import { Secret, WIDTH } from "./green";
 
@@ -11,7 +11,7 @@ export function lip_main(): i32 {
   const secret = new Secret(job.at("secret").string());
   const text = job.get("text");
   if (text !== null) {
-    check(send(`{${evidence(secret, text.string())}}`), "send");
+    check(send(evidence(new JsonObject(), secret, text.string())), "send");
     return 0;
   }
   const prompt = tokenize(job.at("prompt").string()).unwrap();
@@ -28,16 +28,17 @@ export function lip_main(): i32 {
   runTasks(writers);
   for (let i = 0; i < writers.length; i++) {
     const text = writers[i].text();
-    const told = evidence(secret, text);
-    check(send(`{"delta": ${writers[i].delta}, "text": ${quote(text)}, ${told}}`), "send");
+    const told = new JsonObject().number("delta", writers[i].delta).text("text", text);
+    check(send(evidence(told, secret, text)), "send");
   }
   return 0;
 }
 
 /** What a reader who has the text alone, and the secret, can say about it. */
-function evidence(secret: Secret, text: string): string {
+function evidence(told: JsonObject, secret: Secret, text: string): string {
   const found = secret.lookAt(tokenize(text).unwrap());
-  return `"counted": ${found.counted}, "green": ${found.green}, "z": ${found.z}, "p": ${found.p}`;
+  told.whole("counted", found.counted).whole("green", found.green);
+  return told.number("z", found.z).number("p", found.p).finish();
 }
 
 /** Continues a prompt of which its file has all but the last token. */
@@ -45,7 +46,7 @@ class Writer extends Task {
   private pred: Pred | null = null;
   private readonly begin: i32;
   private readonly end: i32;
-  private readonly sampling: Sampling = new Sampling();
+  private readonly plan: Plan;
   private readonly vocabSize: i32 = modelInfo().vocabSize;
   private readonly eos: u32[] = modelInfo().eos;
 
@@ -59,10 +60,8 @@ class Writer extends Task {
   ) {
     super();
     this.begin = tokens.length;
-    this.end = tokens.length + (job.integerOr("max_tokens", 200) as i32);
-    this.sampling.withTemperature(job.numberOr("temperature", 1));
-    const seed = job.get("seed");
-    if (seed !== null) this.sampling.withSeed(seed.integer());
+    this.plan = Plan.of(job, "max_tokens", 200).withTemperature(job.numberOr("temperature", 1));
+    this.end = tokens.length + this.plan.maxTokens;
   }
 
   step(): Ticket | null {
@@ -74,7 +73,7 @@ class Writer extends Task {
     }
     if (this.tokens.length >= this.end) return null;
     const green = this.secret.greenAfter(this.tokens.slice(-WIDTH), this.vocabSize);
-    const options = new PredOptions().sample(this.sampling).biasMask(green, this.delta as f32);
+    const options = this.plan.options().biasMask(green, this.delta as f32);
     this.pred = this.kv.decode(this.tokens[this.tokens.length - 1], options);
     return this.pred;
   }
