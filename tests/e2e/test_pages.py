@@ -90,7 +90,9 @@ def test_the_first_lip_runs_over_plain_http(server: RunningServer, hello: Path) 
         "examples/best_of_n/README.md",
         "examples/chat/README.md",
         "examples/completion/README.md",
+        "examples/graph_of_thoughts/README.md",
         "examples/parallel_suffixes/README.md",
+        "examples/swarm/README.md",
     ],
 )
 def test_the_commands_of_the_pages_work(server: RunningServer, tmp_path: Path, page: str) -> None:
