@@ -13,13 +13,16 @@
 Without --real: the whole kernel on the simulated executor in virtual time, with the costs of some
 devices. With --real: the tiny model on this machine in fp32, rounds interleaved, the best counts.
 Outputs are compared, and must be the same to the last token.
+
+In virtual time each figure stands beside the most that the device itself allows with so many frames
+(`most_tokens_a_second`): what the schedulers and the pager lose is what is missing to that.
 """
 
 import argparse
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -70,6 +73,26 @@ class Measured:
     preemptions: int
     moved_pages: int
     rebuilt_tokens: int
+    bound: float | None = None  # tokens a second that no order of steps could pass
+
+
+def most_tokens_a_second(costs: CostModel, load: Load, frames: int) -> float:
+    """Return the most tokens a second of runs that generate all the time, whatever the pager does.
+
+    Each token needs its file's pages in the step that computes it, so the steps have at least as
+    many pages as all tokens together, over the frames; and each run has its tokens one behind the
+    other. Nothing is moved or computed again for it, and prompts cost no step of their own.
+    """
+    busy = load.runs - load.waiting
+    prompt = 1 if load.waiting else load.prompt
+    contexts = load.prompt + np.arange(load.waiting > 0, load.tokens)  # seen by each token
+    steps = max(load.tokens, busy * float((-(-contexts // PAGE_TOKENS)).sum()) / frames)
+    each = (
+        costs.prefill_token_us * (prompt if prompt > 1 else 0)
+        + costs.decode_row_us * load.tokens
+        + costs.context_token_us * float(contexts.sum())
+    )
+    return 1e6 * busy * load.tokens / (costs.fixed_us * steps + busy * each)
 
 
 class Runs:
@@ -167,7 +190,10 @@ def simulate(
     """Measure in virtual time."""
     clock = VirtualClock()
     executor = SimulatedExecutor(clock, frames, costs=costs)
-    return clock.run(measure(executor, clock, load, places))
+    measured, made = clock.run(measure(executor, clock, load, places))
+    if not load.tools_s:
+        measured = replace(measured, bound=most_tokens_a_second(costs, load, frames))
+    return measured, made
 
 
 def compute(load: Load, frames: int, places: Places) -> tuple[Measured, list[list[int]]]:
@@ -253,6 +279,7 @@ def show(kind: str, by_name: dict[str, Measured]) -> None:
             f" {measured.tokens_a_second / roomy:5.2f} of roomy {measured.mean_rows:5.1f} rows"
             f" {measured.preemptions:5} preemptions {measured.moved_pages:6} pages moved"
             f" {measured.rebuilt_tokens:7} tokens computed again"
+            + (f", bound {measured.bound:7.0f}" if measured.bound is not None else "")
         )
 
 

@@ -5,7 +5,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor, simulated_model
+from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
+from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.options import PredOptions
 from symphony_kernel.scheduler.batcher import Part, Step, StepLimits
 from symphony_kernel.scheduler.clock import VirtualClock
@@ -65,7 +68,10 @@ class Wait:
 
 
 class Crowd:
-    """Runs LIPs against a scheduler for a number of steps, and tells a watcher of each launch."""
+    """Runs LIPs against a scheduler for a number of steps, and tells a watcher of each launch.
+
+    With `frames` their files are real ones on a device that has no more, and nothing beside it.
+    """
 
     def __init__(
         self,
@@ -74,14 +80,21 @@ class Crowd:
         costs: CostModel,
         tenant_weights: list[float] | None = None,
         watch: Callable[["Crowd", Launch], None] | None = None,
+        frames: int | None = None,
     ) -> None:
         self.clock, self.pool = VirtualClock(), Pool()
         self.habits, self.limits, self.costs = habits, limits, costs
         self.charges = CostWeights()
         self.tenant_weights = tenant_weights or [1.0] * (1 + max(h.tenant for h in habits))
+        self.kvfs: KVFS | None = None
+        if frames is not None:
+            places, most = Places(pages_a_frame=1_000), TenantLimits(frames)
+            self.kvfs = KVFS(frames, self.clock.now, most, places=places)
+        pressure = None if self.kvfs is None else self.kvfs.pressure
         self.scheduler = Scheduler(
-            self.clock, self.pool.pages, SIMULATED.vocab_size, self.charges, limits
-        )
+            self.clock, self.pool.pages, SIMULATED.vocab_size, self.charges, limits,
+            pressure=pressure,
+        )  # fmt: skip
         for tenant, weight in enumerate(self.tenant_weights):
             self.scheduler.set_tenant_weight(f"t{tenant}", weight)
         self.device = SimulatedExecutor(self.clock, self.pool.pages, SIMULATED, costs, hashed=False)
@@ -133,7 +146,12 @@ class Crowd:
         for work, _, cost in parts:
             self.service[work.root] += cost
             self.given += cost
+        if self.kvfs is not None:
+            for batch in self.kvfs.take_moves():
+                self.kvfs.moved(batch)
         for work, _, _ in parts:
+            if work.rebuilds:
+                continue
             wait = self.waits[work]
             if wait.waited < 0:
                 wait.waited = self.given - wait.service
@@ -160,12 +178,30 @@ class Crowd:
     def _begin(self, root: int, habit: Habit) -> None:
         for branch in range(habit.branches):
             self._chains += 1
-            self._submit(root, habit, branch, 0, LengthFile(self.pool, habit.context))
+            self._submit(root, habit, branch, 0, self._file(habit))
         self._wake.set()
 
-    def _submit(self, root: int, habit: Habit, branch: int, turn: int, file: LengthFile) -> None:
-        if self._stopping or turn >= habit.preds:
+    def _file(self, habit: Habit) -> LengthFile | KVFile:
+        if self.kvfs is None:
+            return LengthFile(self.pool, habit.context)
+        tenant = f"t{habit.tenant}"
+        file = self.kvfs.create(tenant, self.kvfs.tenant(tenant).account)
+        places = np.arange(habit.context, dtype=np.int32)
+        self.kvfs.fill(file, places.astype(np.uint32), places, habit.context, None)
+        return file
+
+    def _close(self, file: LengthFile | KVFile) -> None:
+        if isinstance(file, LengthFile):
             file.close()
+        else:
+            assert self.kvfs is not None
+            self.kvfs.release(file)
+
+    def _submit(
+        self, root: int, habit: Habit, branch: int, turn: int, file: LengthFile | KVFile
+    ) -> None:
+        if self._stopping or turn >= habit.preds:
+            self._close(file)
             self._chains -= 1
             self._wake.set()
             return
@@ -184,8 +220,11 @@ class Crowd:
 
         def again() -> None:
             if file.length > habit.context + 256:
-                file.length = habit.context
-                file.unreserve()
+                if isinstance(file, KVFile):
+                    file.truncate(habit.context)
+                else:
+                    file.length = habit.context
+                    file.unreserve()
             self._submit(root, habit, branch, turn + 1, file)
             self._wake.set()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.executor.simulated import CostModel
+from symphony_kernel.kvfs import KVFile
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.options import DEFAULT, PredOptions
@@ -70,7 +71,7 @@ class LengthFile:
 def make_work(
     root: int,
     tokens: int,
-    file: LengthFile,
+    file: LengthFile | KVFile,
     *,
     tenant: str = "t",
     instance: int | None = None,

@@ -34,7 +34,7 @@ from symphony_kernel.scheduler.rebuild import Rebuild, plan
 from symphony_kernel.scheduler.work import Work
 
 _RESERVED_MAX: Final = 4_096  # admitted works, before those that have ended are dropped
-_REBUILD_SLICES: Final = 4.0  # a slice is so many times what a rebuild costs, at least
+REBUILD_SLICES: Final = 4.0  # a slice is so many times what a rebuild costs, at least
 _GAIN: Final = 1 / 4
 
 
@@ -391,7 +391,7 @@ class Pager:
     @property
     def _slice(self) -> float:
         """Service by which one LIP may get ahead of another that waits for its frames."""
-        return PAGER_SLICE_SERVICE + _REBUILD_SLICES * self._rebuilding
+        return PAGER_SLICE_SERVICE + REBUILD_SLICES * self._rebuilding
 
 
 def _alive(works: list[Work]) -> list[Work]:

@@ -13,6 +13,7 @@ is the most by which their counters differ, and 2 D the most by which their serv
 differs.
 """
 
+from dataclasses import replace
 from itertools import combinations
 from math import inf
 
@@ -20,12 +21,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
-from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN
+from symphony_kernel.kvfs import page_count
+from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_SERVICE, PREFILL_TOKENS_MIN
 from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_kernel.scheduler.pager import REBUILD_SLICES
 
 from tests.support.crowds import Crowd, Habit, Launch, Wait
 
 STEPS = 40
+CROWDED_STEPS = 160  # more than once a slice for each
 COSTS = CostModel(fixed_us=3_000, prefill_token_us=300, decode_row_us=60, context_token_us=0.2)
 SLACK = 1e-6  # of floats
 BRANCHES = st.sampled_from([1, 1, 2, 7, 30])
@@ -126,6 +130,24 @@ class Referee:
         return sum(self.weights) * (tenant / self.weights[lip.tenant] + 2 * difference)
 
 
+class Crowded(Referee):
+    """Allows for the slice that those with frames may get ahead of those who wait for some.
+
+    It is more by some times the tokens that are computed `again` for one pred.
+    """
+
+    def __init__(
+        self, lips: list[Habit], weights: list[float], limits: StepLimits, again: int
+    ) -> None:
+        super().__init__(lips, weights, limits)
+        self.slice = PAGER_SLICE_SERVICE + REBUILD_SLICES * again
+        self.least = 0  # a step has what the frames allow
+
+    def difference(self, weight: float) -> float:
+        """Return D, larger by a slice."""
+        return super().difference(weight) + self.slice
+
+
 @pytest.mark.parametrize(
     "limits",
     [
@@ -183,6 +205,28 @@ def streams_and_prompts(draw: st.DrawFn) -> tuple[list[Habit], float]:
         for _ in range(draw(st.integers(1, 4)))
     ]
     return streams + prompts, draw(st.sampled_from([60.0, 100.0, 200.0]))
+
+
+@settings(
+    max_examples=10, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+@given(crowd=crowds())
+def test_so_it_is_on_a_device_that_is_too_small_for_all_of_them(
+    crowd: tuple[list[Habit], list[float]],
+) -> None:
+    lips, weights = crowd
+    lips = [replace(each, branches=min(each.branches, 4), trees=False, context=0) for each in lips]
+    most = [page_count(habit.context + 256 + 2 * max(habit.sizes)) + 1 for habit in lips]
+    held = sum(habit.branches * pages for habit, pages in zip(lips, most, strict=True))
+    # Without a host an eighth of the device is for what nobody could compute again.
+    frames = max(int(0.2 * held), max(most) * 8 // 7 + 2)
+    limits = StepLimits(tokens=64, rows=16, quantum=8, decode_gap_ms=inf)
+    referee = Crowded(lips, weights, limits, max(most) * PAGE_TOKENS)
+    served = Crowd(lips, limits, COSTS, weights, watch=referee, frames=frames)
+    served.run(CROWDED_STEPS)
+    assert not served.waits, "whoever came was answered"
+    assert served.kvfs is not None
+    served.kvfs.check_integrity({})
 
 
 @pytest.mark.parametrize("device", DEVICES)
