@@ -322,6 +322,25 @@ def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
     with_kernel(test, Caution())
 
 
+def test_short_programs_are_soon_not_guessed_about() -> None:
+    """Of six preds one row for nothing is too many: their tenant's next ones begin without."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await think(worker, 1, 60)  # it has paid for this one
+        await rig.gateway.end(1)
+        await asyncio.sleep(0.05)
+        before = guessed(rig)[1]
+        for instance in range(2, 40):
+            await start(rig, instance)
+            await think(worker, instance, 6)
+            await rig.gateway.end(instance)
+            await asyncio.sleep(0.05)
+        assert guessed(rig)[1] - before <= 6
+
+    with_kernel(test, Caution())
+
+
 def test_unseeded_draws_are_not_guessed() -> None:
     async def test(rig: Rig) -> None:
         worker = await start(rig)

@@ -16,7 +16,7 @@ whoever wants frames gets as if it were free. A file that is edited is guessed a
 
 Who is guessed about is learned: each pred that is what would have been guessed earns its LIP
 credit, and each row that was computed for nothing costs many times that. A LIP begins with a
-little where guessing has paid for its tenant's last ones.
+little where guessing has paid for its tenant's last ones, and with debts where it has not.
 """
 
 from collections.abc import Container
@@ -93,7 +93,8 @@ class Past:
 
     tenant: str
     credit: int
-    sum: int = 0  # of all that it has earned and cost
+    sum: int = 0  # of all that it would have earned and cost if all of it had been guessed
+    lines: "dict[KVFile, Line]" = field(default_factory=dict)
 
     def add(self, credit: int) -> None:
         """Add what a pred, or the lack of one, has shown."""
@@ -166,8 +167,11 @@ class Guesses:
             return None
         line.past.add(1)
         draft = guess.draft
-        computed = draft is not None and (draft.step is not None or guess.result is not None)
-        if not computed or guess.moved != self._pool.moved:
+        if draft is None:
+            line.guesses.clear()
+            self._tidy(line)
+            return None
+        if (draft.step is None and guess.result is None) or guess.moved != self._pool.moved:
             self._drop(line)
             return None
         del line.guesses[0]
@@ -196,7 +200,7 @@ class Guesses:
         file = cast(KVFile, work.file)
         past = self._past(work)
         line = Line(file, work.root, work.instance, past, work.options, work.seed)
-        self._lines[file] = line
+        self._lines[file] = past.lines[file] = line
         return line
 
     # -- Rows -----------------------------------------------------------------------------------
@@ -269,7 +273,8 @@ class Guesses:
         """The draft that was to compute a guess will not: the pred is expected all the same."""
         guess.draft = None
         line = guess.line
-        if guess.dropped or guess.work is not None:
+        if guess.dropped:
+            line.past.add(self._caution.vain)
             return
         if line.guesses[0] is not guess:
             line.guesses.remove(guess)
@@ -280,7 +285,7 @@ class Guesses:
     def computed(self, guess: Guess, result: bytes | SyscallError) -> None:
         """The draft of a guess that nobody has claimed has ended."""
         if guess.dropped:
-            self._in_vain(guess)
+            self.misses += 1
         else:
             guess.result = result
 
@@ -298,15 +303,16 @@ class Guesses:
 
     def forget(self, root: int, instance: int | None = None) -> None:
         """An instance, or a whole LIP, has ended."""
-        gone = [
-            line
-            for line in self._lines.values()
-            if line.root == root and instance in (None, line.instance)
-        ]
-        for line in gone:
-            self._drop(line)
-        past = self._pasts.pop(root, None) if instance is None else None
-        if past is not None and past.sum:
+        past = self._pasts.get(root)
+        if past is None:
+            return
+        for line in list(past.lines.values()):
+            if instance in (None, line.instance):
+                self._drop(line)
+        if instance is not None:
+            return
+        del self._pasts[root]
+        if past.sum:
             before = self._tenants.get(past.tenant, 0.0)
             paid = 1.0 if past.sum > 0 else -1.0
             self._tenants[past.tenant] = before + (paid - before) * _TENANT_GAIN
@@ -314,15 +320,19 @@ class Guesses:
     def _past(self, work: Work) -> Past:
         past = self._pasts.get(work.root)
         if past is None:
-            first = _CREDIT_FIRST if self._tenants.get(work.tenant, 0.0) > 0 else 0
+            paid = self._tenants.get(work.tenant, 0.0)
+            first = _CREDIT_FIRST if paid > 0 else _CREDIT_LEAST if paid < 0 else 0
             past = self._pasts[work.root] = Past(work.tenant, first)
         return past
 
     def _drop(self, line: Line) -> None:
         for guess in line.guesses:
             guess.dropped = True
-            if guess.result is not None:
-                self._in_vain(guess)
+            if guess.draft is not None:  # unless that is taken back
+                line.past.add(-self._caution.vain)
+            else:  # as it would have been
+                line.past.sum -= self._caution.vain
+            self.misses += guess.result is not None
         line.guesses.clear()
         self._tidy(line)
 
@@ -333,10 +343,7 @@ class Guesses:
                 self._pool.leave_spare(line.spare, line)
                 line.spare = -1
             self._lines.pop(line.file, None)
-
-    def _in_vain(self, guess: Guess) -> None:
-        guess.line.past.add(-self._caution.vain)
-        self.misses += 1
+            line.past.lines.pop(line.file, None)
 
 
 def _is_of_a_course(work: Work) -> bool:
