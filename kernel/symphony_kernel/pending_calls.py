@@ -18,7 +18,11 @@ from symphony_kernel.kvfs.ordering import Operation, drop, finish, submit
 from symphony_kernel.process_table import Instance, ProcessTable, WorkQueue
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.generate_options import GenerateOptions
-from symphony_kernel.protocol.limits import INSTANCE_CALLS_PENDING_MAX, LIP_CALL_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    FILE_TEXTS_MAX,
+    INSTANCE_CALLS_PENDING_MAX,
+    LIP_CALL_BYTES_MAX,
+)
 from symphony_kernel.protocol.options import Get, PredOptions
 from symphony_kernel.scheduler.run_ahead import RunAhead
 from symphony_kernel.scheduler.work import Work
@@ -320,7 +324,11 @@ class Pred(_Pending):
         if self.constraint is not None and self.options.keep:
             assert self.work is not None
             assert self.work.guide is not None
-            self.files[0].begin_text(self.constraint.number, self.work.guide.base)
+            file = self.files[0]
+            texts = file.texts = file.texts or {}
+            texts[self.constraint.number] = self.work.guide.base
+            if len(texts) > FILE_TEXTS_MAX:
+                del texts[next(iter(texts))]
 
     def _value(self, result: bytes) -> int:  # noqa: ARG002 - what it says is the worker's alone
         """Return what of a result decides what comes after it."""

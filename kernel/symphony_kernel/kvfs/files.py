@@ -28,7 +28,7 @@ from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tables import OFFSETS, TABLE_PAGES_MIN, alike_pages, continues, grown
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import FILE_TEXTS_MAX, PAGE_TOKENS
+from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 if TYPE_CHECKING:
     from symphony_kernel.kvfs.naming import Name
@@ -475,13 +475,6 @@ class KVFile:
         if self.tied and self.lineage is None:
             self._loosen()
         self._shrink(page_count(length))
-
-    def begin_text(self, constraint: int, base: int) -> None:
-        """The text under a constraint begins with this entry."""
-        texts = self.texts = self.texts or {}
-        texts[constraint] = base
-        if len(texts) > FILE_TEXTS_MAX:
-            del texts[next(iter(texts))]
 
     def take_pages(self) -> Int32:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
