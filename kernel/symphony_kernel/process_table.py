@@ -39,6 +39,9 @@ class WorkQueue(Protocol):
     def forget(self, root: int, instance: int | None = None) -> None:
         """Drop all work of an instance, or of a whole LIP; nobody is told."""
 
+    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+        """Charge a LIP for what others wait for beside its works, in tokens' service."""
+
     def trace(self, root: int) -> None:
         """Tell of a LIP's preds and steps from now on, until it is forgotten."""
 

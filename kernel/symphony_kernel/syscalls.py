@@ -256,7 +256,10 @@ class Syscalls:
         length = _content(file).length
         if length + ranges.total > self._turns.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
-        file.append(source, entries)
+        copied = file.append(source, entries)
+        if copied:  # the next step does that first, whoever is in it
+            lip, cost = caller.lip, self._kvfs.tiers.copy_service(copied)
+            self._turns.scheduler.charge(lip.root, caller.tenant.name, lip.weight, cost)
         caller.usage.cached_tokens += ranges.total
         return 0
 

@@ -116,6 +116,16 @@ def test_files_without_a_queue_do_not_wait(rig: SyscallRig) -> None:
     assert rig.file(B).tokens.tolist()[-1] == 2
 
 
+def test_what_an_edit_copies_is_charged_and_what_it_shares_is_not(rig: SyscallRig) -> None:
+    filled(rig, A, 64)
+    assert rig.call(1, Op.KV_EXTRACT, B, A, u32(0, 64)) == 0
+    assert rig.scheduler.charged == {}
+    assert rig.call(1, Op.KV_EXTRACT, C, A, u32(1, 33)) == 0
+    (once,) = rig.scheduler.charged.values()
+    assert rig.call(1, Op.KV_APPEND, C, A, 8, 40) == 0
+    assert rig.scheduler.charged == {1: 2 * once}
+
+
 def test_extract_keeps_positions_and_rights(rig: SyscallRig) -> None:
     filled(rig, A, 40)
     assert rig.call(1, Op.KV_EXTRACT, B, A, u32(16, 32, 3, 5)) == 0

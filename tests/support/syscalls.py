@@ -33,6 +33,10 @@ class RecordingScheduler:
 
     def __init__(self) -> None:
         self.works: list[Work] = []
+        self.charged: dict[int, float] = {}
+
+    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+        self.charged[root] = self.charged.get(root, 0.0) + cost
 
     def submit(self, work: Work) -> None:
         self.works.append(work)

@@ -194,6 +194,9 @@ class Replay:
             self._forget(work)
         self._run_inside(r.UNRESERVED, *(f for w in gone if isinstance(f := w.file, KVFile)))
 
+    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+        """Nobody waits now: fairness begins anew."""
+
     def trace(self, root: int) -> None:
         """Nothing is traced now; the kernel asks again."""
 

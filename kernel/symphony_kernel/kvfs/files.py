@@ -21,7 +21,8 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.advice import NO_ADVICE
-from symphony_kernel.kvfs.lineage import Origins, Span, Step, Trail, plan
+from symphony_kernel.kvfs.lineage import Origins, Step, Trail, plan
+from symphony_kernel.kvfs.lineage.trails import is_branch, planted_trail
 from symphony_kernel.kvfs.pages import NOWHERE, page_count
 from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.storage import Storage
@@ -313,10 +314,10 @@ class KVFile:
         known, entries = self._known(), self.length + len(tokens)
         if known.may_grow(2, entries) and known.benches + 4 * pages < self._storage.usable:
             return False  # whatever it depends on
-        if _is_branch(parents):
+        if is_branch(parents):
             return False
         above = np.array(parents, np.int32)
-        planted = _planted(self.history(), tokens, tokens.astype(np.int32), above)
+        planted = planted_trail(self.history(), tokens, tokens.astype(np.int32), above)
         return self.would_be_tied(planted, pages)
 
     def tie(self) -> None:
@@ -361,11 +362,11 @@ class KVFile:
 
     def _plant(self, tokens: UInt32, positions: Int32, parents: Int32) -> None:
         """Write down the tree that comes behind the entries."""
-        if _is_branch(parents):
+        if is_branch(parents):
             return
         # What may become lost is tied since `prepare_tree`. Others of the tenant's may have taken
         # room since: a bound that may be passed by what is under way.
-        planted = _planted(self.history(), tokens.copy(), positions.copy(), parents)
+        planted = planted_trail(self.history(), tokens.copy(), positions.copy(), parents)
         self._known().become(planted, keep=not self.tied)
 
     def _behind(self, source: "KVFile", entries: Int64) -> Trail | None:
@@ -411,8 +412,8 @@ class KVFile:
         self._extend(pages)
         self.length = self.plain = entries
 
-    def append(self, source: "KVFile", entries: Int64) -> None:
-        """Append entries of `source` ([c] indices, which may be this file's own).
+    def append(self, source: "KVFile", entries: Int64) -> int:
+        """Append entries of `source` ([c] indices, which may be this file's own); how many copied.
 
         Whole pages are shared where they line up: where a page of this file would begin with the
         first entry of a source page and go on with those that follow it. All else is copied.
@@ -461,6 +462,7 @@ class KVFile:
         self.length += len(entries)
         if ties and not self.tied:
             self.tie()
+        return int(copied.sum())
 
     def truncate(self, length: int) -> None:
         """Roll back to `length` entries."""
@@ -585,13 +587,3 @@ class KVFile:
 
 def _anything() -> None:
     """Refuse nothing."""
-
-
-def _is_branch(parents: "Sequence[int] | Int32") -> bool:
-    """Whether a tree is a single branch: each saw all before it."""
-    return np.array_equal(parents, np.arange(-1, len(parents) - 1))
-
-
-def _planted(history: Trail | None, tokens: UInt32, positions: Int32, parents: Int32) -> Trail:
-    """Return the trail of a file's entries with a tree ([n] each) behind them."""
-    return Trail(history, Span(history, tokens, positions, parents), np.array([[0, len(tokens)]]))

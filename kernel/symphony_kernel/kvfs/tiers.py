@@ -38,6 +38,7 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 Bool = npt.NDArray[np.bool_]
 
 _NO_PAGES: Int32 = np.empty(0, np.int32)
+_COPY_SERVICE = 1 / 1_000  # of computing an entry, while nothing has been measured
 _QUEUE_SLACK = 1_024  # stale entries of the queue of duplicates, before it is looked through
 
 
@@ -130,6 +131,15 @@ class Tiers:
         """
         computed = self.token_seconds() * PAGE_TOKENS
         return not computed or 2 * self.cost.page_seconds * pages <= computed * pages
+
+    def copy_service(self, entries: int) -> float:
+        """Return how many tokens could be computed while so many entries are copied, about.
+
+        By what moving pages takes here; while that is unknown, a thousandth of them.
+        """
+        computed = self.token_seconds() * PAGE_TOKENS
+        known = computed and self.cost.page_seconds
+        return entries * (self.cost.page_seconds / computed if known else _COPY_SERVICE)
 
     # -- Off the device -------------------------------------------------------------------------
     def evict(self, pages: Int32, keep: bool = False, host: bool = True) -> Int32:

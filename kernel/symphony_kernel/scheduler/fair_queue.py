@@ -283,6 +283,31 @@ class FairQueue:
         self._charge(tenant, lip, work, work.remaining)
         tenant.last, self._last = lip.counter, tenant.counter
 
+    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+        """Charge a LIP for what it had done beside its works; not while a batch is formed."""
+        lip = self._lips.get(root)
+        if lip is None:
+            self._made += 1
+            lip = self._lips[root] = _Lip(root, self._made, self._tenant(tenant), weight)
+        home = lip.tenant
+        if lip.active:
+            self._deactivate(lip)
+        else:
+            self._lift(lip)
+        if home.active:
+            self._remove(home)
+        lip.counter += cost / lip.weight
+        lip.served += cost / lip.weight
+        home.counter += cost / home.weight
+        if lip.works:
+            self._activate(lip)
+        else:
+            home.last = lip.counter
+            if home.lips_active:
+                self._insert(home)
+            else:
+                self._last = max(self._last, home.counter)
+
     def restore(self) -> None:
         """Put what was set aside back to where it was: in front, with its counter as it is."""
         while self._aside:

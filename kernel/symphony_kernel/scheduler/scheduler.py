@@ -151,6 +151,10 @@ class Scheduler:
         """Tell of a LIP's preds and steps from now on, until it is forgotten."""
         self._traces.open(root, self._clock.now())
 
+    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+        """Charge a LIP for what others wait for beside its works, in tokens' service."""
+        self._queue.charge(root, tenant, weight, cost)
+
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """Give a tenant a share relative to the others' (1 by default)."""
         self._queue.set_tenant_weight(tenant, weight)

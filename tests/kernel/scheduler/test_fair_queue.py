@@ -330,3 +330,27 @@ def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
         served = {10 * root + ord(tenant) for root, tenant, _, waits in works if not waits}
         counters.append([queue.statistics(), {root: queue.service(root) for root in served}])
     assert counters[0] == counters[1]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("tenants", [("t", "t"), ("t", "u")])
+def test_who_is_charged_beside_its_works_is_served_so_much_less(
+    waits: bool, tenants: tuple[str, str]
+) -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    queue.push(make_work(2, 400, LengthFile(pool), tenant=tenants[1]))
+    if waits:
+        queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
+    queue.charge(1, tenants[0], 1.0, 100.0)
+    if not waits:
+        queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
+    served: Counter[int] = Counter()
+    while served[1] < 50:
+        work, cost = serve_first(queue, 10)
+        served[work.root] += int(cost)
+    assert served[1] == 50
+    assert 140 <= served[2] <= 160
+    assert queue.served(1) == 150
+    queue.forget_lip(1)
+    queue.forget_lip(2)
+    assert queue.first() is None

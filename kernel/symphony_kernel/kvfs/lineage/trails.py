@@ -4,7 +4,7 @@ Both are shared between files. A trail never changes; a span changes only by gro
 that whoever knows its first entries goes on knowing them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
@@ -149,6 +149,18 @@ class Trail:
             taken = part.indices()[entries[piece] - part.first]
             behind = Trail(behind, part.span, ranges_of(taken))
         return behind
+
+
+def is_branch(parents: Sequence[int] | Int32) -> bool:
+    """Whether a tree ([n], -1: none) is a single branch: each token saw all before it."""
+    return np.array_equal(parents, np.arange(-1, len(parents) - 1))
+
+
+def planted_trail(
+    history: "Trail | None", tokens: UInt32, positions: Int32, parents: Int32
+) -> "Trail":
+    """Return the trail of a file's entries with a tree ([n] each) behind them."""
+    return Trail(history, Span(history, tokens, positions, parents), np.array([[0, len(tokens)]]))
 
 
 def lost_trail(length: int) -> Trail:
