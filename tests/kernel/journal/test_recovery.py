@@ -16,6 +16,7 @@ from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs import TenantLimits
 from symphony_kernel.kvfs.lineage import book
 from symphony_kernel.kvfs.places import Places
+from symphony_kernel.kvfs.quotas import Account, Ledger
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
@@ -163,10 +164,20 @@ def test_so_it_does_of_files_that_nobody_can_compute_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they are charged for, and which of them were refused."""
-    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 60)
-    given = KernelOptions(places=Places(host_slots=14, pages_a_frame=4))
-    for seed in range(9, 11):
-        compare_now_and_then(tmp_path / str(seed), seed, pages=256, options=given)
+    monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)
+    monkeypatch.setattr("symphony_kernel.kvfs.storage.TIED_DEVICE_SHARE", 0.02)
+    refused: list[bool] = []
+    allow = Ledger.allow_tied
+
+    def counted(ledger: Ledger, account: Account, pages: int) -> None:
+        refused.append(True)
+        allow(ledger, account, pages)
+        refused[-1] = False
+
+    monkeypatch.setattr(Ledger, "allow_tied", counted)
+    given = KernelOptions(places=Places(host_slots=4, pages_a_frame=4))
+    compare_now_and_then(tmp_path, 10, pages=256, options=given)
+    assert set(refused) == {True, False}
 
 
 def outcomes(
