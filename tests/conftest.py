@@ -2,9 +2,14 @@
 
 import os
 
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Whoever looks for new failures asks for other examples than last time: SYMPHONY_EXPLORE=1.
-settings.register_profile("suite", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None)
-settings.load_profile("explore" if os.environ.get("SYMPHONY_EXPLORE") else "suite")
+_EXPLORES = bool(os.environ.get("SYMPHONY_EXPLORE"))
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=not _EXPLORES,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
