@@ -239,7 +239,6 @@ def test_options_decide_the_length_of_the_result(given: dict[str, object], lengt
         ({"parents": [-1]}, Errno.EINVAL),
         ({"get": {"top": 0}}, Errno.EINVAL),
         ({"get": {"top": 1}, "logprobs": 1}, Errno.EINVAL),
-        ({"constraint": 1}, Errno.ENOSYS),
         ({"adapter": "x"}, Errno.ENOSYS),
     ],
 )
