@@ -231,8 +231,10 @@ async def spoil(rig: Rig, instance: int) -> list[int]:
         source, file = A + 2 * made, A + 2 * made + 1
         worker.tell(instance, Op.KV_CREATE, source)
         assert isinstance(await worker.pred(instance, source, prompt(instance, 60)), bytes)
-        heard.append(await worker.call(instance, Op.KV_EXTRACT, file, source, tokens(30, 60)))
-        if heard[-1] == 0:
+        made_so = await worker.call(instance, Op.KV_EXTRACT, file, source, tokens(30, 60))
+        assert isinstance(made_so, int)
+        heard.append(made_so)
+        if made_so == 0:
             grown = await worker.pred(instance, file, prompt(instance, 12))
             heard.append(0 if isinstance(grown, bytes) else grown)
         worker.tell(instance, Op.KV_CLOSE, source)

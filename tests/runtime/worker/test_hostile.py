@@ -121,12 +121,12 @@ def test_a_neighbour_goes_on_and_a_kill_ends_it(program: str) -> None:
 def test_however_many_compute_a_call_waits_for_about_a_slice() -> None:
     tokens = 50
 
-    async def computed_beside(rig: Rig, loops: int) -> float:
+    async def computed_beside(rig: Rig, loops: int) -> int:
         hostile = [await rig.start(SPIN) for _ in range(loops)]
         assert (await rig.run(DECODE, bytes([tokens]))).status == "exited"
         for run in hostile:
             run.kill("enough")
-        return sum([(await run.ended).usage["cpu_ms"] for run in hostile])
+        return sum([int((await run.ended).usage["cpu_ms"]) for run in hostile])
 
     async def test(rig: Rig) -> None:
         # What a kernel takes to answer they compute in any case, so two are the measure of 32: a
