@@ -29,7 +29,7 @@ from typing import Any
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Link, connect_unix, serve_unix
 from symphony_runtime.compiler import compile_program
-from symphony_runtime.containment import WORKERS_GROUP
+from symphony_runtime.containment import open_to_workers
 from wasmtime import wat2wasm
 
 from benchmarks.kernel_client import KernelClient
@@ -188,9 +188,7 @@ def roles_folder() -> Iterator[Path]:
     """A folder for sockets that workers reach, as who is root makes them users of their own."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if os.geteuid() == 0:
-            os.chown(folder, -1, WORKERS_GROUP)
-            folder.chmod(0o2710)
+        open_to_workers(folder)
         yield folder
 
 

@@ -36,7 +36,7 @@ from symphony_runtime.config import (
     user_server_file,
     write_place,
 )
-from symphony_runtime.containment import WORKERS_GROUP
+from symphony_runtime.containment import open_to_workers
 
 START_ATTEMPTS = 3
 BEATS = 4
@@ -513,10 +513,7 @@ def _run_directory() -> Iterator[Path]:
     else:
         raise SupervisorError("no directory for sockets: set TMPDIR to one with a short path")
     path = Path(tempfile.mkdtemp(prefix="symphony-", dir=parent))  # mode 0700
-    if os.geteuid() == 0:
-        with contextlib.suppress(OSError):  # then workers stay root, and say so
-            os.chown(path, -1, WORKERS_GROUP)
-            path.chmod(0o2710)  # workers may reach the sockets, which get their group
+    open_to_workers(path)
     try:
         yield path
     finally:

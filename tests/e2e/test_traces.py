@@ -1,6 +1,7 @@
 """A trace from a real server: three processes, one clock, one picture."""
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -49,14 +50,20 @@ def test_a_decoding_run_is_shown_from_its_call_to_its_step(
     preds = [e for e in spans["kernel"] if e["cat"] == "pred"]
     waits = [e for e in spans["worker-0"] if e["name"] == "wait"]
     steps = [e for e in spans["kernel"] if e["name"] == "step" and e["tid"] == 1]
-    assert len(calls) == len(preds) == len(waits) == len(steps) == 32
-    # Each token: the call, then in another process its pred and step, then the end of the wait.
-    for pred, step, wait in zip(preds, steps, waits, strict=True):
+    assert len(calls) == len(preds) == len(waits) == 32
+    # Each token: the call, then in another process its pred, then the end of the wait.
+    for pred, wait in zip(preds, waits, strict=True):
         call = calls[pred["args"]["ticket"]]
-        ends = [round(each["ts"] + each["dur"], 3) for each in (step, pred, wait)]
-        assert call["ts"] <= pred["ts"] <= step["ts"]
+        assert call["ts"] <= pred["ts"]
+        ends = [round(each["ts"] + each["dur"], 3) for each in (pred, wait)]
         assert ends == sorted(ends)
-        # Nothing of what others computed in the same step.
-        assert step["args"] == {"own_rows": 1, "own_tokens": 1}
+    # The first waits for its step. Later ones the kernel has guessed: their steps may have begun,
+    # or even ended, before they came.
+    steps.sort(key=lambda step: float(step["ts"]))
+    assert 1 <= len(steps) <= 32
+    assert preds[0]["ts"] <= steps[0]["ts"] <= preds[0]["ts"] + preds[0]["dur"]
+    assert all(before["ts"] < after["ts"] for before, after in itertools.pairwise(steps))
+    # Nothing of what others computed in the same step.
+    assert all(step["args"] == {"own_rows": 1, "own_tokens": 1} for step in steps)
     missing = symphony(server, "trace", "run_nothing")
     assert (missing.returncode, missing.stdout) == (1, "")

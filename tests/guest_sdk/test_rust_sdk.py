@@ -58,7 +58,7 @@ def test_declarations_are_the_table_s() -> None:
         for name, (parameters, result) in declared("raw.rs").items()
     }
     assert calls == {call["name"]: (call["params"], call["result"]) for call in TABLE["call"]}
-    assert len(calls) == 46
+    assert len(calls) == 48
 
 
 def test_the_host_in_memory_has_the_same_calls() -> None:
@@ -134,7 +134,7 @@ def package(path: Path) -> str:
 def test_cargo_tests_pass(path: Path) -> None:
     passed = re.findall(r"test result: ok\. (\d+) passed", cargo("test", cwd=path))
     assert passed
-    if path != PROBE:  # which is itself a test
+    if any("#[test]" in source.read_text() for source in path.rglob("src/**/*.rs")):
         assert int(passed[0]) > 0
 
 

@@ -72,7 +72,7 @@ def test_what_makes_no_sense_is_refused_with_words(given: dict[str, Any]) -> Non
     assert next(iter(given)) in raised.value.detail
 
 
-@pytest.mark.parametrize("key", ["constraint", "adapter"])
+@pytest.mark.parametrize("key", ["adapter"])
 def test_what_is_not_there_yet_says_so(key: str) -> None:
     with pytest.raises(SyscallError) as raised:
         parse(**{key: 1})

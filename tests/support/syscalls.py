@@ -1,9 +1,11 @@
 """Syscalls over real KVFS and a real process table, with a scheduler that only writes down."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
 import numpy as np
+from symphony_kernel.constraints.compiler import Grammars
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
 from symphony_kernel.process_table import Instance, ProcessTable
@@ -26,6 +28,13 @@ def u32(*values: int) -> bytes:
 
 def handle(index: int, generation: int = 1) -> int:
     return index | generation << 16
+
+
+class NoGrammars(Grammars):
+    """Those of a model without a tokenizer, told of at once: here is no loop to wait in."""
+
+    def compile(self, tenant: str, kind: int, text: str, done: Callable[[int, str], None]) -> None:
+        done(Errno.ENOSYS, "")
 
 
 class RecordingScheduler:
@@ -91,6 +100,7 @@ class SyscallRig:
             MODEL,
             lambda *reply: self.replies.append(reply),
             draw_seed=lambda: 4321,
+            grammars=NoGrammars(b"", MODEL.vocab_size, MODEL.eos),
         )
         self._seq = 0
         self.register(1)

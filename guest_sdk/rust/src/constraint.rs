@@ -5,7 +5,7 @@
 //! use symphony::{decode::Generation, model, Constraint, KvFile};
 //!
 //! let schema = r#"{"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}"#;
-//! let person = Constraint::json_schema(schema)?;
+//! let person = Constraint::json_schema(schema).map_err(|why| why.error())?;
 //! let kv = KvFile::create()?;
 //! let prompt = model::tokenize("A person: ")?;
 //! let text = Generation::new(&kv, &prompt)?.constrained(&person).text().await?;
@@ -94,9 +94,11 @@ impl fmt::Display for Refused {
 #[cfg(feature = "std")]
 impl std::error::Error for Refused {}
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Error {
-        Error::new("constraint", refused.errno)
+impl Refused {
+    /// The same without words. It is no `From`: with a second one the compiler could no longer tell
+    /// the error of an `async` block that only says `?`.
+    pub fn error(&self) -> Error {
+        Error::new("constraint", self.errno)
     }
 }
 

@@ -248,8 +248,9 @@ class Scheduler:
         vocab_size = self._vocab_size
         now = self._clock.now() if ended is None else ended
         self._figures.completing(now)
+        step.launched = max(step.launched, self._completed)  # the device has begun it then
         if self._traces.runs:
-            self._traces.stepped(step, max(step.launched, self._completed), now)
+            self._traces.stepped(step, step.launched, now)
         replies = self._replies = {}
         for part, result in zip(step.parts, results, strict=True):
             work = part.work

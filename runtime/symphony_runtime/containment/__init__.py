@@ -20,6 +20,15 @@ from symphony_runtime.containment.contain import (
     ContainmentError,
     contain,
     expected,
+    open_to_workers,
 )
 
-__all__ = ["LAYERS", "WORKERS_GROUP", "Contained", "ContainmentError", "contain", "expected"]
+__all__ = [
+    "LAYERS",
+    "WORKERS_GROUP",
+    "Contained",
+    "ContainmentError",
+    "contain",
+    "expected",
+    "open_to_workers",
+]

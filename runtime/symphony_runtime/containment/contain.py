@@ -1,5 +1,6 @@
 """One process locks itself down, layer after layer."""
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -80,6 +81,14 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
     if required and missing:
         raise ContainmentError(f"containment was required, and there is {found.words()}")
     return found
+
+
+def open_to_workers(directory: Path) -> None:
+    """Let workers of a server that is root reach the sockets in its private directory."""
+    if os.geteuid() == 0:
+        with contextlib.suppress(OSError):  # then workers stay root, and say so
+            os.chown(directory, -1, WORKERS_GROUP)
+            directory.chmod(0o2710)  # what is made in it gets their group
 
 
 def _leave_namespaces(libc: ctypes.CDLL) -> str:

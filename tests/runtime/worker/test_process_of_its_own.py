@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import SocketLink, serve_unix
+from symphony_runtime.containment import open_to_workers
 from symphony_runtime.validation import check_and_compile
 from symphony_runtime.worker.__main__ import WorkerConfig
 from wasmtime import wat2wasm
@@ -78,7 +80,16 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(folder: Path) -> AsyncIterator[Scene]:
+async def scene() -> AsyncIterator[Scene]:
+    with tempfile.TemporaryDirectory(prefix="sy-") as name:  # pytest's own lets nobody else in
+        folder = Path(name)
+        open_to_workers(folder)
+        async with staged_in(folder) as made:
+            yield made
+
+
+@asynccontextmanager
+async def staged_in(folder: Path) -> AsyncIterator[Scene]:
     sockets = {name: folder / name for name in ("kernel.sock", "gateway.sock")}
     config = {
         "name": "worker-0",
@@ -111,15 +122,15 @@ async def scene(folder: Path) -> AsyncIterator[Scene]:
             server.close()
 
 
-def staged(folder: Path, test: Callable[[Scene], Awaitable[None]]) -> None:
+def staged(test: Callable[[Scene], Awaitable[None]]) -> None:
     async def whole() -> None:
-        async with asyncio.timeout(60), scene(folder) as made:
+        async with asyncio.timeout(60), scene() as made:
             await test(made)
 
     asyncio.run(whole())
 
 
-def test_it_proves_itself_and_runs_programs(tmp_path: Path) -> None:
+def test_it_proves_itself_and_runs_programs() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         for role in (made.kernel, made.gateway):
@@ -130,14 +141,14 @@ def test_it_proves_itself_and_runs_programs(tmp_path: Path) -> None:
         assert (await made.gateway.next(m.Output)).messages == [[7, b"hello"]]
         assert (await made.gateway.next(m.Ended)).status == "exited"
 
-    staged(tmp_path, test)
+    staged(test)
 
 
 def of_process(pid: int, file: str) -> str:
     return Path(f"/proc/{pid}/{file}").read_text()
 
 
-def test_it_gives_up_what_it_does_not_need(tmp_path: Path) -> None:
+def test_it_gives_up_what_it_does_not_need() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         assert "NoNewPrivs:\t1" in of_process(made.child.pid, "status")
@@ -145,10 +156,10 @@ def test_it_gives_up_what_it_does_not_need(tmp_path: Path) -> None:
         (core,) = [line for line in limits.splitlines() if line.startswith("Max core file size")]
         assert core.split()[4:6] == ["0", "0"]
 
-    staged(tmp_path, test)
+    staged(test)
 
 
-def test_sigterm_ends_its_runs_and_itself(tmp_path: Path) -> None:
+def test_sigterm_ends_its_runs_and_itself() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         made.start(SPIN)
@@ -158,10 +169,10 @@ def test_sigterm_ends_its_runs_and_itself(tmp_path: Path) -> None:
         assert (ended.status, ended.reason) == ("failed", "the worker was stopped")
         assert await made.exit_code() == 0
 
-    staged(tmp_path, test)
+    staged(test)
 
 
-def test_many_ends_are_told_before_it_is_gone(tmp_path: Path) -> None:
+def test_many_ends_are_told_before_it_is_gone() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         made.start(SPIN, 1)
@@ -173,20 +184,20 @@ def test_many_ends_are_told_before_it_is_gone(tmp_path: Path) -> None:
         assert ended == set(range(1, 2_000))
         assert await made.exit_code() == 0
 
-    staged(tmp_path, test)
+    staged(test)
 
 
-def test_it_ends_with_its_supervisor(tmp_path: Path) -> None:
+def test_it_ends_with_its_supervisor() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         assert made.child.stdin is not None
         made.child.stdin.close()
         assert await made.exit_code() == 0
 
-    staged(tmp_path, test)
+    staged(test)
 
 
-def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again(tmp_path: Path) -> None:
+def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         first = await made.kernel.next(m.Hello)
@@ -203,10 +214,10 @@ def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again(tmp_path: Path
         made.start(HELLO, 8)
         assert (await made.gateway.next(m.Ended)).status == "exited"
 
-    staged(tmp_path, test)
+    staged(test)
 
 
-def test_when_the_gateway_dies_it_forgets_and_connects_again(tmp_path: Path) -> None:
+def test_when_the_gateway_dies_it_forgets_and_connects_again() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         await made.gateway.next(m.Hello)
@@ -219,7 +230,7 @@ def test_when_the_gateway_dies_it_forgets_and_connects_again(tmp_path: Path) -> 
         assert (ended.instance, ended.status) == (9, "failed")
         assert ended.reason == "the worker does not have the program"
 
-    staged(tmp_path, test)
+    staged(test)
 
 
 @pytest.mark.parametrize("line", ["", "{}", '{"name": "x", "secret": "zz"}'])
