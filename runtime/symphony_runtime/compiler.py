@@ -39,6 +39,7 @@ __all__ = [
 
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, beside the workers'
+_REQUIRED = "--require-containment"
 _LAYERS = ("user", "limits", "landlock", "seccomp")  # a network of its own takes longer to make
 # What the child may see of the environment: where Python and its packages are, nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
@@ -76,17 +77,20 @@ class Compiled:
 class Compiler:
     """Compiles a bounded number of programs at a time; further ones wait their turn."""
 
-    def __init__(self, at_once: int = COMPILES_AT_ONCE_MAX) -> None:
+    def __init__(
+        self, at_once: int = COMPILES_AT_ONCE_MAX, *, require_containment: bool = False
+    ) -> None:
         self._turns = asyncio.Semaphore(at_once)
+        self._options = [_REQUIRED] if require_containment else []
 
     async def compile(self, wasm: bytes) -> Compiled:
         """Compile one program; raises as `compile_program` does."""
         async with self._turns:
-            return await compile_program(wasm)
+            return await compile_program(wasm, *self._options)
 
 
-async def compile_program(wasm: bytes) -> Compiled:
-    """Validate and compile a program in a limited child process.
+async def compile_program(wasm: bytes, *options: str) -> Compiled:
+    """Validate and compile a program in a limited child process, which gets the options.
 
     Raises:
         ProgramError: the program breaks a rule, or its compilation a limit.
@@ -98,6 +102,7 @@ async def compile_program(wasm: bytes) -> Compiled:
         sys.executable,
         "-m",
         "symphony_runtime.compiler",
+        *options,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -161,7 +166,7 @@ def main() -> None:
     from symphony_runtime.validation import check_and_compile
 
     allowed_imports()  # read from a file, which is not possible afterwards
-    contain(_NUMBER, layers=_LAYERS)
+    contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
     outcome = check_and_compile(wasm)
     fields: dict[str, Any] = {
         name: getattr(outcome, name)

@@ -465,6 +465,7 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "drain_seconds": options.drain_seconds,
         "tools": options.tools,
         "http": options.http,
+        "require_containment": options.require_containment,
     }
 
 
@@ -508,7 +509,7 @@ def _run_directory() -> Iterator[Path]:
     wanted = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]  # noqa: S108
     for parent in filter(None, wanted):
         room = _SOCKET_PATH_BYTES_MAX - len(os.fsencode(parent)) - len("/symphony-12345678/")
-        if Path(parent).is_dir() and os.access(parent, os.W_OK) and room >= len("gateway.sock"):
+        if room >= len("gateway.sock") and os.access(parent, os.W_OK) and _lets_workers_in(parent):
             break
     else:
         raise SupervisorError("no directory for sockets: set TMPDIR to one with a short path")
@@ -518,6 +519,14 @@ def _run_directory() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _lets_workers_in(parent: str) -> bool:
+    """Whether who is no longer root gets through a directory; /run/user/0 lets nobody."""
+    path = Path(parent).resolve()
+    if not path.is_dir() or os.geteuid() != 0:
+        return path.is_dir()
+    return all(each.stat().st_mode & 0o001 for each in (path, *path.parents))
 
 
 def _raise_descriptor_limit() -> None:

@@ -11,7 +11,7 @@ _ERRNO = 0x00050000
 _TSYNC, _OPTIMIZE = 4, 8  # attributes: all threads at once; a tree instead of a list
 _EQUAL, _MASKED_EQUAL = 4, 7
 
-_CLONE_NAMESPACES = 0x7E020080  # every CLONE_NEW*
+_CLONE_NAMESPACES, _CLONE_THREAD = 0x7E020080, 0x10000  # every CLONE_NEW*; no new process
 _TERMINAL_REQUESTS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
 _PRCTL_NAMES = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 
@@ -107,7 +107,8 @@ def prepared() -> Filter:
         rules.allow("prctl", (0, _EQUAL, option, 0))
     rules.allow("tgkill", (0, _EQUAL, os.getpid(), 0))  # abort() signals its own thread
     rules.allow("prlimit64", (0, _EQUAL, 0, 0))
-    rules.allow("clone", (0, _MASKED_EQUAL, _CLONE_NAMESPACES, 0))
+    thread = _CLONE_NAMESPACES | _CLONE_THREAD
+    rules.allow("clone", (0, _MASKED_EQUAL, thread, _CLONE_THREAD))
     rules.refuse(
         "clone3", errno.ENOSYS
     )  # its flags are out of a filter's sight: clone is tried next

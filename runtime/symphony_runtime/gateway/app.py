@@ -73,7 +73,9 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         if failed:
             _log.warning("%d runs were live when the last gateway died", failed)
         boot = await store.write(next_boot)
-        programs = Programs(store, config.data_dir, Compiler())
+        programs = Programs(
+            store, config.data_dir, Compiler(require_containment=config.require_containment)
+        )
         channels = Channels()
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()

@@ -41,6 +41,7 @@ class GatewayConfig:
     drain_seconds: float = DRAIN_SECONDS_MAX
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
+    require_containment: bool = False  # of what compiles uploads
     tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
     http: tuple[HttpRule, ...] = ()  # URLs for programs
 

@@ -49,7 +49,7 @@ print(json.dumps({
     "internet": attempt(lambda: socket.socket(socket.AF_INET)),
     "netlink": attempt(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
     "exec": attempt(lambda: os.execv("/bin/true", ["true"])),
-    "fork": attempt(lambda: os.waitpid(os.fork() or os._exit(0), 0)),
+    "fork": attempt(lambda: os.fork() or os._exit(0)),
     "kill": attempt(lambda: os.kill(neighbour, signal.SIGTERM)),
     "trace": call("ptrace", 16, neighbour, None, None),
     "mount": call("mount", b"none", b"/tmp", b"tmpfs", 0, None),
