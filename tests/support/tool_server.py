@@ -13,7 +13,9 @@ from typing import Any
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 TOOLS = ["echo", "sleep", "wait", "fail", "large", "endless", "die", "garbage", "picture",
-         "structured", "refuse", "grow"]  # fmt: skip
+         "structured", "refuse", "grow", "schemed"]  # fmt: skip
+# No machine decides it for "aaa...!": each a more doubles the time.
+ENDLESS = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
 extra: list[str] = []
 lock = threading.Lock()
 
@@ -62,6 +64,8 @@ def call(number: int, name: str, given: dict[str, Any]) -> None:
         result = {"content": [{"type": "text", "text": "see"}, picture]}
     elif name == "structured":
         result = {"content": [], "structuredContent": {"a": 1}}
+    elif name == "schemed":
+        result = {"content": [], "structuredContent": {"a": "a" * 20 + "!"}}
     elif name == "grow":
         extra.append("grown")
         say({"method": "notifications/tools/list_changed"})
@@ -70,6 +74,21 @@ def call(number: int, name: str, given: dict[str, Any]) -> None:
         say({"id": number, "error": {"code": -32000, "message": "no such thing"}})
         return
     say({"id": number, "result": result})
+
+
+def page(cursor: str | None) -> dict[str, Any]:
+    """Tools; with PAGES in the environment also pages without end, a tool of so many bytes each."""
+    listed = [{"name": n, "description": f"does {n}", "inputSchema": SCHEMA}
+              for n in TOOLS + extra]  # fmt: skip
+    listed[TOOLS.index("schemed")]["outputSchema"] = ENDLESS
+    size = int(os.environ.get("PAGES", "0"))
+    if not size:
+        return {"tools": listed}
+    note("page")
+    number = int(cursor or 0)
+    names = [f"more{number}", "a\nb", "x" * 300]
+    more = [{"name": n, "description": "y" * size, "inputSchema": SCHEMA} for n in names]
+    return {"tools": more if cursor else listed, "nextCursor": str(number + 1)}
 
 
 def main() -> None:
@@ -85,9 +104,7 @@ def main() -> None:
                      "serverInfo": {"name": "test", "version": "1"}}  # fmt: skip
             say({"id": number, "result": about})
         elif method == "tools/list":
-            listed = [{"name": n, "description": f"does {n}", "inputSchema": SCHEMA}
-                      for n in TOOLS + extra]  # fmt: skip
-            say({"id": number, "result": {"tools": listed}})
+            say({"id": number, "result": page(message.get("params", {}).get("cursor"))})
         elif method == "tools/call":
             asked = message["params"]
             arguments = (number, asked["name"], asked.get("arguments", {}))

@@ -19,16 +19,27 @@ import httpx2
 from mcp import Client, ClientSession, Implementation, MCPError
 from mcp.client.session import IncomingMessage
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult, ToolListChangedNotification
+from mcp_types import (
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsRequest,
+    ListToolsResult,
+    PaginatedRequestParams,
+    ToolListChangedNotification,
+)
+from mcp_types import Tool as ListedTool
 from pydantic import ValidationError
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     SERVER_TOOLS_MAX,
     TOOL_MESSAGE_BYTES_MAX,
+    TOOL_NAME_BYTES_MAX,
     TOOL_RESTART_SECONDS_MAX,
     TOOL_RESTART_SECONDS_MIN,
     TOOL_START_SECONDS_MAX,
     TOOL_STOP_SECONDS_MAX,
+    TOOLS_BYTES_MAX,
 )
 
 from symphony_runtime.gateway.outside.bounded import BoundedTransport
@@ -41,6 +52,8 @@ _STEADY_SECONDS = 10.0  # after which a server's next failure counts as its firs
 _RELIST_SECONDS = 1.0  # between two listings, at least
 _CLOSE_SECONDS = 4 * TOOL_STOP_SECONDS_MAX
 _REASON_MAX = 500  # characters
+_PAGES_MAX = SERVER_TOOLS_MAX  # of one list
+_HELD_SECONDS = 1.0  # that a call which nobody waits for any more keeps its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +121,30 @@ class ToolServer:
         if slots is None:
             slots = self._slots[tenant] = asyncio.Semaphore(self.options.calls_at_once)
         try:
-            async with asyncio.timeout(most_ms / 1000), slots:
-                await self._settled.wait()
-                return await self._call(tool, arguments)
+            async with asyncio.timeout(most_ms / 1000):
+                await slots.acquire()
+                return await self._call_in(slots, tool, arguments)
         except TimeoutError:
             raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
+
+    async def _call_in(
+        self, slots: asyncio.Semaphore, tool: str, arguments: dict[str, Any]
+    ) -> CallToolResult | str:
+        """Make a call that has a place, and give the place back.
+
+        The server may work on for a while at what was cancelled, and does not say for how long:
+        its place is kept, or to call and cancel would be to call without limit.
+        """
+        sent, held = False, 0.0
+        try:
+            await self._settled.wait()
+            sent = self._session is not None
+            return await self._call(tool, arguments)
+        except asyncio.CancelledError:
+            held = _HELD_SECONDS if sent and self._session is not None else 0.0
+            raise
+        finally:
+            asyncio.get_running_loop().call_later(held, slots.release)
 
     async def _call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult | str:
         session = self._session
@@ -121,7 +153,9 @@ class ToolServer:
         if tool not in self.tools:
             raise SyscallError(Errno.ENOENT, f"{self.options.name} has no tool {tool!r}")
         try:
-            return await session.call_tool(tool, arguments)
+            # Not `session.call_tool`: it runs the server's own regular expressions on the answer.
+            params = CallToolRequestParams(name=tool, arguments=arguments)
+            return await session.send_request(CallToolRequest(params=params), CallToolResult)
         except (MCPError, ValidationError, RuntimeError) as error:
             # An error of the protocol, not the tool's: perhaps the server is not there any more.
             self._stirred.set()
@@ -162,10 +196,11 @@ class ToolServer:
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(TOOL_START_SECONDS_MAX):
                 client = await stack.enter_async_context(self._client())
-                self.tools = await _list_tools(client)
+                self.tools = await _list_tools(client.session)
             self._session = client.session
             self._settled.set()
-            _log.info("tool server %s is there: %s", self.options.name, ", ".join(self.tools))
+            names = ", ".join(self.tools)[:_REASON_MAX]
+            _log.info("tool server %s is there: %s", self.options.name, names)
             try:
                 await self._watch(client)
             finally:
@@ -178,7 +213,7 @@ class ToolServer:
             if self._ended or self._stopping.is_set():
                 return
             async with asyncio.timeout(TOOL_START_SECONDS_MAX):
-                self.tools = await _list_tools(client)
+                self.tools = await _list_tools(client.session)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_RELIST_SECONDS):
                     await self._stopping.wait()
@@ -215,16 +250,35 @@ class ToolServer:
             self._stirred.set()
 
 
-async def _list_tools(client: Client) -> dict[str, Tool]:
-    found: dict[str, Tool] = {}
-    cursor = None
-    while True:
-        page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            found[tool.name] = Tool(tool.name, tool.description or "", tool.input_schema)
+async def _list_tools(session: ClientSession) -> dict[str, Tool]:
+    """Ask a server for its tools, page by page, until they are all or too many or too large."""
+    found: dict[str, ListedTool] = {}
+    cursor, to_read = None, TOOL_MESSAGE_BYTES_MAX
+    for _ in range(_PAGES_MAX):
+        request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
+        page = await session.send_request(request, ListToolsResult)
+        to_read -= len(page.model_dump_json())
         cursor = page.next_cursor
-        if cursor is None or not page.tools or len(found) > SERVER_TOOLS_MAX:
-            return dict(list(found.items())[:SERVER_TOOLS_MAX])
+        if not _take(page, found) or cursor is None or not page.tools or to_read < 0:
+            break
+    # What the library keeps of a list, for the headers of calls: of the tools that were taken only.
+    listed = ListToolsResult(tools=list(found.values()))
+    kept = session._absorb_tool_listing(listed, complete=True).tools  # noqa: SLF001 - as `Client`
+    return {tool.name: Tool(tool.name, tool.description or "", tool.input_schema) for tool in kept}
+
+
+def _take(page: ListToolsResult, found: dict[str, ListedTool]) -> bool:
+    """Add a page's tools to those `found`; whether there is room for more."""
+    room = TOOLS_BYTES_MAX - sum(len(tool.model_dump_json()) for tool in found.values())
+    for tool in page.tools:
+        if len(tool.name.encode()) > TOOL_NAME_BYTES_MAX or not tool.name.isprintable():
+            continue
+        tool.output_schema = None  # nobody checks answers
+        room -= len(tool.model_dump_json())
+        if room < 0 or len(found) >= SERVER_TOOLS_MAX:
+            return False
+        found[tool.name] = tool
+    return True
 
 
 def _words(error: BaseException) -> str:
@@ -233,4 +287,5 @@ def _words(error: BaseException) -> str:
         error = error.exceptions[0]
     if isinstance(error, TimeoutError):
         return "it took too long"
-    return (str(error) or type(error).__name__)[:_REASON_MAX]
+    words = (str(error) or type(error).__name__)[:_REASON_MAX]
+    return "".join(c if c.isprintable() else " " for c in words)

@@ -12,6 +12,8 @@ from symphony_runtime.gateway.outside.tool_server import Tool, ToolServer
 from symphony_runtime.outside.options import ToolServerOptions
 from symphony_runtime.outside.requests import ToolRequest
 
+_HEADER_BYTES = 5  # of a msgpack list
+
 
 class Tools:
     """All tool servers, kept there from `start` to `stop`."""
@@ -36,13 +38,14 @@ class Tools:
         servers = [s for s in self._servers.values() if s.options.serves(tenant)]
         found = await asyncio.gather(*(server.list() for server in servers))
         items: list[bytes] = []
-        room = TOOLS_BYTES_MAX
+        room = TOOLS_BYTES_MAX - _HEADER_BYTES
         for server, tools in zip(servers, found, strict=True):
             for tool in tools.values():
                 item = _listed(server, tool)
+                if len(item) > room:
+                    break  # others may have small ones
                 room -= len(item)
-                if room > 0 and item:
-                    items.append(item)
+                items += [item] if item else []
         header: bytes = msgpack.Packer().pack_array_header(len(items))
         return header + b"".join(items)
 

@@ -1,14 +1,17 @@
 """Tools of MCP servers, from a guest's call to a real server process and back."""
 
 import asyncio
+import json
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX
+from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_MAX
 from symphony_runtime.client import Client
+from symphony_runtime.gateway.outside import tool_server
 
 from tests.support.house import House
 from tests.support.outside import ask, calls_of, finish, start, tool_table
@@ -49,6 +52,7 @@ def test_what_tools_answer(tmp_path: Path) -> None:
             "fail": {"ok": False, "content": "it did not work"},
             "picture": {"ok": True, "content": "see\n[image/png]"},
             "structured": {"ok": True, "content": '{"a": 1}'},
+            "schemed": {"ok": True, "content": json.dumps({"a": "a" * 20 + "!"})},
             "garbage": {"ok": True, "content": "said it"},
             "refuse": {"ok": False, "content": "the tool server t failed: no such thing"},
         }
@@ -79,6 +83,31 @@ def test_the_list_follows_the_server(tmp_path: Path) -> None:
                 await asyncio.sleep(0.01)
 
     in_house(tmp_path, scenario)
+
+
+def test_a_list_without_end_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By its bytes; names that no program can say are left out, and no log is filled."""
+    caplog.set_level(logging.INFO, "symphony_runtime.gateway.outside")
+    size = 100_000
+    tables = {
+        "t": tool_table(tmp_path, environment={"PAGES": str(size)}),
+        "small": tool_table(tmp_path),
+    }
+
+    async def scenario(house: House, client: Client) -> None:
+        listed = (await ask(client, "tools")).value
+        names = [tool["name"] for tool in listed]
+        assert "t.more2" in names
+        assert not [n for n in names if "\n" in n or len(n) > 256]
+        assert sum(len(tool["description"]) for tool in listed) < TOOLS_BYTES_MAX
+        assert calls_of(tmp_path).count("page") <= 3 + TOOLS_BYTES_MAX // size
+        assert "small.echo" in names  # what is left is for the other servers
+        assert (await ask(client, "tool", {"name": "t.more1"})).value["ok"] is False
+
+    in_house(tmp_path, scenario, **tables)
+    said = [r.getMessage() for r in caplog.records if "is there" in r.getMessage()]
+    assert len(said) == 2
+    assert all(len(words) < 600 for words in said)
 
 
 def test_a_tool_that_is_not_there_is_enoent_and_said(tmp_path: Path) -> None:
@@ -265,3 +294,26 @@ def test_more_calls_than_at_once_wait_their_turn(tmp_path: Path) -> None:
         assert calls_of(tmp_path).count("call wait") == 4
 
     in_house(tmp_path, scenario, t=tool_table(tmp_path, calls_at_once=2))
+
+
+def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may work on at it: who calls and cancels has no more calls there than others."""
+    tables = {"t": tool_table(tmp_path, calls_at_once=1)}
+
+    async def scenario(house: House, client: Client) -> None:
+        monkeypatch.setattr(tool_server, "_HELD_SECONDS", 600.0)
+        assert (await ask(client, "tool", {"name": "t.none"})).errno == Errno.ENOENT
+        assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
+        monkeypatch.setattr(tool_server, "_HELD_SECONDS", 0.01)
+        assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
+        assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
+        monkeypatch.setattr(tool_server, "_HELD_SECONDS", 600.0)
+        run = await start(client, "tool", SLEEP)
+        await until(lambda: calls_of(tmp_path).count("call sleep") == 2)
+        await client.cancel(run)
+        await until(lambda: house.gateway.services.runs.outside.statistics()["calls"] == 0)
+        asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})
+        assert asked.errno == Errno.ETIMEDOUT
+        assert calls_of(tmp_path).count("call echo") == 2
+
+    in_house(tmp_path, scenario, **tables)
