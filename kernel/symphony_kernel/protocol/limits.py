@@ -211,6 +211,10 @@ HTTP_MS_DEFAULT = 30_000  # from the call to the last byte of the body, redirect
 HTTP_MS_MAX = 120_000
 HTTP_REDIRECTS_MAX = 5
 HTTP_RULES_MAX = 256
+HTTP_INFORMATIONAL_MAX = 8  # answers of status 1xx before the one that counts
+TENANT_HTTP_BYTES_MAX = 32 << 20  # bodies of a tenant's calls under way: past it EAGAIN
+TENANT_LOOKUPS_MAX = 4  # names of one tenant looked up at the same time; more wait
+LOOKUPS_MAX = 64  # of all tenants
 
 # --- Links ---------------------------------------------------------------------------------------
 FRAME_BYTES_MAX = 96 << 20  # an artefact of the largest program fits

@@ -33,6 +33,9 @@ from yarl import URL
 
 _SERVER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _METHOD = re.compile(r"[A-Z]{1,20}")
+# What lies below a path to us could lie elsewhere to a server: an encoded slash is one to some, and
+# some leave out what follows a semicolon, so that "..;x" means the folder above.
+_HIDDEN = re.compile(r"%2F|%5C|/(?:\.|%2E){1,2}(?:;|%3B)", re.IGNORECASE)
 _CALLS_AT_ONCE_MAX = 1_024
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 EVERYBODY = "*"  # in `tenants`
@@ -74,8 +77,7 @@ class UrlPattern:
         if not named or (url.scheme, url.port) != (self.scheme, self.port):
             return False
         path = url.raw_path
-        # An encoded slash is one to some servers: what lies below a path could lie elsewhere.
-        if self.path and ("%2F" in path or "%5C" in path):
+        if self.path and _HIDDEN.search(path):
             return False
         return f"{path}/".startswith(self.path)
 

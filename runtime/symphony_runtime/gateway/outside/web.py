@@ -29,6 +29,9 @@ from symphony_runtime.gateway.outside.addresses import (
     CheckedSockets,
     RefusedError,
 )
+from symphony_runtime.gateway.outside.bodies import Bodies, Held
+from symphony_runtime.gateway.outside.connections import BoundedConnector
+from symphony_runtime.gateway.outside.lookups import Lookups
 from symphony_runtime.outside.options import HttpRule
 from symphony_runtime.outside.requests import HttpRequest, parse_url
 
@@ -49,11 +52,12 @@ class Web:
     def __init__(
         self,
         rules: tuple[HttpRule, ...],
-        resolver: Callable[[], AbstractResolver] = aiohttp.ThreadedResolver,
+        resolver: Callable[[str], AbstractResolver] | None = None,
     ) -> None:
+        """`resolver`: gives what looks up the names of a tenant; by default as the system does."""
         self._rules = rules
-        self._make_resolver = resolver
-        self._resolver: AbstractResolver | None = None
+        self._resolver = resolver or Lookups().of
+        self._bodies = Bodies()
         self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
 
     async def stop(self) -> None:
@@ -61,20 +65,21 @@ class Web:
         for session in self._sessions.values():
             await session.close()
         self._sessions.clear()
-        if self._resolver is not None:
-            await self._resolver.close()
 
     async def call(self, tenant: str, request: HttpRequest) -> bytes:
         """Make a request; return msgpack {status, headers, body}.
 
         Raises:
-            SyscallError: EACCES, the tenant may not; EFBIG, the answer is too large; ETIMEDOUT;
-                EIO, the network, the other side, or its certificate.
+            SyscallError: EACCES, the tenant may not; EFBIG, the answer is too large; EAGAIN,
+                bodies of the tenant's calls hold too much; ETIMEDOUT; EIO, the network, the other
+                side, or its certificate.
         """
         most_ms = request.timeout_ms or HTTP_MS_DEFAULT
         try:
             async with asyncio.timeout(most_ms / 1000):
-                return await self._follow(tenant, request)
+                with self._bodies.of(tenant) as held:
+                    held.add(len(request.body))
+                    return await self._follow(tenant, request, held)
         except TimeoutError:
             raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -83,7 +88,7 @@ class Web:
                 raise SyscallError(Errno.EACCES, str(refused.strerror)) from error
             raise SyscallError(Errno.EIO, str(error) or type(error).__name__) from error
 
-    async def _follow(self, tenant: str, request: HttpRequest) -> bytes:
+    async def _follow(self, tenant: str, request: HttpRequest, held: Held) -> bytes:
         for _ in range(HTTP_REDIRECTS_MAX + 1):
             session = self._session(self._rule(tenant, request), tenant)
             async with session.request(
@@ -96,7 +101,7 @@ class Web:
             ) as response:
                 target = response.headers.get("Location")
                 if response.status not in _REDIRECTS or target is None:
-                    return await _read(response)
+                    return await _read(response, held)
                 response.close()  # whatever body it has, nobody reads it
             request = _redirected(request, response.status, target)
         raise SyscallError(Errno.EIO, f"more than {HTTP_REDIRECTS_MAX} redirects")
@@ -114,14 +119,12 @@ class Web:
     def _session(self, rule: HttpRule, tenant: str) -> aiohttp.ClientSession:
         session = self._sessions.get((rule, tenant))
         if session is None:
-            session = self._sessions[rule, tenant] = self._new_session(rule)
+            session = self._sessions[rule, tenant] = self._new_session(rule, tenant)
         return session
 
-    def _new_session(self, rule: HttpRule) -> aiohttp.ClientSession:
-        if self._resolver is None:
-            self._resolver = self._make_resolver()
-        connector = aiohttp.TCPConnector(
-            resolver=CheckedResolver(self._resolver, rule.networks),
+    def _new_session(self, rule: HttpRule, tenant: str) -> aiohttp.ClientSession:
+        connector = BoundedConnector(
+            resolver=CheckedResolver(self._resolver(tenant), rule.networks),
             socket_factory=CheckedSockets(rule.networks),
             use_dns_cache=False,
             limit=0,
@@ -153,7 +156,7 @@ async def _once(
         raise aiohttp.ClientError(str(error)) from error
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def _read(response: aiohttp.ClientResponse, held: Held) -> bytes:
     headers: dict[str, str] = {}
     for name, value in response.headers.items():
         key = name.lower()
@@ -165,6 +168,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
         raise SyscallError(Errno.EFBIG, f"headers of more than {HTTP_HEADER_BYTES_MAX} bytes")
     body = bytearray()
     async for chunk in response.content.iter_any():
+        held.add(len(chunk))
         body += chunk
         if len(body) > HTTP_BODY_BYTES_MAX:
             response.close()

@@ -6,13 +6,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import msgpack
 import pytest
 from aiohttp import web
 from aiohttp.abc import AbstractResolver, ResolveResult
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import HTTP_BODY_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    HTTP_BODY_BYTES_MAX,
+    HTTP_INFORMATIONAL_MAX,
+    TENANT_HTTP_BYTES_MAX,
+)
 from symphony_runtime.gateway.outside.web import Web
 from symphony_runtime.outside.options import HttpRule
 from symphony_runtime.outside.options import parse_http as parse_rules
@@ -136,9 +139,7 @@ Ask = Callable[..., Awaitable[Answer]]
 @asynccontextmanager
 async def outside(*rules: dict[str, Any], names: Names | None = None) -> AsyncIterator[Ask]:
     """Gives a function that makes a tenant's request."""
-    performer = Web(
-        parse_rules(list(rules)), (lambda: names) if names else aiohttp.ThreadedResolver
-    )
+    performer = Web(parse_rules(list(rules)), (lambda _: names) if names else None)
 
     async def ask(url: str, method: str = "GET", tenant: str = "t", **more: Any) -> Answer:
         data = msgpack.packb({"url": url, "method": method, **more})
@@ -197,10 +198,12 @@ def test_by_default_nothing_is_allowed() -> None:
 def test_only_what_a_rule_names() -> None:
     async def main() -> None:
         async with site() as there, outside(rule(f"{there.url}/v1/", tenants=["t", "u"])) as ask:
-            for path in ("/v1", "/v1/", "/v1/x", "/v2/../v1/x", "/v1/a%20b"):
+            for path in ("/v1", "/v1/", "/v1/x", "/v2/../v1/x", "/v1/a%20b", "/v1/a..;b",
+                         "/v1/...;/x", "/v1/;a"):  # fmt: skip
                 assert (await ask(there.url + path))["status"] == 200
             for path in ("/", "/v10", "/v1/../v2", "/v1/%2e%2e/v2", "/v1/..%2fv2", "/v1/..%5cv2",
-                         "/V1/", "/v1;/../v2"):  # fmt: skip
+                         "/V1/", "/v1;/../v2", "/v1/..;/v2", "/v1/..%3b/v2", "/v1/.%2e;a=b/v2",
+                         "/v1/x/%2E%2E%3Bx/v2", "/v1/.;/v2"):  # fmt: skip
                 await refused(ask(there.url + path))
             assert "POST" in await refused(ask(f"{there.url}/v1/", "POST"))
             await refused(ask(f"http://127.0.0.1:{there.port + 1}/v1/"))
@@ -384,6 +387,53 @@ def test_what_may_have_effects_is_asked_once(method: str, times: int) -> None:
         async with server, outside(rule(url, methods=[method])) as ask:
             await refused(ask(url, method, body=b"x" if method == "POST" else b""), Errno.EIO)
         assert len(heard) == times
+
+    run(main)
+
+
+def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
+    """What is being read; it is free again with the end of the calls."""
+    size, go = HTTP_BODY_BYTES_MAX - 1, asyncio.Event()
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HTTP_BODY_BYTES_MAX
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"x" * size)
+        await go.wait()
+        writer.write(b"x")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, outside(rule(url, tenants=["t", "u"])) as ask:
+            fit = TENANT_HTTP_BYTES_MAX // HTTP_BODY_BYTES_MAX
+            calls = {asyncio.ensure_future(ask(url)) for _ in range(fit + 1)}
+            done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            await refused(done.pop(), Errno.EAGAIN)
+            assert not done
+            go.set()
+            assert len((await ask(url, tenant="u"))["body"]) == HTTP_BODY_BYTES_MAX
+            for call in rest:
+                assert len((await call)["body"]) == HTTP_BODY_BYTES_MAX
+            assert (await ask(url))["status"] == 200
+
+    run(main)
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_a_few_answers_of_status_1xx_are_passed_over() -> None:
+    end = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    async def main() -> None:
+        few, many = CONTINUE * HTTP_INFORMATIONAL_MAX, CONTINUE * (HTTP_INFORMATIONAL_MAX + 1)
+        async with raw_server(few + end) as url, outside(rule(url)) as ask:
+            assert (await ask(url))["status"] == 200
+        async with raw_server(many + end) as url, outside(rule(url)) as ask:
+            assert "1xx" in await refused(ask(url), Errno.EIO)
 
     run(main)
 
