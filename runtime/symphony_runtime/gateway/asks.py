@@ -15,6 +15,7 @@ from symphony_runtime.gateway.channels import Channels, Waiter
 from symphony_runtime.gateway.links import KernelAwayError, Worker
 from symphony_runtime.gateway.outside import calls as outside
 from symphony_runtime.gateway.outside.calls import Outside
+from symphony_runtime.gateway.outside.figures import KINDS
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Program, Programs
 
@@ -56,7 +57,7 @@ class Asks:
                 self._runs.spawn(self._spawn(worker, message.seq, message.args))
             elif message.what in ("channel_send", "channel_recv"):
                 self._channel(worker, message)
-            elif message.what in outside.KINDS:
+            elif message.what in KINDS:
                 self._begin_outside(worker, message)
             else:
                 raise m.MessageError(f"a worker does not ask {message.what!r}")

@@ -22,6 +22,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from symphony_runtime.gateway.figures import KILL_KINDS, OTHERS, RunFigures, TenantFigures
+from symphony_runtime.gateway.outside.figures import KINDS, OutsideFigures
 from symphony_runtime.gateway.roles import RoleFigures
 from symphony_runtime.gateway.run import FINAL
 
@@ -42,6 +43,7 @@ class Scrape:
     live: Mapping[str, int]  # runs, by tenant
     roles: Mapping[str, RoleFigures | None]  # None: away
     store: Mapping[str, int]
+    outside: OutsideFigures
 
 
 def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
@@ -268,6 +270,20 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
         ("failed_writes", "operations that failed"),
     ):
         yield text.counter(f"store_{name}", words, [({}, scrape.store[name])])
+    yield from _outside(text, scrape.outside)
+
+
+def _outside(text: "_Text", outside: OutsideFigures) -> Iterator[Metric]:
+    failed = {**{(kind, "EIO"): 0 for kind in KINDS}, **outside.failed}
+    yield text.counter("outside_calls", "calls to the outside, by kind",
+                       [({"kind": kind}, outside.made[kind]) for kind in KINDS])  # fmt: skip
+    yield text.counter(
+        "outside_calls_failed", "those that ended with an errno",
+        [({"kind": kind, "errno": errno}, count)
+         for (kind, errno), count in sorted(failed.items())],
+    )  # fmt: skip
+    yield text.counter("tool_errors", "answers of tools that are not ok",
+                       [({}, outside.tool_errors)])  # fmt: skip
 
 
 class _Text:

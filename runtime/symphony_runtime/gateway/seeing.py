@@ -81,6 +81,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         live=with_.runs.live_by_tenant(),
         roles=_roles(with_) if tenant is None else {},
         store=with_.store.statistics(),
+        outside=with_.runs.outside.figures,
     )
     whole = tenant is not None and with_.keys.is_only(tenant)
     text = render(scrape, tenant=tenant, whole=whole)

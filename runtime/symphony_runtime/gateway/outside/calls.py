@@ -12,13 +12,12 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_OUTSIDE_CALLS_MAX
 
 from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.gateway.outside.figures import OutsideFigures
 from symphony_runtime.gateway.outside.web import Web
 from symphony_runtime.outside.requests import HttpRequest, ToolRequest, parse_http, parse_tool
 
 if TYPE_CHECKING:
     from symphony_runtime.gateway.outside.tools import Tools
-
-KINDS = frozenset({"tool", "tools", "http"})  # what workers ask
 
 
 class Outside:
@@ -29,11 +28,12 @@ class Outside:
         self._tools: Tools | None = None
         self._web = Web(config.http)
         self._under_way: Counter[str] = Counter()  # calls of each tenant
+        self.figures = OutsideFigures()
 
     async def start(self) -> None:
         """Start the tool servers."""
         if self._config.tools:
-            self._tools = await asyncio.to_thread(_make_tools, self._config)
+            self._tools = await asyncio.to_thread(_make_tools, self._config, self.figures)
             self._tools.start()
 
     async def stop(self) -> None:
@@ -48,10 +48,7 @@ class Outside:
         Raises:
             SyscallError: what the program gets instead; EAGAIN, the tenant has too many under way.
         """
-        if self._under_way[tenant] >= TENANT_OUTSIDE_CALLS_MAX:
-            detail = f"the tenant has {TENANT_OUTSIDE_CALLS_MAX} calls under way"
-            raise SyscallError(Errno.EAGAIN, detail)
-        with self._counted(tenant):
+        with self.figures.counted(what), self._counted(tenant):
             if what == "tools":
                 return b"\x90" if self._tools is None else await self._tools.list(tenant)
             if isinstance(request, HttpRequest):
@@ -68,6 +65,9 @@ class Outside:
 
     @contextlib.contextmanager
     def _counted(self, tenant: str) -> Any:
+        if self._under_way[tenant] >= TENANT_OUTSIDE_CALLS_MAX:
+            detail = f"the tenant has {TENANT_OUTSIDE_CALLS_MAX} calls under way"
+            raise SyscallError(Errno.EAGAIN, detail)
         self._under_way[tenant] += 1
         try:
             yield
@@ -91,8 +91,8 @@ def name_of(what: str, request: Any) -> str:
     return request.name if isinstance(request, ToolRequest) else what
 
 
-def _make_tools(config: GatewayConfig) -> "Tools":
+def _make_tools(config: GatewayConfig, figures: OutsideFigures) -> "Tools":
     # The library takes a second to load: only where an operator has attached a server.
     from symphony_runtime.gateway.outside.tools import Tools
 
-    return Tools(config.tools)
+    return Tools(config.tools, figures)

@@ -4,7 +4,7 @@ It passes over answers of status 1xx however many a server sends, which may be w
 """
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -16,8 +16,8 @@ class BoundedConnector(aiohttp.TCPConnector):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        make: functools.partial[ResponseHandler] = functools.partial(_Answers, loop=self._loop)
-        self._factory = make
+        make = functools.partial(_Answers, loop=self._loop)
+        self._factory = cast("functools.partial[ResponseHandler]", make)
 
 
 class _Answers(ResponseHandler):

@@ -7,6 +7,7 @@ import msgpack
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_MAX
 
+from symphony_runtime.gateway.outside.figures import OutsideFigures
 from symphony_runtime.gateway.outside.results import content_of
 from symphony_runtime.gateway.outside.tool_server import Tool, ToolServer
 from symphony_runtime.outside.options import ToolServerOptions
@@ -18,7 +19,8 @@ _HEADER_BYTES = 5  # of a msgpack list
 class Tools:
     """All tool servers, kept there from `start` to `stop`."""
 
-    def __init__(self, servers: tuple[ToolServerOptions, ...]) -> None:
+    def __init__(self, servers: tuple[ToolServerOptions, ...], figures: OutsideFigures) -> None:
+        self._figures = figures
         self._servers = {options.name: ToolServer(options) for options in servers}
 
     def start(self) -> None:
@@ -60,9 +62,10 @@ class Tools:
         if server is None or not server.options.serves(tenant):
             raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
         answer = await server.call(tenant, tool, request.arguments, request.timeout_ms)
-        if isinstance(answer, str):
-            return _packed(False, answer)
-        return _packed(not answer.is_error, content_of(answer))
+        ok = not (isinstance(answer, str) or answer.is_error)
+        packed = _packed(ok, answer if isinstance(answer, str) else content_of(answer))
+        self._figures.tool_errors += not ok
+        return packed
 
     def statistics(self) -> dict[str, Any]:
         """Return of each server whether it is there, how often it was started, its tools."""

@@ -14,6 +14,7 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.outside import tool_server
 
 from tests.support.house import House
+from tests.support.metrics import names, scrape, value
 from tests.support.outside import ask, calls_of, finish, start, tool_table
 
 Scenario = Callable[[House, Client], Awaitable[None]]
@@ -234,6 +235,29 @@ def test_the_trace_has_the_call(tmp_path: Path) -> None:
         assert running["ts"] <= span["ts"]
         assert span["ts"] + span["dur"] <= running["ts"] + running["dur"]
         assert waited["dur"] >= 20_000
+
+    in_house(tmp_path, scenario)
+
+
+def test_metrics_count_calls(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        for name in ("t.echo", "t.fail", "t.refuse", "t.none", "none.echo"):
+            await ask(client, "tool", {"name": name})
+        await ask(client, "tools")
+        await ask(client, "http", {"url": "http://127.0.0.1/"})
+        run = await start(client, "tool", SLEEP)
+        await until(lambda: "call sleep" in calls_of(tmp_path))
+        await client.cancel(run)
+        await until(lambda: house.gateway.services.runs.outside.statistics()["calls"] == 0)
+        series = await scrape(house.url, house.admin_key)
+        for kind, count in (("tool", 6), ("tools", 1), ("http", 1)):
+            assert value(series, "outside_calls_total", kind=kind) == count
+        assert value(series, "outside_calls_failed_total") == 3
+        assert value(series, "outside_calls_failed_total", kind="tool", errno="ENOENT") == 2
+        assert value(series, "outside_calls_failed_total", kind="http", errno="EACCES") == 1
+        assert value(series, "tool_errors_total") == 2
+        one = await scrape(house.url, house.key)
+        assert not [name for name in names(one) if name.startswith(("outside", "tool"))]
 
     in_house(tmp_path, scenario)
 
