@@ -28,7 +28,7 @@ TOUR = {
         "named tour/a 40",
         "named tour/b 4",
         "stat 40 3 3 true",
-        "rights EACCES, the handle lacks the right",
+        "rights EACCES, not allowed",
         "gone kv_open tour/a: ENOENT, there is no such thing",
         "still 40",
         "unknown kv_match: ENOENT, there is no such thing",
@@ -84,7 +84,7 @@ TOUR = {
         "empty EINVAL, an argument is wrong",
     ],
     "children": [
-        "child true 5 hällo 3 EACCES, the handle lacks the right",
+        "child true 5 hällo 3 EACCES, not allowed",
         "file 4",
         "granted kv_granted notes: ENOENT, there is no such thing",
         "again join: ENOENT, there is no such thing",

@@ -19,7 +19,7 @@ EXPECTED = [
     'http 200 true {"path": "/a", "method": "POST"}',
     "kind application/json",
     "late ETIMEDOUT, the time is over",
-    "refused EACCES, the handle lacks the right",
+    "refused EACCES, not allowed",
     "bad EINVAL, an argument is wrong",
 ]
 

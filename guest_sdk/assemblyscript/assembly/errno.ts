@@ -34,7 +34,7 @@ export function describe(errno: Errno): string {
     case Errno.EBADF: return "EBADF, no such handle or ticket";
     case Errno.EAGAIN: return "EAGAIN, not now";
     case Errno.ENOMEM: return "ENOMEM, out of memory or pages";
-    case Errno.EACCES: return "EACCES, the handle lacks the right";
+    case Errno.EACCES: return "EACCES, not allowed";
     case Errno.EFAULT: return "EFAULT, a pointer outside memory";
     case Errno.EBUSY: return "EBUSY, the file is in use";
     case Errno.EEXIST: return "EEXIST, the name is taken";

@@ -33,7 +33,7 @@ errnos! {
     EBADF = 9, "no such handle or ticket";
     EAGAIN = 11, "not now";
     ENOMEM = 12, "out of pages or memory";
-    EACCES = 13, "the handle lacks the right";
+    EACCES = 13, "not allowed";
     EFAULT = 14, "outside the program's memory";
     EBUSY = 16, "in use";
     EEXIST = 17, "the name is taken";
