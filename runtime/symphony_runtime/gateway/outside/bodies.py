@@ -26,8 +26,9 @@ class Held:
         self._mine = 0
 
     def add(self, size: int) -> None:
-        """Hold more; EAGAIN, if the tenant's calls hold too much already."""
+        """Hold more; EAGAIN, if the tenant's calls hold too much already: then nothing."""
         if self._all_held[self._tenant] + size > TENANT_HTTP_BYTES_MAX:
+            self._release()  # at once: the others need not fail as well
             detail = f"bodies of the tenant's calls hold {TENANT_HTTP_BYTES_MAX} bytes"
             raise SyscallError(Errno.EAGAIN, detail)
         self._all_held[self._tenant] += size
@@ -37,6 +38,10 @@ class Held:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
         self._all_held[self._tenant] -= self._mine
+        self._mine = 0
         if not self._all_held[self._tenant]:
             del self._all_held[self._tenant]

@@ -332,8 +332,9 @@ def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Mo
         assert (await ask(client, "tool", {**SLEEP, "timeout_ms": 50})).errno == Errno.ETIMEDOUT
         assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
         monkeypatch.setattr(tool_server, "_HELD_SECONDS", 600.0)
-        run = await start(client, "tool", SLEEP)
-        await until(lambda: calls_of(tmp_path).count("call sleep") == 2)
+        never = {"name": "t.wait", "arguments": {"path": str(tmp_path / "never")}}
+        run = await start(client, "tool", never)
+        await until(lambda: "call wait" in calls_of(tmp_path))
         await client.cancel(run)
         await until(lambda: house.gateway.services.runs.outside.statistics()["calls"] == 0)
         asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})
