@@ -10,6 +10,7 @@ what is wrong with it, and where.
     stdout   a frame for each grammar: [0, grammar] or [errno, words]
 """
 
+import ctypes
 import os
 import resource
 import signal
@@ -33,6 +34,9 @@ _LENGTH: Final = struct.Struct("<I")
 _ENVIRONMENT: Final = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG",
 )  # fmt: skip
+_STACK_BYTES_MAX: Final = 8 << 20  # far less than the kernel's threads have: what passes here does
+_DESCRIPTORS_MAX: Final = 32
+_PR_SET_NO_NEW_PRIVS: Final = 38
 _TOO_LONG: Final = frozenset({signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL})
 
 
@@ -129,6 +133,7 @@ def main() -> None:
     """Serve grammars until stdin ends."""
     from symphony_kernel.constraints.grammar import make_tokenizer
 
+    _give_up()
     # Whatever a library prints must not get between the frames.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -138,6 +143,21 @@ def main() -> None:
     tokenizer = make_tokenizer(about[0], about[1], tuple(about[2]))
     while (asked := _read(sys.stdin.buffer)) is not None:
         _write(out, _check_in_fork(tokenizer, *asked))
+
+
+def _give_up() -> None:
+    """Give up what compiling needs nothing of, before the first stranger's text."""
+    for what, most in (
+        (resource.RLIMIT_STACK, _STACK_BYTES_MAX),
+        (resource.RLIMIT_NOFILE, _DESCRIPTORS_MAX),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(what)[1]
+        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(what, (limit, limit))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def _check_in_fork(tokenizer: Any, kind: int, text: str) -> list[Any]:

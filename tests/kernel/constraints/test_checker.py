@@ -1,0 +1,28 @@
+"""The checker's process: what it has given up before a stranger's text comes."""
+
+from pathlib import Path
+
+from symphony_kernel.constraints.checker import Checker
+from symphony_kernel.constraints.compiler import STACK_BYTES
+from symphony_kernel.constraints.grammar import Kind
+
+from tests.support.constrained import EOS, assets
+
+
+def test_it_has_little_to_break_things_with() -> None:
+    checker = Checker(assets().tokenizer_json, 4_096, (EOS,))
+    try:
+        assert checker.check(Kind.REGEX, "a+")[0] == 0
+        assert checker._child is not None
+        about = Path(f"/proc/{checker._child.pid}")
+        limits = {}
+        for line in (about / "limits").read_text().splitlines()[1:]:
+            limits[line[:26].strip()] = line[26:].split()[:2]
+        status = dict(line.split(":\t", 1) for line in (about / "status").read_text().splitlines())
+    finally:
+        checker.close()
+    assert limits["Max file size"] == limits["Max core file size"] == ["0", "0"]
+    assert int(limits["Max open files"][1]) <= 64
+    # What passes here must not break the kernel.
+    assert 2 * int(limits["Max stack size"][1]) <= STACK_BYTES
+    assert status["NoNewPrivs"] == "1"
