@@ -22,6 +22,7 @@ from symphony_kernel.protocol.limits import (
     FILE_TEXTS_MAX,
     INSTANCE_CALLS_PENDING_MAX,
     LIP_CALL_BYTES_MAX,
+    SINCE_TOKENS_MAX,
 )
 from symphony_kernel.protocol.options import Get, PredOptions
 from symphony_kernel.scheduler.run_ahead import RunAhead
@@ -289,11 +290,14 @@ class Pred(_Pending):
     def _guide(self, file: KVFile, constraint: Constraint) -> Guide:
         """Return what guides the work: the text begins behind it, unless it has begun before."""
         end = file.length + len(self.tokens)
+        known = (file.texts or {}).get(constraint.number, end)
         base = self.options.since
         if base is None:
-            base = (file.texts or {}).get(constraint.number, end)
+            base = known
         elif base > end:
             raise SyscallError(Errno.EINVAL, f"since is at most {end} here")
+        elif end - base > SINCE_TOKENS_MAX and base != known:
+            raise SyscallError(Errno.EFBIG, f"a text begins with at most {SINCE_TOKENS_MAX} tokens")
         return Guide(constraint, file, base, kept=self.options.keep)
 
     def _positions(self, length: int, n: int) -> Int32:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -11,6 +12,8 @@ import msgpack
 import numpy as np
 import pytest
 from symphony_kernel import tiny_model
+from symphony_kernel.constraints.compiler import Grammar
+from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
@@ -436,6 +439,130 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
     asyncio.run(main())
     assert max(map(sum, steps)) == 2
     assert sum(map(sum, steps)) >= 6 * 8  # drafts that never begin are counted, too
+
+
+def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One whose states are used up, and one of a kernel before; others go on meanwhile."""
+    built: list[str] = []
+    build = Grammar.build
+
+    def watched(grammar: Grammar) -> None:
+        built.append(threading.current_thread().name)
+        build(grammar)
+
+    async def test(rig: Rig) -> None:
+        handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
+        wanted = await generated(rig, 1, handle)
+        (grammar,) = rig.kernel.constraints._grammars._live["t"]
+        rig.worker.tell(1, Op.KV_CREATE, B)
+        began = rig.worker.generate(
+            1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2
+        )
+        while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
+            await asyncio.sleep(0.001)
+        assert grammar.era is not None
+        grammar.era.worn = True
+        rig.worker.tell(1, Op.KV_CREATE, B + 1)
+        began.take(300)
+        plain = rig.worker.generate(1, B + 1, PROMPT, max=60)
+        assert await plain.end == b""
+        assert await began.end == b""
+        assert began.ids == wanted
+        grammar.era = None
+        rig.worker.tell(1, Op.KV_CREATE, B + 2)
+        assert await generated(rig, 1, handle, B + 2) == wanted
+        assert built[0].startswith("grammars")
+        assert len(built) == 3
+        assert len(set(built)) == 1, "the same thread, and no other"
+
+    monkeypatch.setattr(Grammar, "build", watched)
+    with_text(test)
+
+
+def test_texts_that_take_steps_to_follow_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows come again until they are followed, and their pages stay theirs."""
+
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        handle = await constraint(worker, REGEX, b"[a-f ]*")
+        text = tokens(*ids_of("abc def fed cab" * 12))
+        asked: dict[str, Any] = {"constraint": handle, "since": 0, "bias": {EOS: -50.0}}
+        for file in (B, B + 1):
+            worker.tell(1, Op.KV_CREATE, file)
+        wanted = await preds(worker, A, text, 5, **asked)
+        before = (await rig.gateway.statistics())["steps"]
+        monkeypatch.setattr("symphony_kernel.constraints.guides.TEXT_MS_MAX", 0.0)
+        (grammar,) = rig.kernel.constraints._grammars._live["t"]
+        grammar.era = None  # nothing is kept of it
+        assert await preds(worker, B, text, 5, **asked) == wanted
+        assert (await rig.gateway.statistics())["steps"] > before + 5 + len(text) // 4 // 8
+        looked = worker.pred(1, B + 1, text, options(get=sampled(5), keep=False, **asked))
+        assert ids(await looked)[0] == wanted[0]
+
+    with_text(test)
+
+
+def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("symphony_kernel.pending_calls.SINCE_TOKENS_MAX", 20)
+
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        handle = await constraint(worker, REGEX, b"[a-f ]*")
+        text = tokens(*ids_of("abcdef")[:1] * 15)
+        near, bias = {"constraint": handle, "since": 0}, {EOS: -50.0}
+        assert await worker.pred(1, A, PROMPT, options(**near)) == -Errno.EFBIG
+        (token,) = await preds(worker, A, text, 1, bias=bias, **near)
+        rest = await preds(worker, A, tokens(token), 30, bias=bias, **near)
+        assert len(rest) == 30, "it is known by now"
+        other = await constraint(worker, REGEX, b"[a-g ]*")
+        far = options(constraint=other, since=1)
+        assert await worker.pred(1, A, tokens(token), far) == -Errno.EFBIG
+
+    with_text(test)
+
+
+def test_what_takes_the_kernel_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(rig: Rig) -> None:
+        monkeypatch.setattr("symphony_kernel.constraints.compiler.CONSTRAINT_BUILD_MS_MAX", 0.0)
+        errno, words = await refused(rig.worker, REGEX, b"a+")
+        assert (errno, "ms" in words) == (Errno.EFBIG, True)
+        monkeypatch.undo()
+        assert await constraint(rig.worker, REGEX, b"a+") == 1
+
+    with_text(test)
+
+
+def test_time_for_masks_is_charged_to_the_lip() -> None:
+    async def test(rig: Rig) -> None:
+        charged: list[tuple[int, float]] = []
+        queue = rig.kernel._scheduler._queue
+        charge = queue.charge
+
+        def watched(root: int, tenant: str, weight: float, cost: float) -> None:
+            charged.append((root, cost))
+            charge(root, tenant, weight, cost)
+
+        queue.charge = watched  # type: ignore[method-assign]
+        handle = await constraint(rig.worker, REGEX, b"[a-z]{20}")
+        await start(rig, 2)
+        plain = rig.worker.generate(2, A, PROMPT, max=30)
+        fill = Guide.fill
+
+        def slow(guide: Guide, *given: Any) -> SyscallError | None:
+            guide.spent += 0.01
+            return fill(guide, *given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Guide, "fill", slow)
+            given = await generated(rig, 1, handle, max=10)
+        assert await plain.end == b""
+        assert {root for root, _ in charged} == {1}
+        assert len(charged) >= len(given)
+        assert all(cost > 0 for _, cost in charged)
+
+    with_text(test)
 
 
 def test_hostile_grammars_hold_up_neither_streams_nor_other_tenants() -> None:

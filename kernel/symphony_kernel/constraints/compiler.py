@@ -9,13 +9,14 @@ the same text learns nothing by how long it takes.
 import asyncio
 import hashlib
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, TypeAlias
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -25,16 +26,19 @@ from symphony_kernel.constraints.grammar import (
     compile_grammar,
     make_tokenizer,
 )
+from symphony_kernel.constraints.states import KeptMatchers
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
+    CONSTRAINT_BUILD_MS_MAX,
     GRAMMARS_CACHED_MAX,
     TENANT_COMPILES_MAX,
     TENANT_GRAMMARS_MAX,
 )
 
 STACK_BYTES: Final = 64 << 20  # of threads that work on strangers' grammars; touched as needed
-_STATES_KEPT: Final = 32  # matchers of texts that may go on, of one grammar
+_REFUSED_MAX: Final = 256  # texts of one grammar that are known to be too much
+_FADING: Final = 7 / 8  # of the longest time lately, with each that is shorter
 
 # What came of it: an errno (0: none) and words, or the grammar as it can be compiled again.
 Compiled: TypeAlias = Callable[[int, str], None]
@@ -54,63 +58,109 @@ class Vocabulary:
         return make_tokenizer(*self.about)
 
 
+class Era:
+    """A grammar from one compiling to the next: all its texts share the lexer's states."""
+
+    __slots__ = ("__weakref__", "begun", "fresh", "masks", "number", "worn")
+
+    def __init__(self, fresh: LLMatcher, number: int) -> None:
+        self.fresh = fresh
+        self.number = number
+        self.begun = 0  # guides
+        self.masks = 0  # made
+        self.worn = False  # its states are used up, and some text needs others
+
+
 class Grammar:
     """A compiled grammar, and matchers of texts that it has seen of late.
 
-    After `build` only the thread that makes masks touches it. One that was compiled before, by a
-    kernel that has died, is built when it is first used.
+    It is compiled in the grammars' thread (`build`), again when the lexer's states are used up, or
+    when a kernel before has compiled it; `ready` says on the loop whether it can be used. The rest
+    is for the thread that makes masks.
     """
 
-    def __init__(self, vocabulary: Vocabulary, source: str) -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        source: str,
+        tenant: str = "",
+        kept: KeptMatchers | None = None,
+        ask: "Callable[[Grammar], None] | None" = None,
+    ) -> None:
         self._vocabulary = vocabulary
         self.source = source
-        self._fresh: LLMatcher | None = None
+        self.tenant = tenant
+        self._kept = kept or KeptMatchers()
+        self._ask = ask
+        self.asked = False  # to be built
+        self.problem: GrammarError | None = None  # why it could not be
+        self.era: Era | None = None
         self.seconds = 0.0  # that a mask takes
-        self.states: OrderedDict[bytes, LLMatcher] = OrderedDict()  # by the text's tokens
+        self.token_seconds = 0.0  # that a text's token takes, where one begins to follow it
+        self.build_seconds = 0.0
+        self._refused: OrderedDict[bytes, GrammarError] = OrderedDict()  # by digests
 
     def build(self) -> None:
-        """Compile it, if it has not been; GrammarError."""
-        if self._fresh is None:
-            self._fresh = compile_grammar(self._vocabulary.tokenizer, self.source)
+        """Compile it, in the grammars' thread; GrammarError."""
+        tokenizer = self._vocabulary.tokenizer
+        began = time.thread_time()
+        fresh = compile_grammar(tokenizer, self.source)
+        self.build_seconds = time.thread_time() - began
+        era = Era(fresh, self._kept.number())
+        finalize(era, self._kept.forget, era.number).atexit = False
+        began = time.thread_time()
+        fresh.deep_copy().compute_bitmask()
+        self.took(time.thread_time() - began)
+        self.era = era
+
+    def ready(self) -> bool:
+        """Whether masks can be made; else it is being compiled."""
+        era = self.era
+        if (era is not None and not era.worn) or self.problem is not None:
+            return True
+        if not self.asked and self._ask is not None:
+            self.asked = True
+            self._ask(self)
+        return False
 
     def took(self, seconds: float) -> None:
         """A mask took so long."""
-        self.seconds += (seconds - self.seconds) / 4
+        self.seconds = max(seconds, self.seconds * _FADING)
 
-    def renew(self) -> None:
-        """Begin anew with the states of the lexer, which all its texts share a bounded number of.
+    def followed(self, tokens: int, seconds: float) -> None:
+        """To come behind a text of so many tokens took so long."""
+        self.token_seconds = max(seconds / tokens, self.token_seconds * _FADING)
 
-        Raises:
-            GrammarError: it was compiled before, so that would be strange.
-        """
-        self._fresh = None
-        self.states.clear()
-        self.build()
+    def refuse(self, text: bytes, error: GrammarError) -> None:
+        """Nobody needs to try this text (tokens, u32) again: alone it failed, too."""
+        self._refused[_digest(text)] = error
+        if len(self._refused) > _REFUSED_MAX:
+            self._refused.popitem(last=False)
 
-    def matcher(self, text: bytes = b"") -> LLMatcher | None:
-        """Return a matcher behind these tokens (u32) if there is one, or at the beginning."""
-        known = self.states.get(text) if text else self._fresh
-        if known is None:
-            return None
-        if text:
-            self.states.move_to_end(text)
-        return known.deep_copy()
+    def refused(self, text: bytes) -> GrammarError | None:
+        """Return why a text was refused, if it was."""
+        return self._refused.get(_digest(text)) if self._refused else None
 
-    def keep(self, text: bytes, matcher: LLMatcher) -> None:
-        """A text that has come so far may go on."""
-        if matcher.is_error():
-            return
-        self.states[text] = matcher
-        if len(self.states) > _STATES_KEPT:
-            self.states.popitem(last=False)
+    def matcher(self, era: Era, text: bytes) -> LLMatcher | None:
+        """Return a matcher behind these tokens (u32), if one is kept."""
+        return self._kept.find(self.tenant, era.number, text) if text else None
+
+    def keep(self, era: Era, text: bytes, matcher: LLMatcher, before: bytes) -> None:
+        """A text that has come so far may go on; one step before it was at `before`."""
+        if text and not matcher.is_error():
+            self._kept.keep(self.tenant, era.number, text, matcher.deep_copy(), before)
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 @dataclass(slots=True)
 class _Job:
-    key: Key
-    kind: int
-    text: str
-    done: Compiled
+    tenant: str
+    work: Callable[[], "Grammar | None"]  # in the thread
+    ended: Callable[["asyncio.Future[Grammar | None]"], None]
+    asked: bool  # by a program, which may ask for so many
 
 
 class Grammars:
@@ -124,7 +174,8 @@ class Grammars:
         self._live: dict[str, WeakSet[Grammar]] = {}  # by tenants
         self._queues: dict[str, deque[_Job]] = {}
         self._thread: ThreadPoolExecutor | None = None
-        self._working = False
+        self._working = self._closed = False
+        self._kept = KeptMatchers()
 
     @classmethod
     def of(cls, about: Mapping[str, Any], model: ModelInfo) -> "Grammars":
@@ -138,6 +189,7 @@ class Grammars:
 
     def close(self) -> None:
         """Compile nothing more."""
+        self._closed = True
         self._queues.clear()
         self._checker.close()
         if self._thread is not None:
@@ -157,20 +209,58 @@ class Grammars:
         if problem is not None:
             loop.call_soon(done, int(problem.errno), problem.words)
             return
-        self._queues.setdefault(tenant, deque()).append(_Job(key, kind, text, done))
-        self._look()
+        self._enqueue(
+            tenant,
+            lambda: self._compile(tenant, kind, text),
+            lambda ended: self._compiled(key, done, ended),
+            asked=True,
+        )
 
     def grammar(self, tenant: str, source: str) -> Grammar:
         """Return the grammar that was compiled to this, or that a kernel before compiled."""
         for grammar in self._live.get(tenant, ()):
             if grammar.source == source:
                 return grammar
-        return self._add(tenant, Grammar(self.vocabulary, source))
+        return self._add(tenant, self._grammar(tenant, source))
+
+    def _grammar(self, tenant: str, source: str) -> Grammar:
+        return Grammar(self.vocabulary, source, tenant, self._kept, self._build)
+
+    def _build(self, grammar: Grammar) -> None:
+        """Compile a grammar that works wait for, when its tenant's turn comes."""
+        if not self._closed:
+            self._enqueue(
+                grammar.tenant,
+                grammar.build,
+                lambda ended: self._built(grammar, ended),
+                asked=False,
+            )
+
+    def _built(self, grammar: Grammar, ended: "asyncio.Future[Grammar | None]") -> None:
+        grammar.asked = False
+        error = ended.exception()
+        if isinstance(error, GrammarError):
+            grammar.problem = error
+        elif isinstance(error, ValueError):
+            grammar.problem = GrammarError(Errno.ENOSYS, f"the tokenizer: {error}")
+        elif error is not None:
+            grammar.problem = GrammarError(Errno.EIO, "it could not be compiled again")
+            raise error
+
+    def _enqueue(
+        self,
+        tenant: str,
+        work: Callable[[], Grammar | None],
+        ended: Callable[["asyncio.Future[Grammar | None]"], None],
+        asked: bool,
+    ) -> None:
+        self._queues.setdefault(tenant, deque()).append(_Job(tenant, work, ended, asked))
+        self._look()
 
     def _problem(self, tenant: str) -> GrammarError | None:
         if not self.available:
             return GrammarError(Errno.ENOSYS, "the model has no tokenizer, or no end of text")
-        if len(self._queues.get(tenant, ())) >= TENANT_COMPILES_MAX:
+        if sum(job.asked for job in self._queues.get(tenant, ())) >= TENANT_COMPILES_MAX:
             return GrammarError(Errno.EAGAIN, f"{TENANT_COMPILES_MAX} wait to be compiled")
         if len(self._live.get(tenant, ())) >= TENANT_GRAMMARS_MAX:
             self._forget_cached(tenant)
@@ -194,7 +284,7 @@ class Grammars:
             self._queues[tenant] = jobs  # behind the others
         self._working = True
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._started(), self._compile, job.kind, job.text)
+        work = loop.run_in_executor(self._started(), job.work)
         work.add_done_callback(lambda ended: self._ended(job, ended))
 
     def _started(self) -> ThreadPoolExecutor:
@@ -203,16 +293,19 @@ class Grammars:
             with_stack(lambda: self._thread and self._thread.submit(int).result())
         return self._thread
 
-    def _compile(self, kind: int, text: str) -> Grammar:
+    def _compile(self, tenant: str, kind: int, text: str) -> Grammar:
         """In the thread. GrammarError."""
         errno, words = self._checked(kind, text)
         if errno:
             raise GrammarError(Errno(errno), words)
-        grammar = Grammar(self.vocabulary, words)
+        grammar = self._grammar(tenant, words)
         try:
             grammar.build()
         except ValueError as error:
             raise GrammarError(Errno.ENOSYS, f"the tokenizer: {error}") from error
+        if grammar.build_seconds > CONSTRAINT_BUILD_MS_MAX / 1000:
+            words = f"it takes more than {CONSTRAINT_BUILD_MS_MAX:.0f} ms to compile"
+            raise GrammarError(Errno.EFBIG, words)
         return grammar
 
     def _checked(self, kind: int, text: str) -> tuple[int, str]:
@@ -221,23 +314,26 @@ class Grammars:
         except CheckerFault:
             return self._checker.check(kind, text)  # in a new process
 
-    def _ended(self, job: _Job, ended: "asyncio.Future[Grammar]") -> None:
+    def _ended(self, job: _Job, ended: "asyncio.Future[Grammar | None]") -> None:
         self._working = False
         self._look()
-        if ended.cancelled():
-            return
+        if not ended.cancelled():
+            job.ended(ended)
+
+    def _compiled(self, key: Key, done: Compiled, ended: "asyncio.Future[Grammar | None]") -> None:
         error = ended.exception()
         if error is None:
             grammar = ended.result()
-            self._add(job.key[0], grammar)
-            self._cached[job.key] = grammar
+            assert grammar is not None
+            self._add(key[0], grammar)
+            self._cached[key] = grammar
             if len(self._cached) > GRAMMARS_CACHED_MAX:
                 self._cached.popitem(last=False)
-            job.done(0, grammar.source)
+            done(0, grammar.source)
         elif isinstance(error, GrammarError):
-            job.done(int(error.errno), error.words)
+            done(int(error.errno), error.words)
         elif isinstance(error, CheckerFault):
-            job.done(int(Errno.EIO), str(error))
+            done(int(Errno.EIO), str(error))
         else:
             raise error
 

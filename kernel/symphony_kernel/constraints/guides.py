@@ -5,23 +5,31 @@
 
 A guide knows where in its file the text begins. It follows the rows of one work: each brings its
 own tokens, and gets a mask of those that may come behind them. A row that was computed in vain, or
-comes again, takes the matcher back; one that nobody has told the text before is told it.
+comes again, takes the matcher back; one that nobody has told the text before is told it. To follow
+a long text takes as many steps as it takes time, so that no step waits for it.
 """
 
 import time
-from typing import Protocol
+from typing import Final, NoReturn, Protocol
 
 import numpy as np
 from llguidance import LLMatcher
 
-from symphony_kernel.constraints.compiler import Grammar
+from symphony_kernel.constraints.compiler import Era, Grammar
 from symphony_kernel.constraints.grammar import GrammarError, error_of
 from symphony_kernel.executor.base import UInt32
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import TEXT_MS_MAX
 
 _NO_TOKENS: UInt32 = np.empty(0, np.uint32)
 # The lexer's states are used up, by all texts of the grammar together: begun anew this one may fit.
 _USED_UP = ("too many states", "fuel", "too many expressions")
+# Of a row whose mask is not there yet.
+LATER: Final = SyscallError(Errno.EAGAIN, "the mask is not there yet")
+_PIECE: Final = 4  # tokens that are consumed before somebody looks at the time
+_FEW: Final = 4  # tokens of a row that is like most
+_WORTH_KEEPING: Final = 32  # tokens of a text
+_RENEWALS_MAX: Final = 3  # of its grammar that a text waits for, without a mask between them
 
 
 class Text(Protocol):
@@ -48,10 +56,21 @@ class Constraint:
         self.grammar: Grammar | None = None  # set by whoever has them all
 
 
-class Guide:
-    """One work's way through a text. `told` on the loop, `fill` on the thread that makes masks."""
+class _LaterError(Exception):
+    """The mask is not there yet: the row comes again."""
 
-    __slots__ = ("_file", "_matcher", "_text", "_told", "base", "constraint", "kept")
+
+class Guide:
+    """One work's way through a text. `told` on the loop, `fill` on the thread that makes masks.
+
+    A row whose mask would take long, or whose grammar must be compiled again, has EAGAIN for its
+    result: it comes again, and the guide goes on from where it was.
+    """
+
+    __slots__ = (
+        "_again", "_before", "_era", "_file", "_matcher", "_renewals", "_text", "_told", "_until",
+        "base", "constraint", "kept", "spent",
+    )  # fmt: skip
 
     def __init__(self, constraint: Constraint, file: Text, base: int, *, kept: bool) -> None:
         self.constraint = constraint
@@ -59,108 +78,197 @@ class Guide:
         self.base = base  # the file's entry with which the text begins
         self.kept = kept  # others may go on from where it ends: its matcher is worth keeping
         self._matcher: LLMatcher | None = None
+        self._era: Era | None = None  # of the grammar, that the matcher belongs to
         self._text: list[int] = []  # what the matcher has seen
         self._told: UInt32 | None = None
+        self._before = b""  # where a matcher of this text is kept
+        self._renewals = 0  # of the grammar since the last mask
+        self._again = False  # its row comes again
+        self._until = 0.0  # when it is enough for one step, of the thread's time
+        self.spent = 0.0  # seconds for which nobody has been charged
 
+    # -- On the loop ---------------------------------------------------------------------------
     def tell(self, tokens: UInt32) -> None:
         """Say what stands between the file's end and the next row ([n]).
 
         Once is enough, while each row comes behind those before it.
         """
-        if self._told is None:
+        if self._told is None or self._again:
+            self._again = False
             file, base = self._file, self.base
             length = file.length
             own = tokens[max(base - length, 0) :]
             before = file.read_tokens(base, length - base) if length > base else _NO_TOKENS
             self._told = np.concatenate((before, own)) if len(own) else before
 
-    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
-        """Write which tokens may come behind a row's own, which begin at entry `start`.
+    def comes_again(self) -> None:
+        """Its row had EAGAIN, and will be in another step."""
+        self._again = True
 
-        `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t.
-        """
-        began = time.thread_time()
-        try:
-            self._advance(start, tokens)
-            self._fill(mask)
-        except GrammarError as error:
-            self._matcher = None
-            return SyscallError(error.errno, error.words)
-        finally:
-            self._grammar.took(time.thread_time() - began)
-        return None
+    def ready(self) -> bool:
+        """Whether its grammar can be used; else it is being compiled."""
+        return self._grammar.ready()
 
     @property
     def seconds(self) -> float:
-        """What a mask of this grammar's took lately, of one thread."""
-        return self._grammar.seconds
+        """What the next mask will take, by what those of this grammar took lately."""
+        grammar = self._grammar
+        if self._matcher is not None and not self._again:
+            return grammar.seconds
+        behind = self._file.length - self.base - len(self._text)
+        return grammar.seconds + min(max(behind, 0) * grammar.token_seconds, TEXT_MS_MAX / 1000)
 
-    def _advance(self, start: int, tokens: UInt32) -> None:
+    # -- On the thread that makes masks --------------------------------------------------------
+    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
+        """Write which tokens may come behind a row's own, which begin at entry `start`.
+
+        `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. EAGAIN: the
+        same row is to come again.
+        """
+        began = time.thread_time()
+        self._until = began + TEXT_MS_MAX / 1000
+        try:
+            few = self._advance(start, tokens)
+            reached = began if few else time.thread_time()
+            self._fill(mask)
+            self._grammar.took(time.thread_time() - reached)
+        except _LaterError:
+            return LATER
+        except GrammarError as error:
+            self._grammar.took(time.thread_time() - began)
+            self._refuse(start, tokens, error)
+            return SyscallError(error.errno, error.words)
+        finally:
+            self.spent += time.thread_time() - began
+        return None
+
+    def _advance(self, start: int, tokens: UInt32) -> bool:
+        """Come behind a row's tokens; return whether it was by hardly any."""
+        seen = max(start - self.base, 0)
+        own: list[int] = tokens[max(self.base - start, 0) :].tolist()
+        if self._matcher is not None and len(self._text) == seen:  # most rows
+            self._consume(own)
+            return len(own) <= _FEW
         if self._matcher is None:
             assert self._told is not None, "nobody has told what stands before"
-            self._begin(self._told.tolist())
-        seen = max(start - self.base, 0)
-        if seen < len(self._text):
+            self._begin(seen, own)
+        self._follow(seen)
+        done = self._text[seen:]
+        if done and done != own[: len(done)]:
             self._take_back(seen)
-        assert seen == len(self._text), "the row does not come behind what was told"
-        self._consume(tokens[max(self.base - start, 0) :].tolist())
+            done = []
+        self._consume(own[len(done) :])
+        return False
 
-    def _begin(self, text: list[int]) -> None:
+    def _begin(self, seen: int, own: list[int]) -> None:
+        """Take a matcher that has seen all of what was told, or nothing."""
         grammar = self._grammar
-        grammar.build()
-        known = grammar.matcher(np.array(text, np.uint32).tobytes()) if text else None
-        if known is not None:
-            self._matcher, self._text = known, text
-            return
-        self._matcher, self._text = grammar.matcher(), []
-        self._consume(text)
+        if grammar.problem is not None:
+            raise grammar.problem
+        era = grammar.era
+        if era is None:
+            raise _LaterError
+        assert self._told is not None
+        text = self._told[:seen].tobytes()
+        whole = text + np.array(own, np.uint32).tobytes()
+        refused = grammar.refused(whole)
+        if refused is not None:
+            raise refused
+        self._era = era
+        era.begun += 1
+        known = grammar.matcher(era, text)
+        self._before = text if known is not None else b""
+        self._text = self._told[:seen].tolist() if known is not None else []
+        self._matcher = known if known is not None else era.fresh.deep_copy()
+
+    def _follow(self, seen: int) -> None:
+        """Consume what was told, as far as the row's beginning."""
+        first = len(self._text)
+        if first < seen:
+            assert self._told is not None
+            assert len(self._told) >= seen, "the row does not come behind what was told"
+            began = time.thread_time()
+            try:
+                self._consume(self._told[first:seen].tolist())
+            finally:
+                if (followed := len(self._text) - first) >= _WORTH_KEEPING:
+                    self._grammar.followed(followed, time.thread_time() - began)
+            if not self.kept and seen - first >= _WORTH_KEEPING:
+                assert self._matcher is not None
+                assert self._era is not None
+                self._before = self._told[:seen].tobytes()
+                self._grammar.keep(self._era, self._before, self._matcher, b"")
+        elif self._before:
+            self._grammar.followed(max(seen, 1), 0.0)
+
+    def _refuse(self, start: int, tokens: UInt32, error: GrammarError) -> None:
+        """Note that a text cannot be followed, when that was by no fault of others'."""
+        era, told, seen = self._era, self._told, max(start - self.base, 0)
+        self._matcher = None
+        alone = era is not None and era.begun <= 1
+        if told is not None and len(told) >= seen and (self._renewals or alone):
+            own = tokens[max(self.base - start, 0) :].astype(np.uint32)
+            self._grammar.refuse(told[:seen].tobytes() + own.tobytes(), error)
 
     def _take_back(self, length: int) -> None:
         assert self._matcher is not None
-        if not self._matcher.rollback(len(self._text) - length):
-            self._begin(self._text[:length])
-        del self._text[length:]
+        if self._matcher.rollback(len(self._text) - length):
+            del self._text[length:]
+            return
+        self._told = np.array(self._text[:length], np.uint32)
+        self._begin(length, [])
+        self._follow(length)
 
     def _consume(self, tokens: list[int]) -> None:
         matcher = self._matcher
         assert matcher is not None
-        if not tokens:
-            return
-        if not matcher.consume_tokens(tokens):
-            error = error_of(matcher.get_error())
-            if error.errno is Errno.EINVAL and not _is_used_up(error):
-                raise GrammarError(Errno.EINVAL, f"the text does not fit: {error.words}")
-            if not _is_used_up(error):
+        for at in range(0, len(tokens), _PIECE):
+            if at and time.thread_time() > self._until:
+                raise _LaterError
+            piece = tokens[at : at + _PIECE]
+            if not matcher.consume_tokens(piece):
+                error = error_of(matcher.get_error())
+                if _is_used_up(error):
+                    self._renew(error, tokens[at:])
+                if error.errno is Errno.EINVAL:
+                    raise GrammarError(Errno.EINVAL, f"the text does not fit: {error.words}")
                 raise error
-            self._again([*self._text, *tokens])
-            return
-        self._text += tokens
+            self._text += piece
 
     def _fill(self, mask: UInt32) -> None:
-        matcher = self._matcher
+        matcher, era = self._matcher, self._era
         assert matcher is not None
+        assert era is not None
         matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if matcher.is_error():
             error = error_of(matcher.get_error())
-            if not _is_used_up(error):
-                raise error
-            matcher = self._again(self._text)
-            matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-            if matcher.is_error():
-                raise error
+            if _is_used_up(error):
+                self._renew(error, [])
+            raise error
+        era.masks += 1
+        self._renewals = 0
         if self.kept:
             text = np.array(self._text, np.uint32).tobytes()
-            self._grammar.keep(text, matcher.deep_copy())
+            self._grammar.keep(era, text, matcher, self._before)
+            self._before = text
 
-    def _again(self, text: list[int]) -> LLMatcher:
-        """Come to where the text is with a grammar that is as if nobody had used it."""
-        self._grammar.renew()
-        matcher = self._grammar.matcher()
-        assert matcher is not None
-        if not matcher.consume_tokens(text):
-            raise error_of(matcher.get_error())
-        self._matcher, self._text = matcher, list(text)
-        return matcher
+    def _renew(self, error: GrammarError, rest: list[int]) -> NoReturn:
+        """Come again with a grammar that is as if nobody had used it, unless this one is so."""
+        grammar, era = self._grammar, self._era
+        assert era is not None
+        whole = self._text + rest
+        if self._told is None or len(whole) >= len(self._told):
+            self._told = np.array(whole, np.uint32)
+        self._matcher, self._text, self._before = None, [], b""
+        if grammar.era is era:
+            alone = era.begun <= 1 and not era.masks
+            if alone or self._renewals == _RENEWALS_MAX:
+                raise GrammarError(Errno.EFBIG, error.words)
+            if not era.worn:
+                era.worn = True
+                self.spent += grammar.build_seconds
+        self._renewals += 1
+        raise _LaterError
 
     @property
     def _grammar(self) -> Grammar:

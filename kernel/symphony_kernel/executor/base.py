@@ -77,7 +77,8 @@ class Guide(Protocol):
         """Write which tokens may come behind a row's own ([q], from entry `start` on).
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. Rows come in
-        their sequence's order, but for some that come again. An error is the row's result.
+        their sequence's order, but for some that come again. An error is the row's result; EAGAIN:
+        the same row is to come again.
         """
 
 

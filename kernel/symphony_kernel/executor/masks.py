@@ -4,9 +4,12 @@
     masks' thread          └── fills the masks, row after row ──────┘
 
 A mask depends on nothing but the tokens before it, so it is there, mostly, before the logits are.
+When a step's masks have taken too long the rows that are left have EAGAIN: they come again.
 """
 
+import logging
 import threading
+import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import TypeAlias
@@ -16,11 +19,14 @@ import numpy.typing as npt
 
 from symphony_kernel.executor.base import Results, Row, UInt32
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import MASKS_MS_MAX
 
+_log = logging.getLogger(__name__)
 RowMasks: TypeAlias = dict[int, UInt32]  # of rows that have one, [ceil(vocab_size / 32)] each
 
 _STACK_BYTES = 64 << 20  # a deep grammar's; touched as needed
 _ALL = np.uint32(0xFFFFFFFF)
+_LATER = SyscallError(Errno.EAGAIN, "its mask is not there yet")
 
 
 class Masks:
@@ -85,18 +91,34 @@ class Masks:
     def _run(self) -> None:
         while (rows := self._steps.get()) is not None:
             try:
-                pairs = zip(rows, self._masks, strict=False)
-                self._errors = [fill(row, mask, self._vocab_size) for row, mask in pairs]
+                self._errors = self._fill(rows)
             except BaseException as raised:  # the step hears of it
                 self._fault = raised
             del rows  # what a step held must not live until the next one comes
             self._ready.set()
 
+    def _fill(self, rows: Sequence[Row]) -> list[SyscallError | None]:
+        """Make masks, of the first row in any case, until it has been enough for one step."""
+        errors: list[SyscallError | None] = []
+        until = time.thread_time() + MASKS_MS_MAX / 1000
+        for row, mask in zip(rows, self._masks, strict=False):
+            if errors and time.thread_time() > until:
+                mask[:] = _ALL
+                errors.append(_LATER)
+            else:
+                errors.append(fill(row, mask, self._vocab_size))
+        return errors
+
 
 def fill(row: Row, mask: UInt32, vocab_size: int) -> SyscallError | None:
-    """Make one row's mask; its options' `allow` counts, too."""
+    """Make one row's mask; its options' `allow` counts, too. What breaks is this row's EIO."""
     assert row.guide is not None
-    error = row.guide.fill(row.start, row.tokens, mask)
+    error: SyscallError | None
+    try:
+        error = row.guide.fill(row.start, row.tokens, mask)
+    except BaseException:  # a panic of llguidance's is no Exception
+        _log.exception("a mask could not be made")
+        error = SyscallError(Errno.EIO, "its mask could not be made")
     if error is None and row.options.allow is not None:
         allow = np.frombuffer(row.options.allow, np.uint8)
         if len(allow) == -(-vocab_size // 8):  # else whoever answers says so

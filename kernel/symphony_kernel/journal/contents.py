@@ -135,7 +135,17 @@ MANY: Final = (
     Kept(Generation),
     Kept(Waiting),
     Kept(Constraint, _as(None, "grammar")),
-    Kept(Guide, {**_as(None, "_matcher", "_told"), "_text": list}),
+    Kept(
+        Guide,
+        {
+            **_as(None, "_matcher", "_told", "_era"),
+            **_as(0.0, "_until", "spent"),
+            **_as(0, "_renewals"),
+            **_as(b"", "_before"),
+            **_as(False, "_again"),
+            "_text": list,
+        },
+    ),
     Kept(RunAhead),
     Kept(Ranges),
     Kept(PredOptions),

@@ -76,6 +76,13 @@ GRAMMARS_CACHED_MAX = 256  # of all tenants together
 # Of making masks for one step, by what those of a grammar took lately, or one row: others wait for
 # the next step.
 MASKS_MS_MAX = 20.0
+# Of following one text for one step: one that has further to go comes again in the next step.
+TEXT_MS_MAX = 10.0
+# Of the kernel's own compiling; what takes longer is EFBIG.
+CONSTRAINT_BUILD_MS_MAX = 250.0
+SINCE_TOKENS_MAX = 8_192  # that a text which nobody knows yet may have already: past it EFBIG
+TENANT_KEPT_TEXT_TOKENS_MAX = 65_536  # of a tenant's texts whose matchers are kept
+KEPT_TEXT_TOKENS_MAX = 262_144  # of all tenants' together
 FILE_TEXTS_MAX = 64  # constraints of which a KV file knows where their texts begin
 
 # --- Batches (kernel) ----------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Formed:
     step: Step | None
     waiting: list[Work] = field(default_factory=list)  # for pages
     failed: list[tuple[Work, Errno]] = field(default_factory=list)  # taken out of the queue
+    unready: bool = False  # some wait for a grammar that is being compiled
 
 
 @dataclass(slots=True, eq=False)
@@ -195,7 +196,7 @@ class Batcher:
                     break
                 continue
             if part is None:
-                if work.guide is not None and not room.has_time_for(work.guide.seconds):
+                if work.guide is not None and not _has_mask(work.guide, room, formed):
                     queue.set_aside()  # whoever waits is among the first of the next step
                     continue
                 if work.reserved:
@@ -299,6 +300,14 @@ def _row(part: Part) -> Row:
         seed=work.seed,
         guide=None if work.guide is None else _guide(work, start, count),
     )
+
+
+def _has_mask(guide: Guide, room: _Room, formed: Formed) -> bool:
+    """Whether a row's mask can be made in this step."""
+    if not guide.ready():
+        formed.unready = True
+        return False
+    return room.has_time_for(guide.seconds)
 
 
 def _guide(work: Work, start: int, count: int) -> Guide | None:

@@ -353,6 +353,10 @@ class FairQueue:
             return lip.tenant.counter - tenant.counter
         return lip.counter - served
 
+    def knows(self, root: int) -> bool:
+        """Whether a LIP has been here and not been forgotten."""
+        return root in self._lips
+
     def waits(self, root: int) -> bool:
         """Whether a LIP has work waiting."""
         lip = self._lips.get(root)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Any
 
+from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.base import Results
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -29,6 +30,9 @@ from symphony_kernel.scheduler.work import Work
 
 _STEPS_AHEAD_MAX = 2  # one computes, and a full one may wait behind it
 _SOON_SECONDS = 1e-6  # no timer is finer
+_GRAMMARS_SECONDS = 0.002  # until somebody looks again whether one has been compiled
+_MASKS_SECONDS = 0.0005  # of making masks that a LIP is charged for at once
+_TOKEN_SECONDS = 0.001  # of computing a token, while nothing has been measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,12 @@ class Scheduler:
         for part, result in zip(step.parts, results, strict=True):
             work = part.work
             work.computed += part.count
+            if work.guide is not None:
+                self._charge_masks(work, work.guide)
             if work.finished:
+                continue
+            if work.guide is not None and _comes_again(result):
+                self._put_back(part, work.guide)
                 continue
             errno = result.errno if isinstance(result, SyscallError) else work.file.error
             if errno is not None:
@@ -332,6 +341,22 @@ class Scheduler:
             return
         self._queue.serve_at_once(work)
         self._kept.append((work, guess))
+
+    def _charge_masks(self, work: Work, guide: Guide) -> None:
+        """Charge a LIP for its masks, which steps wait for, as for tokens that take as long."""
+        spent = guide.spent
+        if spent < _MASKS_SECONDS or not self._queue.knows(work.root):
+            return
+        guide.spent = 0.0
+        tokens = spent / (self._costs.token_seconds or _TOKEN_SECONDS)
+        self._queue.charge(work.root, work.tenant, work.weight, tokens)
+
+    def _put_back(self, part: Part, guide: Guide) -> None:
+        """A row's mask was not there in time: it is computed again."""
+        guide.comes_again()
+        part.work.computed -= part.count
+        part.work.placed -= part.count
+        self._queue.put_back(part.work)
 
     def _answer_kept(self, work: Work, guess: Guess, now: float) -> None:
         assert guess.draft is not None
@@ -414,6 +439,8 @@ class Scheduler:
             return step
         if formed.failed:
             return 0.0  # what came of their ends may run
+        if formed.unready and not self._steps:
+            return _GRAMMARS_SECONDS
         if not formed.waiting or self._steps or (self._pager and self._pager.disk_works):
             return None
         return self._wait_for_pages(now)
@@ -489,3 +516,7 @@ class Scheduler:
         self._figures.stepped(step, seconds)
         self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)
         self._answers.stepped(replies, now, seconds)
+
+
+def _comes_again(result: bytes | SyscallError) -> bool:
+    return isinstance(result, SyscallError) and result.errno is Errno.EAGAIN

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from symphony_kernel.constraints.compiler import Grammar, Vocabulary
 from symphony_kernel.constraints.grammar import Kind, write_grammar
-from symphony_kernel.constraints.guides import Constraint, Guide
+from symphony_kernel.constraints.guides import LATER, Constraint, Guide
 from symphony_kernel.executor.base import UInt32
 from symphony_kernel.protocol.errno import Errno
 
@@ -43,7 +43,13 @@ def constraint(vocabulary: Vocabulary, kind: Kind, text: str) -> Constraint:
     source = write_grammar(kind, text)
     made = Constraint(1, "t", source, frozenset({EOS}))
     made.grammar = Grammar(vocabulary, source)
+    made.grammar.build()
     return made
+
+
+def grammar_of(made: Constraint) -> Grammar:
+    assert made.grammar is not None
+    return made.grammar
 
 
 def guide(made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False) -> Guide:
@@ -55,7 +61,9 @@ def guide(made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False
 def masked(guide: Guide, start: int, ids: list[int]) -> npt.NDArray[np.int64]:
     """Return the tokens that may come behind these."""
     mask = np.zeros(WORDS, np.uint32)
-    error = guide.fill(start, np.array(ids, np.uint32), mask)
+    while (error := guide.fill(start, np.array(ids, np.uint32), mask)) is LATER:
+        if not guide.ready():  # as the grammars' thread does
+            grammar_of(guide.constraint).build()
     assert error is None, error
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
@@ -132,20 +140,91 @@ def test_a_text_that_does_not_fit_is_an_error_and_harms_no_other(vocabulary: Voc
 def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) -> None:
     """All its texts share them: no text may fail because of the others."""
     made = constraint(vocabulary, Kind.REGEX, "(.*x.{200}y.*)+")
-    renewed: list[int] = []
-    grammar = made.grammar
-    assert grammar is not None
-    renew = grammar.renew
-
-    def counted() -> None:
-        renewed.append(1)
-        renew()
-
-    grammar.renew = counted  # type: ignore[method-assign]
+    grammar = grammar_of(made)
+    first = grammar.era
     chance = random.Random(1)
     for _ in range(12):
         follows, start, last = guide(made, []), 0, [ids_of("x")[0]]
         for _ in range(120):
             allowed = masked(follows, start, last)
             start, last = start + 1, [int(chance.choice(allowed[allowed != EOS].tolist()))]
-    assert renewed
+    assert grammar.era is not first
+
+
+def test_it_is_compiled_again_only_when_others_have_used_it(vocabulary: Vocabulary) -> None:
+    """A text that takes all states for itself is refused, for good; nobody compiles for it."""
+    made = constraint(vocabulary, Kind.REGEX, "((a{1,100}){1,100}){1,100}")
+    grammar, text = grammar_of(made), ids_of("a" * 12)
+    first = grammar.era
+    mask = np.zeros(WORDS, np.uint32)
+    errors = []
+    for _ in range(8):
+        follows = guide(made, text[:-1])
+        errors.append(follows.fill(len(text) - 1, np.array(text[-1:], np.uint32), mask))
+        assert follows.ready()
+    assert [error.errno for error in errors if error is not None] == [Errno.EFBIG] * 8
+    assert grammar.era is first
+    assert first is not None
+    assert first.begun == 1, "the others were not tried"
+    assert grammar.seconds > 0.0
+
+
+def test_a_mask_is_never_made_by_compiling(vocabulary: Vocabulary) -> None:
+    made = constraint(vocabulary, Kind.REGEX, "[ab]+")
+    source = grammar_of(made).source
+    asked: list[Grammar] = []
+    late = made.grammar = Grammar(vocabulary, source, ask=asked.append)
+    follows = guide(made, [])
+    mask = np.zeros(WORDS, np.uint32)
+    own = np.array(ids_of("a"), np.uint32)
+    assert follows.fill(0, own, mask) is LATER
+    assert late.era is None
+    assert [follows.ready(), follows.ready()] == [False, False]
+    assert asked == [late], "once"
+    late.build()
+    assert late.seconds > 0.0, "what a mask takes is known before the first is asked for"
+    assert follows.ready()
+    assert follows.fill(0, own, mask) is None
+
+
+def test_a_long_text_is_followed_in_more_than_one_step(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = constraint(vocabulary, Kind.REGEX, "[a-c ]*")
+    text = ids_of("abc cab " * 40)
+    wanted = masked(guide(made, text[:-1]), len(text) - 1, text[-1:]).tolist()
+    again = constraint(vocabulary, Kind.REGEX, "[a-c ]*")
+    monkeypatch.setattr("symphony_kernel.constraints.guides.TEXT_MS_MAX", 0.0)
+    follows = guide(again, text[:-9])
+    mask = np.zeros(WORDS, np.uint32)
+    steps, last = 1, text[-9:]
+    while follows.fill(len(text) - 9, np.array(last, np.uint32), mask) is LATER:
+        steps += 1
+        follows.comes_again()
+        follows.tell(np.empty(0, np.uint32))
+    assert steps > 10
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert np.flatnonzero(bits).tolist() == wanted
+
+
+def test_a_text_that_is_only_looked_at_is_followed_once(vocabulary: Vocabulary) -> None:
+    """`kept` is false where a call appends nothing; the file's own entries are, all the same."""
+    made = constraint(vocabulary, Kind.REGEX, "[a-c ]*")
+    text = ids_of("abc cab " * 40)
+    grammar, own = grammar_of(made), ids_of("a")
+    first = masked(guide(made, text), len(text), own).tolist()
+    assert grammar.token_seconds > 0.0
+    beside = guide(made, text)
+    assert beside.seconds > grammar.seconds, "what is to be followed counts beforehand"
+    rate = grammar.token_seconds
+    assert masked(beside, len(text), own).tolist() == first
+    assert grammar.token_seconds < rate, "nothing was"
+    assert beside.seconds == grammar.seconds
+
+
+def test_the_longest_time_lately_counts(vocabulary: Vocabulary) -> None:
+    grammar = grammar_of(constraint(vocabulary, Kind.REGEX, "a"))
+    grammar.took(1.0)
+    for _ in range(3):
+        grammar.took(0.0)
+    assert 0.5 < grammar.seconds < 1.0

@@ -1,5 +1,6 @@
 """Rows with guides beside rows without: a mask is an `allow` that comes while the step computes."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from symphony_kernel.executor.base import Guide, Row, UInt32
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import MASKS_MS_MAX
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
 from tests.support.models import VOCAB, Rig, load, make_checkpoint, make_row, random_tokens
@@ -19,7 +21,7 @@ ASKED = [PredOptions(), SAMPLED, PredOptions(get=Get.TOP, top=4), PredOptions(lo
 class Allows:
     """A guide of one place, known beforehand; or one that fails."""
 
-    def __init__(self, allowed: list[int], error: Exception | None = None) -> None:
+    def __init__(self, allowed: list[int], error: BaseException | None = None) -> None:
         self.allowed, self.error = allowed, error
 
     def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
@@ -93,9 +95,36 @@ def test_a_mask_counts_beside_allow_and_an_error_is_its_rows_alone(rig: Rig) -> 
     assert found[2] == alone[2]
 
 
-def test_a_fault_of_a_guide_fails_its_step_and_no_other(rig: Rig) -> None:
-    options = [PredOptions()] * 2
-    with pytest.raises(ZeroDivisionError):
-        rig.run(rows(rig, lambda _: Allows([], ZeroDivisionError()), options))
+class PanicError(BaseException):
+    """What a library that is not Python's raises."""
+
+
+def test_a_fault_of_a_guide_is_its_rows_alone(rig: Rig) -> None:
+    options = [PredOptions()] * 3
+    guides = [Allows([], ZeroDivisionError()), Allows([5]), Allows([], PanicError())]
+    found = rig.run(rows(rig, guides.__getitem__, options))
+    assert [each.errno for each in found if isinstance(each, SyscallError)] == [Errno.EIO] * 2
+    assert isinstance(found[1], bytes)
+    assert found[1][:4] == bytes([5, 0, 0, 0])
     found = rig.run(rows(rig, lambda _: Allows([5]), options))
-    assert [each[:4] for each in found if isinstance(each, bytes)] == [bytes([5, 0, 0, 0])] * 2
+    assert [each[:4] for each in found if isinstance(each, bytes)] == [bytes([5, 0, 0, 0])] * 3
+
+
+class Slow(Allows):
+    """A guide that takes all the time that a step has."""
+
+    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
+        until = time.thread_time() + 1.1 * MASKS_MS_MAX / 1000
+        while time.thread_time() < until:
+            pass
+        return super().fill(start, tokens, mask)
+
+
+def test_no_step_waits_for_a_second_slow_mask(rig: Rig) -> None:
+    options = [PredOptions()] * 4
+    found = rig.run(rows(rig, lambda n: Slow([n + 1]) if n != 1 else None, options))
+    assert isinstance(found[0], bytes)
+    assert found[0][:4] == bytes([1, 0, 0, 0])
+    assert isinstance(found[1], bytes), "it has no guide"
+    later = [each.errno for each in found[2:] if isinstance(each, SyscallError)]
+    assert later == [Errno.EAGAIN] * 2
