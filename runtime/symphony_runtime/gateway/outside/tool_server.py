@@ -253,13 +253,14 @@ class ToolServer:
 async def _list_tools(session: ClientSession) -> dict[str, Tool]:
     """Ask a server for its tools, page by page, until they are all or too many or too large."""
     found: dict[str, ListedTool] = {}
-    cursor, to_read = None, TOOL_MESSAGE_BYTES_MAX
+    cursor, to_read, room = None, TOOL_MESSAGE_BYTES_MAX, TOOLS_BYTES_MAX
     for _ in range(_PAGES_MAX):
         request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
         page = await session.send_request(request, ListToolsResult)
         to_read -= len(page.model_dump_json())
         cursor = page.next_cursor
-        if not _take(page, found) or cursor is None or not page.tools or to_read < 0:
+        room = _take(page, found, room)
+        if cursor is None or not page.tools or to_read < 0 or room < 0:
             break
     # What the library keeps of a list, for the headers of calls: of the tools that were taken only.
     listed = ListToolsResult(tools=list(found.values()))
@@ -267,18 +268,17 @@ async def _list_tools(session: ClientSession) -> dict[str, Tool]:
     return {tool.name: Tool(tool.name, tool.description or "", tool.input_schema) for tool in kept}
 
 
-def _take(page: ListToolsResult, found: dict[str, ListedTool]) -> bool:
-    """Add a page's tools to those `found`; whether there is room for more."""
-    room = TOOLS_BYTES_MAX - sum(len(tool.model_dump_json()) for tool in found.values())
+def _take(page: ListToolsResult, found: dict[str, ListedTool], room: int) -> int:
+    """Add a page's tools to those `found`; return the bytes left, -1 when it is full."""
     for tool in page.tools:
         if len(tool.name.encode()) > TOOL_NAME_BYTES_MAX or not tool.name.isprintable():
             continue
         tool.output_schema = None  # nobody checks answers
         room -= len(tool.model_dump_json())
         if room < 0 or len(found) >= SERVER_TOOLS_MAX:
-            return False
+            return -1
         found[tool.name] = tool
-    return True
+    return room
 
 
 def _words(error: BaseException) -> str:
