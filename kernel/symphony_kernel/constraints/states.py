@@ -35,6 +35,7 @@ class KeptMatchers:
         self._tenant_tokens_max, self._tokens_max = tenant_tokens, tokens
         self._kept: dict[str, OrderedDict[Place, _Kept]] = {}  # by tenants, used last at the end
         self._sums: dict[str, int] = {}
+        self._sum = 0
         self._gone: deque[int] = deque()
         self._numbers = count(1)
 
@@ -71,9 +72,10 @@ class KeptMatchers:
             last.before = b""
         kept[number, text] = _Kept(matcher, tokens, before)
         self._sums[tenant] = self._sums.get(tenant, 0) + tokens
+        self._sum += tokens
         while self._sums[tenant] > self._tenant_tokens_max:
             self._drop(tenant, next(iter(kept)))
-        while sum(self._sums.values()) > self._tokens_max:
+        while self._sum > self._tokens_max:
             most = max(self._sums, key=self._sums.__getitem__)
             self._drop(most, next(iter(self._kept[most])))
 
@@ -89,6 +91,7 @@ class KeptMatchers:
         gone = self._kept[tenant].pop(place, None)
         if gone is not None:
             self._sums[tenant] -= gone.tokens
+            self._sum -= gone.tokens
 
     def _sweep(self, number: int) -> None:
         for tenant, kept in list(self._kept.items()):

@@ -116,6 +116,8 @@ def fill(row: Row, mask: UInt32, vocab_size: int) -> SyscallError | None:
     error: SyscallError | None
     try:
         error = row.guide.fill(row.start, row.tokens, mask)
+    except (KeyboardInterrupt, SystemExit):
+        raise
     except BaseException:  # a panic of llguidance's is no Exception
         _log.exception("a mask could not be made")
         error = SyscallError(Errno.EIO, "its mask could not be made")
