@@ -18,12 +18,14 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, Final, NoReturn
 
 import msgpack
 
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
+    CONSTRAINT_BUILD_MS_MAX,
     CONSTRAINT_CPU_SECONDS_MAX,
     CONSTRAINT_MEMORY_BYTES_MAX,
     CONSTRAINT_WALL_SECONDS_MAX,
@@ -36,6 +38,7 @@ _ENVIRONMENT: Final = (
 )  # fmt: skip
 _STACK_BYTES_MAX: Final = 8 << 20  # far less than the kernel's threads have: what passes here does
 _DESCRIPTORS_MAX: Final = 32
+_SLOWER: Final = 2  # a fork copies pages as it goes: the kernel itself has the last word
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _TOO_LONG: Final = frozenset({signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL})
 
@@ -221,9 +224,14 @@ def _compiled(tokenizer: Any, kind: int, text: str) -> str:
 
     try:
         grammar = write_grammar(Kind(kind), text)
+        began = time.thread_time()
         matcher = compile_grammar(tokenizer, grammar)
+        seconds = time.thread_time() - began
     except GrammarError as error:
         raise describe(Kind(kind), text, error, check) from error
+    if seconds > _SLOWER * CONSTRAINT_BUILD_MS_MAX / 1000:
+        words = f"it takes more than {CONSTRAINT_BUILD_MS_MAX:.0f} ms to compile"
+        raise GrammarError(Errno.EFBIG, words)
     mask = matcher.compute_bitmask()
     if matcher.is_error():
         words = matcher.get_error()
