@@ -32,7 +32,9 @@ from tests.support.dying import DyingRig, Peer, with_dying_kernel
 from tests.support.kernels import ASSETS, Gateway, Result, Worker, options, pairs, tokens
 from tests.support.reference import Reference, RefusedError
 
-FRAMES = 44
+# What is edited many times over may need several times its pages to be computed again; with fewer
+# frames it would be tied, and programs hear of that (`test_tying`).
+FRAMES = 88
 PLACES = Places(host_slots=24, pages_a_frame=16, poison=True)
 ENTRIES_MAX = {"t": 480, "u": 150}  # of a run: a file and what computes it again fit the device
 MARGIN = 20  # pages: what calls under way may hold for a while

@@ -106,12 +106,18 @@ def test_one_snapshot_as_json_with_either_key(simulated_server: RunningServer) -
     subprocess.run(cancel, env=environment, check=True, capture_output=True)
 
 
+def heed_interrupts() -> None:
+    """A suite that runs in the background of a shell ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_terminal_shows_it_until_it_is_interrupted(simulated_server: RunningServer) -> None:
     screen, terminal = pty.openpty()
     environment = {**simulated_server.environment, "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(
-        COMMAND, stdin=terminal, stdout=terminal, stderr=terminal, env=environment
-    ) as running:
+        COMMAND, stdin=terminal, stdout=terminal, stderr=terminal, env=environment,
+        preexec_fn=heed_interrupts,
+    ) as running:  # fmt: skip
         os.close(terminal)
         shown, until = b"", time.monotonic() + 30
         while shown.count(b"tokens/s") < 2 and time.monotonic() < until:
