@@ -1,7 +1,6 @@
 """One cell: an application on one system, so many at once, with a client so far away."""
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -115,12 +114,10 @@ async def drive(
         raise group.exceptions[0] from group
     seconds = time.perf_counter() - began
     client = time.process_time() - before[0]
-    taken = server.cpu_seconds()
-    ours = others = None
-    if taken is not None and before[1] is not None:
-        ours = taken - before[1]
-        machine = processes.machine_cpu_seconds() - before[2]
-        others = max(0.0, machine - ours - client) / (seconds * (os.cpu_count() or 1))
+    now = server.cpu_seconds()
+    taken = None if now is None or before[1] is None else now - before[1]
+    machine = processes.machine_cpu_seconds() - before[2]
+    ours, others = processes.divided(taken, client, machine, seconds)
     done = max(len(latencies), seen.generated / generated) if cut else len(latencies)
     return Outcome(
         len(latencies), seconds, done, cut, latencies, asdict(seen), client, ours, others

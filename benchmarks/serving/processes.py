@@ -78,6 +78,22 @@ def machine_cpu_seconds() -> float:
     return (user + nice + system + irq + softirq + steal) * _TICK
 
 
+def divided(
+    taken: float | None, client: float, machine: float, seconds: float
+) -> tuple[float | None, float | None]:
+    """Return what a server took of a measurement, and others' share of the machine.
+
+    Args:
+        taken: The server's processor time, in seconds; None where it is not known.
+        client: The client's own.
+        machine: The whole machine's.
+        seconds: How long it was.
+    """
+    if taken is None:
+        return None, None
+    return taken, max(0.0, machine - taken - client) / (seconds * (os.cpu_count() or 1))
+
+
 def end(process: subprocess.Popen[bytes]) -> None:
     """Ask a server to end; kill what is left of it after a while."""
     below = tree(process.pid)

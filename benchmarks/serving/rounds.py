@@ -4,7 +4,6 @@ The order of the servers moves on by one each round, because the machine's speed
 comes first may find it warmer. While one is driven the others are stopped.
 """
 
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -131,12 +130,10 @@ class Rounds:
         requests = await drive(server.endpoint, workload, prompts, due)
         passed = time.perf_counter() - started
         client = time.process_time() - before[0]
-        taken = server.cpu_seconds()
-        ours = others = None
-        if taken is not None and before[1] is not None:
-            ours = taken - before[1]
-            machine = processes.machine_cpu_seconds() - before[2]
-            others = max(0.0, machine - ours - client) / (passed * (os.cpu_count() or 1))
+        now = server.cpu_seconds()
+        taken = None if now is None or before[1] is None else now - before[1]
+        machine = processes.machine_cpu_seconds() - before[2]
+        ours, others = processes.divided(taken, client, machine, passed)
         wall = max(r.ended for r in requests) - min(r.due for r in requests)
         self._say(
             f"round {turn + 1}  {workload.name:9} {server.endpoint.name:13} {wall:7.2f} s"

@@ -6,22 +6,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 import torch
 from symphony_kernel import tiny_model
-from symphony_runtime.projects import build, new
+from symphony_runtime.projects import new
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.support.examples import EXAMPLES, play, scenario
 from tests.support.server import RunningServer
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
 WEIGHTS = Path(tiny_model.__file__).parent / "weights"
-COUNTERS = ("tokens_computed", "prefill_tokens", "decode_tokens", "decode_rows", "decode_steps")
 
 
 @dataclass
@@ -81,36 +78,6 @@ def peer() -> Iterator[Peer]:
     model = AutoModelForCausalLM.from_pretrained(WEIGHTS, dtype=torch.float32).eval()
     yield Peer(model, Tokenizer.from_file(str(WEIGHTS / "tokenizer.json")))
     torch.set_num_threads(threads)
-
-
-def scenario(folder: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((EXAMPLES / folder / "scenario.json").read_text())
-    return loaded
-
-
-def play(
-    server: RunningServer, folder: Path, given: object, *messages: str
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """Build a program, run it over HTTP; its result, and by how much the counters grew."""
-
-    async def main() -> tuple[dict[str, Any], dict[str, int]]:
-        wasm = build(folder)
-        before = await server.wait_until_idle()
-        async with server.client() as client:
-            uploaded = await client.upload(wasm.read_bytes(), name=wasm.stem)
-            run = await client.start(uploaded["id"], input=given)
-            for message in messages:
-                await client.send(run, message.encode())
-            if messages:  # a program that wants none may have ended by now
-                await client.send(run, b"", close=True)
-            async for _ in client.events(run):
-                pass
-            result = await client.result(run)
-        after = await server.wait_until_idle()
-        assert after["pages_free"] == before["pages_free"]
-        return result, {name: after[name] - before[name] for name in COUNTERS}
-
-    return asyncio.run(main())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -21,53 +20,17 @@ from tests.support.constrained import (
     Rig,
     assets,
     constraint,
+    generated,
     ids_of,
     kernel_with_text,
+    preds,
     refused,
     sampled,
+    with_text,
 )
-from tests.support.kernels import A, B, Worker, ids, options, start, tokens
-
-LENGTH = len(PROMPT) // 4
-DATE = rb"(19|20)[0-9]{2}-(0[1-9]|1[0-2])-[0-3][0-9]"
-
-Test = Callable[[Rig], Coroutine[Any, Any, None]]
+from tests.support.kernels import A, B, ids, options, start, tokens
 
 
-def with_text(test: Test) -> None:
-    """Run a test beside a kernel with a tokenizer, in real time."""
-
-    async def main() -> None:
-        async with kernel_with_text() as rig:
-            await start(rig)
-            await test(rig)
-            await rig.gateway.check_integrity()
-
-    asyncio.run(main())
-
-
-async def generated(rig: Rig, seed: int, handle: int, file: int = A, **given: Any) -> list[int]:
-    made = rig.worker.generate(
-        1, file, PROMPT, **{"max": 300, "constraint": handle, "get": sampled(seed), **given}
-    )
-    assert await made.end == b""
-    return made.ids
-
-
-async def preds(
-    worker: Worker, file: int, first: bytes, count: int, seed: int = 5, **given: Any
-) -> list[int]:
-    """Return what a loop of preds gives, until the end of its text."""
-    packed = options(get=sampled(seed), **given)
-    found: list[int] = []
-    while len(found) < count and EOS not in found:
-        (token,) = ids(await worker.pred(1, file, first, packed))
-        found.append(token)
-        first = tokens(token)
-    return found
-
-
-# -- What is sampled -----------------------------------------------------------------------------
 def test_masks_that_take_long_are_made_in_turns() -> None:
     """Rows of a slow grammar do not all come in one step: others would wait for all of them."""
     steps: list[list[bool]] = []

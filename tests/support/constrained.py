@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +18,7 @@ from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.clock import RealClock
 from tokenizers import Tokenizer
 
-from tests.support.kernels import A, Rig, Worker, poisoned, start, tokens
+from tests.support.kernels import A, Rig, Worker, ids, options, poisoned, start, tokens
 
 JSON_SCHEMA, REGEX, LARK = 0, 1, 2
 PERSON = {
@@ -34,6 +34,9 @@ PERSON = {
 }
 EOS = 0
 PROMPT = tokens(*range(1, 40))
+LENGTH = len(PROMPT) // 4
+
+Test = Callable[[Rig], Coroutine[Any, Any, None]]
 
 
 @lru_cache(maxsize=1)
@@ -113,3 +116,36 @@ async def kernel_with_text(
 
 
 __all__ = ["EOS", "PROMPT", "A", "Rig", "Worker", "np", "start"]
+
+
+def with_text(test: Test) -> None:
+    """Run a test beside a kernel with a tokenizer, in real time."""
+
+    async def main() -> None:
+        async with kernel_with_text() as rig:
+            await start(rig)
+            await test(rig)
+            await rig.gateway.check_integrity()
+
+    asyncio.run(main())
+
+
+async def generated(rig: Rig, seed: int, handle: int, file: int = A, **given: Any) -> list[int]:
+    made = rig.worker.generate(
+        1, file, PROMPT, **{"max": 300, "constraint": handle, "get": sampled(seed), **given}
+    )
+    assert await made.end == b""
+    return made.ids
+
+
+async def preds(
+    worker: Worker, file: int, first: bytes, count: int, seed: int = 5, **given: Any
+) -> list[int]:
+    """Return what a loop of preds gives, until the end of its text."""
+    packed = options(get=sampled(seed), **given)
+    found: list[int] = []
+    while len(found) < count and EOS not in found:
+        (token,) = ids(await worker.pred(1, file, first, packed))
+        found.append(token)
+        first = tokens(token)
+    return found

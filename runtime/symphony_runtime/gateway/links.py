@@ -250,11 +250,12 @@ class Worker:
         self.name = name
         self.pid = pid
         said = about.get("containment")
-        self.containment: dict[str, str] = (
-            {layer: str(said[layer])[:_WORDS_MAX] for layer in LAYERS if layer in said}
-            if isinstance(said, dict)
-            else {}
-        )
+        known = said if isinstance(said, dict) else {}
+        self.containment: dict[str, str] = {
+            layer: words[:_WORDS_MAX]
+            for layer in LAYERS
+            if isinstance(words := known.get(layer), str)
+        }
         self.modules = Modules()
         self.live = 0
         self._link = link
