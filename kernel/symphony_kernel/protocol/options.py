@@ -12,8 +12,6 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import Any
 
-import msgpack
-
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PRED_BIAS_MAX,
@@ -23,8 +21,10 @@ from symphony_kernel.protocol.limits import (
     PRED_TOP_MAX,
     PRED_TREE_TOKENS_MAX,
 )
+from symphony_kernel.protocol.packed import unpack_untrusted
 
 CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
+_CONTAINERS_MAX = 64  # lists and maps in options: each that there is, with room
 
 
 class Get(IntEnum):
@@ -112,16 +112,15 @@ def _invalid(detail: str) -> SyscallError:
 def unpack_options(data: bytes) -> dict[Any, Any]:
     """Return the map in `data`; its values are checked by whoever reads them. EINVAL."""
     try:
-        # Lists are made as long as they say they are, before their items are seen.
-        options = msgpack.unpackb(
+        options = unpack_untrusted(
             data,
-            raw=False,
+            _CONTAINERS_MAX,
             strict_map_key=False,
             max_array_len=PRED_TOKENS_MAX,
             max_map_len=PRED_BIAS_MAX,
         )
-    except Exception as error:
-        raise _invalid(f"options are no msgpack: {error}") from error
+    except ValueError as error:
+        raise _invalid(f"options: {error}") from error
     if not isinstance(options, dict):
         raise _invalid("options must be a map")
     return options

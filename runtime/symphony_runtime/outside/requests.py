@@ -5,7 +5,6 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     HTTP_HEADER_BYTES_MAX,
@@ -18,9 +17,11 @@ from symphony_kernel.protocol.limits import (
     TOOL_NAME_BYTES_MAX,
     TOOL_REQUEST_BYTES_MAX,
 )
+from symphony_kernel.protocol.packed import unpack_untrusted
 from yarl import URL
 
 _ITEMS_MAX = 4_096  # of one list or map in a request
+_CONTAINERS_MAX = 65_536  # lists and maps of one request
 
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name or an address
@@ -141,10 +142,11 @@ def unpack(data: bytes, size_max: int, known: frozenset[str]) -> dict[str, Any]:
     if len(data) > size_max:
         raise SyscallError(Errno.EFBIG, f"a request of {len(data)} bytes, limit {size_max}")
     try:
-        # Lists are made as long as they say they are, before their items are seen.
-        found = msgpack.unpackb(data, raw=False, max_array_len=_ITEMS_MAX, max_map_len=_ITEMS_MAX)
-    except Exception as error:
-        raise invalid(f"no msgpack: {error}") from error
+        found = unpack_untrusted(
+            data, _CONTAINERS_MAX, max_array_len=_ITEMS_MAX, max_map_len=_ITEMS_MAX
+        )
+    except ValueError as error:
+        raise invalid(str(error)) from error
     if not isinstance(found, dict) or not known.issuperset(found):
         raise invalid(f"not a map with keys of {sorted(known)}")
     return found

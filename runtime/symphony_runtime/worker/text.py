@@ -16,6 +16,7 @@ from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import CHAT_DEPTH_MAX
+from symphony_kernel.protocol.packed import unpack_untrusted
 from tokenizers import Tokenizer
 
 # Characters that stand for nothing (Unicode noncharacters): one that a conversation does not
@@ -23,6 +24,7 @@ from tokenizers import Tokenizer
 _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CONTAINERS_MAX = 65_536  # lists and maps of one conversation
 _METASPACE = "\u2581"
 
 
@@ -41,6 +43,7 @@ class Text:
             self._specials = _special_ids(self._plain)
             spellings = sorted(self._specials, key=len, reverse=True)
             self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+            self._beginnings = tuple({s[:n] for s in spellings for n in range(1, len(s))})
         template = about.get("chat_template")
         self._template = _environment().from_string(template) if template else None
         self._names: dict[str, Any] = about.get("special") or {}
@@ -70,14 +73,23 @@ class Text:
         if template is None:
             raise SyscallError(Errno.ENOSYS, "the model has no chat template")
         messages = _messages(data)
-        text = "\0".join(_strings(messages))
-        if not self._special.search(text):
+        strings = _strings(messages)
+        text = "\0".join(strings)
+        if not self._special.search(text) and not any(map(self._begins, strings)):
             return self._encode(self._marked, self._render(template, messages))
         mark = next((c for c in _NONCHARACTERS if c not in text), None)
         if mark is None:
             raise SyscallError(Errno.EINVAL, "the messages hold every noncharacter there is")
-        split = _map_strings(messages, lambda s: self._special.sub(lambda m: _mark(m, mark), s))
+        split = _map_strings(messages, lambda s: self._split(s, mark))
         return self._encode_segments(tokenizer, self._render(template, split), mark)
+
+    def _begins(self, text: str) -> bool:
+        """Whether a text ends with what a special token begins with: another may follow it."""
+        return text.endswith(self._beginnings)
+
+    def _split(self, text: str, mark: str) -> str:
+        split = self._special.sub(lambda found: _mark(found, mark), text)
+        return split + mark if self._begins(text) else split
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -186,9 +198,9 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _messages(data: bytes) -> list[dict[str, Any]]:
     try:
-        messages = msgpack.unpackb(data, raw=False)
-    except Exception as error:
-        raise SyscallError(Errno.EINVAL, f"messages are no msgpack: {error}") from error
+        messages = unpack_untrusted(data, _CONTAINERS_MAX)
+    except ValueError as error:
+        raise SyscallError(Errno.EINVAL, f"messages: {error}") from error
     if not isinstance(messages, list) or not messages:
         raise SyscallError(Errno.EINVAL, "messages must be a list")
     for message in messages:
@@ -200,13 +212,16 @@ def _messages(data: bytes) -> list[dict[str, Any]]:
 
 
 def _strings(value: Any, depth: int = 0) -> list[str]:
-    """Return every string in msgpack data; EINVAL for bytes and for data nested too deep."""
+    """Return every string in msgpack data, keys too: a template may write them as it does values.
+
+    EINVAL for bytes and for data nested too deep.
+    """
     if isinstance(value, str):
         return [value]
     if isinstance(value, bytes | msgpack.ExtType) or depth > CHAT_DEPTH_MAX:
         raise SyscallError(Errno.EINVAL, "messages hold text, in a few levels")
     if isinstance(value, dict):
-        value = list(value.values())
+        value = [*value, *value.values()]
     if isinstance(value, list):
         return [text for item in value for text in _strings(item, depth + 1)]
     return []
@@ -230,5 +245,5 @@ def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [_map_strings(item, change) for item in value]
     if isinstance(value, dict):
-        return {key: _map_strings(item, change) for key, item in value.items()}
+        return {change(key): _map_strings(item, change) for key, item in value.items()}
     return value

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import msgpack
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
@@ -10,10 +9,12 @@ from symphony_kernel.protocol.limits import (
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
 )
+from symphony_kernel.protocol.packed import unpack_untrusted
 
 from symphony_runtime.worker.instance import Instance
 
 _LIST_ITEMS, _MAP_KEYS = INSTANCE_HANDLES_MAX, 16  # of structured arguments
+_CONTAINERS_MAX = INSTANCE_HANDLES_MAX + 2  # a map for each grant, their list, and the whole
 
 
 def text(lip: Instance, pointer: int, length: int, length_max: int) -> str:
@@ -55,10 +56,11 @@ def message(lip: Instance, pointer: int, length: int) -> bytes:
 def mapping(data: bytes, known: frozenset[str]) -> dict[str, Any]:
     """Return a msgpack map with only known keys, or EINVAL."""
     try:
-        # Lists are made as long as they say they are, before their items are seen.
-        found = msgpack.unpackb(data, raw=False, max_array_len=_LIST_ITEMS, max_map_len=_MAP_KEYS)
-    except Exception as error:
-        raise SyscallError(Errno.EINVAL, f"no msgpack: {error}") from error
+        found = unpack_untrusted(
+            data, _CONTAINERS_MAX, max_array_len=_LIST_ITEMS, max_map_len=_MAP_KEYS
+        )
+    except ValueError as error:
+        raise SyscallError(Errno.EINVAL, str(error)) from error
     if not isinstance(found, dict) or not known.issuperset(found):
         raise SyscallError(Errno.EINVAL, f"not a map with keys of {sorted(known)}")
     return found

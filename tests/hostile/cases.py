@@ -1,0 +1,63 @@
+"""A hostile program, and how it is met: in a rig, beside a neighbour that must not notice."""
+
+import asyncio
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tests.support.guests import DECODE
+from tests.support.rig import Rig, RunResult
+
+NEIGHBOURS = 3  # runs of one, each to its end, while the guest does its worst
+END_SECONDS_MAX = 20
+ENDLESS = "endless"
+ENOUGH = "that is enough"
+
+
+@dataclass(frozen=True)
+class Guest:
+    """A program, WAT or Wasm: `tries` says what it does.
+
+    It must come to an end of this `status`, with a reason that has the words `says`; one that is
+    ENDLESS goes on until it is killed. `sent` is the i32s that it sends, where they are known;
+    `others` are programs that it spawns, by name.
+    """
+
+    tries: str
+    source: str | bytes
+    status: str = ENDLESS
+    says: str = ""
+    sent: tuple[int, ...] | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    data: bytes = b""
+    others: Mapping[str, str] = field(default_factory=dict)
+
+
+async def meet(rig: Rig, guest: Guest) -> RunResult:
+    """Run a guest beside a neighbour that decodes, and hold it to what it must come to."""
+    for name, source in guest.others.items():
+        rig.add(source, name)
+    hostile = await rig.start(guest.source, guest.data, limits=dict(guest.limits))
+    for _ in range(NEIGHBOURS):
+        neighbour = await rig.run(DECODE, bytes([3]))
+        assert (neighbour.status, len(neighbour.messages)) == ("exited", 3)
+    if guest.status == ENDLESS:
+        assert not hostile.ended.done(), hostile.ended.result()
+        hostile.kill(ENOUGH)
+    ended = await asyncio.wait_for(hostile.ended, END_SECONDS_MAX)
+    held_to(guest, ended)
+    return ended
+
+
+def held_to(guest: Guest, ended: RunResult) -> None:
+    """Fail unless a guest has come to the end that it must come to."""
+    expected = ("killed", ENOUGH) if guest.status == ENDLESS else (guest.status, guest.says)
+    assert ended.status == expected[0], ended.reason
+    assert expected[1] in ended.reason, ended.reason
+    if guest.sent is not None:
+        assert numbers(ended.messages) == guest.sent
+
+
+def numbers(messages: list[bytes]) -> tuple[int, ...]:
+    """Return what `$say` has sent."""
+    return tuple(struct.unpack("<i", message)[0] for message in messages)

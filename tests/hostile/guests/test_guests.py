@@ -1,0 +1,17 @@
+"""Every guest of the tables, alone with a neighbour: it ends as it must, and leaves nothing."""
+
+import pytest
+
+from tests.hostile.cases import Guest, meet
+from tests.hostile.guests.loops import LOOPS
+from tests.support.rig import Rig, rigged
+
+GUESTS: dict[str, Guest] = {f"loops: {name}": guest for name, guest in LOOPS.items()}
+
+
+@pytest.mark.parametrize("name", GUESTS)
+def test_it_ends_as_it_must_and_leaves_nothing(name: str) -> None:
+    async def test(rig: Rig) -> None:
+        await meet(rig, GUESTS[name])
+
+    rigged(test, seconds=60)
