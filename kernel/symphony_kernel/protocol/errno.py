@@ -39,5 +39,13 @@ class SyscallError(Exception):
         self.detail = detail
 
 
+class LimitError(SyscallError):
+    """A call would go past a limit; `limit` is the limit's name in `limit_table`."""
+
+    def __init__(self, errno: Errno, limit: str, detail: str) -> None:
+        super().__init__(errno, detail)
+        self.limit = limit
+
+
 class KernelBug(Exception):  # noqa: N818 - the name says whose fault it is
     """An invariant of ours does not hold."""

@@ -114,7 +114,7 @@ class Ask(Message):
 
     gateway -> kernel: "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
     "kv_remove" {tenant, path}, "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
-    "check_integrity" {}.
+    "waiting" {}, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
     {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
     "channel_recv" {instance, name} -> bytes; "tool" and "http" {instance,
@@ -304,7 +304,8 @@ class Ended(Message):
     """An instance (a run's or a child's) has ended.
 
     `status` is exited, trapped, killed or failed; `usage` is {cpu_ms, wall_ms, syscalls,
-    peak_memory_bytes}, its children's included.
+    peak_memory_bytes}, its children's included. `hits` is of a run's first instance: how often
+    calls of all of them were refused for a limit, by its name (see `limit_table`).
     """
 
     KIND: ClassVar[int] = 42
@@ -313,6 +314,7 @@ class Ended(Message):
     exit_code: int
     reason: str
     usage: dict[str, Any]
+    hits: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

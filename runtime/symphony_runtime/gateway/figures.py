@@ -21,6 +21,8 @@ _KINDS = (
     ("memory limit", "memory_bytes"),
     ("the run has used up", "tokens"),
     ("output limit", "output"),
+    ("message limit", "output"),
+    ("table limit", "table_elements"),
     ("it sent more", "output"),
     ("log limit", "log"),
 )

@@ -288,7 +288,12 @@ class Fiber:
     )  # fmt: skip
 
     def __init__(
-        self, host: FiberHost, program: Program, entry: str, memory_bytes_max: int
+        self,
+        host: FiberHost,
+        program: Program,
+        entry: str,
+        memory_bytes_max: int,
+        table_elements_max: int = TABLE_ELEMENTS_MAX,
     ) -> None:
         """Prepare a guest to run from `entry`.
 
@@ -314,7 +319,7 @@ class Fiber:
         self.end: End | None = None
         self._store: int = _store_new(host.engine_at, None, None)
         self.context: int = _store_context(self._store)
-        _store_limiter(self._store, memory_bytes_max, TABLE_ELEMENTS_MAX, 1, TABLES_MAX, 1)
+        _store_limiter(self._store, memory_bytes_max, table_elements_max, 1, TABLES_MAX, 1)
         _yield_on_epoch(self.context, 1)
         self.epoch = -1  # so that the first poll sets its deadline
         self._future: int | None = None

@@ -9,6 +9,8 @@ from collections import deque
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
 
+from symphony_runtime.worker.shares import Loan, Pool
+
 READ, APPEND, TRUNCATE, SAVE, GRANT = 1, 2, 4, 8, 16
 ALL_RIGHTS = 31
 
@@ -20,10 +22,12 @@ _GENERATION_MAX = (1 << 15) - 1
 class Handles:
     """Number (index | generation << 16) -> rights; a closed number is not issued again for long."""
 
-    __slots__ = ("_free", "_generations", "generating", "rights")
+    __slots__ = ("_free", "_generations", "_open", "generating", "rights")
 
-    def __init__(self) -> None:
+    def __init__(self, pool: Pool) -> None:
+        """`pool`: how many all instances of the run may have open."""
         self.rights: dict[int, int] = {}
+        self._open = Loan(pool, self.rights.__len__)
         self.generating: set[int] = set()  # a generation goes on in these handles' files
         self._generations: list[int] = []  # by index: the generation in use, or last used
         self._free: deque[int] = deque()  # closed indices, the longest closed first
@@ -32,15 +36,15 @@ class Handles:
         return len(self.rights)
 
     def allocate(self, rights: int) -> int:
-        """Return a new handle's number; EDQUOT when the table is full."""
+        """Return a new handle's number; EDQUOT when there are too many."""
+        if len(self.rights) >= self._open.room:
+            self._open.extend(len(self.rights) + 1)
         if len(self._generations) < INSTANCE_HANDLES_MAX:
             index = len(self._generations)
             self._generations.append(1)
-        elif self._free:
+        else:
             index = self._free.popleft()
             self._generations[index] = self._generations[index] % _GENERATION_MAX + 1
-        else:
-            raise SyscallError(Errno.EDQUOT, f"{INSTANCE_HANDLES_MAX} handles are open")
         handle = index | self._generations[index] << _INDEX_BITS
         self.rights[handle] = rights
         return handle
@@ -65,3 +69,7 @@ class Handles:
             raise SyscallError(Errno.EBADF)
         self.generating.discard(handle)
         self._free.append(handle & _INDEX_MASK)
+
+    def end(self) -> None:
+        """The instance has ended: its handles count no longer."""
+        self._open.give_back()

@@ -1,4 +1,4 @@
-"""Instances: one LIP each, with everything it holds; and runs, the trees that they form.
+"""Instances: one LIP each, with everything it holds. A run is a tree of them (`worker.run`).
 
 Syscall handlers (`worker/syscalls`) check a guest's arguments and work on an `Instance`; the worker
 drives its fiber and carries its messages.
@@ -10,49 +10,25 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
-from symphony_kernel.protocol.limits import (
-    RUN_CPU_MS_MAX,
-    RUN_LOG_BYTES_MAX,
-    RUN_MEMORY_BYTES_MAX,
-    RUN_MESSAGES_MAX,
-    RUN_OUTPUT_BYTES_MAX,
-    RUN_TREE_MEMORY_BYTES_MAX,
-    RUN_WALL_MS_MAX,
-    SEND_WINDOW_BYTES,
-)
+from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
+from symphony_kernel.protocol.limits import SEND_WINDOW_BYTES
 from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.fiber import Fiber
 from symphony_runtime.worker.handles import Handles
+from symphony_runtime.worker.run import Run
 from symphony_runtime.worker.text import Text
 from symphony_runtime.worker.tickets import Stream, Ticket, Tickets
-
-EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
-# The exit codes of programs that did not exit, as a shell shows them.
-TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
 
 _WAITS = int(Op.WAITS)
 _UNANSWERED_MAX = 128  # kernel calls without a reply that a guest may make in a row
 _PACE_MS = 5
 _LOG_LINE_BYTES = 16  # a line's own cost: bounds the number of empty ones
+_WARNING = 2  # a level of the log
 _LOG_FULL = b"(the log is full: further lines are dropped)"
 
 OnReply = Callable[[Any], None]
 Finish = Callable[[Any], int]  # a kernel's reply -> the suspended call's result
-
-
-class Ending(Exception):  # noqa: N818 - an end is no error
-    """Raised by a handler to end the instance, or its whole run, instead of returning."""
-
-    def __init__(self, status: str, code: int, reason: str = "", whole_run: bool = False) -> None:
-        super().__init__(reason)
-        self.status, self.code, self.reason, self.whole_run = status, code, reason, whole_run
-
-
-def limit_broken(reason: str) -> Ending:
-    """Return the end of a run that broke one of its limits."""
-    return Ending(KILLED, KILLED_CODE, reason, whole_run=True)
 
 
 class Services(Protocol):
@@ -107,46 +83,6 @@ class Services(Protocol):
 
     def random(self, count: int) -> bytes:
         """Random bytes."""
-
-
-class Run:
-    """What a run and its children share: limits, and what counts towards them."""
-
-    __slots__ = (
-        "children", "cpu_limit_ns", "cpu_ns", "id", "log_bytes", "memory_bytes", "memory_limit",
-        "memory_peak", "messages", "output_bytes", "unread_bytes", "wall_limit_ms",
-    )  # fmt: skip
-
-    def __init__(self, root: int, limits: dict[str, int]) -> None:
-        self.id = root
-        self.wall_limit_ms = limits.get("wall_ms", RUN_WALL_MS_MAX)
-        self.cpu_limit_ns = limits.get("cpu_ms", RUN_CPU_MS_MAX) * 1_000_000
-        self.memory_limit = min(limits.get("memory_bytes") or (1 << 62), RUN_MEMORY_BYTES_MAX)
-        self.cpu_ns = 0
-        self.memory_bytes = self.memory_peak = 0
-        self.output_bytes = self.messages = self.log_bytes = 0
-        self.unread_bytes = 0  # sent, and not yet taken by the gateway
-        self.children = 0  # started, and not yet joined
-
-    def count_output(self, length: int) -> None:
-        """Charge one message; past a limit the run ends."""
-        self.output_bytes += length
-        self.messages += 1
-        if self.output_bytes > RUN_OUTPUT_BYTES_MAX:
-            raise limit_broken(f"output limit: it sent more than {RUN_OUTPUT_BYTES_MAX} bytes")
-        if self.messages > RUN_MESSAGES_MAX:
-            raise limit_broken(f"output limit: it sent more than {RUN_MESSAGES_MAX} messages")
-
-    def count_memory(self, change: int, *, measured: bool = True) -> None:
-        """Charge a change of an instance's memory; past the tree's limit the run ends."""
-        self.memory_bytes += change
-        if measured:
-            self.memory_peak = max(self.memory_peak, self.memory_bytes)
-        if self.memory_bytes > RUN_TREE_MEMORY_BYTES_MAX:
-            raise limit_broken(
-                "memory limit: it and its children hold more than "
-                f"{RUN_TREE_MEMORY_BYTES_MAX} bytes"
-            )
 
 
 class Instance:
@@ -213,8 +149,8 @@ class Instance:
         self.ended = self.queued = False
         self.end_code = 0
         # What it holds.
-        self.tickets = Tickets()
-        self.handles = Handles()
+        self.tickets = Tickets(run.tickets, run.results)
+        self.handles = Handles(run.handles)
         self.pending: dict[int, Ticket | OnReply] = {}  # kernel calls without an answer, by seq
         self.asks: set[int] = set()
         self.timers: set[asyncio.TimerHandle] = set()
@@ -457,13 +393,24 @@ class Instance:
 
     def write_log(self, level: int, data: bytes) -> None:
         """Keep a line with the run, as far as the run's log has room."""
-        room = RUN_LOG_BYTES_MAX - len(_LOG_FULL) - self.run.log_bytes
+        run = self.run
+        room = run.log_bytes_max - len(_LOG_FULL) - run.log_bytes
         if room <= 0:
+            run.hits["log_bytes"] += 1
             return
-        self.run.log_bytes += len(data) + _LOG_LINE_BYTES
-        self.services.log(self.run.id, level, data[:room])
+        run.log_bytes += len(data) + _LOG_LINE_BYTES
+        self.services.log(run.id, level, data[:room])
         if len(data) + _LOG_LINE_BYTES >= room:
-            self.services.log(self.run.id, 2, _LOG_FULL)
+            run.hits["log_bytes"] += 1
+            self.services.log(run.id, 2, _LOG_FULL)
+
+    def refuse(self, error: LimitError) -> None:
+        """A call would have gone past a limit: say it in words, and once in the run's log."""
+        hits, words = self.run.hits, error.detail.encode()
+        hits[error.limit] += 1
+        self.last_error = words
+        if hits[error.limit] == 1:
+            self.write_log(_WARNING, b"a limit was reached: " + words)
 
     # -- Accounting ----------------------------------------------------------------------------
     def note_memory(self, size: int) -> None:
@@ -477,6 +424,12 @@ class Instance:
         most = self.run.memory_limit
         change, self.memory_bytes = most - self.memory_bytes, most
         self.run.count_memory(change, measured=False)
+
+    def drop_input(self) -> None:
+        """Nobody will read its input any more; a child's has been counted as memory."""
+        if self.parent is not None:
+            self.run.memory_bytes -= len(self.input)
+        self.input = b""
 
     def elapsed_ms(self) -> int:
         """Whole milliseconds since it started; a microsecond's grace for what floats lose."""
@@ -503,6 +456,9 @@ class Instance:
             self.run.memory_peak, self.run.memory_bytes - self.memory_bytes + size
         )
         self.run.memory_bytes -= self.memory_bytes
+        self.drop_input()
+        self.tickets.close()
+        self.handles.end()
         for handle in (*self.timers, self.wall_timer, self.wait_timer):
             if handle is not None:
                 handle.cancel()
@@ -511,7 +467,6 @@ class Instance:
             self.services.unask(seq)
         self.asks.clear()
         self.pending.clear()
-        self.tickets.live.clear()
         self.inbox.clear()
         self.receivers.clear()
         self.waited = self.claimed = None

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import RUN_RESULT_BYTES_MAX, RUN_TICKETS_MAX
+
+from symphony_runtime.worker.shares import Loan, Pool
 
 NUMBER_MAX = (1 << 31) - 1
 
@@ -84,14 +85,19 @@ class Stream(Ticket):
 
 
 class Tickets:
-    """An instance's tickets by number; numbers also name its kernel calls (`Calls`' seq)."""
+    """An instance's tickets by number; numbers also name its kernel calls (`Calls`' seq).
 
-    __slots__ = ("_last", "held", "live")
+    What the instances of a run may have together is in the pools.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_count", "_last", "_results", "held", "live")
+
+    def __init__(self, tickets: Pool, results: Pool) -> None:
         self.live: dict[int, Ticket] = {}
         self.held = 0  # sum over the live tickets
         self._last = 0
+        self._count = Loan(tickets, self.live.__len__)
+        self._results = Loan(results, lambda: self.held)
 
     def __len__(self) -> int:
         return len(self.live)
@@ -111,8 +117,8 @@ class Tickets:
         """
         live = self.live
         number = self._last + 1
-        if len(live) >= RUN_TICKETS_MAX or self.held + held > RUN_RESULT_BYTES_MAX:
-            self._check_room(held)
+        if len(live) >= self._count.room or self.held + held > self._results.room:
+            self._make_room(held)
         if number > NUMBER_MAX or number in live:
             number = self.number()
         self._last = number
@@ -127,18 +133,24 @@ class Tickets:
         It is ready when it has a lot of them.
         """
         held = (ahead + 1) * record
-        self._check_room(held)
+        self._make_room(held)
         ticket = Stream(self.number(), record, ahead, lot)
         ticket.held = held
         self.held += held
         self.live[ticket.number] = ticket
         return ticket
 
-    def _check_room(self, held: int) -> None:
-        if len(self.live) >= RUN_TICKETS_MAX:
-            raise SyscallError(Errno.EAGAIN, f"{RUN_TICKETS_MAX} tickets are live")
-        if self.held + held > RUN_RESULT_BYTES_MAX:
-            raise SyscallError(Errno.ENOMEM, f"{RUN_RESULT_BYTES_MAX} bytes are not taken")
+    def _make_room(self, held: int) -> None:
+        if len(self.live) >= self._count.room:
+            self._count.extend(len(self.live) + 1)
+        if self.held + held > self._results.room:
+            self._results.extend(self.held + held)
+
+    def close(self) -> None:
+        """The instance has ended: no ticket is live any more."""
+        self.live.clear()
+        self._count.give_back()
+        self._results.give_back()
 
     def get(self, number: int) -> Ticket:
         """Return a live ticket, or EBADF."""

@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any
 
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.errno import LimitError, SyscallError
 from symphony_kernel.protocol.limits import (
     EPOCH_TICK_MS,
     TURN_MS_MAX,
@@ -36,7 +36,9 @@ from symphony_runtime.worker.fiber import (
     HostFault,
     Program,
 )
-from symphony_runtime.worker.instance import (
+from symphony_runtime.worker.instance import Instance, check_released
+from symphony_runtime.worker.meeting import meet
+from symphony_runtime.worker.run import (
     EXITED,
     FAILED,
     FAILED_CODE,
@@ -45,11 +47,8 @@ from symphony_runtime.worker.instance import (
     TRAPPED,
     TRAPPED_CODE,
     Ending,
-    Instance,
     Run,
-    check_released,
 )
-from symphony_runtime.worker.meeting import meet
 from symphony_runtime.worker.syscalls import family, handlers, imports
 from symphony_runtime.worker.text import Text
 from symphony_runtime.worker.tracing import Trace, TracedInstance, traced
@@ -395,7 +394,10 @@ class Worker:
             if entry not in program.entries:
                 problem = f"the program has no entry {entry}"
             else:
-                lip.fiber = Fiber(self._fibers, program, entry, lip.run.memory_limit)
+                run = lip.run
+                lip.fiber = Fiber(
+                    self._fibers, program, entry, run.memory_limit, run.table_elements
+                )
         if problem:
             lip.ended, lip.end_code = True, FAILED_CODE
             self._report(lip, FAILED, FAILED_CODE, problem)
@@ -486,6 +488,8 @@ class Worker:
                     result = handler(lip, *fiber.args)
                 except SyscallError as error:
                     result = -error.errno
+                    if isinstance(error, LimitError):
+                        lip.refuse(error)
                 if result is None:
                     return False
                 resume(result, wide)
@@ -517,7 +521,8 @@ class Worker:
         elif end.kind is EndKind.TRAPPED:
             self._end(lip, TRAPPED, TRAPPED_CODE, end.words + _memory_words(lip))
         elif end.kind is EndKind.REFUSED:
-            self._end(lip, KILLED, KILLED_CODE, f"memory limit: {end.words}")
+            kind = "table" if "table" in end.words else "memory"
+            self._end(lip, KILLED, KILLED_CODE, f"{kind} limit: {end.words}")
         else:
             self.fault(lip, HostFault(end.words))
 
@@ -542,7 +547,8 @@ class Worker:
     def _report(self, lip: Instance, status: str, code: int, reason: str) -> None:
         """Tell the gateway, after everything that the instance had sent."""
         self._flush()
-        self._send(m.Ended(lip.id, status, code, reason, lip.usage()))
+        hits = dict(lip.run.hits) if lip.parent is None else {}
+        self._send(m.Ended(lip.id, status, code, reason, lip.usage(), hits))
 
     # -- Frames out ----------------------------------------------------------------------------
     def _send(self, message: m.Message) -> None:

@@ -10,18 +10,23 @@ from symphony_kernel.protocol.limits import (
     RUN_TICKETS_MAX,
 )
 from symphony_runtime.worker.handles import APPEND, READ, Handles
+from symphony_runtime.worker.run import Run
 from symphony_runtime.worker.tickets import NUMBER_MAX, Tickets
 
 
+def tickets_of(run: Run) -> Tickets:
+    return Tickets(run.tickets, run.results)
+
+
 def test_numbers_are_positive_and_carry_a_generation() -> None:
-    handles = Handles()
+    handles = Handles(Run(1, {}).handles)
     assert [handles.allocate(31) for _ in range(3)] == [0x10000, 0x10001, 0x10002]
     handles.close(0x10001)
     assert handles.allocate(1) == 0x10003  # a closed index rests as long as there are others
 
 
 def test_an_index_is_used_again_with_the_next_generation() -> None:
-    handles = Handles()
+    handles = Handles(Run(1, {}).handles)
     numbers = [handles.allocate(31) for _ in range(INSTANCE_HANDLES_MAX)]
     with pytest.raises(SyscallError) as caught:
         handles.allocate(31)
@@ -37,7 +42,7 @@ def test_an_index_is_used_again_with_the_next_generation() -> None:
 
 @given(st.lists(st.integers(0, 31), max_size=20), st.integers(0, 31))
 def test_rights_are_asked_for(masks: list[int], needed: int) -> None:
-    handles = Handles()
+    handles = Handles(Run(1, {}).handles)
     for mask in masks:
         number = handles.allocate(mask)
         if needed & ~mask:
@@ -49,7 +54,7 @@ def test_rights_are_asked_for(masks: list[int], needed: int) -> None:
 
 
 def test_what_is_not_open_is_bad() -> None:
-    handles = Handles()
+    handles = Handles(Run(1, {}).handles)
     number = handles.allocate(READ | APPEND)
     handles.close(number)
     for bad in (number, 0, -1, number + 1, 1 << 40):
@@ -61,7 +66,7 @@ def test_what_is_not_open_is_bad() -> None:
 
 
 def test_tickets_are_counted_and_their_room_is_given_back() -> None:
-    tickets = Tickets()
+    tickets = tickets_of(Run(1, {}))
     first = tickets.issue(held=RUN_RESULT_BYTES_MAX)
     with pytest.raises(SyscallError) as caught:
         tickets.issue(held=1)
@@ -75,7 +80,7 @@ def test_tickets_are_counted_and_their_room_is_given_back() -> None:
 
 
 def test_ticket_numbers_wrap_around_those_that_live() -> None:
-    tickets = Tickets()
+    tickets = tickets_of(Run(1, {}))
     one = tickets.issue()
     tickets._last = NUMBER_MAX - 1
     assert tickets.issue().number == NUMBER_MAX

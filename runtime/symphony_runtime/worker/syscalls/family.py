@@ -3,18 +3,17 @@
 from typing import Any
 
 import msgpack
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
     NAME_BYTES_MAX,
-    RUN_CHILD_DEPTH_MAX,
-    RUN_CHILDREN_MAX,
     RUN_INPUT_BYTES_MAX,
 )
 from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.handles import ALL_RIGHTS, GRANT
 from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.run import Run
 from symphony_runtime.worker.syscalls import arguments
 from symphony_runtime.worker.tickets import Ticket
 
@@ -36,14 +35,22 @@ def spawn(lip: Instance, pointer: int, length: int) -> int | None:
     program, entry = _optional_name(options, "program"), _optional_name(options, "entry")
     data = _input(options)
     grants = _grants(lip, options.get("grants", []))
-    if lip.depth >= RUN_CHILD_DEPTH_MAX or lip.run.children >= RUN_CHILDREN_MAX:
-        raise SyscallError(Errno.EDQUOT, "too many children, or too deep")
+    _check_family(lip.run, lip.depth)
     ticket = lip.tickets.issue(held=4)
+    lip.run.count_memory(len(data), measured=False)  # until it has ended
     lip.run.children += 1  # given back when it does not come to life, or when it is joined
     birth = _Birth(lip, ticket, program, entry, data)
     ticket.drop = birth.cancel
     birth.begin(grants)
     return lip.pace(ticket.number)
+
+
+def _check_family(run: Run, depth: int) -> None:
+    if depth >= run.child_depth_max:
+        detail = f"child_depth: at most {run.child_depth_max}"
+        raise LimitError(Errno.EDQUOT, "child_depth", detail)
+    if run.children >= run.children_max:
+        raise LimitError(Errno.EDQUOT, "children", f"children: at most {run.children_max}")
 
 
 class _Birth:
@@ -71,7 +78,7 @@ class _Birth:
 
     def _staged(self, reply: Any) -> None:
         if self._cancelled:
-            self._parent.run.children -= 1
+            self._not_born()
         elif reply < 0:
             self._fail(reply)
         else:
@@ -94,10 +101,14 @@ class _Birth:
         if errno < 0:
             if not parent.ended:
                 self._fail(errno)
+            else:
+                self._not_born()
             return
         pid = parent.next_pid
         parent.next_pid += 1
         parent.services.start_child(parent, pid, {"entry": self._entry} | made, self._data)
+        if parent.children[pid].ended:  # before it had begun
+            parent.children[pid].drop_input()
         if parent.ended:
             return
         if self._cancelled:
@@ -106,9 +117,14 @@ class _Birth:
             parent.complete(self._ticket, pid.to_bytes(4, "little"))
 
     def _fail(self, errno: int) -> None:
-        self._parent.run.children -= 1
+        self._not_born()
         if not self._cancelled:
             self._parent.complete(self._ticket, errno)
+
+    def _not_born(self) -> None:
+        run = self._parent.run
+        run.children -= 1
+        run.memory_bytes -= len(self._data)
 
 
 def join(lip: Instance, pid: int) -> int:

@@ -8,12 +8,12 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
     RANDOM_BYTES_MAX,
-    RUN_LOG_BYTES_MAX,
     WAIT_TICKETS_MAX,
 )
 from symphony_kernel.protocol.messages import Op
 
-from symphony_runtime.worker.instance import EXITED, Ending, Instance
+from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.run import EXITED, Ending
 from symphony_runtime.worker.syscalls import arguments
 from symphony_runtime.worker.tickets import Stream, Ticket
 
@@ -54,7 +54,7 @@ def log(lip: Instance, level: int, pointer: int, length: int) -> int:
     lip.fiber.check(pointer, length)
     if level > _LOG_LEVEL_MAX:
         raise SyscallError(Errno.EINVAL, f"level {level}")
-    lip.write_log(level, lip.fiber.read(pointer, min(length, RUN_LOG_BYTES_MAX + 1)))
+    lip.write_log(level, lip.fiber.read(pointer, min(length, lip.run.log_bytes_max + 1)))
     return 0
 
 

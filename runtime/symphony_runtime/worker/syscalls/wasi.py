@@ -9,7 +9,8 @@ from collections.abc import Callable
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import IOVECS_MAX, MESSAGE_BYTES_MAX, RANDOM_BYTES_MAX
 
-from symphony_runtime.worker.instance import TRAPPED, TRAPPED_CODE, Ending, Instance
+from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.run import TRAPPED, TRAPPED_CODE, Ending
 
 SUCCESS, BADF, FAULT, INVAL, TOO_BIG = 0, 8, 21, 28, 1
 _STDOUT, _STDERR = 1, 2

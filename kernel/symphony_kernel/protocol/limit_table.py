@@ -1,0 +1,187 @@
+"""Who is bounded by what: every limit that a run or a tenant can run into, one row each.
+
+    server's default and maximum  >=  a tenant's  >=  what a run asks for
+
+`limits.py` holds the numbers, with those that are nobody's business but ours. A row says what a
+limit is called wherever it has a name (`limits` of a request and of a configuration, the label of
+`limit_hits_total`, `limit` of a run), what it is worth when nobody says anything, how far an
+operator may go, and what happens to whoever runs into it. docs/limits.md is made of it
+(`symphony_runtime.limits`).
+
+A run's children share what their run has: every limit of a run is one of the whole tree.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from symphony_kernel.protocol import limits as n
+
+
+class Of(Enum):
+    """Whose limit it is: the things that are added up before they are compared with it."""
+
+    PROGRAM = "a program"
+    RUN = "a run, its children included"
+    INSTANCE = "an instance"
+    TENANT = "a tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One row. `default` None: as much as there is; `ceiling` None: there is no choice."""
+
+    name: str
+    of: Of
+    default: int | None
+    ceiling: int | None  # the most that an operator may set
+    what: str  # is counted, in its unit
+    by: str  # who looks
+    then: str  # what happens
+    least: int = 1
+
+    @property
+    def fixed(self) -> bool:
+        """Whether nobody can choose it."""
+        return self.ceiling is None
+
+    @property
+    def by_run(self) -> bool:
+        """Whether a run may ask for less."""
+        return self.of is Of.RUN and not self.fixed
+
+    @property
+    def by_tenant(self) -> bool:
+        """Whether a tenant may have a value of its own."""
+        return not self.fixed
+
+
+_DAY_MS: Final = 86_400_000
+_PAST_COUNTING: Final = 1 << 40
+
+_RUN: Final = (
+    Limit("wall_ms", Of.RUN, n.RUN_WALL_MS_MAX, 7 * _DAY_MS, "milliseconds from start to end",
+          "worker, gateway", "killed: `wall time limit`"),
+    Limit("cpu_ms", Of.RUN, n.RUN_CPU_MS_MAX, _DAY_MS,
+          "milliseconds of a processor: guest code in slices of an epoch, and its calls",
+          "worker", "killed: `cpu time limit`"),
+    Limit("memory_bytes", Of.RUN, n.RUN_MEMORY_BYTES_MAX, n.RUN_MEMORY_BYTES_MAX,
+          "bytes of linear memory of each instance", "worker",
+          "`memory.grow` gives -1; killed at the start: `memory limit`"),
+    Limit("tree_memory_bytes", Of.RUN, n.RUN_TREE_MEMORY_BYTES_MAX, 4 << 30,
+          "bytes of linear memory of all instances, and of children's inputs", "worker",
+          "killed: `memory limit: it and its children`"),
+    Limit("table_elements", Of.RUN, n.TABLE_ELEMENTS_MAX, n.TABLE_ELEMENTS_MAX,
+          "elements of each table of an instance", "worker",
+          "`table.grow` gives -1; killed at the start: `table limit`", least=0),
+    Limit("tokens", Of.RUN, n.RUN_TOKENS_MAX, _PAST_COUNTING, "tokens computed", "kernel",
+          "EDQUOT, and killed: `the run has used up`"),
+    Limit("kv_tokens", Of.RUN, n.RUN_KV_TOKENS_MAX, 1 << 24,
+          "KV entries held at once, in all tiers together", "kernel", "EDQUOT"),
+    Limit("handles", Of.RUN, 16 * n.INSTANCE_HANDLES_MAX, n.TENANT_HANDLES_MAX,
+          f"open KV handles; of one instance at most {n.INSTANCE_HANDLES_MAX:,}", "worker",
+          "EDQUOT"),
+    Limit("tickets", Of.RUN, 8 * n.RUN_TICKETS_MAX, 1 << 20,
+          f"live tickets; of one instance at most {n.RUN_TICKETS_MAX:,}", "worker", "EAGAIN"),
+    Limit("result_bytes", Of.RUN, 4 * n.RUN_RESULT_BYTES_MAX, 1 << 30,
+          "bytes of results that tickets hold or promise; of one instance at most "
+          f"{n.RUN_RESULT_BYTES_MAX >> 20} MiB", "worker", "ENOMEM"),
+    Limit("output_bytes", Of.RUN, n.RUN_OUTPUT_BYTES_MAX, 64 << 20, "bytes of all sends",
+          "worker, gateway", "killed: `output limit`"),
+    Limit("messages", Of.RUN, n.RUN_MESSAGES_MAX, 1 << 20, "sends; messages not received yet",
+          "worker, gateway", "killed: `message limit`; 429 for who sends to the run"),
+    Limit("log_bytes", Of.RUN, n.RUN_LOG_BYTES_MAX, 4 << 20, "bytes of the log, 16 a line more",
+          "worker, gateway", "further lines are dropped, the log says so", least=0),
+    Limit("inbox_bytes", Of.RUN, n.RUN_INBOX_BYTES_MAX, 64 << 20,
+          "bytes of the user's messages that were not received yet", "gateway", "429"),
+    Limit("children", Of.RUN, n.RUN_CHILDREN_MAX, 1_024, "live children", "worker, gateway, kernel",
+          "EDQUOT", least=0),
+    Limit("child_depth", Of.RUN, n.RUN_CHILD_DEPTH_MAX, 32, "generations of children",
+          "worker, kernel", "EDQUOT", least=0),
+    Limit("channels", Of.RUN, n.TENANT_CHANNELS_MAX, n.TENANT_CHANNELS_MAX,
+          "names of channels that it uses, all in all", "gateway", "EDQUOT", least=0),
+)  # fmt: skip
+
+_PROGRAM: Final = (
+    Limit("program_bytes", Of.PROGRAM, n.PROGRAM_BYTES_MAX, n.PROGRAM_BYTES_MAX,
+          "bytes of the module", "gateway", "413"),
+    Limit("program_functions", Of.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, 4 * n.PROGRAM_FUNCTIONS_MAX,
+          "functions that it defines", "compiler", "400"),
+    Limit("stack_bytes", Of.INSTANCE, n.GUEST_STACK_BYTES, None, "bytes of stack", "worker",
+          "trapped: `stack overflow`"),
+    Limit("tables", Of.INSTANCE, n.TABLES_MAX, None, "tables", "worker",
+          "killed at the start: `table limit`"),
+    Limit("input_bytes", Of.RUN, n.RUN_INPUT_BYTES_MAX, None,
+          "bytes of a run's input, or of a child's", "gateway, worker", "413; EFBIG"),
+    Limit("message_bytes", Of.RUN, n.MESSAGE_BYTES_MAX, None, "bytes of one message or item",
+          "gateway, worker", "413; EFBIG"),
+)  # fmt: skip
+
+_TENANT: Final = (
+    Limit("live_runs", Of.TENANT, n.TENANT_RUNS_LIVE_MAX, n.RUNS_LIVE_MAX,
+          "runs that have not ended", "gateway", "429"),
+    Limit("requests_per_second", Of.TENANT, 5_000, 1_000_000,
+          "requests; as many may come at once", "gateway", "429"),
+    Limit("tokens_per_minute", Of.TENANT, None, _PAST_COUNTING,
+          "tokens computed; as many may be computed at once", "kernel, gateway",
+          "preds wait; 429 on the OpenAI routes"),
+    Limit("tenant_channels", Of.TENANT, n.TENANT_CHANNELS_MAX, 1 << 16, "channels in use",
+          "gateway", "EDQUOT"),
+    Limit("tenant_channel_bytes", Of.TENANT, n.TENANT_CHANNEL_BYTES_MAX, 1 << 30,
+          "bytes of items in channels", "gateway", "EAGAIN, past a send's deadline"),
+    Limit("tenant_handles", Of.TENANT, n.TENANT_HANDLES_MAX, 1 << 24,
+          "open KV handles and grants", "kernel", "EDQUOT"),
+    Limit("kv_files", Of.TENANT, n.TENANT_FILES_MAX, 1 << 20, "live KV files", "kernel", "EDQUOT"),
+    Limit("kv_names", Of.TENANT, n.TENANT_NAMES_MAX, 1 << 20, "named KV files", "kernel", "EDQUOT"),
+    Limit("kv_device_tokens", Of.TENANT, None, _PAST_COUNTING, "KV entries on the device", "kernel",
+          "EDQUOT"),
+    Limit("kv_host_tokens", Of.TENANT, None, _PAST_COUNTING, "KV entries in host memory", "kernel",
+          "they go on to the disk, or are computed again", least=0),
+    Limit("kv_disk_tokens", Of.TENANT, None, _PAST_COUNTING, "KV entries in the disk tier",
+          "kernel", "they are computed again", least=0),
+    Limit("kv_durable_bytes", Of.TENANT, n.TENANT_DURABLE_BYTES_MAX, 1 << 50,
+          "bytes of durable KV files", "kernel", "EDQUOT; 429", least=0),
+)  # fmt: skip
+
+LIMITS: Final = (*_RUN, *_PROGRAM, *_TENANT)
+BY_NAME: Final = {limit.name: limit for limit in LIMITS}
+RUN_LIMITS: Final = tuple(limit for limit in LIMITS if limit.by_run)
+# What the kernel counts for a tenant: it is told of those that are not its own defaults.
+KERNEL_TENANT_LIMITS: Final = tuple(
+    limit.name for limit in _TENANT if limit.by.startswith("kernel")
+)
+
+# How the reason of a run begins that was ended by a limit; the longest comes first where one begins
+# as another does. What a worker says is not believed: it becomes one of these, or no limit at all.
+REASONS: Final = (
+    ("cpu time limit", "cpu_ms"),
+    ("wall time limit", "wall_ms"),
+    ("the run took longer", "wall_ms"),
+    ("memory limit: it and its children", "tree_memory_bytes"),
+    ("memory limit", "memory_bytes"),
+    ("table limit", "table_elements"),
+    ("the run has used up", "tokens"),
+    ("output limit", "output_bytes"),
+    ("message limit", "messages"),
+    ("stack overflow", "stack_bytes"),
+)
+
+assert len(BY_NAME) == len(LIMITS), "a limit has one row"
+assert {limit for _, limit in REASONS} <= set(BY_NAME)
+assert all(
+    limit.default is None or limit.ceiling is None or limit.least <= limit.default <= limit.ceiling
+    for limit in LIMITS
+)
+
+
+def limit_of(status: str, reason: str) -> str | None:
+    """Return the limit that has ended a run with this status and reason, if one has."""
+    if status not in ("killed", "trapped"):
+        return None
+    found = (limit for words, limit in REASONS if reason.startswith(words))
+    return next(found, None)
+
+
+def run_defaults() -> dict[str, int]:
+    """Return what a run may use when nobody has said anything."""
+    return {limit.name: limit.default for limit in RUN_LIMITS if limit.default is not None}

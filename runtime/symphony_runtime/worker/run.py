@@ -1,0 +1,96 @@
+"""A run in its worker: the limits that an instance and its children share, and what counts."""
+
+from collections import Counter
+
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limit_table import run_defaults
+from symphony_kernel.protocol.limits import (
+    INSTANCE_HANDLES_MAX,
+    RUN_MEMORY_BYTES_MAX,
+    RUN_RESULT_BYTES_MAX,
+    RUN_TICKETS_MAX,
+    TABLE_ELEMENTS_MAX,
+)
+
+from symphony_runtime.worker.shares import Pool
+
+EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
+# The exit codes of programs that did not exit, as a shell shows them.
+TRAPPED_CODE, KILLED_CODE, FAILED_CODE = 134, 137, 70
+
+_DEFAULTS = run_defaults()
+# How much an instance is lent at once: few enough that a tree of hundreds gets by.
+_TICKETS_LOT, _RESULT_BYTES_LOT, _HANDLES_LOT = 32, 64 << 10, 32
+
+
+class Ending(Exception):  # noqa: N818 - an end is no error
+    """Raised by a handler to end the instance, or its whole run, instead of returning."""
+
+    def __init__(self, status: str, code: int, reason: str = "", whole_run: bool = False) -> None:
+        super().__init__(reason)
+        self.status, self.code, self.reason, self.whole_run = status, code, reason, whole_run
+
+
+def limit_broken(reason: str) -> Ending:
+    """Return the end of a run that broke one of its limits."""
+    return Ending(KILLED, KILLED_CODE, reason, whole_run=True)
+
+
+class Run:
+    """What a run and its children share: limits, and what counts towards them.
+
+    `hits` counts the limits that calls were refused for (see `limit_table`).
+    """
+
+    __slots__ = (
+        "child_depth_max", "children", "children_max", "cpu_limit_ns", "cpu_ns", "handles", "hits",
+        "id", "log_bytes", "log_bytes_max", "memory_bytes", "memory_limit", "memory_peak",
+        "messages", "messages_max", "output_bytes", "output_bytes_max", "results", "table_elements",
+        "tickets", "tree_memory_max", "unread_bytes", "wall_limit_ms",
+    )  # fmt: skip
+
+    def __init__(self, root: int, limits: dict[str, int]) -> None:
+        """`limits`: by their names; what is missing has its default."""
+        self.id = root
+        most = {**_DEFAULTS, **limits}
+        self.wall_limit_ms = most["wall_ms"]
+        self.cpu_limit_ns = most["cpu_ms"] * 1_000_000
+        self.memory_limit = min(most["memory_bytes"], RUN_MEMORY_BYTES_MAX)
+        self.tree_memory_max = most["tree_memory_bytes"]
+        self.table_elements = min(most["table_elements"], TABLE_ELEMENTS_MAX)
+        self.output_bytes_max, self.messages_max = most["output_bytes"], most["messages"]
+        self.log_bytes_max = most["log_bytes"]
+        self.children_max, self.child_depth_max = most["children"], most["child_depth"]
+        self.tickets = Pool("tickets", Errno.EAGAIN, most["tickets"], RUN_TICKETS_MAX, _TICKETS_LOT)
+        self.results = Pool(
+            "result_bytes", Errno.ENOMEM, most["result_bytes"], RUN_RESULT_BYTES_MAX,
+            _RESULT_BYTES_LOT,
+        )  # fmt: skip
+        self.handles = Pool(
+            "handles", Errno.EDQUOT, most["handles"], INSTANCE_HANDLES_MAX, _HANDLES_LOT
+        )
+        self.cpu_ns = 0
+        self.memory_bytes = self.memory_peak = 0
+        self.output_bytes = self.messages = self.log_bytes = 0
+        self.unread_bytes = 0  # sent, and not yet taken by the gateway
+        self.children = 0  # started, and not yet joined
+        self.hits: Counter[str] = Counter()
+
+    def count_output(self, length: int) -> None:
+        """Charge one message; past a limit the run ends."""
+        self.output_bytes += length
+        self.messages += 1
+        if self.output_bytes > self.output_bytes_max:
+            raise limit_broken(f"output limit: it sent more than {self.output_bytes_max} bytes")
+        if self.messages > self.messages_max:
+            raise limit_broken(f"message limit: it sent more than {self.messages_max} messages")
+
+    def count_memory(self, change: int, *, measured: bool = True) -> None:
+        """Charge a change of an instance's memory; past the tree's limit the run ends."""
+        self.memory_bytes += change
+        if measured:
+            self.memory_peak = max(self.memory_peak, self.memory_bytes)
+        if self.memory_bytes > self.tree_memory_max:
+            raise limit_broken(
+                f"memory limit: it and its children hold more than {self.tree_memory_max} bytes"
+            )
