@@ -272,13 +272,23 @@ class Programs:
             time.time_ns() // 1_000_000 if created_ms is None else created_ms,
         )
         # Two uploads of the same bytes at once: the second finds what the first made.
-        sql = "INSERT OR REPLACE INTO programs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        sql = (
+            "INSERT INTO programs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, id)"
+            " DO UPDATE SET size = excluded.size, imports = excluded.imports,"
+            " exports = excluded.exports, entries = excluded.entries, compiler = excluded.compiler,"
+            " artefact_hash = excluded.artefact_hash, created_ms = excluded.created_ms"
+        )
         await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
         self._forget_known()
 
     async def _point(self, tenant: str, name: str, program: str) -> None:
-        values = (tenant, name, program, time.time_ns() // 1_000_000)
-        sql = "INSERT OR REPLACE INTO program_names VALUES (?, ?, ?, ?)"
+        values = (tenant, name, program, time.time_ns() // 1_000_000, tenant)
+        sql = (
+            "INSERT INTO program_names VALUES (?, ?, ?, ?,"
+            " (SELECT COALESCE(MAX(turn), 0) + 1 FROM program_names WHERE tenant = ?))"
+            " ON CONFLICT (tenant, name) DO UPDATE SET"
+            " program = excluded.program, named_ms = excluded.named_ms, turn = excluded.turn"
+        )
         await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
         self._forget_known()
 
@@ -305,7 +315,7 @@ class Programs:
 
 _SELECT = """SELECT p.*, (
     SELECT n.name FROM program_names n WHERE n.tenant = p.tenant AND n.program = p.id
-    ORDER BY n.rowid DESC LIMIT 1 -- a name that is given again gets a new row
+    ORDER BY n.turn DESC LIMIT 1 -- the one that was given last
 ) AS name FROM programs p"""
 
 

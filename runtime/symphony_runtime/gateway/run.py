@@ -247,14 +247,14 @@ class Ended(NamedTuple):
 
 def kept_runs(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
     """Return (tenant, ended runs, their bytes)."""
-    sql = "SELECT tenant, COUNT(*), SUM(bytes) FROM runs WHERE ended_ms NOT NULL GROUP BY tenant"
+    sql = "SELECT tenant, COUNT(*), SUM(bytes) FROM runs WHERE ended_ms IS NOT NULL GROUP BY tenant"
     return [tuple(row) for row in connection.execute(sql)]
 
 
 def oldest_runs(connection: sqlite3.Connection, tenant: str, limit: int) -> list[Ended]:
     """Return a tenant's oldest ended runs."""
     sql = (
-        "SELECT seq, tenant, bytes FROM runs WHERE tenant = ? AND ended_ms NOT NULL"
+        "SELECT seq, tenant, bytes FROM runs WHERE tenant = ? AND ended_ms IS NOT NULL"
         " ORDER BY seq LIMIT ?"
     )
     return [Ended(*row) for row in connection.execute(sql, (tenant, limit))]
@@ -270,18 +270,21 @@ def delete_runs(connection: sqlite3.Connection, seqs: list[int]) -> list[Ended]:
     """Delete ended runs with their events; return those that were there."""
     deleted = []
     for seq in seqs:
-        sql = "DELETE FROM runs WHERE seq = ? AND ended_ms NOT NULL RETURNING seq, tenant, bytes"
+        sql = "DELETE FROM runs WHERE seq = ? AND ended_ms IS NOT NULL RETURNING seq, tenant, bytes"
         for row in connection.execute(sql, (seq,)).fetchall():
             connection.execute("DELETE FROM run_events WHERE run = ?", (seq,))
+            connection.execute("DELETE FROM run_traces WHERE run = ?", (seq,))
             deleted.append(Ended(*row))
     return deleted
 
 
 def next_boot(connection: sqlite3.Connection) -> int:
     """Count this start of the gateway; return its number (1, 2, ...)."""
-    sql = "INSERT INTO meta VALUES ('boots', 1) ON CONFLICT DO UPDATE SET value = value + 1"
-    connection.execute(sql)
-    (boots,) = connection.execute("SELECT value FROM meta WHERE key = 'boots'").fetchone()
+    sql = (
+        "INSERT INTO meta VALUES ('boots', 1)"
+        " ON CONFLICT (key) DO UPDATE SET value = meta.value + 1 RETURNING value"
+    )
+    (boots,) = connection.execute(sql).fetchone()
     return int(boots)
 
 

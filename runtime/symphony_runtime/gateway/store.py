@@ -15,92 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from symphony_runtime.gateway.schema import SchemaError, migrate
 from symphony_runtime.gateway.tail import Tail
 
-SCHEMA_VERSION = 3
 _BATCH_MAX = 4_096  # operations of one commit
-
-_TRACES = """
-CREATE TABLE run_traces (
-    run INTEGER PRIMARY KEY,
-    body BLOB NOT NULL                -- see `trace.RunTrace.pack`
-) STRICT;
-CREATE TRIGGER run_traces_go AFTER DELETE ON runs BEGIN
-    DELETE FROM run_traces WHERE run = OLD.seq;
-END;
-"""
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-CREATE TABLE tenants (
-    id TEXT PRIMARY KEY,
-    made_by TEXT NOT NULL,            -- 'first start' or 'operator'
-    created_ms INTEGER NOT NULL
-) STRICT;
-CREATE TABLE keys (
-    id TEXT PRIMARY KEY,              -- the part of the key that may be seen
-    tenant TEXT,                      -- NULL: the admin key
-    hash BLOB NOT NULL,               -- SHA-256 of the whole key
-    created_ms INTEGER NOT NULL
-) STRICT;
-CREATE TABLE programs (
-    tenant TEXT NOT NULL,
-    id TEXT NOT NULL,                 -- sha256:<hex of the bytes>
-    size INTEGER NOT NULL,
-    imports TEXT NOT NULL,            -- JSON
-    exports TEXT NOT NULL,            -- JSON
-    entries TEXT NOT NULL,            -- JSON
-    compiler TEXT NOT NULL,           -- identity of the compiler that made the artefact
-    artefact_hash BLOB NOT NULL,      -- SHA-256: no other artefact is ever loaded
-    created_ms INTEGER NOT NULL,
-    PRIMARY KEY (tenant, id)
-) STRICT;
-CREATE TABLE program_names (
-    tenant TEXT NOT NULL,
-    name TEXT NOT NULL,
-    program TEXT NOT NULL,
-    named_ms INTEGER NOT NULL,
-    PRIMARY KEY (tenant, name)
-) STRICT;
-CREATE TABLE runs (
-    seq INTEGER PRIMARY KEY,          -- the instance id: grows, is never used again
-    id TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    program TEXT NOT NULL,
-    program_name TEXT,
-    entry TEXT NOT NULL,
-    status TEXT NOT NULL,
-    exit_code INTEGER,
-    reason TEXT NOT NULL,
-    priority INTEGER NOT NULL,
-    limits TEXT NOT NULL,             -- JSON
-    usage TEXT,                       -- JSON
-    created_ms INTEGER NOT NULL,
-    ended_ms INTEGER,
-    bytes INTEGER NOT NULL DEFAULT 0  -- of its events and itself, once it has ended
-) STRICT;
-CREATE INDEX runs_by_tenant ON runs (tenant, seq);
-CREATE INDEX runs_by_end ON runs (ended_ms) WHERE ended_ms NOT NULL;
-CREATE INDEX runs_live ON runs (status) WHERE status IN ('queued', 'running');
-CREATE TABLE run_events (
-    run INTEGER NOT NULL,
-    first INTEGER NOT NULL,           -- id of the first event in body
-    body BLOB NOT NULL,               -- msgpack [[kind, data], ...]
-    PRIMARY KEY (run, first)
-) STRICT, WITHOUT ROWID;
-"""
-_SCHEMA += _TRACES
-
-# From each version to the next.
-_STEPS = {
-    1: """
-ALTER TABLE runs ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0;
-CREATE INDEX runs_by_end ON runs (ended_ms) WHERE ended_ms NOT NULL;
-UPDATE runs SET bytes = 512 + (
-    SELECT COALESCE(SUM(LENGTH(body)), 0) FROM run_events WHERE run = seq
-) WHERE ended_ms NOT NULL;
-""",
-    2: _TRACES,
-}
 
 T = TypeVar("T")
 Operation = Callable[[sqlite3.Connection], Any]
@@ -124,7 +42,7 @@ class Store:
         self._path = path
         path.touch(mode=0o600)  # before SQLite makes it, and its log with the same rights
         self._writer_connection = _connect(path)
-        _migrate(self._writer_connection, path)
+        _bring_up_to_date(self._writer_connection, path)
         self._reader_connection = _connect(path)
         self._reader_connection.execute("PRAGMA query_only = 1")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-read")
@@ -260,15 +178,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if not 0 <= version <= SCHEMA_VERSION:
+def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        migrate(connection, str(path))
+    except SchemaError as error:
         connection.close()
-        raise StoreError(
-            f"{path} has schema version {version}; this server knows version {SCHEMA_VERSION}"
-        )
-    steps = [_STEPS[step] for step in range(version, SCHEMA_VERSION)] if version else [_SCHEMA]
-    if version < SCHEMA_VERSION:
-        script = f"BEGIN IMMEDIATE;{''.join(steps)}PRAGMA user_version = {SCHEMA_VERSION};COMMIT;"
-        connection.executescript(script)
+        raise StoreError(str(error)) from error
     path.chmod(0o600)

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from symphony_runtime.gateway.store import SCHEMA_VERSION, Store, StoreError
+from symphony_runtime.gateway.schema import SCHEMA_VERSION
+from symphony_runtime.gateway.store import Store, StoreError
 
 
 def insert(key: str, value: int) -> Callable[[sqlite3.Connection], int]:
@@ -100,34 +101,5 @@ def test_another_version_or_file_is_refused(tmp_path: Path) -> None:
         for name, words in (("text", "no database"), ("later", "version 99")):
             with pytest.raises(StoreError, match=words):
                 Store(tmp_path / name)
-
-    asyncio.run(scenario())
-
-
-def test_a_database_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
-    before = sqlite3.connect(tmp_path / "db")
-    before.executescript(
-        """
-        CREATE TABLE runs (seq INTEGER PRIMARY KEY, tenant TEXT NOT NULL, ended_ms INTEGER) STRICT;
-        CREATE TABLE run_events (
-            run INTEGER NOT NULL, first INTEGER NOT NULL, body BLOB NOT NULL,
-            PRIMARY KEY (run, first)
-        ) STRICT, WITHOUT ROWID;
-        INSERT INTO runs VALUES (1, 't', 5), (2, 't', NULL);
-        INSERT INTO run_events VALUES (1, 1, x'0102'), (1, 2, x'03'), (2, 1, x'04');
-        PRAGMA user_version = 1;
-        """
-    )
-    before.close()
-
-    async def scenario() -> None:
-        store = Store(tmp_path / "db")
-        rows = await store.read(lambda c: c.execute("SELECT seq, bytes FROM runs").fetchall())
-        assert [tuple(row) for row in rows] == [(1, 515), (2, 0)]
-        await store.close()
-        again = Store(tmp_path / "db")
-        version = await again.read(lambda c: c.execute("PRAGMA user_version").fetchone())
-        assert tuple(version) == (SCHEMA_VERSION,)
-        await again.close()
 
     asyncio.run(scenario())

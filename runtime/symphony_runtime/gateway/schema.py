@@ -1,0 +1,118 @@
+"""The database's schema, built up by numbered migrations.
+
+    migrations/0007_some_words.sql    statements, in the order of the numbers from 0001
+
+Each is applied once, in one transaction with the note that it was: a database is at a version and
+never between two. To change the schema, add a file with the next number; one that anybody's data
+may have gone through is never changed again. The statements are SQLite's, and must be ones that
+`postgresql.translate` makes PostgreSQL's of: a statement after the line `-- only: sqlite` is left
+out there. A new column needs a default, or an UPDATE behind it that fills it.
+"""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+
+
+class SchemaError(Exception):
+    """The database has a schema that this server cannot bring to its own; the words are enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One step of the schema, to version `number`."""
+
+    number: int
+    name: str
+    statements: tuple[str, ...]
+
+
+def load_migrations(folder: Traversable) -> tuple[Migration, ...]:
+    """Return the migrations in a folder, in order.
+
+    Raises:
+        ValueError: a file has no number, or two have the same, or one is missing.
+    """
+    found = []
+    for file in folder.iterdir():
+        named = _FILE.fullmatch(file.name)
+        if named is None:
+            raise ValueError(f"{file.name} is not called like a migration: 0001_words.sql")
+        statements = split_statements(file.read_text(encoding="utf-8"))
+        found.append(Migration(int(named[1]), file.name.removesuffix(".sql"), statements))
+    found.sort(key=lambda migration: migration.number)
+    numbers = [migration.number for migration in found]
+    if numbers != list(range(1, len(found) + 1)):
+        names = ", ".join(migration.name for migration in found)
+        raise ValueError(f"migrations are numbered 1, 2, 3 ... without gaps: {names}")
+    return tuple(found)
+
+
+def split_statements(script: str) -> tuple[str, ...]:
+    """Return the statements of a script, each with the comments before it.
+
+    Raises:
+        ValueError: the last one has no end.
+    """
+    statements = []
+    lines: list[str] = []
+    for line in script.splitlines():
+        lines.append(line)
+        statement = "\n".join(lines).strip()
+        # Not within a trigger's body, a string or a comment: SQLite's own reader says so.
+        if line.rstrip().endswith(";") and sqlite3.complete_statement(statement):
+            statements.append(statement)
+            lines.clear()
+    if "".join(lines).strip():
+        raise ValueError(f"a statement has no end: {lines[0]}")
+    return tuple(statements)
+
+
+MIGRATIONS = load_migrations(files("symphony_runtime.gateway") / "migrations")
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+def migrate(
+    connection: sqlite3.Connection, where: str, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
+    """Bring a database to the newest version.
+
+    Raises:
+        SchemaError: a later server has written it, or a migration failed: it is as it was then.
+    """
+    newest = len(migrations)
+    version = _version(connection)
+    if not 0 <= version <= newest:
+        raise SchemaError(
+            f"{where} has schema version {version}; this server knows version {newest} and none "
+            "later: start the Symphony that wrote it, or a newer one"
+        )
+    for migration in migrations[version:]:
+        try:
+            _apply(connection, migration)
+        except sqlite3.Error as error:
+            raise SchemaError(f"{where}: migration {migration.name} failed: {error}") from error
+
+
+def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _version(connection) < migration.number:  # nobody else did it meanwhile
+            for statement in migration.statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {migration.number}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
