@@ -1,0 +1,288 @@
+"""Where cases are played: a kernel, two workers and a gateway in virtual time, and what must hold.
+
+What is looked at, all along and at the end: no exception in kernel, worker or loop; each call
+answers what the ABI has for it; each run ends by itself; afterwards nothing is held and all counts
+agree; another tenant's program got what it would have got alone.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from random import Random
+from typing import Any
+
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.kvfs import TenantLimits
+from symphony_kernel.kvfs.places import Places
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.links import MemoryLink, memory_pair
+from symphony_kernel.protocol.sessions import LinkLostError
+from symphony_kernel.scheduler.clock import VirtualClock
+from symphony_kernel.scheduler.guesses import Caution
+from symphony_kernel.server import Server
+from symphony_runtime.abi import LIP, table
+from symphony_runtime.validation import check_and_compile
+from symphony_runtime.worker.fiber import Fiber
+from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.worker import Worker
+
+from tests.fuzz.gateway import Gateway
+from tests.fuzz.guest import CALLS, player
+from tests.fuzz.values import CONTEXT
+from tests.support.byte_model import byte_assets
+from tests.support.kernels import poisoned
+
+WORKERS = ("worker-0", "worker-1")
+WALL_MS = 3_600_000
+LIMITS = {
+    "wall_ms": WALL_MS, "cpu_ms": 2_000, "memory_bytes": 1 << 20, "tokens": 1 << 20,
+    "kv_tokens": 1 << 16,
+}  # fmt: skip
+_SECRET = b"secret"
+_ERRNOS = frozenset(table().errno.values())
+_KINDS = {call.name: call.kind for call in table().calls}
+_NOTHING = frozenset(
+    ("send", "log", "random", "kv_append", "kv_truncate", "kv_save", "kv_remove", "kv_advise",
+     "kv_grant", "kv_close", "channel_send", "cancel", "constraint_close", "constraint_close")
+)  # fmt: skip
+_WASI_MAX = 76  # the largest of its errnos
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a case is played on."""
+
+    pages: int = 64
+    host: int = 0
+    a_frame: int = 1
+    guesses: bool = True
+    step_ms: float = 10.0
+    tenant_pages: int = 0  # 0: all of them
+
+
+@dataclass
+class Seen:
+    """What has happened: calls made, by name, and what was wrong."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+    def result(self, call: int, args: tuple[int, ...], result: int) -> None:
+        """Look at a call's result."""
+        module, name = CALLS[call]
+        self.calls[name] += 1
+        if not _is_documented(module, name, result):
+            self.wrong.append(f"{name}{args} answered {result}")
+
+
+def _is_documented(module: str, name: str, result: int) -> bool:
+    if module != LIP:
+        return 0 <= result <= _WASI_MAX
+    if result < 0:
+        return -result in _ERRNOS
+    if name in _NOTHING:
+        return result == 0
+    return result > 0 if _KINDS[name] == "ticket" else True
+
+
+@lru_cache(maxsize=1)
+def artefact() -> bytes:
+    """Return the compiled player."""
+    outcome = check_and_compile(player())
+    assert not outcome.problems, outcome.problems
+    return outcome.artefact
+
+
+class _Inline(ThreadPoolExecutor):
+    """Threads would be late in virtual time: it jumps to the next timer while they work."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class _Looking(Worker):
+    """A worker whose guests' results are looked at."""
+
+    fiber: type[Fiber]
+
+    def _begin(self, lip: Instance, module: str, entry: str) -> bool:
+        begun = super()._begin(lip, module, entry)
+        if begun:  # a subclass of the same layout: nothing has run yet
+            lip.fiber.__class__ = self.fiber
+        return begun
+
+
+def _looking(seen: Seen) -> type[Fiber]:
+    class LookingFiber(Fiber):
+        __slots__ = ()
+
+        def resume(self, result: int, wide: bool = False) -> None:
+            seen.result(self.call, self.args, result)
+            super().resume(result, wide)
+
+    return LookingFiber
+
+
+class House:
+    """Enter it to have all roles up; `close` looks whether all has come back."""
+
+    def __init__(self, clock: VirtualClock, setting: Setting, rng: Random) -> None:
+        self._clock, self._setting, self._rng = clock, setting, rng
+        self.seen = Seen()
+        self._fiber = _looking(self.seen)
+        self.workers: dict[str, _Looking] = {}
+        self._links: dict[str, MemoryLink] = {}  # of workers and kernel
+        self._gateway_links: dict[str, MemoryLink] = {}
+        self.calm = {name: asyncio.Lock() for name in WORKERS}  # one thing at a time befalls one
+
+    async def open(self) -> None:
+        """Bring all up."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(_Inline())
+        loop.set_exception_handler(self._unheard)
+        # No token ends a text: else grammars would be compiled by a process, in real time.
+        setting, assets = self._setting, byte_assets(ends=False)
+        assets = replace(assets, model=replace(assets.model, max_context=CONTEXT))
+        cost = CostModel(fixed_us=1000 * setting.step_ms, prefill_token_us=20, page_move_us=50)
+        executor = SimulatedExecutor(self._clock, setting.pages, assets.model, cost)
+        options = KernelOptions(
+            guesses=Caution(least=0, odd=0, vain=0) if setting.guesses else None,
+            places=Places(host_slots=setting.host, pages_a_frame=setting.a_frame),
+            tenants=TenantLimits(setting.tenant_pages) if setting.tenant_pages else None,
+        )
+        self.kernel = Kernel(executor, describe(assets), self._clock, poisoned(options))
+        self._running = asyncio.create_task(self.kernel.run())
+        self._server = Server(self.kernel, dict.fromkeys(WORKERS, _SECRET))
+        ours, theirs = memory_pair()
+        self.kernel.attach_gateway(theirs)
+        self.gateway = Gateway(ours, self._rng)
+        for name in WORKERS:
+            await self.begin_worker(name)
+
+    def _unheard(self, _loop: Any, context: dict[str, Any]) -> None:
+        self.seen.wrong.append(f"unheard: {context.get('message')}: {context.get('exception')!r}")
+
+    async def begin_worker(self, name: str) -> None:
+        """Start a worker, in place of one that has died."""
+        worker = _Looking(name, _SECRET, self._clock.now, self._rng.randbytes, self._clock.now)
+        worker.fiber = self._fiber
+        self.workers[name] = worker
+        await self._link_to_kernel(name)
+        ours, theirs = memory_pair()
+        self.gateway.attach(name, ours, artefact())
+        self._gateway_links[name] = theirs
+        await worker.attach_gateway(theirs)
+
+    async def _link_to_kernel(self, name: str) -> None:
+        ours, theirs = memory_pair()
+        self._links[name] = ours
+        self._server.meet(theirs)
+        await self.workers[name].attach_kernel(ours)
+
+    async def cut(self, name: str) -> None:
+        """Cut a worker's link to the kernel, and let it come back."""
+        self._links[name].abort()
+        await asyncio.sleep(self._rng.choice((0, 0.001, 0.02)))
+        with contextlib.suppress(LinkLostError):
+            await self._link_to_kernel(name)
+            return
+        await self._link_to_kernel(name)
+
+    async def kill_worker(self, name: str) -> None:
+        """Let a worker die and another one come."""
+        worker = self.workers[name]
+        self._links[name].abort()
+        self._gateway_links[name].abort()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        self._look_at(worker)
+        worker.close()
+        await asyncio.sleep(self._rng.choice((0, 0.01)))
+        await self.begin_worker(name)
+
+    def _look_at(self, worker: Worker) -> None:
+        self.seen.wrong += [f"a worker's fault: {fault!r}" for fault in worker.faults]
+        worker.faults.clear()
+
+    async def close(self) -> None:
+        """Look whether all has come back, and end."""
+        try:
+            await asyncio.wait_for(self.gateway.wait_idle(), 60)
+        except TimeoutError:
+            self.seen.wrong.append(f"never heard of the ends of {sorted(self.gateway.live)}")
+        await self._check()
+        for worker in self.workers.values():
+            self._look_at(worker)
+            if worker.instances:
+                self.seen.wrong.append(f"instances left: {sorted(worker.instances)}")
+            worker.close()
+        self.seen.wrong += [f"the gateway: {error!r}" for error in self.gateway.errors]
+        await self.kernel.close()
+        await self._running
+
+    async def _check(self) -> None:
+        ask = self.gateway.ask
+        for tenant in ("t0", "t1", "victim"):
+            for named in await ask("kv_list", tenant=tenant):
+                await ask("kv_remove", tenant=tenant, path=named["path"])
+        await ask("check_integrity")
+        found = await ask("statistics")
+        for name in ("instances", "files", "handles", "waiting", "lips_running"):
+            if found[name]:
+                self.seen.wrong.append(f"left at the end: {found[name]} {name}")
+        free = found["pages_free"] + found["prefix_cache_idle_pages"]
+        if free < found["pages"]:
+            self.seen.wrong.append(f"pages: {free} of {found['pages']} are free")
+
+    @property
+    def failed(self) -> bool:
+        """Whether the kernel has stopped."""
+        return self._running.done()
+
+    def why(self) -> str:
+        """Return why the kernel has stopped."""
+        return repr(self._running.exception()) if self._running.done() else ""
+
+
+def played(
+    setting: Setting, rng: Random, case: Callable[[House], Coroutine[Any, Any, None]]
+) -> tuple[Seen, float]:
+    """Play a case; return what was seen, and the processor's seconds that it took."""
+    clock = VirtualClock()
+    house = House(clock, setting, rng)
+
+    async def whole() -> None:
+        await house.open()
+        playing = asyncio.ensure_future(case(house))
+        await asyncio.wait(
+            {playing, house._running},
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if house.failed:
+            house.seen.wrong.append(f"the kernel has stopped: {house.why()}")
+            playing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await playing
+            for worker in house.workers.values():
+                worker.close()
+            return
+        await playing
+        await house.close()
+
+    began = time.thread_time()
+    try:
+        clock.run(whole())
+    except (RuntimeError, SyscallError, AssertionError, LinkLostError) as error:
+        house.seen.wrong.append(f"{type(error).__name__}: {error}")
+    return house.seen, time.thread_time() - began

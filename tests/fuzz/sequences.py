@@ -1,0 +1,241 @@
+"""Cases of calls: several guests of two tenants at once, and what befalls them."""
+
+import asyncio
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from random import Random
+
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import SyscallError
+
+from tests.fuzz.gateway import Run
+from tests.fuzz.guest import OWN, Record, Script, number
+from tests.fuzz.house import LIMITS, WORKERS, House, Seen, Setting, played
+from tests.fuzz.scripts import OUT, Writer
+
+TENANTS = ("t0", "t1")
+CALLS_A_SCRIPT = 120
+_EVENTS = ("kill", "deliver", "close_input", "cut", "die")
+_EVENT_WEIGHTS = (6, 4, 2, 2, 1)
+_VICTIM_TOKENS = 12
+_LOW = {"memory_bytes": 5 * 65_536, "tokens": 300, "kv_tokens": 200}
+
+
+@dataclass(frozen=True)
+class Guest:
+    """One program: whose, when it starts (seconds), what it does."""
+
+    tenant: str
+    worker: str
+    starts: float
+    script: Script
+    limits: tuple[tuple[str, int], ...] = ()
+    reads: bool = True
+
+
+@dataclass(frozen=True)
+class Event:
+    """What befalls one guest or its worker, at a time in seconds."""
+
+    at: float
+    what: str
+    guest: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """All of it."""
+
+    setting: Setting
+    guests: tuple[Guest, ...]
+    events: tuple[Event, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [str(self.setting)]
+        for index, guest in enumerate(self.guests):
+            where = f"{guest.tenant} on {guest.worker} at {guest.starts:.3f} s {guest.limits}"
+            lines.append(f"guest {index}: {where}")
+            lines += [f"    {record}" for record in guest.script.records]
+        lines += [f"event {event}" for event in self.events]
+        return "\n".join(lines)
+
+
+def make(rng: Random, calls: int = CALLS_A_SCRIPT) -> Case:
+    """Return a random case with scripts of about so many calls."""
+    setting = Setting(
+        pages=rng.choice((24, 48, 64, 64, 256)),
+        host=rng.choice((0, 0, 16, 64)),
+        a_frame=rng.choice((1, 1, 4)),
+        guesses=rng.random() < 0.75,
+        step_ms=rng.choice((0.1, 1.0, 10.0)),
+        tenant_pages=rng.choice((0, 0, 16)),
+    )
+    guests = tuple(_guest(rng, calls) for _ in range(rng.choice((1, 2, 3, 4, 6))))
+    count = rng.choice((0, 0, 1, 2, 4))
+    events = tuple(
+        Event(rng.expovariate(2.0), what, rng.randrange(len(guests)))
+        for what in rng.choices(_EVENTS, _EVENT_WEIGHTS, k=count)
+    )
+    return Case(setting, guests, events)
+
+
+def _guest(rng: Random, calls: int) -> Guest:
+    children = tuple(Writer(rng, rng.choice((3, 12))).script() for _ in range(2))
+    writer = Writer(rng, max(calls * rng.choice((1, 2, 4)) // 2, 4))
+    limits = tuple((key, _LOW[key]) for key in sorted(_LOW) if rng.random() < 0.08)
+    starts = rng.choice((0.0, 0.0, rng.random()))
+    script = writer.script(children)
+    reads = rng.random() < 0.95
+    return Guest(rng.choice(TENANTS), rng.choice(WORKERS), starts, script, limits, reads)
+
+
+def victim() -> Script:
+    """What a plain program of another tenant does: it decodes, and tells each token."""
+    writer = Writer(Random(0), 0)
+    kv = writer.call("kv_create")
+    writer.call("store", OUT, 7)
+    before = len(writer.records)
+    writer.claim(writer.call("pred", (kv, 0), OUT, 1, 0, 0, 0), 8)
+    writer.call("send", OUT, 8)
+    writer.again(len(writer.records) - before, _VICTIM_TOKENS)
+    return Script(tuple(writer.records), writer.image.packed())
+
+
+def play(case: Case, rng: Random) -> tuple[Seen, float]:
+    """Play a case; return what was seen, and the processor's seconds that it took."""
+
+    alone = expected()
+
+    async def whole(house: House) -> None:
+        runs: dict[int, Run] = {}
+        tasks = [asyncio.ensure_future(_run(house, case, i, runs)) for i in range(len(case.guests))]
+        tasks += [asyncio.ensure_future(_befall(house, each, runs)) for each in case.events]
+        tasks.append(asyncio.ensure_future(_victim(house, alone, _dies(case))))
+        await asyncio.gather(*tasks)
+
+    return played(case.setting, rng, whole)
+
+
+def _dies(case: Case) -> bool:
+    return any(event.what == "die" for event in case.events)
+
+
+async def _run(house: House, case: Case, index: int, runs: dict[int, Run]) -> None:
+    guest = case.guests[index]
+    await asyncio.sleep(guest.starts)
+    limits = LIMITS | dict(guest.limits)
+    data = guest.script.packed()
+    try:
+        run = await house.gateway.start(guest.tenant, guest.worker, data, limits, guest.reads)
+    except SyscallError as error:
+        if error.detail != f"{guest.worker} is not connected":
+            house.seen.wrong.append(f"guest {index} was not registered: {error}")
+        return
+    runs[index] = run
+    await _ended(house, run, f"guest {index}")
+
+
+async def _ended(house: House, run: Run, who: str) -> tuple[str, str]:
+    status, reason = await run.ended
+    if "wall time" in reason and run.reads:
+        house.seen.wrong.append(f"{who} has waited for ever")
+    elif "fault of the server" in reason or "does not have the program" in reason:
+        house.seen.wrong.append(f"{who} ended: {reason}")
+    return status, reason
+
+
+async def _befall(house: House, event: Event, runs: dict[int, Run]) -> None:
+    await asyncio.sleep(event.at)
+    run = runs.get(event.guest)
+    if run is None:
+        return
+    tell = house.gateway.tell
+    if event.what == "kill":
+        tell(run, m.Kill(run.instance, "cancelled"))
+    elif event.what == "deliver":
+        tell(run, m.Deliver(run.instance, b"message"))
+    elif event.what == "close_input":
+        tell(run, m.CloseInput(run.instance))
+    elif event.what == "cut":
+        async with house.calm[run.worker]:
+            await house.cut(run.worker)
+    else:
+        async with house.calm[run.worker]:
+            await house.kill_worker(run.worker)
+
+
+async def _victim(house: House, alone: bytes, dies: bool) -> None:
+    """A tenant of its own decodes beside the others: it must get what it would get alone."""
+    run = await house.gateway.start("victim", WORKERS[0], victim().packed(), LIMITS)
+    status, reason = await _ended(house, run, "the victim")
+    if dies and status == "failed":
+        return
+    if (status, reason) != ("exited", ""):
+        house.seen.wrong.append(f"the victim {status}: {reason}")
+    told = b"".join(run.messages)
+    if told != alone:
+        house.seen.wrong.append(f"the victim got {told.hex()}")
+
+
+@lru_cache(maxsize=1)
+def expected() -> bytes:
+    """Return what the victim gets alone."""
+    found: list[bytes] = []
+
+    async def alone(house: House) -> None:
+        run = await house.gateway.start("victim", WORKERS[0], victim().packed(), LIMITS)
+        await run.ended
+        found.append(b"".join(run.messages))
+
+    seen, _ = played(Setting(guesses=False), Random(0), alone)
+    assert not seen.wrong, seen.wrong
+    assert len(found[0]) == 8 * _VICTIM_TOKENS
+    return found[0]
+
+
+# -- Smaller ---------------------------------------------------------------------------------------
+def smaller(case: Case, at: int) -> Case | None:
+    """Return the case with something left out, the `at`-th thing that could be; None: no more."""
+    wholes = len(case.guests) if len(case.guests) > 1 else 0
+    if at < wholes:
+        guests = case.guests[:at] + case.guests[at + 1 :]
+        events = tuple(
+            replace(e, guest=e.guest - (e.guest > at)) for e in case.events if e.guest != at
+        )
+        return Case(case.setting, guests, events)
+    at -= wholes
+    if at < len(case.events):
+        return replace(case, events=case.events[:at] + case.events[at + 1 :])
+    at -= len(case.events)
+    for index, guest in enumerate(case.guests):
+        for size in (64, 16, 4, 1):
+            chunks = -(-len(guest.script.records) // size)
+            if at < chunks:
+                records = _without(guest.script.records, at * size, size)
+                script = replace(guest.script, records=records)
+                guests = (
+                    *case.guests[:index],
+                    replace(guest, script=script),
+                    *case.guests[index + 1 :],
+                )
+                return replace(case, guests=guests)
+            at -= chunks
+    return None
+
+
+def _without(records: tuple[Record, ...], first: int, count: int) -> tuple[Record, ...]:
+    """Leave records out; those that go back over them go back less far."""
+    kept = list(records[:first])
+    for index in range(first + count, len(records)):
+        record = records[index]
+        if record.call == "again":
+            back = record.arguments[0][1]
+            over = max(0, min(first + count, index) - max(first, index - back))
+            record = replace(record, arguments=(number(max(back - over, 0)), record.arguments[1]))
+        kept.append(record)
+    return tuple(kept)
+
+
+def calls_of(seen: Seen) -> int:
+    """Return how many calls of the ABI were answered."""
+    return sum(count for name, count in seen.calls.items() if name not in OWN)

@@ -1,0 +1,68 @@
+"""A short, seeded part of the fuzzer's cases of calls, and that it would find what it looks for."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from symphony_runtime.abi import table
+
+from tests.fuzz import sequences
+from tests.fuzz.guest import NUMBERS, Record, Script, number
+from tests.fuzz.house import Seen, Setting
+from tests.fuzz.scripts import OUT, Writer
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_is_found(seed: int) -> None:
+    for index in range(2):
+        case = sequences.make(Random(f"suite/{seed}/{index}"))
+        seen, _ = sequences.play(case, Random(0))
+        assert seen.wrong == [], str(case)
+        assert sequences.calls_of(seen) > 10
+
+
+def test_every_call_of_the_table_is_made() -> None:
+    made: set[str] = set()
+    for seed in range(30):
+        made |= {record.call for record in Writer(Random(seed), 200).script().records}
+    assert {call.name for call in table().calls} <= made
+
+
+def played(*records: Record, **limits: int) -> Seen:
+    guest = sequences.Guest("t0", "worker-0", 0.0, Script(records), tuple(limits.items()))
+    return sequences.play(sequences.Case(Setting(), (guest,)), Random(0))[0]
+
+
+def test_a_guest_that_waits_for_ever_is_found() -> None:
+    made = Record("recv", (), 1)
+    waits = Record("claim", ((1, 0), number(OUT), number(8), number(-1)))
+    assert played(made, waits).wrong == ["guest 0 has waited for ever"]
+    given_up = Record("claim", ((1, 0), number(OUT), number(8), number(50)))
+    assert played(made, given_up).wrong == []
+
+
+def test_an_answer_that_no_page_has_is_found() -> None:
+    seen = Seen()
+    for call, result in (("kv_len", -9), ("kv_len", 3), ("send", 0), ("pred", 1)):
+        seen.result(NUMBERS[call], (), result)
+    assert seen.wrong == []
+    for call, result in (("kv_len", -1), ("send", 3), ("pred", 0)):
+        seen.result(NUMBERS[call], (), result)
+    assert len(seen.wrong) == 3
+
+
+def test_a_case_is_made_smaller_until_nothing_can_be_left_out() -> None:
+    bad = Record("log", (number(9), number(0), number(0)), 3)
+    many = (Record("kv_create"), bad, Record("again", (number(2), number(3)), 60))
+    case = sequences.make(Random(5))
+    guest = replace(case.guests[0], script=Script(many))
+    left = replace(case, guests=(*case.guests[1:], guest))
+
+    def matters(each: sequences.Case) -> bool:
+        return any(bad in guest.script.records for guest in each.guests)
+
+    at = 0
+    while (less := sequences.smaller(left, at)) is not None:
+        left, at = (less, at) if matters(less) else (left, at + 1)
+    assert [guest.script.records for guest in left.guests] == [(bad,)]
+    assert left.events == ()
