@@ -175,13 +175,20 @@ COMPILES_AT_ONCE_MAX = 2
 WORKER_PROGRAMS_BYTES_MAX = 256 << 20  # of machine code that no run uses, before the oldest goes
 
 # --- HTTP (gateway) ------------------------------------------------------------------------------
+HTTP_CONNECTIONS_MAX = 16_384  # open at once, or as the system's limit on descriptors has room
+HTTP_DESCRIPTORS_KEPT = 512  # of that limit, for everything else that the gateway opens
+# From connecting, or from the last answer, to a request's whole head. Proxies keep idle connections
+# for a minute and expect them to be there.
+HTTP_HEAD_SECONDS_MAX = 75.0
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with Retry-After
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
 TRACE_EVENTS_MAX = 16_384  # of one run, of its calls and again of its preds' steps: the last ones
 TRACE_BUNDLE_EVENTS = 256  # events that leave together, or what there is
 TRACE_BUNDLE_MS_MAX = 250  # after so long
+TENANT_KEYS_MAX = 256  # of one tenant, or of the operators
 TENANT_TRACED_RUNS_MAX = 64  # live ones
 TENANT_BODY_BYTES_MAX = 256 << 20  # of request bodies held in memory at once: past it 429
+BODY_BYTES_MAX = 2 << 30  # of all tenants together: past it 503
 TENANT_RUNS_KEPT_MAX = 10_000  # ended runs; of more the oldest are deleted
 TENANT_KEPT_BYTES_MAX = 1 << 30  # of their stored messages and logs, likewise
 RUN_KEPT_SECONDS_MAX = 7 * 86_400  # after its end
@@ -189,6 +196,13 @@ CHANNEL_ITEMS_MAX = 1_024
 TENANT_CHANNELS_MAX = 1_024
 TENANT_CHANNEL_BYTES_MAX = 64 << 20  # items that no run has taken yet, of all its channels
 CHANNEL_SEND_MS_MAX = 5_000
+QUEUE_SECONDS_MAX = 30.0  # that a new run would wait for its first tokens: past it 503, or 429
+MEMORY_FREE_BYTES_MIN = 128 << 20  # of the machine or its cgroup: below it a new run is refused
+RETRY_SECONDS_MAX = 300  # of any Retry-After
+TENANT_CONNECTIONS_MAX = 8_192  # open ones of one tenant: past it 429
+ADDRESS_CONNECTIONS_MAX = 256  # from one address, of those that have shown no key
+SLOW_GRACE_SECONDS = 30.0  # that a reader or a body may take longer than at the rate below
+SLOW_BYTES_A_SECOND_MIN = 4_096
 PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500
 

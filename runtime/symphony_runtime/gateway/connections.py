@@ -1,0 +1,166 @@
+"""Connections of clients: how many are open, how long they may be silent, what is no HTTP.
+
+    connected ── a request's head, within HTTP_HEAD_SECONDS_MAX ──> serving ── its answer ──┐
+        ^                                                                                   │
+        └───────────────────────────────────────────────────────────────────────────────────┘
+
+Whoever connects need not have a key. So silent connections end by themselves, there is a bound on
+all of them, past which the one goes that has been silent longest, and a request that is no HTTP is
+answered as any other error and is no line in the log: a stranger could write as many as it likes.
+"""
+
+import asyncio
+import resource
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+from symphony_kernel.protocol.limits import (
+    HTTP_CONNECTIONS_MAX,
+    HTTP_DESCRIPTORS_KEPT,
+    HTTP_HEAD_SECONDS_MAX,
+)
+
+from symphony_runtime.gateway.problems import Problem, bad_request
+
+_WORDS_MAX = 200  # characters of what is wrong with a request, which repeat it
+
+
+def connections_max() -> int:
+    """Return how many connections the system's limit on descriptors leaves room for."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = HTTP_CONNECTIONS_MAX
+    if soft != resource.RLIM_INFINITY:
+        most = min(most, max(soft - HTTP_DESCRIPTORS_KEPT, soft // 2))
+    return most
+
+
+class Connections:
+    """Those that are open. Belongs to the event loop."""
+
+    def __init__(self, most: int | None = None) -> None:
+        """`most` are open at once, by default as many as there is room for."""
+        self.most = connections_max() if most is None else most
+        self._open: set[_Connection] = set()
+        self._silent: OrderedDict[_Connection, None] = OrderedDict()  # the longest first
+        self._closed = 0
+
+    @contextmanager
+    def serving(self, request: web.Request) -> Iterator[None]:
+        """A request is being answered: its connection is not silent."""
+        connection = request.protocol
+        if not isinstance(connection, _Connection):
+            yield  # an application of the same routes behind a server of another kind
+            return
+        self._silent.pop(connection, None)
+        try:
+            yield
+        finally:
+            if connection in self._open:
+                self._silent[connection] = None
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many are open, and how many were closed to make room."""
+        return {"connections": len(self._open), "connections_closed": self._closed}
+
+    def opened(self, connection: "_Connection") -> None:
+        """One more; past the bound one of the silent ones goes, at last this one."""
+        self._open.add(connection)
+        self._silent[connection] = None
+        if len(self._open) > self.most:
+            silent, _ = self._silent.popitem(last=False)
+            self._closed += 1
+            silent.force_close()
+
+    def gone(self, connection: "_Connection") -> None:
+        """One less."""
+        self._open.discard(connection)
+        self._silent.pop(connection, None)
+
+
+class _Connection(web.RequestHandler):
+    __slots__ = ("_connections",)
+
+    def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._connections.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._connections.gone(self)
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,  # noqa: ARG002 - what it is follows from the error
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what is no HTTP, and what failed before any of our code saw it."""
+        if not isinstance(exc, HttpProcessingError):
+            self.log_exception("a request failed", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun: there cannot be another")
+        if isinstance(exc, HttpProcessingError):
+            words = " ".join((message or "").split())[:_WORDS_MAX]
+            response = bad_request("bad-http", f"the request is no HTTP: {words}").response()
+        else:
+            words = "the server made a mistake; its log says which"
+            response = Problem(500, "internal", words).response()
+        response.force_close()
+        return response
+
+
+class Door(web.BaseSite):
+    """Where clients connect: a TCP port whose connections are bounded."""
+
+    __slots__ = ("_connections", "_host", "_port")
+
+    def __init__(
+        self, runner: web.BaseRunner, connections: Connections, host: str, port: int, **options: Any
+    ) -> None:
+        """`options` are those of any site: `backlog`, `ssl_context`."""
+        super().__init__(runner, **options)
+        self._connections = connections
+        self._host = host
+        self._port = port
+
+    @property
+    def name(self) -> str:
+        """What the runner calls it."""
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            OSError: the address is taken, or not this machine's.
+        """
+        await super().start()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            self._make_connection,
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+        )
+
+    def _make_connection(self) -> _Connection:
+        server = self._runner.server
+        assert server is not None
+        return _Connection(
+            self._connections,
+            server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
+            keepalive_timeout=HTTP_HEAD_SECONDS_MAX,
+            auto_decompress=False,  # a bomb would be unpacked before its sender has shown a key
+        )
