@@ -92,6 +92,7 @@ class Instance:
 
     __slots__ = (
         "asks",
+        "births",
         "children",
         "claimed",
         "cpu_ns",
@@ -168,6 +169,8 @@ class Instance:
         self.input_closed = parent is not None
         # Its children by pid, ended ones until they are joined, and who joins this one.
         self.children: dict[int, Instance] = {}
+        # Of children whose grants the kernel has not got yet: what gives back what they count for.
+        self.births: set[Callable[[], None]] = set()
         self.next_pid = 1
         self.joiners: list[Ticket] = []  # its parent's
         self.granted: dict[str, int] = {}  # grants that it has taken up
@@ -467,6 +470,12 @@ class Instance:
             self.services.unask(seq)
         self.asks.clear()
         self.pending.clear()
+        # Nobody will join its children.
+        self.run.children -= len(self.children)
+        self.children.clear()
+        for not_born in self.births:
+            not_born()
+        self.births.clear()
         self.inbox.clear()
         self.receivers.clear()
         self.waited = self.claimed = None

@@ -73,7 +73,7 @@ class Run:
         self.memory_bytes = self.memory_peak = 0
         self.output_bytes = self.messages = self.log_bytes = 0
         self.unread_bytes = 0  # sent, and not yet taken by the gateway
-        self.children = 0  # started, and not yet joined
+        self.children = 0  # started, and not yet joined by a parent that lives
         self.hits: Counter[str] = Counter()
 
     def count_output(self, length: int) -> None:

@@ -3,10 +3,15 @@
 import pytest
 
 from tests.hostile.cases import Guest, meet
+from tests.hostile.guests.bombs import BOMBS
+from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
 from tests.support.rig import Rig, rigged
 
-GUESTS: dict[str, Guest] = {f"loops: {name}": guest for name, guest in LOOPS.items()}
+TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
+GUESTS: dict[str, Guest] = {
+    f"{topic}: {name}": guest for topic, guests in TOPICS.items() for name, guest in guests.items()
+}
 
 
 @pytest.mark.parametrize("name", GUESTS)

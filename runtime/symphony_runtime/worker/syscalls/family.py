@@ -38,7 +38,8 @@ def spawn(lip: Instance, pointer: int, length: int) -> int | None:
     _check_family(lip.run, lip.depth)
     ticket = lip.tickets.issue(held=4)
     lip.run.count_memory(len(data), measured=False)  # until it has ended
-    lip.run.children += 1  # given back when it does not come to life, or when it is joined
+    # Given back when it does not come to life, is joined, or can no longer be joined.
+    lip.run.children += 1
     birth = _Birth(lip, ticket, program, entry, data)
     ticket.drop = birth.cancel
     birth.begin(grants)
@@ -70,6 +71,7 @@ class _Birth:
             self._ask()
             return
         self._stage = self._parent.services.next_stage()
+        self._parent.births.add(self._not_born)
         self._parent.ask_kernel(self._staged, Op.STAGE, self._stage, grants)
 
     def cancel(self) -> None:
@@ -77,6 +79,7 @@ class _Birth:
         self._cancelled = True
 
     def _staged(self, reply: Any) -> None:
+        self._parent.births.remove(self._not_born)
         if self._cancelled:
             self._not_born()
         elif reply < 0:
@@ -110,8 +113,8 @@ class _Birth:
         if parent.children[pid].ended:  # before it had begun
             parent.children[pid].drop_input()
         if parent.ended:
-            return
-        if self._cancelled:
+            reap(parent, parent.children[pid])
+        elif self._cancelled:
             parent.services.end_unwanted(parent.children[pid])
         else:
             parent.complete(self._ticket, pid.to_bytes(4, "little"))
