@@ -13,6 +13,7 @@ from symphony_kernel.executor.base import Int32, Int64, ModelInfo, UInt32
 from symphony_kernel.kvfs.handles import ALL_RIGHTS
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.generate_options import GenerateOptions, parse_generate_options
+from symphony_kernel.protocol.limit_table import BY_NAME, KERNEL_TENANT_LIMITS
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
     NAME_BYTES_MAX,
@@ -186,3 +187,15 @@ def tree_depths(parents: tuple[int, ...]) -> Int32:
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return np.array(depths, np.int32)
+
+
+def tenant_limits(value: object) -> dict[str, int | None]:
+    """Return a tenant's limits by their names, as the gateway says them; EINVAL."""
+    if type(value) is not dict:
+        raise SyscallError(Errno.EINVAL, "limits are a map")
+    for name, most in value.items():
+        if name not in KERNEL_TENANT_LIMITS:
+            raise SyscallError(Errno.EINVAL, f"no limit of a tenant is called {name!r}")
+        if most is not None and (type(most) is not int or most < BY_NAME[name].least):
+            raise SyscallError(Errno.EINVAL, f"{name} is an integer, or nil")
+    return value

@@ -18,7 +18,9 @@ from typing import Any
 
 import msgpack
 
+from symphony_kernel.arguments import tenant_limits
 from symphony_kernel.constraints.compiler import Grammars
+from symphony_kernel.counters import count_all
 from symphony_kernel.durability import KEPT, Durability
 from symphony_kernel.executor.base import Executor, Int32
 from symphony_kernel.journal.keeper import LOG_BYTES, Keeper, Parts, Remembered
@@ -37,8 +39,10 @@ from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.clock import Clock, RealClock
 from symphony_kernel.scheduler.guesses import Guesses
 from symphony_kernel.scheduler.scheduler import Scheduler
+from symphony_kernel.scheduler.shares import Shares
 from symphony_kernel.stepping import Stepper
 from symphony_kernel.syscalls import Syscalls
+from symphony_kernel.throttle import Throttle
 from symphony_kernel.upkeep import Upkeep
 
 __all__ = ["Kernel", "KernelOptions", "Port", "describe"]
@@ -88,9 +92,14 @@ class Kernel:
             self._kvfs.pressure,
             Guesses.beside(executor, self._kvfs, options.guesses),
         )
-        for tenant, weight in options.tenant_weights.items():
-            self._scheduler.set_tenant_weight(tenant, weight)
-        self._processes = ProcessTable(self._kvfs, self._scheduler, self._exceeded)
+        self._shares = Shares(self._scheduler.set_tenant_weight, options.tenant_weights)
+        self._throttle = Throttle(
+            self._scheduler,
+            self._clock.now,
+            lambda tenant: self._kvfs.tenant(tenant).account.hit("tokens_per_minute"),
+            lambda: self._stepper.plan(),
+        )
+        self._processes = ProcessTable(self._kvfs, self._throttle, self._exceeded)
         self._durability = Durability(
             self._kvfs,
             executor,
@@ -118,7 +127,7 @@ class Kernel:
         syscalls = Syscalls(
             self._kvfs,
             self._processes,
-            self._scheduler,
+            self._throttle,
             self._executor.model,
             self._reply,
             self._seeds.draw,
@@ -312,14 +321,15 @@ class Kernel:
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
-        if what == "statistics" and not args:
-            return self.statistics()
-        if what == "metrics" and not args:
-            return self.metrics()
-        if what == "workers" and not args:
-            return sorted(self._workers)
+        if not args and what in ("statistics", "metrics"):
+            return self.statistics() if what == "statistics" else self.metrics()
+        if not args and what in ("workers", "waiting"):
+            return sorted(self._workers) if what == "workers" else self._scheduler.waiting()
         answers: dict[str, Callable[..., Any]] = {
             "lips": self._processes.lips,
+            "set_tenant_weight": self._shares.set,
+            "limit_tenant": self._limit_tenant,
+            "tokens_left": self._throttle.left,
             "kv_list": self._syscalls.named.kv_list,
             "kv_stat": self._syscalls.named.kv_stat,
         }
@@ -333,6 +343,12 @@ class Kernel:
         if not isinstance(args["tenant"], str):
             raise SyscallError(Errno.EINVAL, f"{what}: tenant is a string")
         return asked(**args)
+
+    def _limit_tenant(self, tenant: str, limits: Any) -> int:
+        limits = tenant_limits(limits)
+        limited = self._kvfs.limit(tenant, limits)
+        self._throttle.limit(tenant, limited.limits.tokens_per_minute)
+        return 0
 
     def _answer(self, seq: int, work: Callable[[], Any]) -> None:
         try:
@@ -369,34 +385,12 @@ class Kernel:
 
     def statistics(self) -> dict[str, Any]:
         """Return all counters, as the gateway gets them."""
-        steps, files = self._scheduler.statistics(), self._kvfs.statistics()
-        return {
-            **asdict(self._processes.statistics()),
-            **asdict(self._syscalls.statistics()),
-            **{key: value for key, value in asdict(steps).items() if key != "queue"},
-            "mean_batch_rows": steps.rows / steps.steps if steps.steps else 0.0,
-            "mean_decode_rows": (
-                steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0
-            ),
-            **asdict(self._stepper.statistics),
-            **self._durability.saving.statistics(),
-            "computes": self._executor.computes,
-            **(self._keeper.statistics() if self._keeper else {"journal": False}),
-            "workers": sorted(self._workers),
-            "waiting": steps.queue.works,
-            "waiting_tokens": steps.queue.tokens,
-            "lips_waiting": steps.queue.lips,
-            "lips_running": self._scheduler.lips_running(),
-            "pages": files.pool.pages,
-            "pages_free": files.pool.free,
-            "pages_shared": files.pool.shared,
-            "files": files.files,
-            "names": files.names,
-            "copies": files.copied_slots,
-            **{f"prefix_cache_{key}": value for key, value in asdict(files.prefix_cache).items()},
-            **{f"tiers_{key}": value for key, value in asdict(files.tiers).items()},
-            **asdict(self._upkeep.statistics),
-        }
+        counted = count_all(
+            self._processes, self._syscalls, self._scheduler, self._kvfs, self._stepper,
+            self._executor, self._workers, self._keeper,
+        )  # fmt: skip
+        saving, upkeep = self._durability.saving.statistics(), self._upkeep.statistics
+        return {**counted, **saving, **asdict(upkeep)}
 
     def metrics(self) -> dict[str, Any]:
         """Return the counters with `histograms` by name and `tenants` by name: for a scrape."""
@@ -459,7 +453,7 @@ class Kernel:
             self._kvfs,
             self._processes,
             self._syscalls.turns,
-            self._scheduler,
+            self._throttle,
             self._executor.pages,
             self._clock.now,
             others={
@@ -521,6 +515,8 @@ class Kernel:
                 port.on_closed()
         if self._checks:
             self._stepper.when_idle(self._check)
+        for tenant in self._kvfs.tenants.values():
+            self._throttle.limit(tenant.name, tenant.limits.tokens_per_minute)
         self._durability.resume()
         self.constraints.resume(self._processes)
 
@@ -592,6 +588,7 @@ class Kernel:
             port.link.close()
             port.on_closed()
         self.constraints.end()
+        self._throttle.close()
         await self._durability.close(wait=self._stepper.running)
         await self._stepper.stop()
         self._upkeep.close()

@@ -13,18 +13,17 @@ from typing import Any, NamedTuple, Protocol
 from symphony_kernel.constraints.guides import Constraint
 from symphony_kernel.kvfs import KVFS, Account, HandleTable, KVFile, Tenant, page_count
 from symphony_kernel.kvfs.ordering import Operation, drop, finish
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
+from symphony_kernel.protocol.limit_table import BY_NAME, HIT
 from symphony_kernel.protocol.limits import (
     INSTANCE_HANDLES_MAX,
-    RUN_CHILD_DEPTH_MAX,
     RUN_CHILDREN_MAX,
-    RUN_KV_TOKENS_MAX,
-    RUN_TOKENS_MAX,
 )
 from symphony_kernel.scheduler.work import Work
 
 INSTANCE_MAX = (1 << 63) - 1
 _UNCLAIMED_MAX = 1 << 16
+_LIMITS = ("kv_tokens", "tokens", "children", "child_depth")  # of a run, that are counted here
 
 
 class WorkQueue(Protocol):
@@ -76,6 +75,8 @@ class Lip:
     account: Account
     weight: float
     tokens_max: int
+    children_max: int
+    depth_max: int  # of children
     tokens: int = 0  # computed, or about to be
     call_bytes: int = 0  # of calls that wait
     exceeded: bool = False  # the gateway has been told
@@ -218,17 +219,21 @@ class ProcessTable:
         above: Instance | None,
         options: dict[str, Any],
     ) -> Instance:
-        weight, kv_tokens, tokens = _read_options(options)
+        weight, kv_tokens, tokens, children, depth = _read_options(options)
         if above is None:
             account = self._account(f"run {instance}", tenant.account, kv_tokens)
-            lip = self._lips[instance] = Lip(instance, account, weight, tokens)
+            lip = self._lips[instance] = Lip(instance, account, weight, tokens, children, depth)
             if options.get("trace"):
                 lip.traced = True
                 self._scheduler.trace(instance)
         else:
             lip = above.lip
-            if above.depth >= RUN_CHILD_DEPTH_MAX or lip.instances > RUN_CHILDREN_MAX:
-                raise SyscallError(Errno.EDQUOT, "too many children, or too deep")
+            if above.depth >= lip.depth_max:
+                detail = f"child_depth: at most {lip.depth_max}"
+                raise LimitError(Errno.EDQUOT, "child_depth", detail)
+            if lip.instances > lip.children_max:
+                detail = f"children: at most {lip.children_max}"
+                raise LimitError(Errno.EDQUOT, "children", detail)
         new = Instance(
             id=instance,
             tenant=tenant,
@@ -406,6 +411,7 @@ class ProcessTable:
                 "pages": tenant.account.pages,
                 "handles": tenant.handles,
                 "files": tenant.files,
+                **{HIT + limit: count for limit, count in tenant.account.hits.items()},
             }
             for name, tenant in self._kvfs.tenants.items()
         }
@@ -460,9 +466,9 @@ class ProcessTable:
         )
 
 
-def _read_options(options: dict[str, Any]) -> tuple[float, int, int]:
-    """Return weight, kv_tokens and tokens; SyscallError EINVAL."""
-    unknown = set(options) - {"weight", "kv_tokens", "tokens", "trace"}
+def _read_options(options: dict[str, Any]) -> tuple[float, int, int, int, int]:
+    """Return weight, kv_tokens, tokens, children and child_depth; SyscallError EINVAL."""
+    unknown = set(options) - {"weight", "trace", *_LIMITS}
     if unknown:
         raise SyscallError(Errno.EINVAL, f"unknown options {sorted(map(str, unknown))}")
     if type(options.get("trace", False)) is not bool:
@@ -470,10 +476,14 @@ def _read_options(options: dict[str, Any]) -> tuple[float, int, int]:
     weight = options.get("weight", 1.0)
     if type(weight) not in (int, float) or not 0 < weight < 1e6:
         raise SyscallError(Errno.EINVAL, "weight must be a positive number")
-    limits: list[int] = []
-    for key, most in (("kv_tokens", RUN_KV_TOKENS_MAX), ("tokens", RUN_TOKENS_MAX)):
-        value = options.get(key, most)
-        if type(value) is not int or value < 0:
-            raise SyscallError(Errno.EINVAL, f"{key} must be an integer, at least 0")
-        limits.append(min(value, most))
-    return float(weight), limits[0], limits[1]
+    kv_tokens, tokens, children, depth = (_limit(options, name) for name in _LIMITS)
+    return float(weight), kv_tokens, tokens, children, depth
+
+
+def _limit(options: dict[str, Any], name: str) -> int:
+    limit = BY_NAME[name]
+    value = options.get(name, limit.default)
+    if type(value) is not int or value < 0:
+        raise SyscallError(Errno.EINVAL, f"{name} must be an integer, at least 0")
+    assert limit.ceiling is not None
+    return min(value, limit.ceiling)

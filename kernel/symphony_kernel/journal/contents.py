@@ -24,6 +24,7 @@ from symphony_kernel.kvfs import (
     prefix_cache,
     quotas,
     storage,
+    tenants,
 )
 from symphony_kernel.kvfs.handles import Handle, HandleTable
 from symphony_kernel.kvfs.lineage import book, origins, trails
@@ -99,11 +100,12 @@ SINGLE: Final = (
 )  # fmt: skip
 
 MANY: Final = (
-    Kept(filesystem.Tenant),
+    Kept(tenants.Tenant),
+    Kept(tenants.TenantLimits),
     Kept(NameTree),
     Kept(naming.Name),
     Kept(naming.Expiries),
-    Kept(quotas.Account, _as(0, "absent", "host", "disk")),
+    Kept(quotas.Account, {**_as(0, "absent", "host", "disk"), "hits": dict}),
     Kept(pages.NumberStack),
     Kept(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001 - a part of the cache that is kept
     Kept(prefix_cache._Node, _as(False, "in_heap")),  # noqa: SLF001

@@ -6,18 +6,14 @@ guest's arguments, and nothing here knows of instances or of the scheduler.
 """
 
 from symphony_kernel.kvfs.files import KVFile
-from symphony_kernel.kvfs.filesystem import (
-    KVFS,
-    KVFSStatistics,
-    Tenant,
-    TenantLimits,
-)
+from symphony_kernel.kvfs.filesystem import KVFS, KVFSStatistics
 from symphony_kernel.kvfs.handles import Handle, HandleTable
 from symphony_kernel.kvfs.names import parse_path, parse_prefix
 from symphony_kernel.kvfs.naming import Name, NamedFile
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics, page_count
 from symphony_kernel.kvfs.prefix_cache import PrefixCacheStatistics
 from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.tenants import Tenant, TenantLimits
 
 __all__ = [
     "KVFS",

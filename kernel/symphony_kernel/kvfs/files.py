@@ -28,7 +28,7 @@ from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tables import OFFSETS, TABLE_PAGES_MIN, alike_pages, continues, grown
 from symphony_kernel.kvfs.tiers import Tier
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 if TYPE_CHECKING:
@@ -499,7 +499,9 @@ class KVFile:
         if owner.closed:
             owner = owner.live()
         if self.length + n > owner.entries_allowed:
-            raise SyscallError(Errno.EDQUOT, f"{owner.name}: {owner.entries_allowed} entries")
+            owner.hit("kv_tokens")
+            detail = f"{owner.name}: {owner.entries_allowed} entries"
+            raise LimitError(Errno.EDQUOT, "kv_tokens", detail)
 
     def append_reads(self, source: "KVFile", entries: Int64) -> Int32:
         """Return the pages ([n], distinct) that must be on the device for `append` of these.

@@ -15,7 +15,7 @@ from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.lineage import LineageBook, LineageStatistics, Trail
 from symphony_kernel.kvfs.loading import fill
 from symphony_kernel.kvfs.moves import Moves
-from symphony_kernel.kvfs.names import PUBLIC, NameTree, is_public
+from symphony_kernel.kvfs.names import PUBLIC, is_public
 from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
 from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
 from symphony_kernel.kvfs.places import Places
@@ -23,6 +23,7 @@ from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
 from symphony_kernel.kvfs.storage import Storage
+from symphony_kernel.kvfs.tenants import Tenant, TenantLimits
 from symphony_kernel.kvfs.tier_figures import TierStatistics
 from symphony_kernel.kvfs.tiers import Tiers
 from symphony_kernel.kvfs.witness import Witness
@@ -35,50 +36,8 @@ from symphony_kernel.protocol.limits import (
     LIST_ITEMS_MAX,
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,
-    TENANT_DURABLE_BYTES_MAX,
-    TENANT_FILES_MAX,
-    TENANT_HANDLES_MAX,
-    TENANT_NAMES_MAX,
     TENANT_PAGES_SHARE_MAX,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TenantLimits:
-    """What all instances and names of one tenant may hold together; `pages` is of the device."""
-
-    pages: int
-    host_pages: int = UNLIMITED
-    disk_pages: int = UNLIMITED
-    files: int = TENANT_FILES_MAX
-    handles: int = TENANT_HANDLES_MAX
-    names: int = TENANT_NAMES_MAX
-    durable_bytes: int = TENANT_DURABLE_BYTES_MAX
-
-
-class Tenant:
-    """One tenant's names, and what is charged to it."""
-
-    def __init__(self, name: str, account: Account, limits: TenantLimits) -> None:
-        self.name = name
-        self.account = account
-        self.limits = limits
-        self.names: NameTree[KVFile] = NameTree()
-        self.files = 0
-        self.handles = 0
-        self.durable_bytes = 0  # on disk, of its names
-
-    def charge_file(self) -> None:
-        """Count one more file; SyscallError EDQUOT."""
-        if self.files >= self.limits.files:
-            raise SyscallError(Errno.EDQUOT, f"{self.name} has {self.files} files")
-        self.files += 1
-
-    def charge_handle(self) -> None:
-        """Count one more handle; SyscallError EDQUOT."""
-        if self.handles >= self.limits.handles:
-            raise SyscallError(Errno.EDQUOT, f"{self.name} has {self.handles} handles")
-        self.handles += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +116,22 @@ class KVFS:
             account = self.ledger.open(name, None, self._pages_max, FILE_ENTRIES_MAX)
             account.host_max, account.disk_max = self.limits.host_pages, self.limits.disk_pages
             tenant = self.tenants[name] = Tenant(name, account, self.limits)
+        return tenant
+
+    def limit(self, name: str, values: Mapping[str, int | None]) -> Tenant:
+        """Give a tenant limits of its own, by their names in `limit_table`; None: everybody's.
+
+        What it holds past them stays; it gets nothing more.
+
+        Raises:
+            KeyError: there is no such limit.
+        """
+        limits = self.limits.changed(values)
+        tenant = self.tenant(name)
+        own = values.get("kv_device_tokens") is not None and limits.pages < self.limits.pages
+        tenant.limits, account = limits, tenant.account
+        account.pages_max = limits.pages if own else self._pages_max
+        account.host_max, account.disk_max = limits.host_pages, limits.disk_pages
         return tenant
 
     # -- Files ----------------------------------------------------------------------------------
@@ -284,12 +259,13 @@ class KVFS:
         """Check that a tenant may give this name; SyscallError EACCES, EEXIST, EDQUOT."""
         if is_public(path):
             raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
-        names = self.tenant(tenant).names
+        owner = self.tenant(tenant)
+        names = owner.names
         if names.get(path) is not None:
             if not replace:
                 raise SyscallError(Errno.EEXIST, path)
-        elif len(names) >= self.limits.names:
-            raise SyscallError(Errno.EDQUOT, f"{tenant} has {len(names)} names")
+        elif len(names) >= owner.limits.names:
+            raise owner.refusal("kv_names", f"{tenant} has {len(names)} names")
 
     def snapshot(self, file: KVFile, path: str) -> KVFile:
         """Return the content of `file` as it is now, to be named `path`; SyscallError EDQUOT."""

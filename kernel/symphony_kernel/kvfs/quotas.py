@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64
-from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _NOBODY = -1
@@ -46,8 +46,8 @@ class Account:
 
     __slots__ = (
         "absent", "changed_s", "closed", "disk", "disk_max", "entries_allowed", "entries_max",
-        "entry_seconds", "host", "host_max", "index", "name", "own", "pages", "pages_max", "parent",
-        "root", "tied", "waits",
+        "entry_seconds", "hits", "host", "host_max", "index", "name", "own", "pages", "pages_max",
+        "parent", "root", "tied", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,8 @@ class Account:
         self.absent = self.host = self.disk = 0
         self.tied = 0  # at the top only: of `pages` those that are tied
         self.host_max = self.disk_max = UNLIMITED
+        # At the top only: how often limits were reached, by name, as far as this process knows.
+        self.hits: dict[str, int] = {}
         self.closed = False
         self.waits = False  # its instance waits for the outside
         self.entry_seconds = 0.0  # integral of own entries over time
@@ -84,6 +86,11 @@ class Account:
         """Pages that the tenant may still have on the device, maybe below 0."""
         root = self.root
         return root.pages_max - (root.pages - root.absent)
+
+    def hit(self, limit: str) -> None:
+        """Count that a limit was reached, with the tenant."""
+        hits = self.root.hits
+        hits[limit] = hits.get(limit, 0) + 1
 
     def live(self) -> "Account":
         """Return the nearest open account: this one or one above it."""
@@ -149,9 +156,10 @@ class Ledger:
         for each in account.chain():
             held = each.pages - each.absent
             if held + pages > each.pages_max:
-                raise SyscallError(
-                    Errno.EDQUOT, f"{each.name} holds {held} of {each.pages_max} pages"
-                )
+                limit = "kv_tokens" if each.parent is not None else "kv_device_tokens"
+                each.hit(limit)
+                detail = f"{each.name} holds {held} of {each.pages_max} pages"
+                raise LimitError(Errno.EDQUOT, limit, detail)
 
     def lose_device(self) -> None:
         """All held pages are off the device from now on, and nowhere else."""
@@ -172,9 +180,9 @@ class Ledger:
             ("disk", root.disk, disk, root.disk_max),
         ):
             if more and used + more > most:
-                raise SyscallError(
-                    Errno.EDQUOT, f"{root.name} has {used} of {most} pages on {name}"
-                )
+                root.hit(f"kv_{name}_tokens")
+                detail = f"{root.name} has {used} of {most} pages on {name}"
+                raise LimitError(Errno.EDQUOT, f"kv_{name}_tokens", detail)
 
     def allow_tied(self, account: Account, pages: int) -> None:
         """Check that a tenant may have so many pages more that are tied.

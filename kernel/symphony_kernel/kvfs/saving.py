@@ -432,7 +432,7 @@ class Saving:
         most = tenant.limits.durable_bytes
         if tenant.durable_bytes - freed + size + _HEADER_BYTES > most:
             detail = f"{tenant.name} has {tenant.durable_bytes} of {most} bytes on disk"
-            raise SyscallError(Errno.EDQUOT, detail)
+            raise tenant.refusal("kv_durable_bytes", detail)
 
     # -- Loading --------------------------------------------------------------------------------
     async def _read(self, number: int, file: KVFile) -> None:

@@ -183,7 +183,7 @@ class Transfers:
         used, most = limits.durable_bytes + sum(each.size for each in mine), limits.limits
         if used + size > most.durable_bytes + KV_HEADER_BYTES_MAX:
             detail = f"{tenant} has {used} of {most.durable_bytes} bytes on disk"
-            raise SyscallError(Errno.EDQUOT, detail)
+            raise limits.refusal("kv_durable_bytes", detail)
 
     @contextlib.contextmanager
     def _place(self, tenant: str) -> Iterator[Directory]:

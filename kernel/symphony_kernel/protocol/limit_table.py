@@ -56,6 +56,8 @@ class Limit:
         return not self.fixed
 
 
+HIT: Final = "hit:"  # before a limit's name, in the kernel's figures of a tenant
+
 _DAY_MS: Final = 86_400_000
 _PAST_COUNTING: Final = 1 << 40
 

@@ -112,7 +112,9 @@ class Welcome(Message):
 class Ask(Message):
     """A request that is not on a hot path; answered by an `Answer` with its `seq`.
 
-    gateway -> kernel: "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
+    gateway -> kernel: "limit_tenant" {tenant, limits} (see `limit_table`; nil: everybody's) -> 0,
+    "tokens_left" {tenant} -> [tokens, ms until there are some], or nil where nothing is counted,
+    "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
     "kv_remove" {tenant, path}, "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
     "waiting" {}, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
@@ -181,7 +183,8 @@ class Register(Message):
     """An instance may call the kernel over the link of `worker`, in the name of `tenant`.
 
     A child names its `parent` (else 0) and the `stage` whose grants it takes (else 0).
-    `options`: {weight: float, kv_tokens: int, tokens: int, trace: bool}. Answered with 0.
+    `options`: {weight: float, trace: bool, and the run's limits kv_tokens, tokens, children,
+    child_depth}. Answered with 0.
     """
 
     KIND: ClassVar[int] = 20

@@ -386,6 +386,20 @@ class FairQueue:
             counters={t.name: t.counter for t in self._tenants.values() if t.active},
         )
 
+    def waiting(self) -> dict[str, tuple[int, float]]:
+        """Return of each tenant that has works here their tokens, and its weight.
+
+        Looks at every work: for whoever admits new runs, now and then.
+        """
+        found: dict[str, tuple[int, float]] = {}
+        for lip in self._lips.values():
+            if lip.works:
+                tenant = lip.tenant
+                tokens = found.get(tenant.name, (0, 0.0))[0]
+                tokens += sum([work.remaining for work in lip.works])
+                found[tenant.name] = tokens, tenant.weight
+        return found
+
     # -- Within --------------------------------------------------------------------------------
     def _tenant(self, name: str) -> _Tenant:
         tenant = self._tenants.get(name)

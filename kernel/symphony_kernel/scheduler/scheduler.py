@@ -313,6 +313,18 @@ class Scheduler:
             step_ms=1000 * counts.step_seconds,
         )
 
+    def waiting(self) -> dict[str, Any]:
+        """Return what waits, by tenant {name: [tokens, weight]}, and what was computed so far.
+
+        `tokens` computed in `seconds` of steps, since the start. Looks at every waiting work.
+        """
+        tenants = {name: list(found) for name, found in self._queue.waiting().items()}
+        for work in self._pager.waiting if self._pager is not None else ():
+            tenants.setdefault(work.tenant, [0, 1.0])[0] += work.remaining
+        counts = self._figures
+        computed = counts.prefill_tokens + counts.decode_rows
+        return {"tenants": tenants, "tokens": computed, "seconds": counts.step_seconds}
+
     def lips_running(self) -> int:
         """Return how many LIPs have a row in a step that computes now."""
         return len({part.work.root for step in self._steps for part in step.parts})
