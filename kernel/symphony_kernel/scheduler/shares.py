@@ -1,0 +1,27 @@
+"""Tenants' shares of the device: what the options say, and what an operator says while it runs."""
+
+from collections.abc import Callable, Mapping
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX
+
+SetWeight = Callable[[str, float], None]
+
+
+class Shares:
+    """Sets tenants' weights. Nothing of it is kept: the gateway tells it again."""
+
+    def __init__(self, set_weight: SetWeight, usual: Mapping[str, float]) -> None:
+        """`usual` are the options' weights; 1 where none stands."""
+        self._set_weight = set_weight
+        self._usual = dict(usual)
+        for tenant, weight in usual.items():
+            set_weight(tenant, weight)
+
+    def set(self, tenant: str, weight: object) -> None:
+        """Give a tenant a weight, or its usual one (None); EINVAL."""
+        if weight is None:
+            weight = self._usual.get(tenant, 1.0)
+        if type(weight) not in (int, float) or not 0 < weight < TENANT_WEIGHT_MAX:  # type: ignore[operator]
+            raise SyscallError(Errno.EINVAL, "a weight is a positive number")
+        self._set_weight(tenant, weight)  # type: ignore[arg-type]
