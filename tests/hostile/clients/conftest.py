@@ -1,0 +1,52 @@
+"""After each hostile client the server is as it was, and had nothing to complain about."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.programs import PARROT_WASM
+from tests.support.server import RunningServer
+
+
+@pytest.fixture(scope="module")
+def parrot(server: RunningServer) -> Iterator[str]:
+    """A program that says what it is told, by its name. It still can when its tests are over."""
+
+    async def upload() -> None:
+        async with server.client() as client:
+            await client.upload(PARROT_WASM, name="parrot")
+
+    async def look() -> None:
+        async with server.client() as client:
+            run = await client.start("parrot")
+            await client.send(run, b"still here", close=True)
+            said = [e.message() async for e in client.events(run) if e.kind == "message"]
+            assert said == [b"still here"]
+        counters = await server.wait_until_idle(20)
+        assert counters["handles"] == counters["files"] == 0
+
+    asyncio.run(upload())
+    yield "parrot"
+    asyncio.run(look())
+
+
+@pytest.fixture
+def target(server: RunningServer, parrot: str) -> Iterator[RunningServer]:
+    """The server. A case leaves no live run behind, and no fault in the log."""
+    said = server.log.stat().st_size
+    yield server
+
+    async def end_runs() -> list[str]:
+        async with server.client() as client:
+            left = [run["id"] for run in await client.live_runs()]
+            for run in left:
+                await client.cancel(run)
+            return left
+
+    assert asyncio.run(end_runs()) == []
+    with server.log.open("rb") as log:
+        log.seek(said)
+        words = log.read().decode(errors="replace")
+    assert "Traceback" not in words, words
+    assert "ERROR" not in words, words
