@@ -21,6 +21,7 @@ from symphony_runtime.compiler import Compiler
 from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.connections import Connections, Door
 from symphony_runtime.gateway.http import SERVICES, Services
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.links import KernelLink, WorkerLinks
@@ -28,7 +29,7 @@ from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.outside.calls import Outside
-from symphony_runtime.gateway.problems import Handler, problems_middleware
+from symphony_runtime.gateway.problems import Handler, answer_expect, problems_middleware
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
 from symphony_runtime.gateway.recovery import fail_live_runs
@@ -96,15 +97,10 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress()
         )
         app = build_app(services)
-        runner = web.AppRunner(
-            app,
-            access_log=None,
-            shutdown_timeout=_SHUTDOWN_SECONDS,
-            auto_decompress=False,  # a bomb would be unpacked before its sender has shown a key
-        )
+        runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        port = await _listen(runner, config)
+        port = await _listen(runner, config, services.connections)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])
 
@@ -122,7 +118,13 @@ def build_app(services: Services) -> web.Application:
     app[OPENAI] = OpenAI(services.runs, services.programs)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
-        app.router.add_route(route.method, _pattern(route.path), route.handler, name=route.name)
+        app.router.add_route(
+            route.method,
+            _pattern(route.path),
+            route.handler,
+            name=route.name,
+            expect_handler=answer_expect,
+        )
     return app
 
 
@@ -130,7 +132,8 @@ def build_app(services: Services) -> web.Application:
 async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     with_ = request.app[SERVICES]
     try:
-        response = await handler(request)
+        with with_.connections.serving(request):
+            response = await handler(request)
     finally:
         with_.bodies.release(request)
     route = request.match_info.route.name or "none"
@@ -176,8 +179,8 @@ def _open_store(config: GatewayConfig) -> Store:
         raise ConfigError(str(error)) from error
 
 
-async def _listen(runner: web.AppRunner, config: GatewayConfig) -> int:
-    site = web.TCPSite(runner, config.host, config.port, backlog=_BACKLOG)
+async def _listen(runner: web.AppRunner, config: GatewayConfig, connections: Connections) -> int:
+    site = Door(runner, connections, config.host, config.port, backlog=_BACKLOG)
     try:
         await site.start()
     except OSError as error:

@@ -16,6 +16,7 @@ from symphony_kernel.protocol.limits import (
 
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
+from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.problems import Problem, bad_request, too_large
 from symphony_runtime.gateway.programs import Programs
@@ -72,6 +73,7 @@ class Services:
     kernel_figures: KernelFigures
     progress: Progress
     bodies: Bodies = field(default_factory=Bodies)
+    connections: Connections = field(default_factory=Connections)
 
 
 SERVICES = web.AppKey("services", Services)
@@ -91,6 +93,18 @@ def tenant_of(request: web.Request) -> str:
     return services(request).keys.tenant_of(request.headers.get("Authorization"))
 
 
+def check_plain(request: web.Request) -> None:
+    """Check that a body comes as it is.
+
+    Raises:
+        Problem: 415, it is packed, as content or on its way.
+    """
+    content = request.headers.get("Content-Encoding", "identity")
+    transfer = request.headers.get("Transfer-Encoding", "chunked")
+    if content.lower() != "identity" or transfer.strip().lower() != "chunked":
+        raise Problem(415, "packed-body", "a body must come as it is, without Content-Encoding")
+
+
 async def read_body(request: web.Request, what: str, limit: int) -> bytes:
     """Return the body.
 
@@ -98,8 +112,7 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
         Problem: 413, it is larger than `limit` bytes; no more than that is read. 415, it is packed.
             429, the tenant's requests hold too much already.
     """
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise Problem(415, "packed-body", "a body must come as it is, without Content-Encoding")
+    check_plain(request)
     if (request.content_length or 0) > limit:
         raise too_large(what, limit)
     body = bytearray()

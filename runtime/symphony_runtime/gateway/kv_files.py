@@ -15,7 +15,15 @@ from aiohttp import web
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, PATH_BYTES_MAX
 
-from symphony_runtime.gateway.http import answer, flag, number, page_limit, services, tenant_of
+from symphony_runtime.gateway.http import (
+    answer,
+    check_plain,
+    flag,
+    number,
+    page_limit,
+    services,
+    tenant_of,
+)
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
 
@@ -70,8 +78,7 @@ async def put_kv(request: web.Request) -> web.StreamResponse:
         "rebuild": flag(request, "rebuild"),
         "expires_ms": _expiry(request),
     }
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise Problem(415, "packed-body", "a body must come as it is, without Content-Encoding")
+    check_plain(request)
     there = await _is_there(request, path)
     if there and not options["replace"]:
         raise Problem(409, "exists", "there is a KV file of that name, and it is to be kept")

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 _log = logging.getLogger(__name__)
 _CLIENT_GONE = 499  # nobody gets to see it
@@ -83,6 +83,11 @@ def unavailable(detail: str, retry_after: int = 1) -> Problem:
     return Problem(503, "unavailable", detail, retry_after=retry_after)
 
 
+def broken_body() -> Problem:
+    """The body's chunks are none, or it ends before it should."""
+    return bad_request("bad-http", "the body is no HTTP")
+
+
 @web.middleware
 async def problems_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turn everything that is raised into a problem document."""
@@ -90,16 +95,30 @@ async def problems_middleware(request: web.Request, handler: Handler) -> web.Str
         return await handler(request)
     except Problem as problem:
         return problem.response()
+    except web.RequestPayloadError:
+        return broken_body().response()
     except web.HTTPException as error:
         return of_framework(error).response()
     except Exception as error:
-        if isinstance(error, ConnectionError) and _has_gone(request):
+        if isinstance(error, ConnectionError) and has_gone(request):
             return web.Response(status=_CLIENT_GONE)  # in the middle of a stream or of its body
         _log.exception("%s %s failed", request.method, request.path)
         return Problem(500, "internal", "the server made a mistake; its log says which").response()
 
 
-def _has_gone(request: web.Request) -> bool:
+async def answer_expect(request: web.Request) -> web.Response | None:
+    """Tell a client that asks whether to send its body that it may; 417 for all else."""
+    if request.version != HttpVersion11:
+        return None
+    if request.headers.get("Expect", "").lower() != "100-continue":
+        return Problem(417, "no-such-expectation", "only 100-continue may be expected").response()
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # the answer has not begun
+    return None
+
+
+def has_gone(request: web.Request) -> bool:
+    """Whether nobody would get an answer any more."""
     return request.transport is None or request.transport.is_closing()
 
 

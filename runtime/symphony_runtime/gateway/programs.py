@@ -135,6 +135,8 @@ class Programs:
         known = self._known.get((tenant, reference))
         if known is not None:
             return known
+        if not reference.isascii():
+            return None  # ids and names are, and the database takes no half characters
         changes = self._changes
         program = await self._read(tenant, reference)
         # What was read while something changed may be what it was before.

@@ -156,12 +156,17 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _json(value: Any) -> str:
+    # 1e999 is JSON, and infinite once it was read: there is no JSON for that.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
 def _input(value: Any) -> bytes:
     try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = value if isinstance(value, str) else _json(value)
         data = text.encode()
-    except (UnicodeEncodeError, RecursionError):
-        detail = "`input` holds a lone surrogate, or is nested too deeply"
+    except (ValueError, RecursionError):  # of which UnicodeEncodeError is one
+        detail = "`input` holds a lone surrogate or too large a number, or is nested too deeply"
         raise bad_request("bad-request", detail) from None
     if len(data) > RUN_INPUT_BYTES_MAX:
         raise too_large("an input", RUN_INPUT_BYTES_MAX)

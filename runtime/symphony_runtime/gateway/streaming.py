@@ -10,7 +10,7 @@ from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 from symphony_runtime.gateway.http import flag, number, services, tenant_of, to_json
 from symphony_runtime.gateway.journal import Event, Reader
 from symphony_runtime.gateway.live import Run
-from symphony_runtime.gateway.problems import Problem
+from symphony_runtime.gateway.problems import Problem, has_gone
 from symphony_runtime.gateway.run import Record, encode_message
 from symphony_runtime.gateway.runs import Runs
 
@@ -76,16 +76,16 @@ async def websocket(request: web.Request) -> web.StreamResponse:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
                     data = frame.data.encode() if frame.type is WSMsgType.TEXT else frame.data
-                    await _deliver(runs, run, data)
+                    await _deliver(runs, run, data, request)
         finally:
             sending.cancel()
             await asyncio.wait([sending])
     return socket
 
 
-async def _deliver(runs: Runs, run: Run | Record, data: bytes) -> None:
+async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Request) -> None:
     """Hand over a message; while the program's inbox is full the socket is not read."""
-    while True:
+    while not has_gone(request):
         try:
             runs.deliver(run, data)
         except Problem as problem:

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.problems import Handler, Problem, of_framework
+from symphony_runtime.gateway.problems import Handler, Problem, broken_body, of_framework
 
 _log = logging.getLogger(__name__)
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
@@ -76,6 +76,8 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
         raise of_problem(problem) from problem
     except web.HTTPException as error:
         raise of_problem(of_framework(error)) from error
+    except web.RequestPayloadError as error:
+        raise of_problem(broken_body()) from error
     except ConnectionError:
         raise  # whoever asked has gone
     except Exception as error:
