@@ -22,6 +22,7 @@ from symphony_runtime.config import (
     user_server_file,
 )
 from symphony_runtime.kv_commands import add_kv
+from symphony_runtime.serving_options import GUARD_OPTIONS, add_guard_options
 from symphony_runtime.terminal import (
     CommandError,
     RunOutput,
@@ -73,7 +74,7 @@ def _serve(options: argparse.Namespace) -> int:
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
              "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens", "threads",
              "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish",
-             "require_containment")  # fmt: skip
+             "require_containment", *GUARD_OPTIONS)  # fmt: skip
     return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
 
 
@@ -476,6 +477,7 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     without = "keep no journal: runs end when the kernel dies"
     serve.add_argument("--no-journal", dest="journal", action="store_false", default=None,
                        help=without)  # fmt: skip
+    add_guard_options(serve)
     # For tests and benchmarks of everything but the model.
     serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
 

@@ -33,9 +33,13 @@ from symphony_kernel.protocol.limits import (
     DELIVERY_MS_MAX,
     DRAIN_SECONDS_MAX,
     HANG_SECONDS,
+    MEMORY_FREE_BYTES_MIN,
     PREFIX_CACHE_SHARE,
+    QUEUE_SECONDS_MAX,
     RUN_KEPT_SECONDS_MAX,
     RUNS_LIVE_MAX,
+    SLOW_BYTES_A_SECOND_MIN,
+    SLOW_GRACE_SECONDS,
     TENANT_DURABLE_BYTES_MAX,
     TENANT_KEPT_BYTES_MAX,
     TENANT_RUNS_KEPT_MAX,
@@ -44,6 +48,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.outside.options import parse_http, parse_tools
+from symphony_runtime.transport import TransportError, check_transport
 
 WORKERS_MAX = 64
 
@@ -71,6 +76,9 @@ class ServeOptions:
     model: str = "tiny"
     host: str = "127.0.0.1"
     port: int = 8700  # 0: any free one
+    tls_cert: Path | None = None  # PEM files: the gateway speaks TLS; both, or neither
+    tls_key: Path | None = None
+    behind_proxy: bool = False  # a proxy in front ends TLS
     workers: int = 1
     data_dir: Path = field(default_factory=default_data_dir)
     device: str = "auto"
@@ -88,6 +96,10 @@ class ServeOptions:
     audit_seconds: float = AUDIT_SECONDS  # between two audits of an idle kernel; 0: none
     threads: int | None = None
     drain_seconds: float = DRAIN_SECONDS_MAX
+    queue_seconds_max: float = QUEUE_SECONDS_MAX  # a run that would wait longer: 503; 0: any time
+    memory_free_bytes_min: int = MEMORY_FREE_BYTES_MIN  # with less left: 503; 0: never
+    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring or take nothing
+    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring or take, at least
     runs_live_max: int = RUNS_LIVE_MAX
     tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
@@ -143,6 +155,10 @@ class ServeOptions:
             "hang_seconds": 0,
             "tenant_durable_bytes_max": 0,
             "max_decode_gap_ms": 0,
+            "queue_seconds_max": 0,
+            "memory_free_bytes_min": 0,
+            "slow_grace_seconds": 0,
+            "slow_bytes_a_second": 1,
             "run_kept_seconds_max": 0,
             "tenant_runs_kept_max": 0,
             "tenant_kept_bytes_max": 0,
@@ -157,7 +173,8 @@ class ServeOptions:
         try:
             parse_tools(self.tools)
             parse_http(self.http)
-        except ValueError as error:
+            check_transport(self.host, self.tls_cert, self.tls_key, behind_proxy=self.behind_proxy)
+        except (ValueError, TransportError) as error:
             raise OptionsError(str(error)) from error
         return self
 
@@ -184,6 +201,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     types = {f.name: type(f.default) for f in fields(ServeOptions)}
     types |= {
         "data_dir": str,
+        "tls_cert": str,
+        "tls_key": str,
         "simulated": dict,
         "tenant_weights": dict,
         "tools": dict,
@@ -201,8 +220,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         numeric = wanted is float and type(value) is int
         if type(value) is not wanted and not numeric:
             raise OptionsError(f"{path}: {name} must be a {wanted.__name__}")
-    if "data_dir" in values:
-        values["data_dir"] = path.parent / Path(values["data_dir"]).expanduser()
+    for name in {"data_dir", "tls_cert", "tls_key"} & values.keys():
+        values[name] = path.parent / Path(values[name]).expanduser()
     for server in values.get("tools", {}).values():
         if isinstance(server, dict) and server.get("command"):
             directory = Path(str(server.get("directory", "."))).expanduser()

@@ -328,7 +328,8 @@ class Supervisor:
         shown = f"[{host}]" if ":" in host else host
         port = self._gateway.about["port"]
         self._gateway.spec.config["port"] = port  # the next one must be found where this one was
-        url = f"http://{shown}:{port}"
+        scheme = "https" if self._options.tls_cert else "http"
+        url = f"{scheme}://{shown}:{port}"
         place = ServerPlace(url, data_dir / "default.key", os.getpid())
         write_place(data_dir / "server.json", place)
         self._former = read_place(user_server_file())
@@ -457,12 +458,19 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "data_dir": str(options.data_dir),
         "host": options.host,
         "port": options.port,
+        "tls_cert": options.tls_cert and str(options.tls_cert.resolve()),
+        "tls_key": options.tls_key and str(options.tls_key.resolve()),
+        "behind_proxy": options.behind_proxy,
         "runs_live_max": options.runs_live_max,
         "tenant_runs_live_max": options.tenant_runs_live_max,
         "run_kept_seconds_max": options.run_kept_seconds_max,
         "tenant_runs_kept_max": options.tenant_runs_kept_max,
         "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
         "drain_seconds": options.drain_seconds,
+        "queue_seconds_max": options.queue_seconds_max,
+        "memory_free_bytes_min": options.memory_free_bytes_min,
+        "slow_grace_seconds": options.slow_grace_seconds,
+        "slow_bytes_a_second": options.slow_bytes_a_second,
         "tools": options.tools,
         "http": options.http,
         "require_containment": options.require_containment,

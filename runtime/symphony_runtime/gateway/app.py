@@ -21,14 +21,19 @@ from symphony_runtime.compiler import Compiler
 from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
-from symphony_runtime.gateway.connections import Connections, Door
 from symphony_runtime.gateway.http import SERVICES, Services
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.links import KernelLink, WorkerLinks
+from symphony_runtime.gateway.listening import check_host, listen
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.outside.calls import Outside
+from symphony_runtime.gateway.overload.admission import Admission, AdmissionBounds
+from symphony_runtime.gateway.overload.bodies import SlowBounds
+from symphony_runtime.gateway.overload.load import Load
+from symphony_runtime.gateway.overload.memory import Memory
+from symphony_runtime.gateway.overload.slow import SlowClients
 from symphony_runtime.gateway.problems import Handler, answer_expect, problems_middleware
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
@@ -41,7 +46,6 @@ from symphony_runtime.gateway.store import Store, StoreError
 from symphony_runtime.gateway.tail import clear_tail, read_tail
 
 _log = logging.getLogger(__name__)
-_BACKLOG = 4_096  # connections that arrive at once
 _SHUTDOWN_SECONDS = 2.0  # for answers that are still being written
 DIED = "the gateway died while it ran"
 
@@ -63,6 +67,7 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
     Raises:
         ConfigError: what the operator asked for cannot be served.
     """
+    check_host(config)
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with contextlib.AsyncExitStack() as stack:
         store = _open_store(config)
@@ -83,7 +88,10 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         outside = Outside(config)
         stack.push_async_callback(outside.stop)
         await outside.start()
-        runs = Runs(store, programs, channels, config, boot, retention, outside)
+        load = Load(lambda: kernel.ask("waiting"))
+        stack.push_async_callback(load.stop)
+        admission = Admission(_admitted(config), load, Memory())
+        runs = Runs(store, programs, channels, config, boot, retention, outside, admission)
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)
@@ -94,13 +102,15 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         linking = asyncio.create_task(kernel.run())
         stack.callback(linking.cancel)
         services = Services(
-            keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress()
-        )
+            keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
+            slow=SlowClients(SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)),
+        )  # fmt: skip
+        stack.callback(services.slow.readers.stop)
         app = build_app(services)
         runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        port = await _listen(runner, config, services.connections)
+        port = await listen(runner, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])
 
@@ -132,7 +142,7 @@ def build_app(services: Services) -> web.Application:
 async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     with_ = request.app[SERVICES]
     try:
-        with with_.connections.serving(request):
+        with with_.connections.serving(request), with_.slow.readers.watching(request.transport):
             response = await handler(request)
     finally:
         with_.bodies.release(request)
@@ -164,6 +174,16 @@ def _pattern(path: str) -> str:
     return path.replace("{path}", "{path:.+}")
 
 
+def _admitted(config: GatewayConfig) -> AdmissionBounds:
+    return AdmissionBounds(
+        runs=config.runs_live_max,
+        tenant_runs=config.tenant_runs_live_max,
+        queue_seconds=config.queue_seconds_max,
+        memory_free_bytes=config.memory_free_bytes_min,
+        drain_seconds=config.drain_seconds,
+    )
+
+
 def _bounds(config: GatewayConfig) -> Bounds:
     return Bounds(
         seconds=config.run_kept_seconds_max,
@@ -177,13 +197,3 @@ def _open_store(config: GatewayConfig) -> Store:
         return Store(config.data_dir / "symphony.sqlite")
     except StoreError as error:
         raise ConfigError(str(error)) from error
-
-
-async def _listen(runner: web.AppRunner, config: GatewayConfig, connections: Connections) -> int:
-    site = Door(runner, connections, config.host, config.port, backlog=_BACKLOG)
-    try:
-        await site.start()
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {config.host}:{config.port}: {error}") from error
-    (_, port, *_) = runner.addresses[0]
-    return int(port)

@@ -1,6 +1,5 @@
 """The gateway's configuration: one JSON line from the supervisor."""
 
-import ipaddress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,19 @@ from typing import Any
 from symphony_kernel.protocol.limits import (
     DRAIN_SECONDS_MAX,
     KERNEL_WAIT_SECONDS_MAX,
+    MEMORY_FREE_BYTES_MIN,
+    QUEUE_SECONDS_MAX,
     RUN_KEPT_SECONDS_MAX,
     RUNS_LIVE_MAX,
+    SLOW_BYTES_A_SECOND_MIN,
+    SLOW_GRACE_SECONDS,
     TENANT_KEPT_BYTES_MAX,
     TENANT_RUNS_KEPT_MAX,
     TENANT_RUNS_LIVE_MAX,
 )
 
 from symphony_runtime.outside.options import HttpRule, ToolServerOptions, parse_http, parse_tools
+from symphony_runtime.transport import is_loopback as is_loopback
 
 
 class ConfigError(Exception):
@@ -33,12 +37,19 @@ class GatewayConfig:
     data_dir: Path
     host: str
     port: int  # 0: any free one
+    tls_cert: Path | None = None  # with `tls_key`: TLS; see `symphony_runtime.transport`
+    tls_key: Path | None = None
+    behind_proxy: bool = False
     runs_live_max: int = RUNS_LIVE_MAX
     tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX
     drain_seconds: float = DRAIN_SECONDS_MAX
+    queue_seconds_max: float = QUEUE_SECONDS_MAX  # that a new run may have to wait; 0: any time
+    memory_free_bytes_min: int = MEMORY_FREE_BYTES_MIN  # for a new run; 0: whatever is left
+    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring or take nothing
+    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring or take, at least
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
     require_containment: bool = False  # of what compiles uploads
@@ -59,6 +70,8 @@ class GatewayConfig:
                 secret=bytes.fromhex(values.pop("secret")),
                 kernel_socket=Path(values.pop("kernel_socket")),
                 data_dir=Path(values.pop("data_dir")),
+                tls_cert=_path(values.pop("tls_cert", None)),
+                tls_key=_path(values.pop("tls_key", None)),
                 tools=parse_tools(values.pop("tools", {})),
                 http=parse_http(values.pop("http", [])),
                 **values,
@@ -67,11 +80,5 @@ class GatewayConfig:
             raise ConfigError(f"the gateway's configuration is wrong: {error}") from error
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name that may resolve to anything
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)

@@ -22,7 +22,7 @@ from symphony_runtime.gateway.http import (
 )
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
-from symphony_runtime.gateway.problems import Problem, bad_request, unavailable
+from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.gateway.run import parse_request
 from symphony_runtime.gateway.streaming import stream_events
 from symphony_runtime.gateway.trace import find_trace, trace_events
@@ -170,8 +170,9 @@ async def statistics(request: web.Request) -> web.StreamResponse:
             await with_.runs.kernel.ask("check_integrity")
         kernel = await with_.runs.kernel.ask("statistics")
     except KernelAwayError as error:
-        raise unavailable(str(error)) from error
-    counted = (with_.runs, with_.store, with_.channels, with_.bodies)
+        raise with_.runs.admission.away("kernel", str(error)) from error
+    counted = (with_.runs, with_.store, with_.channels, with_.bodies, with_.connections,
+               with_.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 
@@ -180,4 +181,4 @@ async def _ask_kernel(request: web.Request, what: str) -> Any:
     try:
         return await services(request).runs.kernel.ask(what, tenant=tenant_of(request))
     except KernelAwayError as error:
-        raise unavailable(str(error)) from error
+        raise services(request).runs.admission.away("kernel", str(error)) from error

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
+    BODY_BYTES_MAX,
     PAGE_ITEMS_DEFAULT,
     PAGE_ITEMS_MAX,
     TENANT_BODY_BYTES_MAX,
@@ -18,7 +19,9 @@ from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.kernel_figures import KernelFigures
-from symphony_runtime.gateway.problems import Problem, bad_request, too_large
+from symphony_runtime.gateway.overload.pace import Pace, retry_after
+from symphony_runtime.gateway.overload.slow import SlowClients
+from symphony_runtime.gateway.problems import Problem, bad_request, too_large, unavailable
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
 from symphony_runtime.gateway.runs import Runs
@@ -34,17 +37,26 @@ class Bodies:
     def __init__(self) -> None:
         self._tenants: Counter[str] = Counter()
         self._requests: dict[int, tuple[str, int]] = {}  # by the identity of those under way
+        self._held = 0  # bytes of all
+        self._releases = Pace()
 
     def hold(self, request: web.BaseRequest, tenant: str, size: int) -> None:
         """Count more bytes of a request's body.
 
         Raises:
-            Problem: 429, it would be too much.
+            Problem: 429, it would be too much of the tenant's; 503, of everybody's.
         """
         if self._tenants[tenant] + size > TENANT_BODY_BYTES_MAX:
             detail = "the tenant's requests under way hold too much: send fewer large ones at once"
-            raise Problem(429, "too-many-bytes", detail, retry_after=1, limit=TENANT_BODY_BYTES_MAX)
+            seconds = retry_after(self._releases.seconds())
+            raise Problem(
+                429, "too-many-bytes", detail, retry_after=seconds, limit=TENANT_BODY_BYTES_MAX
+            )
+        if self._held + size > BODY_BYTES_MAX:
+            detail = "the bodies of all requests under way hold too much"
+            raise unavailable(detail, retry_after(self._releases.seconds()))
         self._tenants[tenant] += size
+        self._held += size
         _, held = self._requests.get(id(request), (tenant, 0))
         self._requests[id(request)] = tenant, held + size
 
@@ -52,13 +64,15 @@ class Bodies:
         """The request's body is not in memory any more."""
         tenant, held = self._requests.pop(id(request), ("", 0))
         if held:
+            self._releases.happened()
+            self._held -= held
             self._tenants[tenant] -= held
             if not self._tenants[tenant]:
                 del self._tenants[tenant]
 
     def statistics(self) -> dict[str, int]:
         """Return how many bytes all tenants' requests hold."""
-        return {"body_bytes": self._tenants.total()}
+        return {"body_bytes": self._held}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +87,7 @@ class Services:
     kernel_figures: KernelFigures
     progress: Progress
     bodies: Bodies = field(default_factory=Bodies)
+    slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
 
 
@@ -110,14 +125,14 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
 
     Raises:
         Problem: 413, it is larger than `limit` bytes; no more than that is read. 415, it is packed.
-            429, the tenant's requests hold too much already.
+            408, it comes too slowly. 429, the tenant's requests hold too much already; 503, all do.
     """
     check_plain(request)
     if (request.content_length or 0) > limit:
         raise too_large(what, limit)
     body = bytearray()
     bodies, tenant = services(request).bodies, tenant_of(request)
-    async for chunk in request.content.iter_chunked(1 << 16):
+    async for chunk in services(request).slow.uploads.chunks(request, 1 << 16):
         bodies.hold(request, tenant, len(chunk))
         body += chunk
         if len(body) > limit:

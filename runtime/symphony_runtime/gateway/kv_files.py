@@ -25,7 +25,7 @@ from symphony_runtime.gateway.http import (
     tenant_of,
 )
 from symphony_runtime.gateway.links import KernelAwayError
-from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
+from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 
 FILE = "application/octet-stream"
 _KEEP_MS_MAX = 100 * 365 * 86_400_000
@@ -42,7 +42,6 @@ _REFUSALS = {
     Errno.ENOSYS: (503, "not-kept"),
     Errno.ENOSPC: (507, "disk-full"),
 }
-_RETRY_SECONDS = 5
 
 
 async def list_kv(request: web.Request) -> web.StreamResponse:
@@ -84,7 +83,7 @@ async def put_kv(request: web.Request) -> web.StreamResponse:
         raise Problem(409, "exists", "there is a KV file of that name, and it is to be kept")
     size = request.content_length or 0
     async with _transfer(request, "kv_upload", bytes=size) as transfer:
-        async for chunk in request.content.iter_chunked(KV_CHUNK_BYTES_MAX):
+        async for chunk in services(request).slow.uploads.chunks(request, KV_CHUNK_BYTES_MAX):
             await _ask(request, "kv_write", transfer=transfer["transfer"], data=chunk)
         stat = await _ask(request, "kv_put", transfer=transfer["transfer"], path=path, **options)
     if "refused" in stat:
@@ -159,21 +158,20 @@ async def _ask(request: web.Request, what: str, **args: Any) -> Any:
     Raises:
         Problem: it is away, or refuses.
     """
-    kernel = services(request).runs.kernel
+    kernel, admission = services(request).runs.kernel, services(request).runs.admission
     try:
         return await kernel.ask(what, tenant=tenant_of(request), **args)
     except KernelAwayError as error:
-        raise unavailable(str(error)) from error
+        raise admission.away("kernel", str(error)) from error
     except SyscallError as error:
         if error.errno is Errno.ENOENT:
             raise not_found("KV file") from error
         if error.errno not in _REFUSALS:
             raise bad_request("kv", str(error), errno=error.errno.name) from error
         status, kind = _REFUSALS[error.errno]
-        retry = _RETRY_SECONDS if status in (429, 503) else None
-        raise Problem(
-            status, kind, error.detail or str(error), retry_after=retry, errno=error.errno.name
-        ) from error
+        problem = Problem(status, kind, error.detail or str(error), errno=error.errno.name)
+        admission.estimate(problem)
+        raise problem from error
 
 
 def _path(request: web.Request) -> str:

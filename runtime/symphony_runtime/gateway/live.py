@@ -14,6 +14,7 @@ from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, TENANT_TRACED_RUNS
 
 from symphony_runtime.gateway.journal import Journal
 from symphony_runtime.gateway.links import Worker
+from symphony_runtime.gateway.overload.pace import Pace, retry_after
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Program
 from symphony_runtime.gateway.run import PRIORITY_DEFAULT, Record, RunRequest, now_ms
@@ -54,6 +55,7 @@ class Run:
         self.inbox_bytes = 0  # delivered and not received yet
         self._uncredited = 0  # taken by its readers, and not yet said to the worker
         self.inbox_messages = 0
+        self.receiving = Pace()  # of messages by the program
         self.messages = 0
         self.kill_reason: str | None = None
         self.verdict: str | None = None  # why the server failed it, whatever the worker says
@@ -88,10 +90,13 @@ class Run:
 
 def admit_trace(live: Iterable[Run], tenant: str) -> None:
     """Raise the Problem 429 when a tenant has as many live traced runs as it may have."""
-    traced = sum(1 for run in live if run.trace and run.record.tenant == tenant)
-    if traced >= TENANT_TRACED_RUNS_MAX:
-        detail = f"the tenant has {traced} live traced runs, its limit"
-        raise Problem(429, "too-many-traces", detail, retry_after=1, limit=traced)
+    traced = [run for run in live if run.trace and run.record.tenant == tenant]
+    if len(traced) >= TENANT_TRACED_RUNS_MAX:
+        detail = f"the tenant has {len(traced)} live traced runs, its limit"
+        # About as long as they have lasted, one of them by itself will last yet.
+        ages = [time.monotonic() - run.admitted for run in traced]
+        seconds = retry_after(sum(ages) / len(ages) / len(ages))
+        raise Problem(429, "too-many-traces", detail, retry_after=seconds, limit=len(traced))
 
 
 def new_record(seq: int, tenant: str, program: Program, entry: str, request: RunRequest) -> Record:

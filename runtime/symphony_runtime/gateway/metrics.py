@@ -9,7 +9,7 @@ two tenants would tell each of them about the other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from symphony_runtime.gateway.figures import KILL_KINDS, OTHERS, RunFigures, TenantFigures
 from symphony_runtime.gateway.outside.figures import KINDS, OutsideFigures
+from symphony_runtime.gateway.overload.admission import REASONS
 from symphony_runtime.gateway.roles import RoleFigures
 from symphony_runtime.gateway.run import FINAL
 
@@ -44,6 +45,9 @@ class Scrape:
     roles: Mapping[str, RoleFigures | None]  # None: away
     store: Mapping[str, int]
     outside: OutsideFigures
+    refused: Mapping[str, int] = field(default_factory=dict)  # runs, by `admission.REASONS`
+    slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
+    memory_free: int | None = None  # bytes; None: the system does not tell
 
 
 def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
@@ -270,7 +274,18 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
         ("failed_writes", "operations that failed"),
     ):
         yield text.counter(f"store_{name}", words, [({}, scrape.store[name])])
+    yield from _overload(text, scrape)
     yield from _outside(text, scrape.outside)
+
+
+def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
+    yield text.counter("runs_refused", "runs that were not admitted, by what for",
+                       [({"reason": r}, scrape.refused.get(r, 0)) for r in REASONS])  # fmt: skip
+    yield text.counter("slow_clients", "clients that were cut off, by what they did slowly",
+                       [({"kind": kind}, n) for kind, n in scrape.slow.items()])  # fmt: skip
+    if scrape.memory_free is not None:
+        yield text.gauge("memory_free_bytes", "what machine and cgroup have left",
+                         [({}, scrape.memory_free)])  # fmt: skip
 
 
 def _outside(text: "_Text", outside: OutsideFigures) -> Iterator[Metric]:

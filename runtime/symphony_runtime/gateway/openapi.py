@@ -22,11 +22,12 @@ _PROBLEMS = {
     403: "it may not be",
     404: "there is none, or it is not yours",
     405: "the path does not take this method",
+    408: "the body came too slowly",
     409: "it does not fit what is there: a run that has ended, or has not, or another model's file",
     413: "the body is too large",
     415: "the body is packed (Content-Encoding)",
     426: "the request is no WebSocket handshake",
-    429: "over the tenant's quota; see Retry-After",
+    429: "over the tenant's quota, or too much of its own waits; see Retry-After",
     500: "the server made a mistake",
     503: "not now; see Retry-After",
     507: "the server's disk is full",
@@ -113,7 +114,8 @@ def _parameter(parameter: "Parameter") -> dict[str, Any]:
 def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
     always = (500,) if route.access.value == "open" else (401, 500)
-    for status in sorted({*route.problems, *always}):
+    slow = (408,) if route.body is not None else ()
+    for status in sorted({*route.problems, *always, *slow}):
         content = "application/problem+json" if route.errors == "Problem" else "application/json"
         responses.setdefault(
             str(status),

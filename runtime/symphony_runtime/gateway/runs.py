@@ -40,7 +40,9 @@ from symphony_runtime.gateway.keeping import keep_end
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
 from symphony_runtime.gateway.live import Run, admit_trace, new_record
 from symphony_runtime.gateway.outside.calls import Outside
-from symphony_runtime.gateway.problems import Problem, bad_request, not_found, unavailable
+from symphony_runtime.gateway.overload.admission import Admission
+from symphony_runtime.gateway.overload.pace import retry_after
+from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.retention import Retention
 from symphony_runtime.gateway.run import (
@@ -79,7 +81,9 @@ class Runs:
         boot: int,
         retention: Retention,
         outside: Outside,
+        admission: Admission,
     ) -> None:
+        self.admission = admission
         self._store = store
         self._config = config
         self._programs = programs
@@ -93,7 +97,6 @@ class Runs:
         self._tenants: Counter[str] = Counter()  # live runs of each
         self._instances: dict[int, Run] = {}
         self._tasks: set[asyncio.Future[Any]] = set()
-        self._draining = False
         self._links: tuple[KernelLink, WorkerLinks] | None = None
 
     def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
@@ -115,7 +118,7 @@ class Runs:
     @property
     def draining(self) -> bool:
         """Whether no new run is taken."""
-        return self._draining
+        return self.admission.draining
 
     # -- What requests do ----------------------------------------------------------------------
     async def start(
@@ -153,7 +156,8 @@ class Runs:
                 return run
             except (KernelAwayError, SyscallError) as error:
                 problem = error  # a worker that the kernel does not know (yet): perhaps another
-        raise unavailable(f"the run could not be started: {problem}") from problem
+        words = f"the run could not be started: {problem}"
+        raise self.admission.away("worker", words) from problem
 
     async def find(self, tenant: str, run_id: str) -> Run | Record:
         """Return a live run, or the record of one that has ended.
@@ -233,7 +237,8 @@ class Runs:
         waiting = run.inbox_bytes + len(data)
         if waiting > RUN_INBOX_BYTES_MAX or run.inbox_messages >= RUN_MESSAGES_MAX:
             detail = "the program has not received the messages that wait for it"
-            raise Problem(429, "inbox-full", detail, retry_after=1)
+            seconds = run.receiving.seconds()
+            raise Problem(429, "inbox-full", detail, retry_after=retry_after(seconds))
         run.inbox_bytes = waiting
         run.inbox_messages += 1
         run.worker.send(m.Deliver(run.record.seq, data))
@@ -248,7 +253,7 @@ class Runs:
 
     async def drain(self) -> None:
         """Take no new runs; give the live ones their time, then end them."""
-        self._draining = True
+        self.admission.drain()
         try:
             async with asyncio.timeout(self._config.drain_seconds):
                 await self._wait_until_idle()
@@ -274,19 +279,13 @@ class Runs:
     # -- Starting ------------------------------------------------------------------------------
     def _admit(self, tenant: str) -> list[Worker]:
         """Return the workers that may take a run, best first; raise Problem if none may."""
-        if self._draining:
-            raise unavailable("the server is shutting down", retry_after=5)
-        if self._tenants[tenant] >= self._config.tenant_runs_live_max:
-            limit = self._config.tenant_runs_live_max
-            detail = f"the tenant has {limit} live runs, its limit"
-            raise Problem(429, "too-many-runs", detail, retry_after=1, limit=limit)
-        if len(self._live) >= self._config.runs_live_max:
-            raise unavailable(f"the server has {self._config.runs_live_max} live runs, its limit")
+        self.admission.check(tenant, self._tenants[tenant], len(self._live))
         if not self.kernel.expected:
-            raise unavailable("the kernel is not ready")
+            raise self.admission.away("kernel", "the kernel is not ready")
         workers = self.workers.by_load()
         if not workers:
-            raise unavailable("no worker is ready")
+            raise self.admission.away("worker", "no worker is ready")
+        self.admission.there()
         return workers
 
     def new_instance(self) -> int:
@@ -298,7 +297,9 @@ class Runs:
         record, worker = run.record, run.worker
         try:
             artefact = await self.module_for(worker, run.program)
+            began = time.monotonic()
             await self.register(run, record.seq, parent=0, stage=0)
+            self.admission.load.registered(time.monotonic() - began)
             if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
         except BaseException:
@@ -358,6 +359,7 @@ class Runs:
             timer.cancel()
         del self._live[run.record.id]
         self._tenants[run.record.tenant] -= 1
+        self.admission.ended(run.record.tenant, self._tenants[run.record.tenant])
         if not self._tenants[run.record.tenant]:
             del self._tenants[run.record.tenant]
         for instance in run.instances:
@@ -471,6 +473,7 @@ class Runs:
         if run is not None and message.instance == run.record.seq:
             run.inbox_bytes = max(0, run.inbox_bytes - max(0, message.taken))
             run.inbox_messages = max(0, run.inbox_messages - max(0, message.messages))
+            run.receiving.happened()
 
     def _take_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)

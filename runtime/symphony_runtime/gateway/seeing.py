@@ -82,6 +82,9 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         roles=_roles(with_) if tenant is None else {},
         store=with_.store.statistics(),
         outside=with_.runs.outside.figures,
+        refused=with_.runs.admission.figures.refused,
+        slow={"body": with_.slow.figures.bodies, "reader": with_.slow.figures.readers},
+        memory_free=with_.runs.admission.memory.left(),
     )
     whole = tenant is not None and with_.keys.is_only(tenant)
     text = render(scrape, tenant=tenant, whole=whole)

@@ -76,12 +76,11 @@ class OpenAI:
         """Return the model that the kernel serves.
 
         Raises:
-            OpenAIError: 503, there is no kernel now.
+            Problem: 503, there is no kernel now.
         """
         kernel = self.runs.kernel
         if not kernel.expected:
-            raise OpenAIError(503, "the kernel is not ready", code="unavailable",
-                              headers={"Retry-After": "1"})  # fmt: skip
+            raise self.runs.admission.away("kernel", "the kernel is not ready")
         if self._model is None or self._model[0] is not kernel.about:
             about = kernel.about
             # A tokenizer may have many megabytes.
@@ -165,6 +164,9 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
             response = await answer_whole(batches, looks, choices, hold)
             response.headers["X-Run-Id"] = run.record.id
         served = True
+    except OpenAIError as error:
+        with_.runs.admission.estimate(error)
+        raise
     finally:
         with_.clients.leave(run, served=served)
     return response

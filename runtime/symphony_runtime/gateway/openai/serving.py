@@ -79,10 +79,7 @@ class Clients:
 
 def failure_error(failure: Failure) -> OpenAIError:
     """Return what a program could not do, as an answer."""
-    headers = {"Retry-After": "1"} if failure.status in (429, 503) else {}
-    return OpenAIError(
-        failure.status, failure.message, param=failure.param, code=failure.code, headers=headers
-    )
+    return OpenAIError(failure.status, failure.message, param=failure.param, code=failure.code)
 
 
 async def answer_whole(

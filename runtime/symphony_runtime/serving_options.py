@@ -1,0 +1,26 @@
+"""Options of `symphony serve` about who may come, and how many."""
+
+import argparse
+from pathlib import Path
+
+GUARD_OPTIONS = (
+    "tls_cert", "tls_key", "behind_proxy", "queue_seconds_max", "memory_free_bytes_min",
+    "slow_grace_seconds", "slow_bytes_a_second",
+)  # fmt: skip
+
+
+def add_guard_options(serve: argparse.ArgumentParser) -> None:
+    """Add them; the values of those that are not given are None."""
+    cert = "PEM file with the certificate and those above it: the gateway speaks TLS"
+    serve.add_argument("--tls-cert", type=Path, metavar="FILE", help=cert)
+    serve.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file with its private key")
+    proxy = "a proxy in front ends TLS: serve other machines without it"
+    serve.add_argument("--behind-proxy", action="store_true", default=None, help=proxy)
+    queue = "a run that would wait longer is answered 503 or 429; default 30, 0: any time"
+    serve.add_argument("--queue-seconds-max", type=float, metavar="S", help=queue)
+    memory = "with less memory left a run is answered 503; default 128 MiB, 0: never"
+    serve.add_argument("--memory-free-bytes-min", type=int, metavar="N", help=memory)
+    grace = "for clients that bring or take nothing; default 30"
+    serve.add_argument("--slow-grace-seconds", type=float, metavar="S", help=grace)
+    rate = "that clients bring or take at least; default 4096"
+    serve.add_argument("--slow-bytes-a-second", type=int, metavar="N", help=rate)
