@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from symphony_runtime.admin_commands import add_admin
 from symphony_runtime.client import Client, ClientError, Event, ServerError
 from symphony_runtime.config import (
     OptionsError,
@@ -336,11 +337,13 @@ def _place(options: argparse.Namespace) -> tuple[str | None, str | None]:
     url = options.server or os.environ.get("SYMPHONY_SERVER") or (local.url if local else None)
     if url is not None and not url.startswith(("http://", "https://")):
         raise CommandError(f"{url} is no server's address, as http://127.0.0.1:8700 is")
-    key = options.key or os.environ.get("SYMPHONY_KEY")
+    operator = getattr(options, "operator", False)
+    key = options.key or os.environ.get("SYMPHONY_ADMIN_KEY" if operator else "SYMPHONY_KEY")
     # The local server's key is for the local server: no other one gets to see it.
     if not key and local is not None and url is not None and url.rstrip("/") == local.url:
         with contextlib.suppress(OSError):
-            key = local.key_file.read_text(encoding="utf-8").strip()
+            file = local.key_file.with_name("admin.key") if operator else local.key_file
+            key = file.read_text(encoding="utf-8").strip()
     return url, key
 
 
@@ -437,6 +440,7 @@ def _parser() -> argparse.ArgumentParser:
     cancel.add_argument("run")
     parents = {"server": server, "listing": listing, "limited": limited}
     add_kv(commands, _with_server, parents)
+    add_admin(commands, _with_server, parents)
     build = add("build", "compile a program's project", _build)
     build.add_argument("directory", type=Path, nargs="?", default=Path())
     new = add("new", "make a project for a program", _new)

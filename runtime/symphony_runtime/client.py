@@ -245,6 +245,61 @@ class Client:
                 document: JsonObject = json.loads(await response.read())
                 return document
 
+    # -- Operators (an admin key) --------------------------------------------------------------
+    def tenants(self) -> AsyncIterator[JsonObject]:
+        """Give all tenants, by their ids."""
+        return self._pages("/v1/admin/tenants")
+
+    async def tenant(self, tenant: str) -> JsonObject:
+        """Return a tenant."""
+        return await self._json("GET", _tenant_path(tenant))
+
+    async def create_tenant(self, tenant: str, **said: Any) -> JsonObject:
+        """Make a tenant; `said` is suspended, weight, quotas."""
+        return await self._json("POST", "/v1/admin/tenants", None, _encoded({"id": tenant, **said}))
+
+    async def change_tenant(self, tenant: str, **said: Any) -> JsonObject:
+        """Change what is said of a tenant."""
+        return await self._json("PATCH", _tenant_path(tenant), None, _encoded(said))
+
+    async def delete_tenant(self, tenant: str) -> None:
+        """Forget a tenant that has nothing any more."""
+        await self._json("DELETE", _tenant_path(tenant))
+
+    async def keys(self, tenant: str | None) -> list[JsonObject]:
+        """Return a tenant's keys, or the operators' (None)."""
+        keys: list[JsonObject] = (await self._json("GET", _keys_path(tenant)))["data"]
+        return keys
+
+    async def create_key(self, tenant: str | None, **wanted: Any) -> JsonObject:
+        """Make a key (`wanted`: role, name, expires_ms); its `key` is told this once."""
+        return await self._json("POST", _keys_path(tenant), None, _encoded(wanted))
+
+    async def rotate_key(self, tenant: str | None, key: str, grace_ms: int = 0) -> JsonObject:
+        """Make a key in place of one, which stays for `grace_ms`; return as `create_key`."""
+        path = f"{_keys_path(tenant)}/{_quoted(key)}/rotate"
+        return await self._json("POST", path, {"grace_ms": str(grace_ms)})
+
+    async def revoke_key(self, tenant: str | None, key: str) -> None:
+        """Take a key away."""
+        await self._json("DELETE", f"{_keys_path(tenant)}/{_quoted(key)}")
+
+    def usage(self, query: Mapping[str, str] | None = None) -> AsyncIterator[JsonObject]:
+        """Give what tenants used, by day and tenant; `query` is tenant, from, to."""
+        return self._pages("/v1/admin/usage", dict(query or {}))
+
+    async def usage_csv(self, query: Mapping[str, str] | None = None) -> str:
+        """Return the same as CSV, with headings."""
+        url = URL(f"{self.url}/v1/admin/usage").update_query({**(query or {}), "format": "csv"})
+        with _translated():
+            async with self._session.get(url) as response:
+                await _check(response)
+                return (await response.read()).decode()
+
+    def audit(self, query: Mapping[str, str] | None = None) -> AsyncIterator[JsonObject]:
+        """Give what operators did and what was denied, the newest first; `query`: kind, tenant."""
+        return self._pages("/v1/admin/audit", dict(query or {}))
+
     # -- Inside --------------------------------------------------------------------------------
     @property
     def _session(self) -> aiohttp.ClientSession:
@@ -294,6 +349,14 @@ def _encoded(body: JsonObject) -> bytes:
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
     # A large body is sent piece by piece, so that the loop can do something else between them.
     return io.BytesIO(body) if body is not None and len(body) > _PIECE_BYTES else body
+
+
+def _tenant_path(tenant: str) -> str:
+    return f"/v1/admin/tenants/{_quoted(tenant)}"
+
+
+def _keys_path(tenant: str | None) -> str:
+    return f"{'/v1/admin' if tenant is None else _tenant_path(tenant)}/keys"
 
 
 def _quoted(name: str) -> str:

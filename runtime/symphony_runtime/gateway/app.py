@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from symphony_runtime.compiler import Compiler
+from symphony_runtime.gateway.administration import Administration
 from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.http import SERVICES, Services
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.links import KernelLink, WorkerLinks
@@ -37,6 +39,7 @@ from symphony_runtime.gateway.overload.slow import SlowClients
 from symphony_runtime.gateway.problems import Handler, answer_expect, problems_middleware
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
+from symphony_runtime.gateway.rates import ASKING, TOKENS, Rates
 from symphony_runtime.gateway.recovery import fail_live_runs
 from symphony_runtime.gateway.retention import Bounds, Retention
 from symphony_runtime.gateway.routes import ROUTES, Access
@@ -44,6 +47,7 @@ from symphony_runtime.gateway.run import next_boot, now_ms
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store, StoreError
 from symphony_runtime.gateway.tail import clear_tail, read_tail
+from symphony_runtime.limits import Bound, Limits
 
 _log = logging.getLogger(__name__)
 _SHUTDOWN_SECONDS = 2.0  # for answers that are still being written
@@ -73,6 +77,9 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         store = _open_store(config)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
+        administration = await Administration.open(store, keys)
+        administration.start()
+        stack.push_async_callback(administration.stop)
         left = read_tail(config.data_dir)
         failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED))
         clear_tail(config.data_dir)
@@ -82,7 +89,9 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         programs = Programs(
             store, config.data_dir, Compiler(require_containment=config.require_containment)
         )
-        channels = Channels()
+        limits = _limits(config, administration)
+        figures = RunFigures()
+        channels = Channels(limits=limits, reached=figures.hit)
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()
         outside = Outside(config)
@@ -91,8 +100,12 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         load = Load(lambda: kernel.ask("waiting"))
         stack.push_async_callback(load.stop)
         admission = Admission(_admitted(config), load, Memory())
-        runs = Runs(store, programs, channels, config, boot, retention, outside, admission)
+        runs = Runs(
+            store, programs, channels, config, boot, retention, outside, admission, administration,
+            limits, figures,
+        )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
+        kernel.on_linked = lambda: administration.tell_weights(kernel)
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)
         await workers.open()
@@ -103,6 +116,7 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         stack.callback(linking.cancel)
         services = Services(
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
+            administration, Rates(limits, figures.hit),
             slow=SlowClients(SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
@@ -126,6 +140,7 @@ def build_app(services: Services) -> web.Application:
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
     app[OPENAI] = OpenAI(services.runs, services.programs)
+    app.on_response_prepare.append(_tell_rates)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
         app.router.add_route(
@@ -146,32 +161,55 @@ async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
             response = await handler(request)
     finally:
         with_.bodies.release(request)
-    route = request.match_info.route.name or "none"
-    with_.runs.figures.answered(route, response.status)
+    name = request.match_info.route.name or "none"
+    with_.runs.figures.answered(name, response.status)
+    if response.status in (401, 403) or name in _OPERATORS_CHANGES:
+        with_.administration.note(request, name, response.status, admin=name in _OPERATORS_CHANGES)
     return response
 
 
-_ACCESS = {route.name: route.access for route in ROUTES}
+_ROUTES = {route.name: route for route in ROUTES}
+_OPERATORS_CHANGES = {r.name for r in ROUTES if r.access is Access.ADMIN and r.writes}
 
 
 @web.middleware
 async def _authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
     # A request that matches no route is answered 404 or 405 and touches nothing.
-    if request.match_info.http_exception is None:
-        access = _ACCESS[request.match_info.route.name or ""]
-        keys, presented = request.app[SERVICES].keys, request.headers.get("Authorization")
-        if access is Access.TENANT:
-            keys.tenant_of(presented)
-        elif access is Access.ADMIN:
-            keys.check_admin(presented)
-        elif access is Access.ANY:
-            keys.caller_of(presented)
-    return await handler(request)
+    if request.match_info.http_exception is not None:
+        return await handler(request)
+    route = _ROUTES[request.match_info.route.name or ""]
+    if route.access is Access.OPEN:
+        return await handler(request)
+    with_ = request.app[SERVICES]
+    key = with_.keys.admit(
+        request.headers.get("Authorization"),
+        tenants=route.access is not Access.ADMIN,
+        operators=route.access is not Access.TENANT,
+        writes=route.writes,
+    )
+    if key.tenant is not None:
+        request[ASKING] = key.tenant
+        with_.rates.request(key.tenant)
+    with with_.administration.visits.visit(key.id, request):
+        return await handler(request)
+
+
+async def _tell_rates(request: web.Request, response: web.StreamResponse) -> None:
+    """Add to an answer of an OpenAI route what is left of the tenant's rates."""
+    tenant, route = request.get(ASKING), _ROUTES.get(request.match_info.route.name or "")
+    if tenant is not None and route is not None and route.errors == "OpenAIError":
+        response.headers.update(request.app[SERVICES].rates.headers(tenant, request.get(TOKENS)))
 
 
 def _pattern(path: str) -> str:
     """Return the path as the router has it: a KV file's path may hold slashes."""
     return path.replace("{path}", "{path:.+}")
+
+
+def _limits(config: GatewayConfig, administration: Administration) -> Limits:
+    live = config.tenant_runs_live_max
+    everybodys = {"live_runs": Bound(live, live), **config.limits}
+    return Limits(everybodys, config.tenants, administration.tenants.quotas_of)
 
 
 def _admitted(config: GatewayConfig) -> AdmissionBounds:

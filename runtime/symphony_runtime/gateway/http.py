@@ -15,6 +15,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_BODY_BYTES_MAX,
 )
 
+from symphony_runtime.gateway.administration import Administration
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.connections import Connections
@@ -24,6 +25,7 @@ from symphony_runtime.gateway.overload.slow import SlowClients
 from symphony_runtime.gateway.problems import Problem, bad_request, too_large, unavailable
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
+from symphony_runtime.gateway.rates import Rates
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store
 
@@ -86,6 +88,8 @@ class Services:
     channels: Channels
     kernel_figures: KernelFigures
     progress: Progress
+    administration: Administration
+    rates: Rates
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
@@ -106,6 +110,15 @@ def tenant_of(request: web.Request) -> str:
         Problem: 401 (never in a handler of a tenant's route: such a request has been checked).
     """
     return services(request).keys.tenant_of(request.headers.get("Authorization"))
+
+
+def holder_of(request: web.Request) -> str:
+    """Return for whom a request's body is held: a tenant, or "" for an operator.
+
+    Raises:
+        Problem: 401, 403 (not in a handler: such a request has been checked).
+    """
+    return services(request).keys.caller_of(request.headers.get("Authorization")) or ""
 
 
 def check_plain(request: web.Request) -> None:
@@ -131,9 +144,9 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
     if (request.content_length or 0) > limit:
         raise too_large(what, limit)
     body = bytearray()
-    bodies, tenant = services(request).bodies, tenant_of(request)
+    bodies, holder = services(request).bodies, holder_of(request)
     async for chunk in services(request).slow.uploads.chunks(request, 1 << 16):
-        bodies.hold(request, tenant, len(chunk))
+        bodies.hold(request, holder, len(chunk))
         body += chunk
         if len(body) > limit:
             raise too_large(what, limit)

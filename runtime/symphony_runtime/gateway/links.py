@@ -71,6 +71,7 @@ class KernelLink:
         self.pid = 0  # of the kernel; 0 while it is away
         self.life = 0  # counts kernels that knew nothing of the one before
         self.about: dict[str, Any] = {}
+        self.on_linked: Callable[[], None] = lambda: None  # it is there, perhaps as another process
 
     @property
     def ready(self) -> bool:
@@ -106,11 +107,13 @@ class KernelLink:
         self._session, self.about, self.pid = session, welcome.about, welcome.pid
         self.life += 1
         _log.info("linked to the kernel, process %d", welcome.pid)
+        self.on_linked()
 
     def session_resumed(self, welcome: m.Welcome) -> None:
         """It is back as it was, perhaps as another process."""
         self.pid = welcome.pid
         _log.warning("the kernel is back, process %d", welcome.pid)
+        self.on_linked()
 
     def session_cut(self) -> None:
         """It is away."""

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, TENANT_TRACED_RUNS_MAX
@@ -21,6 +21,10 @@ from symphony_runtime.gateway.run import PRIORITY_DEFAULT, Record, RunRequest, n
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tape import Listener, Tape
 from symphony_runtime.gateway.trace import RunTrace
+from symphony_runtime.gateway.usage import Ledger
+
+_LOG_LINE_BYTES = 16  # what each counts for beside its bytes, here and in the worker
+_OF_KERNEL = ("kv_tokens", "tokens", "children", "child_depth")  # limits that it counts, too
 
 
 class Run:
@@ -45,6 +49,7 @@ class Run:
             else Journal(store, record.seq, self._credit, store.tail)
         )
         self.instances = {record.seq: program}
+        self.channels: set[str] = set()  # that it has used
         self.child_ends: set[asyncio.Task[None]] = set()
         self.kernel_usage: Counter[str] = Counter()
         self.started = False
@@ -75,10 +80,37 @@ class Run:
         limits = self.record.limits
         return {
             "weight": 2.0 ** (self.record.priority - PRIORITY_DEFAULT),
-            "kv_tokens": limits["kv_tokens"],
-            "tokens": limits["tokens"],
+            **{name: limits[name] for name in _OF_KERNEL},
             **({"trace": True} if self.trace else {}),
         }
+
+    def inbox_full(self, size: int) -> str | None:
+        """Return the limit by which a message of so many bytes is too much for now, if one is."""
+        limits = self.record.limits
+        if self.inbox_bytes + size > limits["inbox_bytes"]:
+            return "inbox_bytes"
+        return "messages" if self.inbox_messages >= limits["messages"] else None
+
+    def sent_too_much(self, size: int) -> str | None:
+        """Return the reason to end it for its last message, which is counted; None: there is none.
+
+        The worker looks as well; we do not rely on it.
+        """
+        limits = self.record.limits
+        if self.journal.sent + size > (most := limits["output_bytes"]):
+            return f"output limit: it sent more than {most} bytes"
+        if self.messages > (most := limits["messages"]):
+            return f"message limit: it sent more than {most} messages"
+        return None
+
+    def take_line(self, level: object, line: bytes) -> None:
+        """Keep a line of its log, as far as there is room."""
+        most = self.record.limits["log_bytes"] + 2 * _LOG_LINE_BYTES
+        if self.log_bytes + len(line) > most:
+            return
+        self.log_bytes += len(line) + _LOG_LINE_BYTES
+        known = level if level in (0, 1, 2, 3) else 1
+        self.journal.append("log", {"level": known, "text": line.decode("utf-8", "replace")})
 
     def _credit(self, taken: int) -> None:
         # Not for each token of a stream: the worker would wake up once more for each.
@@ -86,6 +118,15 @@ class Run:
         if self._uncredited >= CREDIT_BYTES_MIN:
             self.worker.send(m.Credit(self.record.seq, self._uncredited))
             self._uncredited = 0
+
+
+class TenantRules(Protocol):
+    """What is said of tenants, as far as runs are concerned."""
+
+    ledger: Ledger  # what they use
+
+    def check(self, tenant: str) -> None:
+        """Check that a tenant may begin something; Problem 403 when it is suspended."""
 
 
 def admit_trace(live: Iterable[Run], tenant: str) -> None:

@@ -5,21 +5,23 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
+from symphony_kernel.protocol.limit_table import LIMITS, RUN_LIMITS
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX
 
+from symphony_runtime.gateway.admin_schemas import ADMIN_SCHEMAS
 from symphony_runtime.gateway.http import to_json
 from symphony_runtime.gateway.openai.schemas import OPENAI_SCHEMAS
-from symphony_runtime.gateway.run import FINAL, LIMITS_MAX, LIVE, PRIORITY_MAX, USAGE_KEYS
+from symphony_runtime.gateway.run import FINAL, LIVE, PRIORITY_MAX, USAGE_KEYS
 
 if TYPE_CHECKING:
-    from symphony_runtime.gateway.routes import Answer, Parameter, Route
+    from symphony_runtime.gateway.route import Answer, Parameter, Route
 
 DOCUMENT = web.AppKey("openapi", bytes)
 EVENTS = "text/event-stream"
 _PROBLEMS = {
     400: "the request is wrong; `detail` says how",
     401: "no key, or not a tenant's",
-    403: "it may not be",
+    403: "it may not be: the operator does not let it, the tenant is suspended, the key only reads",
     404: "there is none, or it is not yours",
     405: "the path does not take this method",
     408: "the body came too slowly",
@@ -113,9 +115,10 @@ def _parameter(parameter: "Parameter") -> dict[str, Any]:
 
 def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
-    always = (500,) if route.access.value == "open" else (401, 500)
+    always = (500,) if route.access.value == "open" else (401, 403, 500)
+    paced = (429,) if route.access.value in ("tenant", "any") else ()
     slow = (408,) if route.body is not None else ()
-    for status in sorted({*route.problems, *always, *slow}):
+    for status in sorted({*route.problems, *always, *slow, *paced}):
         content = "application/problem+json" if route.errors == "Problem" else "application/json"
         responses.setdefault(
             str(status),
@@ -133,6 +136,8 @@ def _answer(answer: "Answer") -> dict[str, Any]:
         described["content"] = {answer.content: {"schema": _reference(answer.schema)}}
     if answer.streamed is not None:
         described["content"][EVENTS] = {"schema": _reference(answer.streamed)}
+    if answer.text is not None:
+        described["content"][answer.text] = {"schema": {"type": "string"}}
     if answer.file:
         described["content"]["application/octet-stream"] = {"schema": _reference("Safetensors")}
     return described
@@ -163,8 +168,10 @@ _STRING = {"type": "string"}
 _INTEGER = {"type": "integer"}
 _OR_NULL = {"type": ["string", "null"]}
 _INTEGER_OR_NULL = {"type": ["integer", "null"]}
+# A tenant's maximum is `GET /v1/limits`'s; no server lets anybody have more than these.
 _LIMITS = {
-    name: {"type": "integer", "minimum": 1, "maximum": most} for name, most in LIMITS_MAX.items()
+    limit.name: {"type": "integer", "minimum": limit.least, "maximum": limit.ceiling}
+    for limit in RUN_LIMITS
 }
 _RUN = {
     "id": _STRING,
@@ -176,12 +183,20 @@ _RUN = {
     "reason": _STRING,
     "error": _OR_NULL,
     "priority": _INTEGER,
-    "limits": _object(_LIMITS),
+    "limits": _object({}, _LIMITS),
+    "limit": {"type": ["string", "null"], "description": "the limit that has ended it"},
     "usage": {"oneOf": [_object(dict.fromkeys(USAGE_KEYS, _INTEGER)), {"type": "null"}]},
     "created_ms": _INTEGER,
     "ended_ms": _INTEGER_OR_NULL,
 }
 _HELD = _object(dict.fromkeys(("tokens", "kv_pages", "instances"), _INTEGER))
+_BOUND = _object(
+    {
+        "default": _INTEGER_OR_NULL,
+        "maximum": _INTEGER_OR_NULL,
+        "of": {"type": "string", "enum": ["program", "run", "instance", "tenant"]},
+    }
+)
 SCHEMAS: dict[str, Any] = {
     "Health": _object({"status": {"const": "ok"}}),
     "Readiness": _object(
@@ -238,6 +253,7 @@ SCHEMAS: dict[str, Any] = {
     ),
     "RunStarted": _object({"id": _STRING}),
     "RunPage": _page("Run"),
+    "Limits": _object({"limits": _object({limit.name: _BOUND for limit in LIMITS})}),
     "Events": {"type": "string", "description": "server-sent events; each data is JSON"},
     "Message": {
         "description": "the bytes of one message; in JSON a string, or base64 if not UTF-8",
@@ -263,5 +279,6 @@ SCHEMAS: dict[str, Any] = {
     "KvPage": _page("KvFile"),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
     **OPENAI_SCHEMAS,
+    **ADMIN_SCHEMAS,
     "Statistics": _object({"kernel": {"type": "object"}, "gateway": {"type": "object"}}),
 }

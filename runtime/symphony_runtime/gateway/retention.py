@@ -8,7 +8,6 @@ thing that looks for runs. The file keeps its size: what comes next uses the roo
 
 import asyncio
 import logging
-import sqlite3
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,7 +88,7 @@ class Retention:
         while True:
             try:
                 await self.sweep()
-            except sqlite3.Error:
+            except self._store.errors:
                 _log.exception("ended runs could not be deleted")
             await asyncio.sleep(_REST_SECONDS)
             try:

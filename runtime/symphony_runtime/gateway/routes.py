@@ -4,78 +4,15 @@ The application is built from it, and so is the OpenAPI document: a route cannot
 in the other. A route needs a tenant's key unless its `access` says otherwise.
 """
 
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any
-
-from symphony_kernel.protocol.limits import PAGE_ITEMS_DEFAULT, PAGE_ITEMS_MAX
-
 from symphony_runtime.gateway import handlers, kv_files, seeing, streaming
+from symphony_runtime.gateway.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openapi import EVENTS, get_openapi
-from symphony_runtime.gateway.problems import Handler
+from symphony_runtime.gateway.route import AFTER, LIMIT, Access, Answer, Parameter, Route, Schema
 
-Schema = dict[str, Any]
-
-
-class Access(Enum):
-    """Who may ask."""
-
-    OPEN = "open"
-    TENANT = "tenant"
-    ADMIN = "admin"
-    ANY = "any"  # a tenant's key, or the admin key
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A query parameter or a header."""
-
-    name: str
-    doc: str
-    schema: Schema = field(default_factory=lambda: {"type": "string"})
-    place: str = "query"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A successful answer; `schema` names a component, or is None for no body.
-
-    `streamed` names the component of the events that may be asked for instead, `file` says that it
-    may be a safetensors file.
-    """
-
-    doc: str
-    schema: str | None = None
-    content: str = "application/json"
-    streamed: str | None = None
-    file: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method of one path."""
-
-    method: str
-    path: str
-    name: str  # operationId
-    handler: Handler
-    doc: str
-    answers: dict[int, Answer]
-    problems: tuple[int, ...] = ()  # beside those that every route may answer
-    parameters: tuple[Parameter, ...] = ()
-    body: tuple[str, str] | None = None  # content type and schema component
-    access: Access = Access.TENANT
-    errors: str = "Problem"  # schema component of its errors
-
+__all__ = ["ROUTES", "Access", "Route"]
 
 _FLAG: Schema = {"type": "string", "enum": ["0", "1", "false", "true"]}
-_LIMIT = Parameter(
-    "limit",
-    "how many items a page is to have",
-    {"type": "integer", "minimum": 1, "maximum": PAGE_ITEMS_MAX, "default": PAGE_ITEMS_DEFAULT},
-)
-_AFTER = Parameter("after", "the `next` of the page before")
 _RESUME = (
     Parameter(
         "Last-Event-ID",
@@ -112,7 +49,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/programs", "listPrograms", handlers.list_programs, "List programs",
         {200: Answer("a page, newest first", "ProgramPage")}, problems=(400,),
-        parameters=(_LIMIT, _AFTER),
+        parameters=(LIMIT, AFTER),
     ),
     Route(
         "GET", "/v1/programs/{program}", "getProgram", handlers.get_program,
@@ -138,9 +75,14 @@ ROUTES: tuple[Route, ...] = (
         body=("application/json", "RunRequest"),
     ),
     Route(
+        "GET", "/v1/limits", "getLimits", handlers.get_limits,
+        "What the tenant and its runs may use: defaults, and the most that a run may ask for",
+        {200: Answer("by name; null is no limit", "Limits")},
+    ),
+    Route(
         "GET", "/v1/runs", "listRuns", handlers.list_runs, "List runs",
         {200: Answer("a page, newest first", "RunPage")}, problems=(400, 503),
-        parameters=(_LIMIT, _AFTER, Parameter("live", "only those, with what they hold", _FLAG)),
+        parameters=(LIMIT, AFTER, Parameter("live", "only those, with what they hold", _FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}", "getRun", handlers.get_run,
@@ -186,7 +128,7 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/v1/kv", "listKv", kv_files.list_kv,
         "List the tenant's named KV files; below `public/<tenant>/`, what that tenant publishes",
         {200: Answer("a page, by path", "KvPage")}, problems=(400, 503),
-        parameters=(Parameter("prefix", "what the paths begin with"), _LIMIT, _AFTER),
+        parameters=(Parameter("prefix", "what the paths begin with"), LIMIT, AFTER),
     ),
     Route(
         "GET", "/v1/kv/{path}", "getKv", kv_files.get_kv,
@@ -253,6 +195,7 @@ ROUTES: tuple[Route, ...] = (
         parameters=(Parameter("check", "audit the kernel's pages and tables first", _FLAG),),
         access=Access.ADMIN,
     ),
+    *ADMIN_ROUTES,
     Route(
         "GET", "/metrics", "metrics", seeing.metrics,
         "Figures for Prometheus: by tenant with the admin key, else a tenant's own",

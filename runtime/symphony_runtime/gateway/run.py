@@ -7,29 +7,19 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from symphony_kernel.protocol.limits import (
-    NAME_BYTES_MAX,
-    RUN_CPU_MS_MAX,
-    RUN_INPUT_BYTES_MAX,
-    RUN_KV_TOKENS_MAX,
-    RUN_MEMORY_BYTES_MAX,
-    RUN_TOKENS_MAX,
-    RUN_WALL_MS_MAX,
-)
+from symphony_kernel.protocol.limit_table import limit_of, run_defaults
+from symphony_kernel.protocol.limits import NAME_BYTES_MAX, RUN_INPUT_BYTES_MAX
 
 from symphony_runtime.gateway.journal import insert_events
 from symphony_runtime.gateway.problems import bad_request, too_large
+from symphony_runtime.gateway.usage import add_usage
+from symphony_runtime.limits import LimitRefusedError, TenantLimits
 
-# What a run may lower, and `Start.limits` always has in full.
-LIMITS_MAX: dict[str, int] = {
-    "wall_ms": RUN_WALL_MS_MAX,
-    "cpu_ms": RUN_CPU_MS_MAX,
-    "memory_bytes": RUN_MEMORY_BYTES_MAX,
-    "tokens": RUN_TOKENS_MAX,
-    "kv_tokens": RUN_KV_TOKENS_MAX,
-}
+# What a run may lower, and `Start.limits` always has in full: unless an operator has said more.
+LIMITS_MAX: dict[str, int] = run_defaults()
 PRIORITY_MAX = 7
 PRIORITY_DEFAULT = 4  # each step above doubles a run's share of its tenant's service
+_USUAL = TenantLimits()
 LIVE = ("queued", "running")
 FINAL = ("exited", "trapped", "killed", "failed")
 USAGE_KEYS = (
@@ -91,6 +81,7 @@ class Record:
             "exit_code": self.exit_code,
             "reason": self.reason,
             "error": self.reason or self.status if self._failed else None,
+            "limit": limit_of(self.status, self.reason),
             "priority": self.priority,
             "limits": self.limits,
             "usage": self.usage,
@@ -109,8 +100,8 @@ class Record:
         return self.status in FINAL and self.status != "exited"
 
 
-def parse_request(body: Any) -> RunRequest:
-    """Return the run that a JSON body asks for.
+def parse_request(body: Any, limits: TenantLimits = _USUAL) -> RunRequest:
+    """Return the run that a JSON body asks for; `limits` are its tenant's.
 
     Raises:
         Problem: 400 for what HTTP.md does not describe or a limit above its maximum, 413 for an
@@ -131,7 +122,7 @@ def parse_request(body: Any) -> RunRequest:
     return RunRequest(
         input=_input(body.get("input", "")),
         entry=entry,
-        limits=_limits(body.get("limits")),
+        limits=_limits(body.get("limits", {}), limits),
         priority=_integer(body.get("priority", PRIORITY_DEFAULT), 0, PRIORITY_MAX, "priority"),
         **flags,
     )
@@ -173,16 +164,23 @@ def _input(value: Any) -> bytes:
     return data
 
 
-def _limits(value: Any) -> dict[str, int]:
+def _limits(value: Any, limits: TenantLimits) -> dict[str, int]:
     if value is None:
-        return dict(LIMITS_MAX)
+        return limits.choose({})
     if not isinstance(value, dict):
         raise bad_request("bad-request", "`limits` must be an object")
     unknown = sorted(set(value) - set(LIMITS_MAX))
     if unknown:
-        raise bad_request("bad-limit", f"unknown limits: {', '.join(unknown)}", unknown=unknown)
-    lowered = {k: _integer(v, 1, LIMITS_MAX[k], f"limits.{k}") for k, v in value.items()}
-    return LIMITS_MAX | lowered
+        known = ", ".join(LIMITS_MAX)
+        detail = f"unknown limits: {', '.join(unknown)}; a run has {known}"
+        raise bad_request("bad-limit", detail, unknown=unknown)
+    try:
+        return limits.choose(value)
+    except LimitRefusedError as error:
+        field = f"limits.{error.name}"
+        raise bad_request(
+            "bad-limit", str(error), field=field, minimum=error.least, maximum=error.most
+        ) from None
 
 
 def _integer(value: Any, low: int, high: int, what: str) -> int:
@@ -207,6 +205,7 @@ def insert_run(connection: sqlite3.Connection, record: Record) -> None:
 def finish_run(connection: sqlite3.Connection, record: Record, row: tuple[int, bytes]) -> int:
     """Store a run's end and the rest of its events; return the bytes that it keeps."""
     insert_events(connection, record.seq, row)
+    add_usage(connection, record.tenant, record.ended_ms or now_ms(), record.usage or {})
     sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
     (size,) = connection.execute(sizes, (record.seq,)).fetchone()
     connection.execute(

@@ -10,7 +10,6 @@ it; a cancel, a limit, its own end or the death of a role does.
 import asyncio
 import dataclasses
 import logging
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Coroutine
@@ -18,12 +17,6 @@ from typing import Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.limits import (
-    RUN_INBOX_BYTES_MAX,
-    RUN_LOG_BYTES_MAX,
-    RUN_MESSAGES_MAX,
-    RUN_OUTPUT_BYTES_MAX,
-)
 
 from symphony_runtime.gateway.asks import Asks
 from symphony_runtime.gateway.channels import Channels
@@ -37,8 +30,9 @@ from symphony_runtime.gateway.journal import (
     stored_messages,
 )
 from symphony_runtime.gateway.keeping import keep_end
+from symphony_runtime.gateway.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
-from symphony_runtime.gateway.live import Run, admit_trace, new_record
+from symphony_runtime.gateway.live import Run, TenantRules, admit_trace, new_record
 from symphony_runtime.gateway.outside.calls import Outside
 from symphony_runtime.gateway.overload.admission import Admission
 from symphony_runtime.gateway.overload.pace import retry_after
@@ -60,12 +54,12 @@ from symphony_runtime.gateway.run import (
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tape import Listener
 from symphony_runtime.gateway.trace import RunTrace
+from symphony_runtime.limits import Limits
 
 _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
 _KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the Kill is broken
 _REASON_MAX = 4_096  # characters of what a worker says about an end
-_LOG_LINE_BYTES = 16  # what each counts for beside its bytes, here and in the worker
 _BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 
 
@@ -82,15 +76,21 @@ class Runs:
         retention: Retention,
         outside: Outside,
         admission: Admission,
+        tenants: TenantRules,
+        limits: Limits,
+        figures: RunFigures,
     ) -> None:
         self.admission = admission
+        self.limits = limits
+        self.kernel_limits: KernelLimits
+        self._tenant_rules = tenants
         self._store = store
         self._config = config
         self._programs = programs
         self.outside = outside
         self._asks = Asks(self, programs, channels, outside)
         self._retention = retention
-        self.figures = RunFigures()
+        self.figures = figures
         self._next_instance = boot << _BOOT_BITS
         self._live: dict[str, Run] = {}
         self._deadlines = Deadlines(self._live, self.kill)
@@ -102,6 +102,7 @@ class Runs:
     def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
         """Name the links; once, before anything else."""
         self._links = (kernel, workers)
+        self.kernel_limits = KernelLimits(self.limits, kernel)
 
     @property
     def kernel(self) -> KernelLink:
@@ -152,7 +153,7 @@ class Runs:
                     await self._launch(run, request.input)
                 else:
                     # Whoever asked may go away; half a start must not stay behind.
-                    await asyncio.shield(self._spawn(self._launch(run, request.input)))
+                    await asyncio.shield(self.spawn(self._launch(run, request.input)))
                 return run
             except (KernelAwayError, SyscallError) as error:
                 problem = error  # a worker that the kernel does not know (yet): perhaps another
@@ -194,8 +195,11 @@ class Runs:
 
     def live(self, tenant: str) -> list[Record]:
         """Return a tenant's live runs, newest first."""
-        live = [run.record for run in self._live.values() if run.record.tenant == tenant]
-        return sorted(live, key=lambda record: -record.seq)
+        return sorted((run.record for run in self.runs_of(tenant)), key=lambda record: -record.seq)
+
+    def runs_of(self, tenant: str) -> list[Run]:
+        """Return a tenant's live runs, children not counted."""
+        return [run for run in self._live.values() if run.record.tenant == tenant]
 
     async def delete(self, tenant: str, run_id: str) -> None:
         """Forget a run that has ended, with its messages and its log.
@@ -234,12 +238,12 @@ class Runs:
         if data is None:
             run.worker.send(m.CloseInput(run.record.seq))
             return
-        waiting = run.inbox_bytes + len(data)
-        if waiting > RUN_INBOX_BYTES_MAX or run.inbox_messages >= RUN_MESSAGES_MAX:
+        if (limit := run.inbox_full(len(data))) is not None:
+            self.figures.hit(run.record.tenant, limit)
             detail = "the program has not received the messages that wait for it"
             seconds = run.receiving.seconds()
             raise Problem(429, "inbox-full", detail, retry_after=retry_after(seconds))
-        run.inbox_bytes = waiting
+        run.inbox_bytes += len(data)
         run.inbox_messages += 1
         run.worker.send(m.Deliver(run.record.seq, data))
 
@@ -279,7 +283,11 @@ class Runs:
     # -- Starting ------------------------------------------------------------------------------
     def _admit(self, tenant: str) -> list[Worker]:
         """Return the workers that may take a run, best first; raise Problem if none may."""
-        self.admission.check(tenant, self._tenants[tenant], len(self._live))
+        self._tenant_rules.check(tenant)
+        most = self.limits.of(tenant).at_most("live_runs")
+        if self._tenants[tenant] >= most:
+            self.figures.hit(tenant, "live_runs")
+        self.admission.check(tenant, self._tenants[tenant], len(self._live), most)
         if not self.kernel.expected:
             raise self.admission.away("kernel", "the kernel is not ready")
         workers = self.workers.by_load()
@@ -346,6 +354,7 @@ class Runs:
             KernelAwayError, SyscallError: as the link does.
         """
         tenant, worker = run.record.tenant, run.worker.name
+        await self.kernel_limits.tell(tenant)
         await self.kernel.register(instance, tenant, worker, parent, stage, run.kernel_options())
 
     def _enter(self, run: Run) -> None:
@@ -385,7 +394,7 @@ class Runs:
 
     def _child_ended(self, run: Run, instance: int) -> None:
         self.forget_child(run, instance)
-        end = self._spawn(self._end_in_kernel(run, instance))
+        end = self.spawn(self._end_in_kernel(run, instance))
         run.child_ends.add(end)
         end.add_done_callback(run.child_ends.discard)
 
@@ -446,10 +455,8 @@ class Runs:
             if run.messages == 1:
                 self.figures.first_message(time.monotonic() - run.admitted)
             # The worker enforces both; we do not rely on it.
-            if run.journal.sent + len(item[1]) > RUN_OUTPUT_BYTES_MAX:
-                self.kill(run, f"it sent more than its limit of {RUN_OUTPUT_BYTES_MAX} bytes")
-            elif run.messages > RUN_MESSAGES_MAX:
-                self.kill(run, f"it sent more than its limit of {RUN_MESSAGES_MAX} messages")
+            if (reason := run.sent_too_much(len(item[1]))) is not None:
+                self.kill(run, reason)
             else:
                 run.journal.append("message", item[1])
 
@@ -458,15 +465,8 @@ class Runs:
             if not (isinstance(item, list) and len(item) == 3 and isinstance(item[2], bytes)):
                 raise m.MessageError("an item of Logs is [instance, level, bytes]")
             run = self.run_of(worker, item[0])
-            if (
-                run is None
-                or run.log_bytes + len(item[2]) > RUN_LOG_BYTES_MAX + 2 * _LOG_LINE_BYTES
-            ):
-                continue
-            run.log_bytes += len(item[2]) + _LOG_LINE_BYTES
-            text = item[2].decode("utf-8", "replace")
-            level = item[1] if item[1] in (0, 1, 2, 3) else 1
-            run.journal.append("log", {"level": level, "text": text})
+            if run is not None:
+                run.take_line(item[1], item[2])
 
     def _take_received(self, worker: Worker, message: m.Received) -> None:
         run = self.run_of(worker, message.instance)
@@ -488,6 +488,7 @@ class Runs:
         usage = {key: value for key, value in message.usage.items() if key in USAGE_KEYS}
         if not all(type(value) is int and 0 <= value < 1 << 63 for value in usage.values()):
             raise m.MessageError("a run's usage is counted in integers")
+        self.figures.worker_hits(run.record.tenant, message.hits)
         reason = message.reason[:_REASON_MAX]
         self._finish_soon(run, message.status, message.exit_code, reason, usage)
 
@@ -502,7 +503,7 @@ class Runs:
     ) -> None:
         run.ending = True
         outcome = ("failed", None, run.verdict) if run.verdict else (status, code, reason)
-        self._spawn(self._finish(run, run.record, outcome, usage))
+        self.spawn(self._finish(run, run.record, outcome, usage))
 
     async def _finish(
         self,
@@ -530,10 +531,10 @@ class Runs:
         finals = [("usage", ended.usage), ("status", ended.outcome())]
         row = run.journal.seal(finals)
         try:
-            size = await keep_end(self._store, run, ended, row)
+            size = await keep_end(self._store, run, ended, row, self._tenant_rules.ledger)
             if size is not None:
                 self._retention.ended(ended.tenant, size)
-        except sqlite3.Error:
+        except self._store.errors:
             # Nobody may believe in a result that is not kept: the next start calls it failed, too.
             _log.exception("the result of run %s could not be stored", ended.id)
             ended.status, ended.exit_code = "failed", None
@@ -569,14 +570,11 @@ class Runs:
     def _later(self, run: Run, seconds: float, action: Any) -> None:
         run.timers.append(asyncio.get_running_loop().call_later(seconds, action))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run something beside everything else; its failure is logged."""
         task = asyncio.create_task(work)
         self._must(task)
         return task
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run something beside everything else; its failure is logged."""
-        return self._spawn(work)
 
     def _must(self, future: "asyncio.Future[None]") -> None:
         """Hold on to a future, and tell if it fails."""

@@ -65,7 +65,7 @@ def split_statements(script: str) -> tuple[str, ...]:
         lines.append(line)
         statement = "\n".join(lines).strip()
         # Not within a trigger's body, a string or a comment: SQLite's own reader says so.
-        if line.rstrip().endswith(";") and sqlite3.complete_statement(statement):
+        if sqlite3.complete_statement(statement):
             statements.append(statement)
             lines.clear()
     if "".join(lines).strip():

@@ -32,6 +32,9 @@ class StoreError(Exception):
 class Store:
     """One database file. Every method belongs to the event loop that made the store."""
 
+    errors: tuple[type[Exception], ...] = (sqlite3.Error,)  # what an operation may raise
+    conflicts: tuple[type[Exception], ...] = (sqlite3.IntegrityError,)  # of it: it is there already
+
     def __init__(self, path: Path) -> None:
         """Open or create the file.
 

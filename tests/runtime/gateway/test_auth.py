@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.auth import open_keys
-from symphony_runtime.gateway.config import ConfigError, GatewayConfig, is_loopback
+from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.store import Store
+from symphony_runtime.transport import is_loopback
 
 
 def config(tmp_path: Path, host: str = "127.0.0.1") -> GatewayConfig:
@@ -63,7 +64,7 @@ def test_other_hosts_need_tenants_made_by_an_operator(tmp_path: Path) -> None:
         await open_keys(store, config(tmp_path))
         with pytest.raises(ConfigError):
             await open_keys(store, config(tmp_path, "::"))
-        insert = "INSERT INTO tenants VALUES ('acme', 'operator', 0)"
+        insert = "INSERT INTO tenants (id, made_by, created_ms) VALUES ('acme', 'operator', 0)"
         await store.write(lambda connection: connection.execute(insert).rowcount)
         await open_keys(store, config(tmp_path, "0.0.0.0"))
         await store.close()

@@ -19,7 +19,7 @@ from symphony_runtime.gateway.routes import ROUTES, Access
 from tests.e2e import programs as guests
 from tests.support.house import House
 
-LATER = ("/", "/v1/runs/x/trace", "/v1/admin/tenants")
+LATER = ("/", "/v1/runs/x/trace", "/v1/admin/nothing")
 
 
 def ask(
@@ -41,7 +41,8 @@ async def problem_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def example(path: str) -> str:
-    for name, value in (("program", "p"), ("run", "r"), ("path", "a/b"), ("model", "m")):
+    values = {"program": "p", "run": "r", "path": "a/b", "model": "m", "tenant": "t", "key": "k"}
+    for name, value in values.items():
         path = path.replace(f"{{{name}}}", value)
     return path
 

@@ -168,9 +168,11 @@ INSERT INTO t VALUES (';
 CREATE TRIGGER g AFTER DELETE ON t BEGIN
     DELETE FROM u;
 END;
+ALTER TABLE t ADD COLUMN n;  -- with words
 """
-    inserted, trigger = split_statements(script)
+    inserted, trigger, added = split_statements(script)
     assert inserted == "-- words; more\nINSERT INTO t VALUES (';\n');"
     assert trigger.endswith("END;")
+    assert added.startswith("ALTER")
     with pytest.raises(ValueError, match="a statement has no end: SELECT 1"):
         split_statements("SELECT 1")

@@ -1,0 +1,152 @@
+"""Everything that operators see and change, and what follows when they do.
+
+    tenants   who there is          ring    keys are made and taken away
+    ledger    what tenants use      audit   who did what, and who was refused what
+    visits    requests under way, by key
+
+A tenant that is suspended: its keys are refused, its runs are cancelled, what it still has open is
+cut off. A weight goes to the kernel at once, and again whenever a kernel is there anew.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from aiohttp import web
+from symphony_kernel.protocol.errno import SyscallError
+
+from symphony_runtime.gateway.audit import Asked, Audit
+from symphony_runtime.gateway.auth import Keys, suspended
+from symphony_runtime.gateway.key_ring import KeyRing
+from symphony_runtime.gateway.links import KernelAwayError, KernelLink
+from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.run import now_ms
+from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.tenants import Change, Tenant, Tenants, read_tenants
+from symphony_runtime.gateway.usage import Ledger
+from symphony_runtime.gateway.visits import Visits
+
+_log = logging.getLogger(__name__)
+_END_SECONDS_MAX = 10.0  # that a suspended tenant's runs get to end in
+SUSPENDED = "the tenant was suspended"
+WORDS = web.RequestKey("words", str)  # what the audit log says beside a request
+
+
+class LiveRuns(Protocol):
+    """What is asked of the runs."""
+
+    @property
+    def kernel(self) -> KernelLink:
+        """The link to the kernel."""
+
+    def runs_of(self, tenant: str) -> list[Run]:
+        """Return a tenant's live runs."""
+
+    def kill(self, run: Run, reason: str) -> None:
+        """End a live run."""
+
+
+class Administration:
+    """What operators see and change."""
+
+    def __init__(self, store: Store, keys: Keys, tenants: Tenants) -> None:
+        self.keys = keys
+        self.tenants = tenants
+        self.visits = Visits()
+        self.ring = KeyRing(store, keys, self.visits)
+        self.ledger = Ledger(store, now_ms)
+        self.audit = Audit(store, now_ms)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._telling: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    async def open(cls, store: Store, keys: Keys) -> "Administration":
+        """Return it with what the database holds."""
+        return cls(store, keys, Tenants(store, await store.read(read_tenants), now_ms))
+
+    def start(self) -> None:
+        """Begin what goes on beside the requests."""
+        for work in (self.ring.run(), self.ledger.run(), self.audit.run()):
+            self._tasks.append(asyncio.create_task(work))
+
+    async def stop(self) -> None:
+        """End it, and write what is not written yet."""
+        for task in (*self._tasks, *self._telling):
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._telling, return_exceptions=True)
+        await self.ledger.flush()
+        await self.audit.flush()
+
+    def check(self, tenant: str) -> None:
+        """Check that a tenant may begin something.
+
+        Raises:
+            Problem: 403, it is suspended; whoever asks was there before.
+        """
+        if tenant in self.keys.suspended:
+            raise suspended()
+
+    # -- Tenants -------------------------------------------------------------------------------
+    async def took_effect(self, tenant: Tenant, change: Change, runs: LiveRuns) -> None:
+        """Have what was said of a tenant take effect."""
+        self.keys.suspended = self.tenants.suspended()
+        if change.weighs:
+            await self._tell_weight(runs.kernel, tenant.id, tenant.weight)
+        if tenant.suspended_ms is not None:
+            await self.expel(tenant.id, runs)
+
+    async def delete_tenant(self, tenant: str) -> None:
+        """Forget a tenant that has no live runs and no KV files, with its keys.
+
+        Raises:
+            Problem: 404; 409, something is left of it.
+        """
+        self.keys.suspended.add(tenant)  # nothing of it begins meanwhile
+        try:
+            await self.tenants.delete(tenant)
+            self.ring.gone(key.id for key in self.keys.of(tenant))
+        finally:
+            self.keys.suspended = self.tenants.suspended()
+
+    async def expel(self, tenant: str, runs: LiveRuns) -> None:
+        """End a suspended tenant's runs; then cut off what it still has open."""
+        live = runs.runs_of(tenant)
+        for run in live:
+            runs.kill(run, SUSPENDED)
+        if live:  # their readers are told of the end
+            await asyncio.wait([run.over for run in live], timeout=_END_SECONDS_MAX)
+        self.visits.end(key.id for key in self.keys.of(tenant))
+
+    def tell_weights(self, kernel: KernelLink) -> None:
+        """Tell a kernel that is there anew."""
+        telling = asyncio.create_task(self._tell_weights(kernel))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _tell_weights(self, kernel: KernelLink) -> None:
+        for tenant, weight in self.tenants.weights().items():
+            await self._tell_weight(kernel, tenant, weight)
+
+    async def _tell_weight(self, kernel: KernelLink, tenant: str, weight: float | None) -> None:
+        try:
+            await kernel.ask("set_tenant_weight", tenant=tenant, weight=weight)
+        except KernelAwayError:
+            _log.info("the kernel is away: it is told of weights when it comes")
+        except SyscallError as error:
+            _log.error("the kernel refuses the weight %s of %s: %s", weight, tenant, error)
+
+    # -- The log -------------------------------------------------------------------------------
+    def note(self, request: web.Request, action: str, status: int, *, admin: bool) -> None:
+        """Note an operator's change (`admin`), or what was denied to somebody."""
+        asked = Asked(
+            self.keys.find(request.headers.get("Authorization")),
+            request.remote or "",
+            action,
+            request.path,
+            status,
+            request.get(WORDS, ""),
+        )
+        if admin and status not in (401, 403):
+            self.audit.done(asked)
+        else:
+            self.audit.denied(asked)

@@ -1,0 +1,167 @@
+"""Making, changing and revoking keys.
+
+What is said to be done is done: in the database, in memory, and for the requests that are under way
+with a key that is gone, which are cut off. A key whose time is over goes in the same way, a moment
+later (`run`). Of the operators' keys one that may change things, and has no end, is always left.
+"""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from symphony_kernel.protocol.limits import NAME_BYTES_MAX, TENANT_KEYS_MAX
+
+from symphony_runtime.gateway.auth import Key, Keys, Role, insert_key, new_key
+from symphony_runtime.gateway.problems import Problem, bad_request, not_found
+from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.visits import Visits
+
+_log = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.5  # between two looks for keys whose time is over
+# What a key may do, by whether it is an operator's.
+ROLES = {True: (Role.ADMIN, Role.READ_ONLY), False: (Role.TENANT, Role.READ_ONLY)}
+GRACE_MS_MAX = 30 * 86_400_000
+
+
+class KeyRing:
+    """Changes keys; `run` until it is cancelled."""
+
+    def __init__(self, store: Store, keys: Keys, visits: Visits) -> None:
+        self._store = store
+        self._keys = keys
+        self._visits = visits
+        self._changing = asyncio.Lock()  # two last keys must not revoke each other
+
+    async def create(
+        self, tenant: str | None, role: Role, name: str, expires_ms: int | None
+    ) -> tuple[str, Key]:
+        """Make a key; return it as its owner gets it, this once, and what is kept of it.
+
+        Raises:
+            Problem: 409, there are as many as may be.
+        """
+        if len(self._keys.of(tenant)) >= TENANT_KEYS_MAX:
+            detail = f"there are {TENANT_KEYS_MAX} keys, and no more may be: revoke some"
+            raise Problem(409, "too-many-keys", detail, limit=TENANT_KEYS_MAX)
+        text, key = new_key(tenant, role, name, expires_ms)
+        await self._store.write(lambda c: insert_key(c, key))
+        self._keys.put(key)
+        return text, key
+
+    async def revoke(self, tenant: str | None, key_id: str) -> Key:
+        """Take a key away: it is refused from now on, and what it has open is cut off.
+
+        Raises:
+            Problem: 404; 409, it is the last one of the operators'.
+        """
+        async with self._changing:
+            key = self._find(tenant, key_id)
+            self._check_another(key)
+            await self._store.write(lambda c: _delete(c, [key.id]))
+            self.gone([key.id])
+        return key
+
+    async def rotate(self, tenant: str | None, key_id: str, grace_ms: int) -> tuple[str, Key]:
+        """Make a key like another, which goes after a time of grace; return it as `create` does.
+
+        Raises:
+            Problem: 404.
+        """
+        async with self._changing:
+            old = self._find(tenant, key_id)
+            text, key = new_key(tenant, old.role, old.name, old.expires_ms)
+            until = key.created_ms + grace_ms
+            if old.expires_ms is not None:
+                until = min(until, old.expires_ms)
+            leaving = replace(old, expires_ms=until)
+
+            def write(connection: sqlite3.Connection) -> None:
+                insert_key(connection, key)
+                if grace_ms:
+                    ends = "UPDATE keys SET expires_ms = ? WHERE id = ?"
+                    connection.execute(ends, (until, old.id))
+                else:
+                    _delete(connection, [old.id])
+
+            await self._store.write(write)
+            self._keys.put(key)
+            if grace_ms:
+                self._keys.put(leaving)
+            else:
+                self.gone([old.id])
+        return text, key
+
+    def gone(self, keys: Iterable[str]) -> None:
+        """These keys are not in the database any more."""
+        ids = list(keys)
+        for key_id in ids:
+            self._keys.drop(key_id)
+        self._visits.end(ids)
+
+    async def run(self) -> None:
+        """Take away the keys whose time is over."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            over = [key.id for key in self._keys.expired()]
+            if not over:
+                continue
+            self._visits.end(over)  # they are refused already
+            try:
+                await self._store.write(partial(_delete, keys=over))
+            except self._store.errors:
+                _log.exception("keys that have expired could not be deleted yet")
+            else:
+                self.gone(over)
+
+    def _find(self, tenant: str | None, key_id: str) -> Key:
+        key = self._keys.get(tenant, key_id)
+        if key is None:
+            raise not_found("key")
+        return key
+
+    def _check_another(self, key: Key) -> None:
+        """Check that the operators have another key that may change things, and has no end."""
+        lasting = [k for k in self._keys.of(None) if k.role is Role.ADMIN and k.expires_ms is None]
+        if lasting == [key]:
+            detail = (
+                "it is the last admin key without an end: make another first, or rotate this one"
+            )
+            raise Problem(409, "last-admin-key", detail)
+
+
+def parse_key(body: Any, *, operators: bool, now_ms: int) -> tuple[Role, str, int | None]:
+    """Return role, name and end of the key that a JSON object asks for.
+
+    Raises:
+        Problem: 400.
+    """
+    if not isinstance(body, dict):
+        raise bad_request("bad-request", "the body must be a JSON object")
+    unknown = sorted(set(body) - {"role", "name", "expires_ms"})
+    if unknown:
+        raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
+    roles = ROLES[operators]
+    role = body.get("role", roles[0].value)
+    if role not in [known.value for known in roles]:
+        known = " or ".join(f'"{known.value}"' for known in roles)
+        whose = "an operator's key (/v1/admin/keys)" if operators else "a tenant's key"
+        raise bad_request("bad-role", f"the role of {whose} is {known}")
+    name = body.get("name", "")
+    if not isinstance(name, str) or len(name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
+        raise bad_request("bad-request", f"`name` must be a text of {NAME_BYTES_MAX} bytes at most")
+    if not name.isprintable():
+        raise bad_request("bad-request", "`name` must be printable")
+    expires_ms = body.get("expires_ms")
+    if expires_ms is not None and not (type(expires_ms) is int and now_ms < expires_ms < 1 << 53):
+        detail = "`expires_ms` must be a moment to come, in milliseconds since 1970, or null"
+        raise bad_request("bad-request", detail)
+    return Role(role), name, expires_ms
+
+
+def _delete(connection: sqlite3.Connection, keys: list[str]) -> None:
+    for key in keys:
+        connection.execute("DELETE FROM keys WHERE id = ?", (key,))

@@ -1,0 +1,101 @@
+from pathlib import Path
+
+from symphony_runtime.gateway.audit import (
+    ADMIN,
+    DENIED,
+    Asked,
+    Audit,
+    Wanted,
+    prune_audit,
+)
+from symphony_runtime.gateway.auth import Role, new_key
+from symphony_runtime.gateway.store import Store
+
+from tests.support.stores import with_store
+
+NOW = 1_795_262_400_000
+
+
+def denied(address: str = "10.0.0.1", action: str = "listRuns", status: int = 401) -> Asked:
+    return Asked(None, address, action, "/v1/runs", status)
+
+
+def test_what_operators_do_is_noted_with_their_key_and_newest_first(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        audit = Audit(store, lambda: NOW)
+        text, key = new_key(None, Role.ADMIN, "mine", None)
+        for number in range(3):
+            audit.done(Asked(key, "::1", "createTenant", "/v1/admin/tenants", 201, f"t{number}"))
+        notes = await audit.page(Wanted(), 10)
+        assert [note["detail"] for note in notes] == ["t2", "t1", "t0"]
+        assert {(n["kind"], n["key"], n["status"], n["times"]) for n in notes} == {
+            (ADMIN, key.id, 201, 1)
+        }
+        assert text not in repr(notes)
+        assert text.split("_", 2)[2] not in repr(notes)
+        behind = notes[0]["at_ms"], notes[0]["id"]
+        assert await audit.page(Wanted(before=behind), 10) == notes[1:]
+
+    with_store(tmp_path, scenario)
+
+
+def test_requests_that_are_denied_alike_share_a_note(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        audit = Audit(store, lambda: NOW)
+        for _ in range(1_000):
+            audit.denied(denied())
+        audit.denied(denied(status=403))
+        audit.denied(denied(action="getRun"))
+        before = store.statistics()["writes"]
+        notes = await audit.page(Wanted(kind=DENIED), 10)
+        assert store.statistics()["writes"] - before == 1
+        assert sorted((n["action"], n["status"], n["times"]) for n in notes) == [
+            ("getRun", 401, 1), ("listRuns", 401, 1_000), ("listRuns", 403, 1)
+        ]  # fmt: skip
+
+    with_store(tmp_path, scenario)
+
+
+def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        audit = Audit(store, lambda: NOW)
+        for number in range(5_000):
+            audit.denied(denied(f"10.0.{number >> 8}.{number & 255}"))
+        notes = await audit.page(Wanted(), 10_000)
+        assert len(notes) < 300
+        assert sum(note["times"] for note in notes) == 5_000
+
+    with_store(tmp_path, scenario)
+
+
+def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
+    tmp_path: Path,
+) -> None:
+    async def scenario(store: Store) -> None:
+        now = NOW
+        audit = Audit(store, lambda: now)
+        for number in range(6):
+            now = NOW + number
+            audit.done(Asked(None, "", "a", "", 200, str(number)))
+            audit.denied(denied(str(number)))
+            await audit.flush()
+        await store.write(lambda c: prune_audit(c, {ADMIN: 5, DENIED: 2}, NOW))
+        assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == list("54321")
+        assert [n["address"] for n in await audit.page(Wanted(DENIED), 10)] == ["5", "4"]
+        await store.write(lambda c: prune_audit(c, {ADMIN: 5, DENIED: 2}, NOW + 4))
+        assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == ["5", "4"]
+
+    with_store(tmp_path, scenario)
+
+
+def test_notes_can_be_chosen_by_tenant(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        audit = Audit(store, lambda: NOW)
+        _, key = new_key("acme", Role.READ_ONLY, "", None)
+        audit.denied(Asked(key, "::1", "startRun", "/v1/programs/p/runs", 403, "x" * 10_000))
+        audit.denied(denied())
+        (note,) = await audit.page(Wanted(tenant="acme"), 10)
+        assert (note["key"], note["tenant"], note["address"]) == (key.id, "acme", "::1")
+        assert len(note["detail"]) == 512
+
+    with_store(tmp_path, scenario)
