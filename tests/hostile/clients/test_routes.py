@@ -1,0 +1,276 @@
+"""Who may use each route, for every route that there is.
+
+A route that is not in the table fails the suite: whoever adds one says here who may use it. What
+is asked for is never there and bodies are nonsense: a caller who is let in changes nothing.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from symphony_runtime.client import Client
+from symphony_runtime.gateway.routes import ROUTES
+
+from tests.e2e import programs as guests
+from tests.support.house import House
+
+# The callers that a rule lets in; all others are refused.
+OPEN = frozenset({"nobody", "a guess", "revoked", "operator", "operator's reader", "tenant",
+                  "tenant's reader", "suspended"})  # fmt: skip
+ANY = frozenset({"operator", "operator's reader", "tenant", "tenant's reader"})
+READ = frozenset({"tenant", "tenant's reader"})
+WRITE = frozenset({"tenant"})
+LOOK = frozenset({"operator", "operator's reader"})
+MANAGE = frozenset({"operator"})
+
+RULES: dict[str, frozenset[str]] = {
+    "healthz": OPEN,
+    "readyz": OPEN,
+    "metrics": ANY,
+    "openapi": READ,
+    # A tenant's own
+    "uploadProgram": WRITE,
+    "listPrograms": READ,
+    "getProgram": READ,
+    "deleteProgram": WRITE,
+    "startRun": WRITE,
+    "getLimits": READ,
+    "listRuns": READ,
+    "getRun": READ,
+    "deleteRun": WRITE,
+    "getEvents": READ,
+    "getTrace": READ,
+    "sendMessage": WRITE,
+    "cancelRun": WRITE,
+    "websocket": WRITE,
+    "listKv": READ,
+    "getKv": READ,
+    "putKv": WRITE,
+    "deleteKv": WRITE,
+    "listModels": READ,
+    "getModel": READ,
+    "createCompletion": WRITE,
+    "createChatCompletion": WRITE,
+    "createResponse": WRITE,
+    # The operators'
+    "statistics": LOOK,
+    "listTenants": LOOK,
+    "createTenant": MANAGE,
+    "getTenant": LOOK,
+    "changeTenant": MANAGE,
+    "deleteTenant": MANAGE,
+    "listTenantKeys": LOOK,
+    "createTenantKey": MANAGE,
+    "revokeTenantKey": MANAGE,
+    "rotateTenantKey": MANAGE,
+    "listAdminKeys": LOOK,
+    "createAdminKey": MANAGE,
+    "revokeAdminKey": MANAGE,
+    "rotateAdminKey": MANAGE,
+    "getUsage": LOOK,
+    "getAudit": LOOK,
+}
+
+
+@dataclass
+class Callers:
+    """A house with keys of every kind; `keys` by the callers' names."""
+
+    house: House
+    session: aiohttp.ClientSession
+    keys: dict[str, str | None]
+
+    async def ask(self, method: str, path: str, caller: str, body: bytes = b"[]") -> "Told":
+        """Make a request with a caller's key."""
+        key = self.keys[caller]
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        sent = body if method in ("POST", "PUT", "PATCH") else None
+        async with self.session.request(
+            method, self.house.url + path, headers=headers, data=sent
+        ) as response:
+            known = {k: v for k, v in response.headers.items() if k not in ("Date", "Server")}
+            return Told(response.status, known, await response.read())
+
+
+@dataclass
+class Told:
+    """What was answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def about(self, name: str) -> tuple[int, dict[str, str], bytes]:
+        """All of it, with NAME for what was asked about, and no sizes and rates."""
+        kept = {k: v for k, v in self.headers.items()
+                if k != "Content-Length" and not k.lower().startswith("x-ratelimit")}  # fmt: skip
+        return self.status, kept, self.body.replace(name.encode(), b"NAME")
+
+
+@contextlib.asynccontextmanager
+async def callers(tmp_path: Path) -> AsyncIterator[Callers]:
+    """A house with an owner, a stranger, readers, and keys that are good no more."""
+    async with House(tmp_path) as house, aiohttp.ClientSession() as session:
+        async with Client(house.url, house.admin_key) as admin:
+            for tenant in ("stranger", "gone"):
+                await admin.create_tenant(tenant)
+
+            async def key(tenant: str | None, role: str) -> str:
+                return str((await admin.create_key(tenant, role=role))["key"])
+
+            revoked = await admin.create_key("default", role="tenant")
+            await admin.revoke_key("default", revoked["id"])
+            keys: dict[str, str | None] = {
+                "nobody": None,
+                "a guess": "sym_000000000000_" + "A" * 43,
+                "revoked": revoked["key"],
+                "operator": house.admin_key,
+                "operator's reader": await key(None, "read-only"),
+                "tenant": house.key,
+                "tenant's reader": await key("default", "read-only"),
+                "stranger": await key("stranger", "tenant"),
+                "suspended": await key("gone", "tenant"),
+            }
+            await admin.change_tenant("gone", suspended=True)
+        yield Callers(house, session, keys)
+
+
+def with_callers(tmp_path: Path, scenario: Callable[[Callers], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with callers(tmp_path) as found:
+            await scenario(found)
+
+    asyncio.run(main())
+
+
+def filled(path: str, /, **names: str) -> str:
+    """A route's path with names in it; what has none is nothing that there is."""
+    for part in ("program", "run", "path", "model", "tenant", "key", "name"):
+        path = path.replace(f"{{{part}}}", names.get(part, "nothing"))
+    assert "{" not in path, f"what is {path}?"
+    return path
+
+
+def test_every_route_has_its_rule() -> None:
+    assert {route.name for route in ROUTES} == set(RULES)
+
+
+def test_each_route_lets_in_whom_its_rule_names_and_nobody_else(tmp_path: Path) -> None:
+    async def scenario(them: Callers) -> None:
+        for route in ROUTES:
+            for caller in OPEN:
+                told = await them.ask(route.method, filled(route.path), caller)
+                where = (route.name, caller, told)
+                assert told.status < 500, where
+                if caller in RULES[route.name]:
+                    assert told.status not in (401, 403), where
+                elif caller == "suspended" and route.access.value in ("tenant", "any"):
+                    assert (told.status, b"suspended" in told.body) == (403, True), where
+                elif caller.endswith("reader") and RULES[route.name] & {caller.split("'")[0]}:
+                    assert (told.status, b"may only read" in told.body) == (403, True), where
+                else:
+                    assert told.status == 401, where
+                    assert told.headers["WWW-Authenticate"].startswith("Bearer"), where
+
+    with_callers(tmp_path, scenario)
+
+
+def test_all_who_have_no_key_hear_the_same(tmp_path: Path) -> None:
+    """Keys that never were, that are malformed, that were revoked, and none at all."""
+
+    async def scenario(them: Callers) -> None:
+        good = str(them.keys["tenant"])
+        them.keys |= {
+            "wrong": good[:-1] + ("A" if good[-1] != "A" else "B"),
+            "longer": good + "A",
+            "short": "sym",
+            "nothing": "",
+            "bytes": "sym_\xff_\xfe",
+            "long": "sym_" + "a" * 4_000,
+            "operator's": them.keys["operator"],
+        }
+        unlike = {"tenant", "tenant's reader", "stranger", "suspended"}
+        for path in ("/v1/runs", "/v1/kv/x", "/v1/models"):
+            answers = [(await them.ask("GET", path, caller)).about("none")
+                       for caller in them.keys if caller not in unlike]  # fmt: skip
+            assert len(answers) == 12
+            assert answers[0][0] == 401
+            assert all(answer == answers[0] for answer in answers)
+
+    with_callers(tmp_path, scenario)
+
+
+def test_what_is_another_s_is_answered_as_what_is_not_there(tmp_path: Path) -> None:
+    """Another tenant's ids in every route: byte for byte what made-up ones are answered with."""
+
+    async def scenario(them: Callers) -> None:
+        async with them.house.client() as owner:
+            program = (await owner.upload(guests.PARROT_WASM, name="parrot"))["id"]
+            await owner.upload(guests.SAVE_WASM, name="save")
+            ended = (await owner.run("save"))["id"]
+            live = await owner.start("parrot", trace=True)
+            pairs = {
+                "run": [(live, "run_" + "0" * 24), (ended, "run_" + "1" * 24)],
+                "program": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+                "model": [("parrot", "nobody"), (program, "sha256:" + "0" * 64)],
+                "path": [("notes/first", "notes/other"), ("public/default/a", "public/nobody/a")],
+            }
+            asked = 0
+            for route in ROUTES:
+                if "admin" in route.path:
+                    continue
+                for part, names in pairs.items():
+                    if f"{{{part}}}" not in route.path:
+                        continue
+                    for real, made_up in names if route.name != "putKv" else names[1:]:
+                        paths = (filled(route.path, **{part: each}) for each in (real, made_up))
+                        one, other = [await them.ask(route.method, path, "stranger", b"{}")
+                                      for path in paths]  # fmt: skip
+                        assert one.about(real) == other.about(made_up), route.name
+                        assert one.status in (403, 404), (route.name, one)
+                        asked += 1
+            assert asked > 25
+            await owner.cancel(live)
+
+    with_callers(tmp_path, scenario)
+
+
+def test_another_s_names_say_nothing_anywhere_else(tmp_path: Path) -> None:
+    """In bodies, cursors and prefixes; and one's own things may be called what another's are."""
+
+    async def scenario(them: Callers) -> None:
+        async with them.house.client() as owner:
+            await owner.upload(guests.PARROT_WASM, name="parrot")
+            await owner.upload(guests.SAVE_WASM, name="save")
+            ended = (await owner.run("save"))["id"]
+            made_up = "run_" + "1" * 24
+            for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses"):
+                one, other = [await them.ask("POST", path, "stranger", b'{"model": "%s"}' % name)
+                              for name in (b"parrot", b"nobody")]  # fmt: skip
+                assert one.about("parrot") == other.about("nobody")
+                assert one.status == 404
+            for query in ("/v1/runs?after={}", "/v1/runs?limit=1&after={}"):
+                one, other = [await them.ask("GET", query.format(each), "stranger")
+                              for each in (ended, made_up)]  # fmt: skip
+                assert one.about(ended) == other.about(made_up)
+                assert one.status == 400
+            for path in ("/v1/kv", "/v1/kv?prefix=notes/", "/v1/kv?prefix=public/default/",
+                         "/v1/runs?live=1", "/v1/runs", "/v1/programs"):  # fmt: skip
+                told = await them.ask("GET", path, "stranger")
+                assert (told.status, told.body) == (200, b'{"data":[],"next":null}'), path
+            models = await them.ask("GET", "/v1/models", "stranger")
+            assert b"parrot" not in models.body
+            figures = await them.ask("GET", "/metrics", "stranger")
+            assert b"default" not in figures.body
+            async with Client(them.house.url, str(them.keys["stranger"])) as stranger:
+                mine = await stranger.upload(guests.SAVE_WASM, name="parrot")
+                assert (await stranger.run("parrot"))["exit_code"] == 0
+                await stranger.kv_remove("notes/first")
+                await stranger.delete_program(mine["id"])
+            assert (await owner.kv_stat("notes/first"))["len"] == 3
+            assert (await owner.run("save"))["exit_code"] == 0
+
+    with_callers(tmp_path, scenario)
