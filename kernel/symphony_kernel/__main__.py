@@ -32,6 +32,7 @@ from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.places import pages_of, places_for
 from symphony_kernel.protocol.heartbeat import beat
+from symphony_kernel.protocol.limits import STALL_SECONDS
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.scheduler.guesses import Caution
@@ -72,6 +73,7 @@ async def boot(configuration: Configuration) -> int:
         host_pages_max=pages_of(configuration.tenant_host_tokens_max),
         disk_pages_max=pages_of(configuration.tenant_disk_tokens_max),
         audit=AuditOptions(configuration.audit_seconds),
+        stall_seconds=STALL_SECONDS,
         guesses=Caution() if configuration.guesses else None,
         tenant_weights=configuration.tenant_weights,
         durable_bytes_max=configuration.tenant_durable_bytes_max,

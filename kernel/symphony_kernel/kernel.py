@@ -40,6 +40,7 @@ from symphony_kernel.scheduler.clock import Clock, RealClock
 from symphony_kernel.scheduler.guesses import Guesses
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.shares import Shares
+from symphony_kernel.stalls import Stalls
 from symphony_kernel.stepping import Stepper
 from symphony_kernel.syscalls import Syscalls
 from symphony_kernel.throttle import Throttle
@@ -151,6 +152,7 @@ class Kernel:
             lambda: self._scheduler.idle,
             self._check_integrity,
             self.stop_with,
+            Stalls(self._scheduler, self._stepper, options.stall_seconds),
         )
 
     # -- Peers ---------------------------------------------------------------------------------
@@ -390,7 +392,7 @@ class Kernel:
             self._executor, self._workers, self._keeper,
         )  # fmt: skip
         saving, upkeep = self._durability.saving.statistics(), self._upkeep.statistics
-        return {**counted, **saving, **asdict(upkeep)}
+        return {**counted, **saving, **asdict(upkeep), "stalls": self._upkeep.stalls_found}
 
     def metrics(self) -> dict[str, Any]:
         """Return the counters with `histograms` by name and `tenants` by name: for a scrape."""

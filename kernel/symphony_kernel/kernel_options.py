@@ -29,6 +29,7 @@ class KernelOptions:
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool
     places: Places = field(default_factory=Places)  # where pages may be beside the device
     audit: AuditOptions = field(default_factory=AuditOptions)  # of counts, while it is idle
+    stall_seconds: float = 0.0  # from one look for stalls to the next; 0: never
     answers: Callable[[], Answers] = Answers  # for whom a launch waits: measurements try others
     # How preds are computed before they come, where they are known; None: they are not.
     guesses: Caution | None = field(default_factory=Caution)

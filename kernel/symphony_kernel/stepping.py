@@ -90,6 +90,12 @@ class Stepper:
         """Whether steps are launched."""
         return self._running
 
+    @property
+    def rests(self) -> bool:
+        """Whether nothing computes, and no timer and nothing that has begun will launch a step."""
+        busy = self._computing or self._planned or self._quiet or self._when_idle
+        return self._running and not busy and self._timer is None
+
     def halt(self) -> None:
         """Launch nothing more."""
         self._running = False
@@ -153,6 +159,10 @@ class Stepper:
         except Exception as error:  # ours
             self._failed(error)
 
+    def _look_again(self) -> None:
+        self._timer = None
+        self.look()
+
     def _launch(self) -> bool:
         """Launch what can be launched, and look again when that may change; return whether any."""
         self._cancel_timer()
@@ -170,7 +180,7 @@ class Stepper:
                     self._give_moves()
                 if polled is not None:
                     loop = asyncio.get_running_loop()
-                    self._timer = loop.call_later(polled, self.look)
+                    self._timer = loop.call_later(polled, self._look_again)
                 break
         if self._follows and self._running and not (self._when_idle or self._quiet):
             self._draft()

@@ -1,4 +1,5 @@
-"""What a kernel does for itself: it opens the tiers below the device, and audits when it is idle.
+"""What a kernel does for itself: it opens the tiers below the device, looks for stalls, and audits
+when it is idle.
 
 An audit compares all counts with what is there (`check_integrity`). It takes time that grows with
 the files and pages there are, so it runs only while nothing waits and nothing computes, takes at
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.kvfs import KVFS
 from symphony_kernel.kvfs.places import Places, measure_moves, open_disk
+from symphony_kernel.stalls import Stalls
 
 _log = logging.getLogger(__name__)
 _TIME_SHARE_MAX = 0.01
@@ -49,6 +51,7 @@ class Upkeep:
         idle: Callable[[], bool],
         check: Callable[[], object],
         failed: Callable[[BaseException], None],
+        stalls: Stalls,
     ) -> None:
         if places.host_slots:
             executor.open_host(places.host_slots)
@@ -57,6 +60,7 @@ class Upkeep:
         self._idle, self._check, self._failed = idle, check, failed
         self._last_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._stalls = stalls
         self.statistics = AuditStatistics()
 
     async def open(self) -> None:
@@ -69,11 +73,18 @@ class Upkeep:
             await measure_moves(self._kvfs.tiers, self._executor)
         if self._audit.seconds:
             self._look_in(self._audit.seconds)
+        self._stalls.begin()
+
+    @property
+    def stalls_found(self) -> int:
+        """Faults of the schedulers' since the start."""
+        return self._stalls.found
 
     def close(self) -> None:
         """End the audits, and the disk tier when it has done what it began."""
         if self._timer is not None:
             self._timer.cancel()
+        self._stalls.end()
         self._kvfs.tiers.spilling.close()
 
     def _look_in(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ ALL = (set(expected(root=True)), set(expected(root=False)))
 
 def worker_of(server: RunningServer) -> dict[str, Any]:
     async def ask() -> dict[str, Any]:
+        await server.wait_until_ready()  # a worker that has not come yet has said nothing
         async with (
             aiohttp.ClientSession() as session,
             session.get(f"{server.url}/readyz") as response,

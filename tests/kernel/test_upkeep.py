@@ -10,6 +10,7 @@ from symphony_kernel.kvfs import KVFS
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.scheduler.clock import Clock, VirtualClock
+from symphony_kernel.stalls import Stalls
 from symphony_kernel.upkeep import AuditOptions, Upkeep
 
 from tests.support.kernels import ASSETS, A, Rig, start, tokens, with_kernel
@@ -30,7 +31,9 @@ def look_after(
     async def main() -> Upkeep:
         executor = SimulatedExecutor(clock, 8)
         kvfs = KVFS(8, clock.now)
-        upkeep = Upkeep(kvfs, executor, Places(), audit, idle, check, faults.append)
+        kernel = Kernel(executor, describe(ASSETS), clock)
+        watch = Stalls(kernel._scheduler, kernel._stepper, 0.0)
+        upkeep = Upkeep(kvfs, executor, Places(), audit, idle, check, faults.append, watch)
         await upkeep.open()
         await clock.sleep(seconds)
         upkeep.close()

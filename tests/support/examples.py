@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from symphony_kernel import tiny_model
+from symphony_runtime.client import Client
 from symphony_runtime.projects import build
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
@@ -17,6 +18,7 @@ from tests.support.models import Checkpoint
 from tests.support.server import REPOSITORY, RunningServer
 
 EXAMPLES = REPOSITORY / "examples"
+RUN_SECONDS_MAX = 200  # of an example, on a machine that does much else
 COUNTERS = ("tokens_computed", "prefill_tokens", "decode_tokens", "decode_rows", "decode_steps")
 
 
@@ -47,14 +49,24 @@ def play(
                 await client.send(run, message.encode())
             if messages:  # a program that wants none may have ended by now
                 await client.send(run, b"", close=True)
-            async for _ in client.events(run):
-                pass
+            await ended(server, client, run)
             result = await client.result(run)
         after = await server.wait_until_idle()
         assert after["pages_free"] == before["pages_free"]
         return result, {name: after[name] - before[name] for name in COUNTERS}
 
     return asyncio.run(main())
+
+
+async def ended(server: RunningServer, client: Client, run: str) -> None:
+    """Wait for a run's end; one that hangs tells what the kernel and the log know."""
+    try:
+        async with asyncio.timeout(RUN_SECONDS_MAX):
+            async for _ in client.events(run):
+                pass
+    except TimeoutError:
+        counters, words = await server.counters(), server.log.read_text()
+        raise AssertionError(f"{run} goes on and on: {counters}\n{words}") from None
 
 
 def answers(result: dict[str, Any]) -> list[Any]:

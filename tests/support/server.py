@@ -81,12 +81,16 @@ class RunningServer:
 
     async def wait_until_idle(self, seconds: float = 10) -> dict[str, Any]:
         """Wait until the kernel has no instance; return its counters."""
-        async with asyncio.timeout(seconds):
-            while True:
-                counters = await self.counters()
-                if not counters["instances"]:
-                    return counters
-                await asyncio.sleep(0.02)
+        counters: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    counters = await self.counters()
+                    if not counters["instances"]:
+                        return counters
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise AssertionError(f"not idle: {counters}\n{self.log.read_text()}") from None
 
     def stop(self) -> int:
         """SIGTERM; return the exit code."""

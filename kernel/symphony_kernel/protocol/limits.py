@@ -13,6 +13,7 @@ TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a s
 # The host tier is as large as the device's pool, but takes no more of the memory that is available
 # when the kernel starts (`--host-pool-tokens`); the disk tier is off (`--disk-pool-tokens`).
 HOST_POOL_MEMORY_SHARE = 0.25
+STALL_SECONDS = 2.0  # from one look for works that nothing will end to the next
 AUDIT_SECONDS = 5.0  # between two audits of an idle kernel, at least
 TOKENS_PAGES_A_FRAME = 3  # pages more than places, for files of which only the tokens are kept
 TOKENS_PAGES_MAX = 1 << 20
@@ -168,6 +169,14 @@ WAIT_TICKETS_MAX = RUN_TICKETS_MAX
 # --- Programs (gateway) --------------------------------------------------------------------------
 PROGRAM_BYTES_MAX = 16 << 20
 PROGRAM_FUNCTIONS_MAX = 50_000
+# What an instance, or a worker that loads the program while others wait, would pay for dearly.
+PROGRAM_TYPES_MAX = 16_384
+PROGRAM_IMPORTS_MAX = 1_024
+PROGRAM_EXPORTS_MAX = 1_024
+PROGRAM_GLOBALS_MAX = 4_096
+PROGRAM_NAMES_BYTES_MAX = 128 << 10  # of its imports, and of its exports
+PROGRAM_ELEMENTS_BYTES_MAX = 512 << 10  # of what its tables hold at the start
+PROGRAM_FUNCTIONS_CEILING = 200_000  # that an operator may let programs have
 COMPILE_CPU_SECONDS_MAX = 30
 COMPILE_WALL_SECONDS_MAX = 60
 COMPILE_MEMORY_BYTES_MAX = 2 << 30

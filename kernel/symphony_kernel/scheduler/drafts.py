@@ -122,6 +122,10 @@ class Drafts:
         self._drafts.append(draft)
         return draft
 
+    def forget(self) -> None:
+        """The device computes nothing: there are no drafts."""
+        self._drafts, self._present = [], None
+
     def revoke(self) -> None:
         """Take back those that have not begun: somebody else wants to run."""
         drafts = self._drafts

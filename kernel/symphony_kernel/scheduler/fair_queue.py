@@ -335,6 +335,10 @@ class FairQueue:
             return lip.tenant.counter <= first.counter
         return lip.counter <= first.lips[0][0]
 
+    def everything(self) -> list[Work]:
+        """Return all works that wait."""
+        return [work for lip in self._lips.values() for work in lip.works]
+
     def holds(self, work: Work) -> bool:
         """Whether a work waits."""
         lip = self._lips.get(work.root)

@@ -82,6 +82,11 @@ class Pager:
         return list(self._parking)
 
     @property
+    def blocked(self) -> list[Work]:
+        """The works that wait for others to compute a page, or for one from disk."""
+        return list(self._blocked)
+
+    @property
     def disk_works(self) -> bool:
         """Whether pages come from disk or go there: afterwards there may be frames."""
         return self._pressure.tiers.spilling.busy

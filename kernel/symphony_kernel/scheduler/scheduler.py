@@ -169,6 +169,56 @@ class Scheduler:
         """Whether nothing waits and no step is under way."""
         return not (self._steps or self._queue.works or self._parked or self._kept)
 
+    # -- Stalls (see `stalls`) -----------------------------------------------------------------
+    @property
+    def owing(self) -> bool:
+        """Whether works wait, and for nothing but a step."""
+        pager = self._pager
+        if pager is not None and pager.disk_works:
+            return False
+        return not self.idle or bool(pager is not None and pager.blocked)
+
+    @property
+    def progress(self) -> int:
+        """A number that grows with whatever is done."""
+        counts = self._figures
+        return counts.steps + counts.preds + counts.starved
+
+    def describe(self) -> str:
+        """Return what waits, in words for the log of a fault."""
+        queue, pager = self._queue, self._pager
+        steps = [
+            f"{len(s.parts)} works, {[p.work.describe() for p in s.parts[:4]]}, adopted {s.adopted}"
+            for s in self._steps
+        ]
+        blocked = len(pager.blocked) if pager is not None else 0
+        return (
+            f"steps {steps}; {queue.works} works queued ({queue.decodes} decodes, {queue.tokens} "
+            f"tokens), the first {(first := queue.first()) and first.describe()}; "
+            f"{len(self._waiting)} wait for pages, {self._parked} parked, {blocked} blocked, "
+            f"{len(self._kept)} kept; {len(self._drafts)} drafts"
+        )
+
+    def mend(self) -> None:
+        """Forget steps that nobody computes, and look again at what waits for others."""
+        self._drafts.forget()
+        phantoms, self._steps = self._steps, []
+        for step in phantoms:
+            for part in step.parts:
+                if not part.work.finished:
+                    self._fail_running(part.work, Errno.EIO)
+        if self._pager is not None:
+            self._pager.unblock()
+
+    def give_up(self) -> int:
+        """End all works with EIO; return how many."""
+        self.mend()
+        gone = self._queue.everything() + (self._pager.waiting if self._pager is not None else [])
+        for work in gone:
+            self._take_out(work)
+            self._fail(work, Errno.EIO)
+        return len(gone)
+
     def pages_arrived(self) -> None:
         """Pages have come from disk: who waited for them looks again."""
         if self._pager is not None:

@@ -101,6 +101,14 @@ class Work:
         self.reserved = self.finished = False
         self.result = None
 
+    def describe(self) -> str:
+        """Return what it is and how far it has come, in words for the log of a fault."""
+        return (
+            f"pred {self.number} of instance {self.instance}: {self.count} tokens, {self.placed} "
+            f"placed, {self.computed} computed, behind {self.file.length}"
+            f"{', reserved' * self.reserved}{', finished' * self.finished}"
+        )
+
     @property
     def remaining(self) -> int:
         """Tokens that no step has got yet."""

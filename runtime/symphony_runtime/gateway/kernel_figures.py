@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limit_table import HIT
 
 from symphony_runtime.gateway.links import KernelAwayError
 
@@ -22,7 +23,7 @@ COUNTERS = (
     "preds_guessed", "preds_guessed_in_vain", "step_ms", "copies", "prefix_cache_query_tokens",
     "prefix_cache_hit_tokens", "prefix_cache_evicted_pages",
     "tiers_saved_pages", "tiers_loaded_pages", "tiers_dropped_pages", "tiers_spilled_pages",
-    "tiers_read_pages", "tiers_moved_bytes", "tiers_move_ms", "audits",
+    "tiers_read_pages", "tiers_moved_bytes", "tiers_move_ms", "audits", "stalls",
 )  # fmt: skip
 # What a kernel that comes back from its journal goes on counting; the others begin again.
 REMEMBERED = (
@@ -107,7 +108,13 @@ class KernelFigures:
 
 def _forgotten(last: dict[str, Any]) -> dict[str, Any]:
     """Return what a kernel had counted that the one which took its place does not know."""
-    return {key: last[key] for key in last if key not in (*REMEMBERED, "tenants")}
+    tenants = {name: {k: held[k] for k in _hits(held)} for name, held in last["tenants"].items()}
+    return {**{key: last[key] for key in last if key not in REMEMBERED}, "tenants": tenants}
+
+
+def _hits(held: dict[str, Any]) -> list[str]:
+    """Return the keys of a tenant's figures that count limits which were reached."""
+    return [key for key in held if key.startswith(HIT)]
 
 
 def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
@@ -120,12 +127,16 @@ def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
             for name, view in last.get("histograms", {}).items()
         },
         "tenants": {
-            name: _sum(
-                USED, before.get("tenants", {}).get(name, {}), last.get("tenants", {}).get(name, {})
+            name: _sum_used(
+                before.get("tenants", {}).get(name, {}), last.get("tenants", {}).get(name, {})
             )
             for name in named
         },
     }
+
+
+def _sum_used(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    return _sum(dict.fromkeys((*USED, *_hits(before), *_hits(last))), before, last)
 
 
 def _sum(keys: Iterable[str], *parts: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ tenant's key sees the server's sums if it is the only tenant, and otherwise its 
 two tenants would tell each of them about the other.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from symphony_kernel.protocol.limit_table import HIT
 
 from symphony_runtime.gateway.figures import KILL_KINDS, OTHERS, RunFigures, TenantFigures
 from symphony_runtime.gateway.outside.figures import KINDS, OutsideFigures
@@ -147,6 +149,7 @@ def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
         [({**part.labels, "reason": kind}, part.figures.killed[kind])
          for part in parts for kind in KILL_KINDS],
     )  # fmt: skip
+    yield text.counter("limit_hits", "limits that were reached, by which", _limit_hits(parts))
     yield text.counter("prompt_tokens", "tokens of preds of several", each("prompt_tokens"))
     yield text.counter("generation_tokens", "tokens drawn", each("completion_tokens"))
     yield text.counter("prompt_tokens_cached", "entries opened or appended instead of computed",
@@ -157,6 +160,16 @@ def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
     yield text.counter("program_cpu_seconds", "processor time of programs that have ended",
                        used("cpu_ms", 1e-3))  # fmt: skip
     yield text.counter("program_calls", "calls of programs that have ended", used("syscalls"))
+
+
+def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
+    """Yield what gateway, workers and kernel count of limits; `cpu_ms` even before any."""
+    for part in parts:
+        hits = Counter({"cpu_ms": 0})
+        hits.update(part.figures.limits)
+        hits.update({k.removeprefix(HIT): n for k, n in part.kernel.items() if k.startswith(HIT)})
+        for limit, count in sorted(hits.items()):
+            yield {**part.labels, "limit": limit}, count
 
 
 # --- The server ----------------------------------------------------------------------------------
@@ -229,6 +242,7 @@ _COUNTERS = (
     ("kv_bytes_moved", "tiers_moved_bytes", 1, "between device and host memory"),
     ("kv_move_seconds", "tiers_move_ms", 1e-3, "what that took"),
     ("kernel_audits", "audits", 1, "audits of an idle kernel"),
+    ("kernel_stalls", "stalls", 1, "faults that left works without a step"),
 )
 _HISTOGRAMS = (
     ("time_to_first_token_seconds", "time_to_first_token_seconds",
