@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.fuzz import sequences
+from tests.fuzz import frames, modules, sequences
 
+NAMES = ("calls", "frames", "modules", "native")
 _TELL_SECONDS = 10.0
 _SMALLER_SECONDS = 60.0
 
@@ -45,9 +46,25 @@ def _play_sequence(case: sequences.Case) -> Played:
     return Played(sequences.calls_of(seen), seen.wrong, seconds)
 
 
-KINDS = {
-    "calls": Kind(1.0, sequences.make, _play_sequence, sequences.smaller),
-}
+def _play_frames(case: frames.Case) -> Played:
+    seen, seconds = frames.play(case)
+    return Played(sum(seen.calls.values()), seen.wrong, seconds)
+
+
+def kinds(child: modules.Child) -> dict[str, Kind]:
+    """Return all kinds of cases; modules go to `child`."""
+
+    def play_module(case: modules.Case) -> Played:
+        began = time.monotonic()
+        found = modules.wrong(child.take(case.wasm))
+        return Played(1, found, time.monotonic() - began)
+
+    return {
+        "calls": Kind(1.0, sequences.make, _play_sequence, sequences.smaller),
+        "frames": Kind(0.3, frames.make, _play_frames, frames.smaller),
+        "modules": Kind(0.05, modules.make, play_module, modules.smaller),
+        "native": Kind(0.01, sequences.make_native, _play_sequence, sequences.smaller),
+    }
 
 
 def main() -> int:
@@ -56,45 +73,54 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=1_000_000, help="stop after so many")
     parser.add_argument("--minutes", type=float, default=0.0, help="or after so long; 0: never")
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--only", choices=sorted(KINDS), help="cases of one kind")
+    parser.add_argument("--only", choices=NAMES, help="cases of one kind")
     parser.add_argument("--case", type=int, help="play this one of --only, and tell of it")
     parser.add_argument("--from-case", type=int, default=0, help="begin with this one")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a finding")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    if given.case is not None:
-        return _again(given.only or "calls", given.seed, given.case)
-    return _fuzz(given)
+    child = modules.Child()
+    try:
+        if given.case is not None:
+            return _again(kinds(child)[given.only or NAMES[0]], given)
+        return _fuzz(kinds(child), given)
+    finally:
+        child.close()
 
 
-def _case(kind: str, seed: str, number: int) -> Any:
-    return KINDS[kind].make(Random(f"{seed}/{kind}/{number}"))
+def _random(kind: str, seed: str, number: int) -> Random:
+    return Random(f"{seed}/{kind}/{number}")
 
 
-def _again(kind: str, seed: str, number: int) -> int:
+def _again(kind: Kind, given: argparse.Namespace) -> int:
     logging.disable(logging.NOTSET)
-    case = _case(kind, seed, number)
+    case = kind.make(_random(given.only or NAMES[0], given.seed, given.case))
     print(case)
-    played = KINDS[kind].play(case)
+    played = kind.play(case)
     print(f"{played.calls} calls, {played.seconds:.2f} s; found: {played.wrong or 'nothing'}")
     return 1 if played.wrong else 0
 
 
-def _fuzz(given: argparse.Namespace) -> int:
-    kinds = [given.only] if given.only else list(KINDS)
+def _fuzz(all_kinds: dict[str, Kind], given: argparse.Namespace) -> int:
+    names = [given.only] if given.only else list(all_kinds)
     began, told, findings = time.monotonic(), time.monotonic(), 0
-    calls, cases = dict.fromkeys(kinds, 0), dict.fromkeys(kinds, given.from_case)
+    calls, cases = dict.fromkeys(names, 0), dict.fromkeys(names, given.from_case)
     until = began + 60 * given.minutes if given.minutes else float("inf")
     while sum(calls.values()) < given.calls and time.monotonic() < until:
         # The kind that is furthest behind its share.
-        kind = min(kinds, key=lambda each: calls[each] / KINDS[each].share)
-        number = cases[kind]
-        cases[kind] += 1
-        played = KINDS[kind].play(_case(kind, given.seed, number))
-        calls[kind] += max(played.calls, 1)
+        name = min(names, key=lambda each: calls[each] / all_kinds[each].share)
+        number, kind = cases[name], all_kinds[name]
+        cases[name] += 1
+        case = kind.make(_random(name, given.seed, number))
+        played = kind.play(case)
+        calls[name] += max(played.calls, 1)
         if played.wrong:
             findings += 1
-            _tell(kind, given.seed, number, played.wrong)
+            print(f"\nFOUND by seed {given.seed}, case {number} of {name}:")
+            print(*(f"  {line}" for line in played.wrong[:5]), sep="\n")
+            print(_smaller(kind, case))
+            again = f"--only {name} --seed {given.seed} --case {number}"
+            print(f"again: python -m tests.fuzz {again}\n", flush=True)
             if not given.keep_going:
                 break
         if time.monotonic() > told + _TELL_SECONDS:
@@ -110,23 +136,14 @@ def _figures(calls: dict[str, int], cases: dict[str, int], seconds: float) -> No
     print(f"{seconds:6.0f} s: {each}; {sum(calls.values()) / seconds:.0f} a second", flush=True)
 
 
-def _tell(kind: str, seed: str, number: int, wrong: list[str]) -> None:
-    print(f"\nFOUND by seed {seed}, case {number} of {kind}:")
-    for line in wrong[:5]:
-        print(f"  {line}")
-    case = _smaller(kind, _case(kind, seed, number))
-    print(f"{case}\nagain: python -m tests.fuzz --only {kind} --seed {seed} --case {number}\n")
-
-
-def _smaller(kind: str, case: Any) -> Any:
+def _smaller(kind: Kind, case: Any) -> Any:
     """Return the smallest case found in a while that still finds something."""
     until, at = time.monotonic() + _SMALLER_SECONDS, 0
-    what = KINDS[kind]
     while time.monotonic() < until:
-        less = what.smaller(case, at)
+        less = kind.smaller(case, at)
         if less is None:
             break
-        if what.play(less).wrong:
+        if kind.play(less).wrong:
             case = less
         else:
             at += 1

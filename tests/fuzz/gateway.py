@@ -75,6 +75,14 @@ class Gateway:
             self._ended(run.instance, "failed", "the worker died")
         return run
 
+    async def register(self, instance: int, tenant: str, worker: str) -> None:
+        """Let an instance of a worker call the kernel, with nothing of it here."""
+        await self._request(lambda seq: m.Register(seq, instance, tenant, worker, 0, 0, {}))
+
+    async def end(self, instance: int) -> None:
+        """End such an instance."""
+        await self._request(lambda seq: m.End(seq, instance))
+
     async def ask(self, what: str, **args: Any) -> Any:
         """Ask the kernel."""
         return await self._request(lambda seq: m.Ask(seq, what, args))

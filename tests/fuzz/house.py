@@ -16,14 +16,18 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+from symphony_kernel import tiny_model
+from symphony_kernel.executor.base import Executor
+from symphony_kernel.executor.models.assets import Assets, load_assets
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs import TenantLimits
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.links import MemoryLink, memory_pair
 from symphony_kernel.protocol.sessions import LinkLostError
-from symphony_kernel.scheduler.clock import VirtualClock
+from symphony_kernel.scheduler.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.server import Server
 from symphony_runtime.abi import LIP, table
@@ -44,7 +48,9 @@ LIMITS = {
     "wall_ms": WALL_MS, "cpu_ms": 2_000, "memory_bytes": 1 << 20, "tokens": 1 << 20,
     "kv_tokens": 1 << 16,
 }  # fmt: skip
-_SECRET = b"secret"
+SECRET = b"secret"
+NATIVE_WALL_MS = 60_000
+_NATIVE_SECONDS = 120.0  # of real time, for one case
 _ERRNOS = frozenset(table().errno.values())
 _KINDS = {call.name: call.kind for call in table().calls}
 _NOTHING = frozenset(
@@ -64,6 +70,7 @@ class Setting:
     guesses: bool = True
     step_ms: float = 10.0
     tenant_pages: int = 0  # 0: all of them
+    native: bool = False  # the embedded model on the device's own thread, in real time
 
 
 @dataclass
@@ -137,7 +144,9 @@ def _looking(seen: Seen) -> type[Fiber]:
 class House:
     """Enter it to have all roles up; `close` looks whether all has come back."""
 
-    def __init__(self, clock: VirtualClock, setting: Setting, rng: Random) -> None:
+    secret = SECRET
+
+    def __init__(self, clock: Clock, setting: Setting, rng: Random) -> None:
         self._clock, self._setting, self._rng = clock, setting, rng
         self.seen = Seen()
         self._fiber = _looking(self.seen)
@@ -148,14 +157,9 @@ class House:
 
     async def open(self) -> None:
         """Bring all up."""
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(_Inline())
-        loop.set_exception_handler(self._unheard)
-        # No token ends a text: else grammars would be compiled by a process, in real time.
-        setting, assets = self._setting, byte_assets(ends=False)
-        assets = replace(assets, model=replace(assets.model, max_context=CONTEXT))
-        cost = CostModel(fixed_us=1000 * setting.step_ms, prefill_token_us=20, page_move_us=50)
-        executor = SimulatedExecutor(self._clock, setting.pages, assets.model, cost)
+        asyncio.get_running_loop().set_exception_handler(self._unheard)
+        setting = self._setting
+        executor, assets = self._native() if setting.native else self._simulated()
         options = KernelOptions(
             guesses=Caution(least=0, odd=0, vain=0) if setting.guesses else None,
             places=Places(host_slots=setting.host, pages_a_frame=setting.a_frame),
@@ -163,19 +167,33 @@ class House:
         )
         self.kernel = Kernel(executor, describe(assets), self._clock, poisoned(options))
         self._running = asyncio.create_task(self.kernel.run())
-        self._server = Server(self.kernel, dict.fromkeys(WORKERS, _SECRET))
+        self.server = Server(self.kernel, dict.fromkeys((*WORKERS, "evil"), SECRET))
         ours, theirs = memory_pair()
         self.kernel.attach_gateway(theirs)
         self.gateway = Gateway(ours, self._rng)
         for name in WORKERS:
             await self.begin_worker(name)
 
+    def _simulated(self) -> tuple[Executor, Assets]:
+        asyncio.get_running_loop().set_default_executor(_Inline())
+        # No token ends a text: else grammars would be compiled by a process, in real time.
+        setting, assets = self._setting, byte_assets(ends=False)
+        assets = replace(assets, model=replace(assets.model, max_context=CONTEXT))
+        cost = CostModel(fixed_us=1000 * setting.step_ms, prefill_token_us=20, page_move_us=50)
+        return SimulatedExecutor(self._clock, setting.pages, assets.model, cost), assets
+
+    def _native(self) -> tuple[Executor, Assets]:
+        executor = TorchExecutor.load(
+            tiny_model.path(), device="cpu", threads=2, pool_bytes=64 << 20
+        )
+        return executor, load_assets(tiny_model.path())
+
     def _unheard(self, _loop: Any, context: dict[str, Any]) -> None:
         self.seen.wrong.append(f"unheard: {context.get('message')}: {context.get('exception')!r}")
 
     async def begin_worker(self, name: str) -> None:
         """Start a worker, in place of one that has died."""
-        worker = _Looking(name, _SECRET, self._clock.now, self._rng.randbytes, self._clock.now)
+        worker = _Looking(name, SECRET, self._clock.now, self._rng.randbytes, self._clock.now)
         worker.fiber = self._fiber
         self.workers[name] = worker
         await self._link_to_kernel(name)
@@ -187,7 +205,7 @@ class House:
     async def _link_to_kernel(self, name: str) -> None:
         ours, theirs = memory_pair()
         self._links[name] = ours
-        self._server.meet(theirs)
+        self.server.meet(theirs)
         await self.workers[name].attach_kernel(ours)
 
     async def cut(self, name: str) -> None:
@@ -259,7 +277,7 @@ def played(
     setting: Setting, rng: Random, case: Callable[[House], Coroutine[Any, Any, None]]
 ) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
-    clock = VirtualClock()
+    clock: Clock = RealClock() if setting.native else VirtualClock()
     house = House(clock, setting, rng)
 
     async def whole() -> None:
@@ -282,7 +300,10 @@ def played(
 
     began = time.thread_time()
     try:
-        clock.run(whole())
-    except (RuntimeError, SyscallError, AssertionError, LinkLostError) as error:
+        if isinstance(clock, VirtualClock):
+            clock.run(whole())
+        else:
+            asyncio.run(asyncio.wait_for(whole(), _NATIVE_SECONDS))
+    except (RuntimeError, SyscallError, AssertionError, LinkLostError, TimeoutError) as error:
         house.seen.wrong.append(f"{type(error).__name__}: {error}")
     return house.seen, time.thread_time() - began

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from random import Random
 
 from symphony_kernel.protocol import messages as m
@@ -10,14 +9,14 @@ from symphony_kernel.protocol.errno import SyscallError
 
 from tests.fuzz.gateway import Run
 from tests.fuzz.guest import OWN, Record, Script, number
-from tests.fuzz.house import LIMITS, WORKERS, House, Seen, Setting, played
-from tests.fuzz.scripts import OUT, Writer
+from tests.fuzz.house import LIMITS, NATIVE_WALL_MS, WORKERS, House, Seen, Setting, played
+from tests.fuzz.scripts import Writer, branches, decode, sink
+from tests.fuzz.victim import ended, expected_of_victim, victim_beside
 
 TENANTS = ("t0", "t1")
 CALLS_A_SCRIPT = 120
 _EVENTS = ("kill", "deliver", "close_input", "cut", "die")
 _EVENT_WEIGHTS = (6, 4, 2, 2, 1)
-_VICTIM_TOKENS = 12
 _LOW = {"memory_bytes": 5 * 65_536, "tokens": 300, "kv_tokens": 200}
 
 
@@ -79,6 +78,20 @@ def make(rng: Random, calls: int = CALLS_A_SCRIPT) -> Case:
     return Case(setting, guests, events)
 
 
+def make_native(rng: Random) -> Case:
+    """Return a case for the embedded model: courses, since what is hunted is their timing."""
+    case = make(rng, 30)
+    writers = [Writer(rng, 0) for _ in case.guests[:3]]
+    guests = []
+    for guest, writer in zip(case.guests, writers, strict=False):
+        for _ in range(rng.choice((2, 4))):
+            rng.choice((sink, sink, decode, branches))(writer)
+        guests.append(replace(guest, script=writer.script()))
+    setting = replace(case.setting, native=True, pages=0, tenant_pages=0)
+    events = tuple(event for event in case.events if event.guest < len(guests))
+    return Case(setting, tuple(guests), events)
+
+
 def _guest(rng: Random, calls: int) -> Guest:
     children = tuple(Writer(rng, rng.choice((3, 12))).script() for _ in range(2))
     writer = Writer(rng, max(calls * rng.choice((1, 2, 4)) // 2, 4))
@@ -89,28 +102,16 @@ def _guest(rng: Random, calls: int) -> Guest:
     return Guest(rng.choice(TENANTS), rng.choice(WORKERS), starts, script, limits, reads)
 
 
-def victim() -> Script:
-    """What a plain program of another tenant does: it decodes, and tells each token."""
-    writer = Writer(Random(0), 0)
-    kv = writer.call("kv_create")
-    writer.call("store", OUT, 7)
-    before = len(writer.records)
-    writer.claim(writer.call("pred", (kv, 0), OUT, 1, 0, 0, 0), 8)
-    writer.call("send", OUT, 8)
-    writer.again(len(writer.records) - before, _VICTIM_TOKENS)
-    return Script(tuple(writer.records), writer.image.packed())
-
-
 def play(case: Case, rng: Random) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
 
-    alone = expected()
+    alone = expected_of_victim(case.setting.native)
 
     async def whole(house: House) -> None:
         runs: dict[int, Run] = {}
         tasks = [asyncio.ensure_future(_run(house, case, i, runs)) for i in range(len(case.guests))]
         tasks += [asyncio.ensure_future(_befall(house, each, runs)) for each in case.events]
-        tasks.append(asyncio.ensure_future(_victim(house, alone, _dies(case))))
+        tasks.append(asyncio.ensure_future(victim_beside(house, alone, _dies(case))))
         await asyncio.gather(*tasks)
 
     return played(case.setting, rng, whole)
@@ -124,6 +125,8 @@ async def _run(house: House, case: Case, index: int, runs: dict[int, Run]) -> No
     guest = case.guests[index]
     await asyncio.sleep(guest.starts)
     limits = LIMITS | dict(guest.limits)
+    if case.setting.native:
+        limits["wall_ms"] = NATIVE_WALL_MS
     data = guest.script.packed()
     try:
         run = await house.gateway.start(guest.tenant, guest.worker, data, limits, guest.reads)
@@ -132,16 +135,7 @@ async def _run(house: House, case: Case, index: int, runs: dict[int, Run]) -> No
             house.seen.wrong.append(f"guest {index} was not registered: {error}")
         return
     runs[index] = run
-    await _ended(house, run, f"guest {index}")
-
-
-async def _ended(house: House, run: Run, who: str) -> tuple[str, str]:
-    status, reason = await run.ended
-    if "wall time" in reason and run.reads:
-        house.seen.wrong.append(f"{who} has waited for ever")
-    elif "fault of the server" in reason or "does not have the program" in reason:
-        house.seen.wrong.append(f"{who} ended: {reason}")
-    return status, reason
+    await ended(house, run, f"guest {index}")
 
 
 async def _befall(house: House, event: Event, runs: dict[int, Run]) -> None:
@@ -162,35 +156,6 @@ async def _befall(house: House, event: Event, runs: dict[int, Run]) -> None:
     else:
         async with house.calm[run.worker]:
             await house.kill_worker(run.worker)
-
-
-async def _victim(house: House, alone: bytes, dies: bool) -> None:
-    """A tenant of its own decodes beside the others: it must get what it would get alone."""
-    run = await house.gateway.start("victim", WORKERS[0], victim().packed(), LIMITS)
-    status, reason = await _ended(house, run, "the victim")
-    if dies and status == "failed":
-        return
-    if (status, reason) != ("exited", ""):
-        house.seen.wrong.append(f"the victim {status}: {reason}")
-    told = b"".join(run.messages)
-    if told != alone:
-        house.seen.wrong.append(f"the victim got {told.hex()}")
-
-
-@lru_cache(maxsize=1)
-def expected() -> bytes:
-    """Return what the victim gets alone."""
-    found: list[bytes] = []
-
-    async def alone(house: House) -> None:
-        run = await house.gateway.start("victim", WORKERS[0], victim().packed(), LIMITS)
-        await run.ended
-        found.append(b"".join(run.messages))
-
-    seen, _ = played(Setting(guesses=False), Random(0), alone)
-    assert not seen.wrong, seen.wrong
-    assert len(found[0]) == 8 * _VICTIM_TOKENS
-    return found[0]
 
 
 # -- Smaller ---------------------------------------------------------------------------------------

@@ -211,6 +211,12 @@ def _packed(value: Any) -> bytes:
     return data
 
 
+def piece(rng: Random, kind: str) -> bytes:
+    """Return data of one kind, now and then a damaged one."""
+    data = _PIECES[kind](rng)
+    return mutated(rng, data) if rng.random() < 0.06 else data
+
+
 def _one_of(*texts: str) -> Callable[[Random], bytes]:
     return lambda rng: rng.choice(texts).encode()
 

@@ -1,0 +1,56 @@
+"""A short, seeded part of the fuzzer's cases of frames, and that they find what they look for."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from symphony_kernel.pending_calls import Turns
+from symphony_kernel.process_table import Instance
+from symphony_kernel.protocol.messages import Calls, Op
+
+from tests.fuzz import frames
+from tests.fuzz.house import Setting
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_found(seed: int) -> None:
+    case = frames.make(Random(f"suite/{seed}"))
+    seen, _ = frames.play(case)
+    assert seen.wrong == [], str(case)
+    assert sum(seen.calls.values()) > 10
+
+
+def test_every_operation_has_a_shape() -> None:
+    assert set(frames._SHAPES) == set(Op)
+
+
+def one(call: list[Any]) -> frames.Case:
+    return frames.Case(Setting(), (([Calls.KIND, [call]], 0.0),))
+
+
+def test_a_call_that_is_not_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    length = [frames._INSTANCES[0], int(Op.KV_LEN), 77, 5]
+    assert frames.play(one(length))[0].wrong == []
+    answer = Turns.answer
+
+    def forgets(turns: Turns, caller: Instance, seq: int, result: Any) -> None:
+        if seq != 77:
+            answer(turns, caller, seq, result)
+
+    monkeypatch.setattr(Turns, "answer", forgets)
+    (wrong,) = frames.play(one(length))[0].wrong
+    assert wrong.startswith("never answered")
+
+
+def test_a_case_is_made_smaller_until_nothing_can_be_left_out() -> None:
+    case = frames.make(Random(9), 60)
+    bad = [1, int(Op.KV_LEN), 5, "bad"]
+    case = frames.Case(case.setting, (*case.frames, ([Calls.KIND, [bad, bad[:2]]], 0.0)))
+
+    def matters(each: frames.Case) -> bool:
+        return any(len(f) == 2 and isinstance(f[1], list) and bad in f[1] for f, _ in each.frames)
+
+    at = 0
+    while (less := frames.smaller(case, at)) is not None:
+        case, at = (less, at) if matters(less) else (case, at + 1)
+    assert case.frames == (([Calls.KIND, [bad]], 0.0),)
