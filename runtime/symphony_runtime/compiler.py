@@ -8,6 +8,7 @@ little time and no way to write a file. Epochs do not bound a compiler; a proces
 
 import asyncio
 import os
+import re
 import resource
 import signal
 import struct
@@ -22,6 +23,7 @@ from symphony_kernel.protocol.limits import (
     COMPILE_WALL_SECONDS_MAX,
     COMPILES_AT_ONCE_MAX,
     PROGRAM_BYTES_MAX,
+    PROGRAM_FUNCTIONS_MAX,
 )
 
 from symphony_runtime.containment import contain
@@ -35,11 +37,14 @@ __all__ = [
     "ProgramError",
     "cache_identity",
     "compile_program",
+    "is_too_many_functions",
 ]
 
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, beside the workers'
 _REQUIRED = "--require-containment"
+_FUNCTIONS = "--functions="  # how many a program may define
+_FUNCTION_WORDS = re.compile(r"the program has \d+ functions; ")
 _LAYERS = ("user", "limits", "landlock", "seccomp")  # a network of its own takes longer to make
 # What the child may see of the environment: where Python and its packages are, nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
@@ -83,10 +88,15 @@ class Compiler:
         self._turns = asyncio.Semaphore(at_once)
         self._options = [_REQUIRED] if require_containment else []
 
-    async def compile(self, wasm: bytes) -> Compiled:
-        """Compile one program; raises as `compile_program` does."""
+    async def compile(self, wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> Compiled:
+        """Compile one program of so many functions; raises as `compile_program` does."""
         async with self._turns:
-            return await compile_program(wasm, *self._options)
+            return await compile_program(wasm, *self._options, f"{_FUNCTIONS}{functions_max}")
+
+
+def is_too_many_functions(problem: str) -> bool:
+    """Whether one of a `ProgramError`'s problems is the number of functions."""
+    return _FUNCTION_WORDS.match(problem) is not None
 
 
 async def compile_program(wasm: bytes, *options: str) -> Compiled:
@@ -167,7 +177,8 @@ def main() -> None:
 
     allowed_imports()  # read from a file, which is not possible afterwards
     contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
-    outcome = check_and_compile(wasm)
+    given = [a.removeprefix(_FUNCTIONS) for a in sys.argv if a.startswith(_FUNCTIONS)]
+    outcome = check_and_compile(wasm, int(given[0]) if given else PROGRAM_FUNCTIONS_MAX)
     fields: dict[str, Any] = {
         name: getattr(outcome, name)
         for name in ("problems", "imports", "exports", "entries", "artefact")

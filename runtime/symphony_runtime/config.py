@@ -12,8 +12,9 @@ The file is TOML with the options' names as keys; an option on the command line 
     [tenant_weights]        # shares of the device; 1 where none stands
     research = 2
 
-Which tools and which URLs programs may reach stands in its tables `tools` and `http`: see
-`symphony_runtime.outside.options`.
+What tenants and runs may use stands in its tables `limits` and `tenants`: see
+`symphony_runtime.limits`. Which tools and which URLs programs may reach stands in its tables
+`tools` and `http`: see `symphony_runtime.outside.options`.
 
 Where a server is, is told in two small JSON files ({url, key_file, pid}): `server.json` in its data
 directory, and one for the user, so that the other commands find it without being told.
@@ -47,6 +48,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_WEIGHT_MAX,
 )
 
+from symphony_runtime.limits import parse_limits, parse_tenants
 from symphony_runtime.outside.options import parse_http, parse_tools
 from symphony_runtime.transport import TransportError, check_transport
 
@@ -120,6 +122,9 @@ class ServeOptions:
     # MCP servers, by name, whose tools programs may call: see `outside.options`.
     tools: dict[str, Any] = field(default_factory=dict)
     http: list[Any] = field(default_factory=list)  # and which URLs they may ask for
+    # What tenants and runs may use, of everybody and of some: see `limits`.
+    limits: dict[str, Any] = field(default_factory=dict)
+    tenants: dict[str, Any] = field(default_factory=dict)
 
     def checked(self) -> "ServeOptions":
         """Return these options, or raise OptionsError."""
@@ -173,6 +178,8 @@ class ServeOptions:
         try:
             parse_tools(self.tools)
             parse_http(self.http)
+            parse_limits(self.limits)
+            parse_tenants(self.tenants)
             check_transport(self.host, self.tls_cert, self.tls_key, behind_proxy=self.behind_proxy)
         except (ValueError, TransportError) as error:
             raise OptionsError(str(error)) from error
@@ -207,6 +214,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         "tenant_weights": dict,
         "tools": dict,
         "http": list,
+        "limits": dict,
+        "tenants": dict,
         "pool_bytes": int,
         "host_pool_tokens": int,
         "tenant_host_tokens_max": int,

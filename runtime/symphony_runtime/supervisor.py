@@ -453,6 +453,16 @@ def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
     }
 
 
+def _limits(options: ServeOptions) -> dict[str, Any]:
+    """Return the table of limits, with those that are options of their own where it is silent."""
+    own = {
+        "kv_durable_bytes": options.tenant_durable_bytes_max,
+        "kv_host_tokens": options.tenant_host_tokens_max,
+        "kv_disk_tokens": options.tenant_disk_tokens_max,
+    }
+    return {k: v for k, v in own.items() if v is not None} | options.limits
+
+
 def _gateway_config(options: ServeOptions) -> dict[str, Any]:
     return {
         "data_dir": str(options.data_dir),
@@ -473,6 +483,8 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "slow_bytes_a_second": options.slow_bytes_a_second,
         "tools": options.tools,
         "http": options.http,
+        "limits": _limits(options),
+        "tenants": options.tenants,
         "require_containment": options.require_containment,
     }
 

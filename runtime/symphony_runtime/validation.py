@@ -70,9 +70,9 @@ class Outcome:
     artefact: bytes = b""
 
 
-def check_and_compile(wasm: bytes) -> Outcome:
+def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> Outcome:
     """Return the artefact of a program that keeps every rule, or else all its problems."""
-    problems = check_shape(wasm)
+    problems = check_shape(wasm, functions_max)
     if problems:
         return Outcome(problems)
     try:
@@ -92,7 +92,7 @@ def check_and_compile(wasm: bytes) -> Outcome:
 
 
 # --- Before the compiler -------------------------------------------------------------------------
-def check_shape(wasm: bytes) -> list[str]:
+def check_shape(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> list[str]:
     """Return what is wrong with the bytes as such: size, header, number of functions."""
     if len(wasm) > PROGRAM_BYTES_MAX:
         return [f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"]
@@ -104,8 +104,8 @@ def check_shape(wasm: bytes) -> list[str]:
         functions = count_functions(wasm)
     except ValueError as error:
         return [f"the module is damaged: {error}"]
-    if functions > PROGRAM_FUNCTIONS_MAX:
-        return [f"the program has {functions} functions; the limit is {PROGRAM_FUNCTIONS_MAX}"]
+    if functions > functions_max:
+        return [f"the program has {functions} functions; the limit is {functions_max}"]
     return []
 
 

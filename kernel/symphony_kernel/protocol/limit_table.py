@@ -107,7 +107,7 @@ _RUN: Final = (
 _PROGRAM: Final = (
     Limit("program_bytes", Of.PROGRAM, n.PROGRAM_BYTES_MAX, n.PROGRAM_BYTES_MAX,
           "bytes of the module", "gateway", "413"),
-    Limit("program_functions", Of.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, 4 * n.PROGRAM_FUNCTIONS_MAX,
+    Limit("program_functions", Of.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, n.PROGRAM_FUNCTIONS_CEILING,
           "functions that it defines", "compiler", "400"),
     Limit("stack_bytes", Of.INSTANCE, n.GUEST_STACK_BYTES, None, "bytes of stack", "worker",
           "trapped: `stack overflow`"),

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import RUN_CHILDREN_MAX
+from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 
 from symphony_runtime.gateway.channels import Channels, Waiter
 from symphony_runtime.gateway.links import KernelAwayError, Worker
@@ -62,6 +61,7 @@ class Asks:
             else:
                 raise m.MessageError(f"a worker does not ask {message.what!r}")
         except SyscallError as error:
+            self._count(worker, message.args.get("instance"), error)
             worker.refuse(message.seq, error.errno, error.detail)
 
     def unask(self, worker: Worker, seq: int) -> None:
@@ -81,6 +81,11 @@ class Asks:
         for pending in self._pending.pop(worker, {}).values():
             pending.drop()
 
+    def _count(self, worker: Worker, instance: Any, error: SyscallError) -> None:
+        run = self._runs.run_of(worker, instance)
+        if isinstance(error, LimitError) and run is not None:
+            self._runs.figures.hit(run.record.tenant, error.limit)
+
     # -- Channels ------------------------------------------------------------------------------
     def _channel(self, worker: Worker, message: m.Ask) -> None:
         args = message.args
@@ -91,6 +96,7 @@ class Asks:
         if not isinstance(name, str) or not isinstance(item, bytes):
             raise m.MessageError(f"{message.what} takes a name and bytes")
         tenant = run.record.tenant
+        self._count_channel(run, name)
         answered = False
 
         def done(result: bytes | int) -> None:
@@ -110,6 +116,13 @@ class Asks:
             drop = partial(self._channels.drop, tenant, name, waiter)
             pending = _Pending(args["instance"], drop)
             self._pending.setdefault(worker, {})[message.seq] = pending
+
+    def _count_channel(self, run: "Run", name: str) -> None:
+        """Count a name of a channel that a run uses; LimitError when it is one too many."""
+        if name not in run.channels:
+            if len(run.channels) >= (most := run.record.limits["channels"]):
+                raise LimitError(Errno.EDQUOT, "channels", f"channels: at most {most}")
+            run.channels.add(name)
 
     # -- The outside ---------------------------------------------------------------------------
     def _begin_outside(self, worker: Worker, message: m.Ask) -> None:
@@ -153,6 +166,7 @@ class Asks:
         try:
             worker.answer(seq, await self._start_child(worker, args))
         except SyscallError as error:
+            self._count(worker, args.get("parent"), error)
             worker.refuse(seq, error.errno, error.detail)
         except KernelAwayError as error:
             worker.refuse(seq, Errno.EIO, str(error))
@@ -164,8 +178,8 @@ class Asks:
         run = self._runs.run_of(worker, parent)
         if run is None or not isinstance(parent, int) or not isinstance(stage, int):
             raise SyscallError(Errno.EBADF, "no such parent")
-        if len(run.instances) > RUN_CHILDREN_MAX:
-            raise SyscallError(Errno.EDQUOT, f"a run has at most {RUN_CHILDREN_MAX} live children")
+        if len(run.instances) > (most := run.record.limits["children"]):
+            raise LimitError(Errno.EDQUOT, "children", f"children: at most {most}")
         program = await self._child_program(run, parent, args.get("program"))
         _check_entry(program, args.get("entry"))
         artefact = await self._runs.module_for(worker, program)

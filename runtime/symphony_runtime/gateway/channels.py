@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import (
     CHANNEL_ITEMS_MAX,
     CHANNEL_SEND_MS_MAX,
     MESSAGE_BYTES_MAX,
     NAME_BYTES_MAX,
-    TENANT_CHANNEL_BYTES_MAX,
-    TENANT_CHANNELS_MAX,
 )
+
+from symphony_runtime.limits import Limits
 
 Done = Callable[[bytes | int], None]  # an item, 0 for a send that went in, or a negative errno
 
@@ -46,7 +46,14 @@ class _Channel:
 class Channels:
     """All channels of all tenants."""
 
-    def __init__(self, send_ms_max: float = CHANNEL_SEND_MS_MAX) -> None:
+    def __init__(
+        self,
+        send_ms_max: float = CHANNEL_SEND_MS_MAX,
+        limits: Limits | None = None,
+        reached: Callable[[str, str], None] = lambda _tenant, _limit: None,
+    ) -> None:
+        """`reached` hears of a send that was given up for a limit: a tenant, the limit's name."""
+        self._limits, self._reached = limits or Limits(), reached
         self._loop = asyncio.get_running_loop()
         self._send_ms_max = send_ms_max
         self._tenants: dict[str, dict[str, _Channel]] = {}
@@ -96,8 +103,8 @@ class Channels:
         if not name or len(name.encode()) > NAME_BYTES_MAX:
             raise SyscallError(Errno.ENAMETOOLONG if name else Errno.EINVAL, "a channel's name")
         names = self._tenants.setdefault(tenant, {})
-        if name not in names and len(names) >= TENANT_CHANNELS_MAX:
-            raise SyscallError(Errno.EDQUOT, f"a tenant may have {TENANT_CHANNELS_MAX} channels")
+        if name not in names and len(names) >= (most := self._most(tenant, "tenant_channels")):
+            raise LimitError(Errno.EDQUOT, "tenant_channels", f"tenant_channels: at most {most}")
         return names.setdefault(name, _Channel())
 
     def _settle(self, tenant: str, name: str) -> None:
@@ -126,12 +133,19 @@ class Channels:
         assert item is not None
         # A receiver that waits takes the item at once, so it may pass however full the tenant is.
         return bool(channel.receivers) or (
-            len(channel.items) < CHANNEL_ITEMS_MAX
-            and self._bytes.get(tenant, 0) + len(item) <= TENANT_CHANNEL_BYTES_MAX
+            len(channel.items) < CHANNEL_ITEMS_MAX and self._has_room(tenant, len(item))
         )
+
+    def _has_room(self, tenant: str, size: int) -> bool:
+        return self._bytes.get(tenant, 0) + size <= self._most(tenant, "tenant_channel_bytes")
+
+    def _most(self, tenant: str, limit: str) -> int:
+        return self._limits.of(tenant).at_most(limit)
 
     def _give_up(self, tenant: str, name: str, waiter: Waiter) -> None:
         if not waiter.over:
+            if not self._has_room(tenant, len(waiter.item or b"")):
+                self._reached(tenant, "tenant_channel_bytes")
             _finish(waiter, -Errno.EAGAIN)
             self._settle(tenant, name)
 

@@ -18,6 +18,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_RUNS_LIVE_MAX,
 )
 
+from symphony_runtime.limits import Bound, parse_limits, parse_tenants
 from symphony_runtime.outside.options import HttpRule, ToolServerOptions, parse_http, parse_tools
 from symphony_runtime.transport import is_loopback as is_loopback
 
@@ -55,6 +56,8 @@ class GatewayConfig:
     require_containment: bool = False  # of what compiles uploads
     tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
     http: tuple[HttpRule, ...] = ()  # URLs for programs
+    limits: dict[str, Bound] = field(default_factory=dict)  # of everybody; see `limits`
+    tenants: dict[str, dict[str, Bound]] = field(default_factory=dict)  # and of some
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "GatewayConfig":
@@ -74,6 +77,8 @@ class GatewayConfig:
                 tls_key=_path(values.pop("tls_key", None)),
                 tools=parse_tools(values.pop("tools", {})),
                 http=parse_http(values.pop("http", [])),
+                limits=parse_limits(values.pop("limits", {})),
+                tenants=parse_tenants(values.pop("tenants", {})),
                 **values,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

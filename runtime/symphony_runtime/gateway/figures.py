@@ -4,10 +4,12 @@ admitted -> started -> first message -> ended
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from symphony_kernel.protocol.histogram import FIRST_TOKEN_SECONDS, RUN_SECONDS, Histogram
+from symphony_kernel.protocol.limit_table import RUN_LIMITS, limit_of
 
 from symphony_runtime.gateway.run import FINAL, Record
 
@@ -27,6 +29,7 @@ _KINDS = (
     ("log limit", "log"),
 )
 KILL_KINDS = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
+_HITS_MAX = 1 << 48  # of one run: more is no count
 _TENANTS_MAX = 500  # with a count of their own; whoever comes later is counted among the others
 OTHERS = "(others)"  # no tenant is called so: names have no parentheses
 
@@ -38,6 +41,7 @@ class TenantFigures:
     started: int = 0
     ended: Counter[str] = field(default_factory=Counter)  # by their final status
     killed: Counter[str] = field(default_factory=Counter)  # by KILL_KINDS
+    limits: Counter[str] = field(default_factory=Counter)  # that were reached, by their names
     usage: Counter[str] = field(default_factory=Counter)  # of ended runs, by USAGE_KEYS
 
     def add(self, other: "TenantFigures") -> None:
@@ -45,6 +49,7 @@ class TenantFigures:
         self.started += other.started
         self.ended.update(other.ended)
         self.killed.update(other.killed)
+        self.limits.update(other.limits)
         self.usage.update(other.usage)
 
 
@@ -93,8 +98,23 @@ class RunFigures:
         figures.ended[record.status] += 1
         if record.status == "killed":
             figures.killed[kind_of(record.reason)] += 1
+        limit = limit_of(record.status, record.reason)
+        if limit is not None:
+            figures.limits[limit] += 1
         figures.usage.update(record.usage or {})
         self.run_seconds.add(seconds)
+
+    def hit(self, tenant: str, limit: str) -> None:
+        """A limit of a tenant was reached."""
+        self.of(tenant).limits[limit] += 1
+
+    def worker_hits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
+        """A worker tells how often a run's calls were refused for limits: as far as it can be."""
+        limits = self.of(tenant).limits
+        for limit in RUN_LIMITS:
+            count = hits.get(limit.name, 0)
+            if type(count) is int and 0 < count < _HITS_MAX:
+                limits[limit.name] += count
 
     def answered(self, route: str, status: int) -> None:
         """A request of a route of the table has been answered."""
@@ -107,6 +127,7 @@ class RunFigures:
             "runs_started": total.started,
             "runs_ended": dict(total.ended),
             "runs_killed": dict(total.killed),
+            "limits_reached": dict(total.limits),
         }
 
 

@@ -6,7 +6,6 @@ from typing import Any
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
     MESSAGE_BYTES_MAX,
-    PROGRAM_BYTES_MAX,
     RUN_INPUT_BYTES_MAX,
 )
 
@@ -23,6 +22,7 @@ from symphony_runtime.gateway.http import (
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, bad_request
+from symphony_runtime.gateway.programs import count_refusals
 from symphony_runtime.gateway.run import parse_request
 from symphony_runtime.gateway.streaming import stream_events
 from symphony_runtime.gateway.trace import find_trace, trace_events
@@ -34,9 +34,12 @@ _CANCEL_SECONDS_MAX = 10.0
 # --- Programs ------------------------------------------------------------------------------------
 async def upload_program(request: web.Request) -> web.StreamResponse:
     """Keep a program."""
-    wasm = await read_body(request, "a program", PROGRAM_BYTES_MAX)
-    name = request.query.get("name")
-    program, new = await services(request).programs.upload(tenant_of(request), name, wasm)
+    with_, tenant = services(request), tenant_of(request)
+    limits, name = with_.runs.limits.of(tenant), request.query.get("name")
+    with count_refusals(with_.runs.figures, tenant):
+        wasm = await read_body(request, "a program", limits.at_most("program_bytes"))
+        functions = limits.at_most("program_functions")
+        program, new = await with_.programs.upload(tenant, name, wasm, functions)
     return await answer(program.view(), status=201 if new else 200)
 
 
@@ -60,13 +63,21 @@ async def delete_program(request: web.Request) -> web.StreamResponse:
     return web.Response(status=204)
 
 
+async def get_limits(request: web.Request) -> web.StreamResponse:
+    """Show a tenant its limits."""
+    limits = services(request).runs.limits.of(tenant_of(request))
+    return await answer({"limits": limits.view()})
+
+
 # --- Runs ----------------------------------------------------------------------------------------
 async def start_run(request: web.Request) -> web.StreamResponse:
     """Run a program: wait for its end, stream it, or only start it."""
     with_ = services(request)
     detach = flag(request, "detach")
     program = await with_.programs.get(tenant_of(request), request.match_info["program"])
-    wanted = parse_request(await read_json(request, "the request", _RUN_BODY_BYTES_MAX))
+    body = await read_json(request, "the request", _RUN_BODY_BYTES_MAX)
+    wanted = parse_request(body, with_.runs.limits.of(program.tenant))
+    del body
     stream = wanted.stream
     if detach and stream:
         raise bad_request("bad-request", "a run is either detached or streamed")

@@ -11,6 +11,7 @@ this server did not make; a missing, stale or altered one is compiled again from
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -19,13 +20,28 @@ import sqlite3
 import tempfile
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from symphony_kernel.protocol.limits import FRAME_BYTES_MAX, NAME_BYTES_MAX, PROGRAM_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    FRAME_BYTES_MAX,
+    NAME_BYTES_MAX,
+    PROGRAM_BYTES_MAX,
+    PROGRAM_FUNCTIONS_CEILING,
+    PROGRAM_FUNCTIONS_MAX,
+)
 
-from symphony_runtime.compiler import Compiled, Compiler, Manifest, ProgramError, cache_identity
+from symphony_runtime.compiler import (
+    Compiled,
+    Compiler,
+    Manifest,
+    ProgramError,
+    cache_identity,
+    is_too_many_functions,
+)
+from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, too_large
 from symphony_runtime.gateway.store import Store
 
@@ -94,7 +110,13 @@ class Programs:
         self._changes = 0
         self._changing = asyncio.Lock()  # files and rows change together
 
-    async def upload(self, tenant: str, name: str | None, wasm: bytes) -> tuple[Program, bool]:
+    async def upload(
+        self,
+        tenant: str,
+        name: str | None,
+        wasm: bytes,
+        functions_max: int = PROGRAM_FUNCTIONS_MAX,
+    ) -> tuple[Program, bool]:
         """Check, compile and keep a program; True if its bytes were not known.
 
         Raises:
@@ -108,7 +130,7 @@ class Programs:
         known = await self.find(tenant, f"sha256:{digest}")
         if known is None:
             try:
-                compiled = await self._compiler.compile(wasm)
+                compiled = await self._compiler.compile(wasm, functions_max)
             except ProgramError as error:
                 raise _refusal(error) from error
             _check_artefact(compiled)
@@ -242,7 +264,7 @@ class Programs:
         except FileNotFoundError:
             raise not_found("program") from None
         try:
-            compiled = await self._compiler.compile(wasm)
+            compiled = await self._compiler.compile(wasm, PROGRAM_FUNCTIONS_CEILING)
         except ProgramError as error:  # an older compiler has taken it
             raise _refusal(error) from error
         async with self._changing:
@@ -333,6 +355,19 @@ def check_name(name: str) -> None:
             f"a program's name has 1 to {NAME_BYTES_MAX} letters, digits, dots, underscores and "
             "hyphens, a letter or digit first",
         )
+
+
+@contextlib.contextmanager
+def count_refusals(figures: RunFigures, tenant: str) -> Iterator[None]:
+    """Count it when a program of a tenant is refused for its size or its functions."""
+    try:
+        yield
+    except Problem as problem:
+        if problem.status == 413:
+            figures.hit(tenant, "program_bytes")
+        elif any(map(is_too_many_functions, problem.fields.get("problems", ()))):
+            figures.hit(tenant, "program_functions")
+        raise
 
 
 def _refusal(error: ProgramError) -> Problem:

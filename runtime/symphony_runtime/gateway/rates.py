@@ -7,13 +7,16 @@ OpenAI's headers.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from aiohttp import web
 from symphony_kernel.protocol.bucket import Bucket
 
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.limits import Limits
 
+ASKING = web.RequestKey("asking", str)  # the tenant whose request it is
+TOKENS = web.RequestKey("tokens", tuple[int, int, int])  # see `Rates.headers`
 _TENANTS_MAX = 4_096  # buckets; of those that are full again some are forgotten then
 
 
@@ -46,7 +49,6 @@ class Rates:
             f"the tenant may make {limit} requests a second",
             retry_after=max(1, math.ceil(bucket.seconds(now))),
             limit=limit,
-            headers=self.headers(tenant),
         )
 
     def headers(self, tenant: str, tokens: tuple[int, int, int] | None = None) -> dict[str, str]:
@@ -81,7 +83,7 @@ class Rates:
             del self._buckets[name]
 
 
-def tokens_refused(limit: int, left: int, ms: int, headers: Mapping[str, str]) -> Problem:
+def tokens_refused(limit: int, left: int, ms: int) -> Problem:
     """Return the answer to who has had all its tokens of this minute."""
     return Problem(
         429,
@@ -89,7 +91,6 @@ def tokens_refused(limit: int, left: int, ms: int, headers: Mapping[str, str]) -
         f"the tenant may have {limit} tokens a minute computed, and {left} are left",
         retry_after=max(1, math.ceil(ms / 1000)),
         limit=limit,
-        headers=dict(headers),
     )
 
 

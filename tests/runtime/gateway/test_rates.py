@@ -28,10 +28,10 @@ def test_one_too_many_is_refused_until_there_is_room() -> None:
     held.request("acme")
     with pytest.raises(Problem) as refused:
         held.request("acme")
+    assert held.headers("acme")["x-ratelimit-remaining-requests"] == "0"
     problem = refused.value
     assert (problem.status, problem.kind, problem.fields["limit"]) == (429, "too-many-requests", 2)
     assert problem.headers["Retry-After"] == "1"
-    assert problem.headers["x-ratelimit-remaining-requests"] == "0"
     assert reached == [("acme", "requests_per_second")]
     held.request("others")
     clock.now += 0.5
@@ -59,8 +59,8 @@ def test_headers_are_as_openai_has_them() -> None:
 
 
 def test_who_has_had_its_tokens_hears_when_there_are_some() -> None:
-    problem = tokens_refused(600, 0, 2_300, {"x": "y"})
-    assert (problem.status, problem.headers["Retry-After"], problem.headers["x"]) == (429, "3", "y")
+    problem = tokens_refused(600, 0, 2_300)
+    assert (problem.status, problem.headers["Retry-After"]) == (429, "3")
 
 
 def test_buckets_that_are_full_are_forgotten_when_there_are_many(

@@ -22,6 +22,7 @@ from symphony_runtime.gateway.openai.courses import Batches, own_records, shippe
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.model import Model, read_model
+from symphony_runtime.gateway.openai.rates import check_tokens
 from symphony_runtime.gateway.openai.requests import (
     Wanted,
     model_of,
@@ -140,6 +141,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     raw = await read_body(request, "the request", _BODY_BYTES_MAX)
     body = await parse_json(raw)
     name, model = model_of(body), await with_.model()
+    await check_tokens(request, tenant)
     if name == model.name:
         wanted = await beside_others(len(raw), partial(parse, body, model))
         run, batches = await _start_shipped(with_, tenant, wanted)
@@ -175,19 +177,20 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
 async def _start_shipped(with_: OpenAI, tenant: str, wanted: Wanted) -> tuple[Run, Batches]:
     program = await with_.shipped.program()
     inbox = Inbox()
-    run = await with_.runs.start(program, _request(wanted.job), tenant=tenant, listener=inbox)
+    asked = _request(with_, tenant, wanted.job)
+    run = await with_.runs.start(program, asked, tenant=tenant, listener=inbox)
     return run, shipped_records(run, inbox)
 
 
 async def _start_own(with_: OpenAI, program: Program, wanted: Wanted) -> tuple[Run, Batches]:
-    run = await with_.runs.start(program, _request(wanted.job))
+    run = await with_.runs.start(program, _request(with_, program.tenant, wanted.job))
     return run, own_records(with_.runs, run)
 
 
-def _request(data: bytes) -> RunRequest:
+def _request(with_: OpenAI, tenant: str, data: bytes) -> RunRequest:
     if len(data) > RUN_INPUT_BYTES_MAX:
         raise refused(f"the request may have at most {RUN_INPUT_BYTES_MAX} bytes")
-    return RunRequest(input=data)
+    return RunRequest(input=data, limits=with_.runs.limits.of(tenant).choose({}))
 
 
 def _model_view(with_: OpenAI, model: Model) -> dict[str, Any]:

@@ -78,8 +78,12 @@ class Admission:
         """No run begins any more."""
         self._drained = self._now() + self._bounds.drain_seconds
 
-    def check(self, tenant: str, tenant_runs: int, runs: int) -> None:
+    def check(
+        self, tenant: str, tenant_runs: int, runs: int, tenant_most: int | None = None
+    ) -> None:
         """Let a run of a tenant begin that has so many live ones, of so many in all.
+
+        `tenant_most`: that this tenant may have, instead of what is everybody's bound.
 
         Raises:
             Problem: 429, 503, with Retry-After.
@@ -87,11 +91,12 @@ class Admission:
         if self._drained is not None:
             left = self._drained - self._now() + _RESTART_SECONDS
             raise self._refuse("draining", 503, "unavailable", "the server is shutting down", left)
-        if tenant_runs >= self._bounds.tenant_runs:
-            detail = f"the tenant has {self._bounds.tenant_runs} live runs, its limit"
+        most = self._bounds.tenant_runs if tenant_most is None else tenant_most
+        if tenant_runs >= most:
+            detail = f"the tenant has {most} live runs, its limit"
             pace = self._tenants.get(tenant, self._ends)
             problem = self._refuse("tenant_runs", 429, "too-many-runs", detail, pace.seconds())
-            problem.fields["limit"] = self._bounds.tenant_runs
+            problem.fields["limit"] = most
             raise problem
         if runs >= self._bounds.runs:
             detail = f"the server has {self._bounds.runs} live runs, its limit"

@@ -19,12 +19,12 @@ class FailingCompiler(Compiler):
         self.left = failures
         self.compiled = 0
 
-    async def compile(self, wasm: bytes) -> Compiled:
+    async def compile(self, wasm: bytes, functions_max: int = 0) -> Compiled:
         self.compiled += 1
         if self.left:
             self.left -= 1
             raise ProgramError(["no room"])
-        return await super().compile(wasm)
+        return await super().compile(wasm, functions_max)
 
 
 async def asked(folder: Path, compiler: FailingCompiler) -> None:
