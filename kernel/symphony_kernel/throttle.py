@@ -104,13 +104,17 @@ class Throttle:
         self.submit, self.cancel, self.forget = self._submit, self._cancel, self._forget
 
     def left(self, tenant: str) -> list[int] | None:
-        """Return a tenant's tokens (0 or more), and the ms until there are some; None: no rate."""
+        """Return a tenant's tokens (0 or more), and the ms until there are some; None: no rate.
+
+        What is held comes first: there are none for anybody else before it has had its own.
+        """
         found = self._tenants.get(tenant)
         if found is None:
             return None
-        now = self._now()
-        seconds = found.bucket.seconds(now)
-        return [max(0, int(found.bucket.level(now))), int(1000 * seconds + 0.999)]
+        held = sum(work.count for works in found.held.values() for work in works)
+        left = found.bucket.level(self._now()) - held
+        seconds = max(0.0, (1.0 - left) / found.bucket.rate)
+        return [max(0, int(left)), int(1000 * seconds + 0.999)]
 
     def close(self) -> None:
         """Hold nothing any more; nobody is told."""

@@ -97,6 +97,7 @@ def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
         assert stage.throttle.left("acme") == [0, 3_000]
         stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
         stage.submit(Pred("other", 3, tenant="others"))
+        assert stage.throttle.left("acme") == [0, 7_000]
         assert stage.queue.came == ["large", "other"]
         assert stage.reached == ["acme"]
         await asyncio.sleep(3.01)

@@ -1,10 +1,13 @@
 """Limits as operators and runs say them, and the page that describes them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from symphony_kernel.protocol.limit_table import BY_NAME, LIMITS, REASONS, RUN_LIMITS, limit_of
+from symphony_runtime.config import OptionsError, read_options
+from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.limits import (
     Bound,
     LimitRefusedError,
@@ -14,6 +17,7 @@ from symphony_runtime.limits import (
     parse_limits,
     parse_tenants,
 )
+from symphony_runtime.supervisor import _gateway_config
 
 PAGE = Path(__file__).parents[2] / "docs/limits.md"
 
@@ -101,6 +105,23 @@ def test_quotas_go_before_a_tenants_table_and_that_before_everybodys() -> None:
     assert limits.of("acme").choose({"cpu_ms": 2_500})["cpu_ms"] == 2_500
     assert limits.of("acme").of_kernel()["tokens_per_minute"] == 7
     assert limits.of("acme").view()["cpu_ms"] == {"default": 3_000, "maximum": 3_000, "of": "run"}
+
+
+def test_what_symphony_toml_says_reaches_the_gateway(tmp_path: Path) -> None:
+    path = tmp_path / "symphony.toml"
+    path.write_text(
+        "tenant_durable_bytes_max = 7\n[limits]\ncpu_ms = {default = 5, max = 9}\n"
+        "[tenants.acme.limits]\nlive_runs = 3\n"
+    )
+    options = read_options(path, {"data_dir": tmp_path})
+    line = json.loads(json.dumps(_gateway_config(options)))
+    roles = {"socket": "s", "secrets": {}, "secret": "", "kernel_socket": "k"}
+    config = GatewayConfig.parse(line | roles)
+    assert config.limits == {"cpu_ms": Bound(5, 9), "kv_durable_bytes": Bound(7, 7)}
+    assert config.tenants == {"acme": {"live_runs": Bound(3, 3)}}
+    path.write_text("[limits]\ncpus = 3\n")
+    with pytest.raises(OptionsError, match=r"limits.cpus: there is no such limit"):
+        read_options(path, {})
 
 
 def test_each_limit_has_a_name_a_label_can_be() -> None:

@@ -161,6 +161,7 @@ REASONS: Final = (
     ("the run took longer", "wall_ms"),
     ("memory limit: it and its children", "tree_memory_bytes"),
     ("memory limit", "memory_bytes"),
+    ("table limit: resource limit exceeded: table count", "tables"),
     ("table limit", "table_elements"),
     ("the run has used up", "tokens"),
     ("output limit", "output_bytes"),

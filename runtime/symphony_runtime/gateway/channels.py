@@ -5,7 +5,7 @@ in which they asked; a send into a full channel waits, for CHANNEL_SEND_MS_MAX a
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -58,9 +58,12 @@ class Channels:
         self._send_ms_max = send_ms_max
         self._tenants: dict[str, dict[str, _Channel]] = {}
         self._bytes: dict[str, int] = {}
+        self._waiting: Counter[str] = Counter()  # bytes of items whose sends wait, by tenants
 
     def send(self, tenant: str, name: str, item: bytes, done: Done) -> Waiter:
         """Put an item into a channel; `done` hears 0, or -EAGAIN after the deadline.
+
+        At once, when as many bytes wait as all the tenant's channels may hold.
 
         Raises:
             SyscallError: a name or item that is too long, too many channels.
@@ -69,7 +72,10 @@ class Channels:
             raise SyscallError(Errno.EFBIG, "a channel's item may have 1 MiB")
         waiter = Waiter(done, item)
         self._channel(tenant, name).senders.append(waiter)
+        self._waiting[tenant] += len(item)
         self._settle(tenant, name)
+        if self._waiting[tenant] > self._most(tenant, "tenant_channel_bytes"):
+            self._give_up(tenant, name, waiter)
         if not waiter.over:
             delay = self._send_ms_max / 1000
             waiter.late = self._loop.call_later(delay, self._give_up, tenant, name, waiter)
@@ -88,11 +94,12 @@ class Channels:
 
     def drop(self, tenant: str, name: str, waiter: Waiter) -> None:
         """Forget a call; nothing more is heard of it."""
+        if waiter.over:
+            return
         waiter.over = True
         if waiter.late is not None:
             waiter.late.cancel()
-        if name in self._tenants.get(tenant, {}):
-            self._settle(tenant, name)
+        self._leave(tenant, name, waiter)
 
     def statistics(self) -> dict[str, int]:
         """Return how many channels there are, and the bytes they hold."""
@@ -111,8 +118,6 @@ class Channels:
         """Move items from senders to the queue and on to receivers, as far as they go."""
         channel = self._tenants[tenant][name]
         while True:
-            _skip_dropped(channel.receivers)
-            _skip_dropped(channel.senders)
             if channel.receivers and channel.items:
                 item = channel.items.popleft()
                 self._bytes[tenant] -= len(item)
@@ -121,6 +126,7 @@ class Channels:
                 sender = channel.senders.popleft()
                 assert sender.item is not None
                 channel.items.append(sender.item)
+                self._waiting[tenant] -= len(sender.item)
                 self._bytes[tenant] = self._bytes.get(tenant, 0) + len(sender.item)
                 _finish(sender, 0)
             else:
@@ -147,12 +153,17 @@ class Channels:
             if not self._has_room(tenant, len(waiter.item or b"")):
                 self._reached(tenant, "tenant_channel_bytes")
             _finish(waiter, -Errno.EAGAIN)
-            self._settle(tenant, name)
+            self._leave(tenant, name, waiter)
 
-
-def _skip_dropped(waiters: deque[Waiter]) -> None:
-    while waiters and waiters[0].over:
-        waiters.popleft()
+    def _leave(self, tenant: str, name: str, waiter: Waiter) -> None:
+        """Take one out that waits no more, wherever it stands: whoever is before it may stay."""
+        channel = self._tenants[tenant][name]
+        if waiter.item is None:
+            channel.receivers.remove(waiter)
+        else:
+            channel.senders.remove(waiter)
+            self._waiting[tenant] -= len(waiter.item)
+        self._settle(tenant, name)
 
 
 def _finish(waiter: Waiter, result: bytes | int) -> None:

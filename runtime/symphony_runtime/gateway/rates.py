@@ -12,6 +12,7 @@ from collections.abc import Callable
 from aiohttp import web
 from symphony_kernel.protocol.bucket import Bucket
 
+from symphony_runtime.gateway.overload.pace import retry_after
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.limits import Limits
 
@@ -47,7 +48,7 @@ class Rates:
             429,
             "too-many-requests",
             f"the tenant may make {limit} requests a second",
-            retry_after=max(1, math.ceil(bucket.seconds(now))),
+            retry_after=retry_after(bucket.seconds(now)),
             limit=limit,
         )
 
@@ -89,7 +90,7 @@ def tokens_refused(limit: int, left: int, ms: int) -> Problem:
         429,
         "too-many-tokens",
         f"the tenant may have {limit} tokens a minute computed, and {left} are left",
-        retry_after=max(1, math.ceil(ms / 1000)),
+        retry_after=retry_after(ms / 1000),
         limit=limit,
     )
 

@@ -399,20 +399,24 @@ class Instance:
         run = self.run
         room = run.log_bytes_max - len(_LOG_FULL) - run.log_bytes
         if room <= 0:
-            run.hits["log_bytes"] += 1
+            run.hit("log_bytes")
             return
         run.log_bytes += len(data) + _LOG_LINE_BYTES
         self.services.log(run.id, level, data[:room])
         if len(data) + _LOG_LINE_BYTES >= room:
-            run.hits["log_bytes"] += 1
+            run.hit("log_bytes")
             self.services.log(run.id, 2, _LOG_FULL)
+
+    def note_refusal(self, errno: int, words: object) -> None:
+        """The gateway refused a call, and says why."""
+        if errno < 0 and words:
+            self.last_error = str(words).encode(errors="replace")
 
     def refuse(self, error: LimitError) -> None:
         """A call would have gone past a limit: say it in words, and once in the run's log."""
-        hits, words = self.run.hits, error.detail.encode()
-        hits[error.limit] += 1
-        self.last_error = words
-        if hits[error.limit] == 1:
+        self.last_error = words = error.detail.encode()
+        self.run.hit(error.limit)
+        if self.run.hits[error.limit] == 1:
             self.write_log(_WARNING, b"a limit was reached: " + words)
 
     # -- Accounting ----------------------------------------------------------------------------

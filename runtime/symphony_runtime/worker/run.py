@@ -1,7 +1,5 @@
 """A run in its worker: the limits that an instance and its children share, and what counts."""
 
-from collections import Counter
-
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limit_table import run_defaults
 from symphony_kernel.protocol.limits import (
@@ -74,7 +72,11 @@ class Run:
         self.output_bytes = self.messages = self.log_bytes = 0
         self.unread_bytes = 0  # sent, and not yet taken by the gateway
         self.children = 0  # started, and not yet joined by a parent that lives
-        self.hits: Counter[str] = Counter()
+        self.hits: dict[str, int] = {}
+
+    def hit(self, limit: str) -> None:
+        """Count that a call was refused for a limit."""
+        self.hits[limit] = self.hits.get(limit, 0) + 1
 
     def count_output(self, length: int) -> None:
         """Charge one message; past a limit the run ends."""

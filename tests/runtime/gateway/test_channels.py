@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import (
     CHANNEL_ITEMS_MAX,
     MESSAGE_BYTES_MAX,
@@ -11,6 +11,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_CHANNELS_MAX,
 )
 from symphony_runtime.gateway.channels import Channels
+from symphony_runtime.limits import Limits, parse_limits
 
 Heard = list[bytes | int]
 
@@ -89,6 +90,49 @@ def test_a_dropped_call_takes_and_gives_nothing() -> None:
     with_channels(scenario)
 
 
+def test_who_has_left_stands_in_no_line() -> None:
+    """However often one asks and gives up behind another that stays."""
+
+    def scenario(channels: Channels, heard: Heard) -> None:
+        first = channels.receive("t", "c", heard.append)
+        for _ in range(100):
+            channels.drop("t", "c", channels.receive("t", "c", heard.append))
+        channels.drop("t", "d", channels.receive("t", "d", heard.append))
+        line = channels._tenants["t"]["c"].receivers
+        assert list(line) == [first]
+        channels.drop("t", "c", first)
+        channels.drop("t", "c", first)
+        for _ in range(CHANNEL_ITEMS_MAX):
+            channels.send("t", "c", b"x", lambda _: None)
+        stays = channels.send("t", "c", b"stays", heard.append)
+        for _ in range(100):
+            channels.drop("t", "c", channels.send("t", "c", bytes(1000), heard.append))
+        assert list(channels._tenants["t"]["c"].senders) == [stays]
+        assert channels._waiting["t"] == len(b"stays")
+        assert heard == []
+
+    with_channels(scenario)
+
+
+def test_only_so_many_bytes_wait() -> None:
+    def scenario(channels: Channels, heard: Heard) -> None:
+        for _ in range(CHANNEL_ITEMS_MAX):
+            channels.send("t", "c", b"", lambda _: None)
+        fit = TENANT_CHANNEL_BYTES_MAX // MESSAGE_BYTES_MAX
+        waiting = [channels.send("t", "c", bytes(MESSAGE_BYTES_MAX), heard.append)
+                   for _ in range(fit)]  # fmt: skip
+        assert heard == []
+        channels.send("t", "c", b"x", heard.append)
+        assert heard == [-Errno.EAGAIN]
+        channels.drop("t", "c", waiting[3])
+        channels.send("t", "c", b"x", heard.append)
+        assert heard == [-Errno.EAGAIN]
+        channels.receive("t", "c", lambda _: None)  # one goes in
+        assert heard == [-Errno.EAGAIN, 0]
+
+    with_channels(scenario)
+
+
 def test_limits() -> None:
     def scenario(channels: Channels, heard: Heard) -> None:
         for name, errno in (("", Errno.EINVAL), ("é" * NAME_BYTES_MAX, Errno.ENAMETOOLONG)):
@@ -110,3 +154,23 @@ def test_limits() -> None:
         channels.receive("other", "one more", heard.append)
 
     with_channels(scenario)
+
+
+def test_a_tenant_may_have_fewer_and_hears_by_which_limit() -> None:
+    async def main() -> None:
+        reached: list[tuple[str, str]] = []
+        limits = Limits(parse_limits({"tenant_channels": 1, "tenant_channel_bytes": 5}))
+        channels = Channels(20, limits, lambda *what: reached.append(what))
+        heard: Heard = []
+        channels.send("t", "c", b"12345", heard.append)
+        channels.send("t", "c", b"6", heard.append)
+        with pytest.raises(LimitError) as refused:
+            channels.receive("t", "another", heard.append)
+        assert refused.value.limit == "tenant_channels"
+        async with asyncio.timeout(20):
+            while len(heard) < 2:  # noqa: ASYNC110 - the send's own deadline
+                await asyncio.sleep(0.005)
+        assert heard == [0, -Errno.EAGAIN]
+        assert reached == [("t", "tenant_channel_bytes")]
+
+    asyncio.run(main())

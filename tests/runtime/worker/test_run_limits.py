@@ -4,6 +4,7 @@ import msgpack
 import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limit_table import RUN_LIMITS, limit_of, run_defaults
+from symphony_kernel.protocol.limits import TABLES_MAX
 from symphony_runtime.worker.run import Run
 
 from tests.support.guests import data, main, say
@@ -156,6 +157,14 @@ def test_a_table_past_its_limit_does_not_start() -> None:
         assert limit_of(ended.status, ended.reason) == "table_elements"
         grows = main("(table.grow $t (ref.null func) (i32.const 1))", "(table $t 100 funcref)")
         assert (await rig.run(grows, limits={"table_elements": 100})).exit_code == -1
+
+    rigged(test)
+
+
+def test_an_instance_has_so_many_tables() -> None:
+    async def test(rig: Rig) -> None:
+        ended = await rig.run(main("(i32.const 0)", *["(table 1 funcref)"] * (TABLES_MAX + 1)))
+        assert limit_of(ended.status, ended.reason) == "tables"
 
     rigged(test)
 

@@ -102,6 +102,7 @@ class _Birth:
     def _answered(self, errno: int, made: Any) -> None:
         parent = self._parent
         if errno < 0:
+            parent.note_refusal(errno, made)
             if not parent.ended:
                 self._fail(errno)
             else:
@@ -110,12 +111,13 @@ class _Birth:
         pid = parent.next_pid
         parent.next_pid += 1
         parent.services.start_child(parent, pid, {"entry": self._entry} | made, self._data)
-        if parent.children[pid].ended:  # before it had begun
-            parent.children[pid].drop_input()
+        child = parent.children[pid]
+        if child.ended or parent.ended:  # before it had begun
+            child.drop_input()
         if parent.ended:
-            reap(parent, parent.children[pid])
+            reap(parent, child)
         elif self._cancelled:
-            parent.services.end_unwanted(parent.children[pid])
+            parent.services.end_unwanted(child)
         else:
             parent.complete(self._ticket, pid.to_bytes(4, "little"))
 

@@ -17,6 +17,7 @@ from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import arguments
 
 _WARNING = 2
+_WORDS_MAX = 1_024  # characters of what is wrong
 _RESPONSE_BYTES = HTTP_BODY_BYTES_MAX + HTTP_HEADER_BYTES_MAX
 
 
@@ -71,5 +72,6 @@ def _tell(lip: Instance, what: str, detail: object) -> None:
     """An errno does not say what was wrong with a URL or a tool's name: say it to the program, and
     to who reads the run's log.
     """
-    lip.last_error = str(detail).encode(errors="replace")
+    words = str(detail)[:_WORDS_MAX]  # they may repeat what the program has passed
+    lip.last_error = words.encode(errors="replace")
     lip.write_log(_WARNING, f"{what}: ".encode() + lip.last_error)

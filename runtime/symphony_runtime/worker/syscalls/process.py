@@ -223,7 +223,12 @@ def channel_send(lip: Instance, name: int, name_len: int, pointer: int, length: 
         "name": arguments.name(lip, name, name_len),
         "item": arguments.message(lip, pointer, length),
     }
-    lip.ask_gateway("channel_send", args, lambda errno, _: lip.resume(errno))
+
+    def on_answer(errno: int, value: Any) -> None:
+        lip.note_refusal(errno, value)
+        lip.resume(errno)
+
+    lip.ask_gateway("channel_send", args, on_answer)
 
 
 def channel_recv(lip: Instance, name: int, name_len: int) -> int | None:
@@ -237,6 +242,7 @@ def channel_recv(lip: Instance, name: int, name_len: int) -> int | None:
 
 def _completes(lip: Instance, ticket: Ticket) -> Any:
     def on_answer(errno: int, value: Any) -> None:
+        lip.note_refusal(errno, value)
         lip.complete(ticket, errno if errno < 0 else value)
 
     return on_answer

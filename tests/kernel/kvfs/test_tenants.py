@@ -1,0 +1,90 @@
+"""A tenant with limits of its own, and which of them it has reached."""
+
+from collections.abc import Callable
+
+import pytest
+from symphony_kernel.kvfs import KVFS
+from symphony_kernel.kvfs.quotas import UNLIMITED
+from symphony_kernel.protocol.errno import LimitError
+from symphony_kernel.protocol.limit_table import KERNEL_TENANT_LIMITS
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+from tests.support.kvfs import extend, make_account, make_kvfs
+
+PAGES = 8
+
+
+def files(kvfs: KVFS) -> None:
+    for _ in range(3):
+        kvfs.create("t", kvfs.tenant("t").account)
+
+
+def handles(kvfs: KVFS) -> None:
+    for _ in range(3):
+        kvfs.tenant("t").charge_handle()
+
+
+def names(kvfs: KVFS) -> None:
+    file = kvfs.create("t", kvfs.tenant("t").account)
+    for number in range(3):
+        kvfs.save(file, f"name-{number}", replace=False)
+
+
+def device(kvfs: KVFS) -> None:
+    file = kvfs.create("t", kvfs.tenant("t").account)
+    extend(file, *range(2 * PAGE_TOKENS))
+    extend(file, 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "most", "use"),
+    [
+        ("kv_files", 2, files),
+        ("tenant_handles", 2, handles),
+        ("kv_names", 2, names),
+        ("kv_device_tokens", 2 * PAGE_TOKENS, device),
+    ],
+)
+def test_past_a_limit_of_its_own_a_tenant_is_refused_and_it_is_counted(
+    limit: str, most: int, use: Callable[[KVFS], None]
+) -> None:
+    kvfs = make_kvfs(PAGES)
+    kvfs.limit("t", {limit: most})
+    with pytest.raises(LimitError) as refused:
+        use(kvfs)
+    assert refused.value.limit == limit
+    assert kvfs.tenant("t").account.hits == {limit: 1}
+    other = make_kvfs(PAGES)
+    other.limit("t", {limit: most})
+    other.limit("t", {limit: None})
+    use(other)
+    assert other.tenant("t").account.hits == {}
+
+
+def test_a_runs_own_limit_is_told_from_its_tenants() -> None:
+    kvfs = make_kvfs(PAGES)
+    file = kvfs.create("t", make_account(kvfs, pages=1))
+    extend(file, *range(PAGE_TOKENS))
+    with pytest.raises(LimitError) as refused:
+        extend(file, 1)
+    assert refused.value.limit == "kv_tokens"
+    assert kvfs.tenant("t").account.hits == {"kv_tokens": 1}
+
+
+def test_places_off_the_device_have_limits_of_their_own() -> None:
+    kvfs = make_kvfs(PAGES)
+    account = kvfs.limit("t", {"kv_host_tokens": PAGE_TOKENS, "kv_disk_tokens": 0}).account
+    kvfs.ledger.allow_tier(account, host=1, disk=0)
+    for host, disk, limit in ((2, 0, "kv_host_tokens"), (0, 1, "kv_disk_tokens")):
+        with pytest.raises(LimitError) as refused:
+            kvfs.ledger.allow_tier(account, host, disk)
+        assert refused.value.limit == limit
+
+
+def test_every_limit_that_the_kernel_is_told_of_means_something() -> None:
+    kvfs = make_kvfs(PAGES)
+    before = kvfs.tenant("t").limits
+    for name in KERNEL_TENANT_LIMITS:
+        assert kvfs.limit("t", {name: 3 * PAGE_TOKENS}).limits != before, name
+    assert kvfs.limit("t", dict.fromkeys(KERNEL_TENANT_LIMITS)).limits == before
+    assert before.tokens_per_minute == UNLIMITED
