@@ -8,6 +8,8 @@ prompts takes above it is theirs. No machine's figures are assumed: until someth
 prompt gets one quantum beside decodes, and never more than twice what has been tried already.
 """
 
+from math import inf
+
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.scheduler.estimate import Estimate
 
@@ -36,15 +38,19 @@ class StepCosts:
         """What a prompt's token takes; 0.0: not known yet."""
         return self._token.mean
 
-    def prefill_tokens(self, decodes: int, seconds: float) -> int:
-        """Return how many prompt tokens may go beside so many decode rows within `seconds`.
+    def prefill_tokens(self, decodes: int, seconds: float, times: float = inf) -> int:
+        """Return how many prompt tokens may go beside so many decode rows within `seconds`, and
+        within so many times what the decodes take alone.
 
         A prompt goes on even where the bound is too small for any: by PREFILL_TOKENS_MIN a step.
         """
         token = self._token
         if not token.known:
             return PREFILL_QUANTUM_TOKENS
-        left = seconds * _MARGIN - self._base(decodes)
+        base = self._base(decodes)
+        if base:
+            seconds = min(seconds, times * base)
+        left = seconds * _MARGIN - base
         each = token.mean + token.deviation
         most = 2 * self._tried
         fits = most if left > each * most else int(left / each)

@@ -72,6 +72,7 @@ class _Tenant:
     lips: "_Heap[_Lip]" = field(default_factory=list)
     last: float = 0.0  # the counter of the LIP that was active last
     lips_active: int = 0
+    prompts: int = 0  # works of more than one token
     active: bool = False
     ceiling: float = _NO_CEILING  # of its LIPs' counters, while a batch is formed
 
@@ -104,6 +105,19 @@ class FairQueue:
         self.decodes = 0  # works of one token
         self.tokens = 0  # of the works, not yet placed
 
+    @property
+    def tenants(self) -> int:
+        """Tenants that have ever been here."""
+        return len(self._tenants)
+
+    def tenant_weight(self, tenant: str) -> float:
+        """Return a tenant's share, relative to the others'."""
+        return self._tenant(tenant).weight
+
+    def prompting(self) -> set[str]:
+        """Return the tenants of which works of more than one token wait."""
+        return {name for name, tenant in self._tenants.items() if tenant.prompts}
+
     # -- Coming and going ----------------------------------------------------------------------
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """Give a tenant this share of the service, relative to the others' (1 by default)."""
@@ -118,7 +132,10 @@ class FairQueue:
         lip.weight = work.weight
         lip.works[work] = None
         self.works += 1
-        self.decodes += work.count == 1
+        if work.count == 1:
+            self.decodes += 1
+        else:
+            lip.tenant.prompts += 1
         self.tokens += work.count - work.placed
         if not lip.active:
             self._lift(lip)
@@ -130,7 +147,10 @@ class FairQueue:
         lip.works[work] = None
         lip.works.move_to_end(work, last=False)
         self.works += 1
-        self.decodes += work.count == 1
+        if work.count == 1:
+            self.decodes += 1
+        else:
+            lip.tenant.prompts += 1
         self.tokens += work.count - work.placed
         if not lip.active:
             self._activate(lip)
@@ -194,7 +214,10 @@ class FairQueue:
         else:
             del works[work]
             self.works -= 1
-            self.decodes -= work.count == 1
+            if work.count == 1:
+                self.decodes -= 1
+            else:
+                tenant.prompts -= 1
         self._reorder_first(tenant, lip, bool(works))
 
     def set_aside(self) -> None:
@@ -256,6 +279,7 @@ class FairQueue:
         if not work.remaining:
             del lip.works[work]
             self.works -= 1
+            tenant.prompts -= work.count != 1
         tenant.last, self._last = lip.counter, tenant.counter
         if lip.works:
             self._activate(lip)
@@ -433,7 +457,10 @@ class FairQueue:
 
     def _forgot(self, work: Work) -> None:
         self.works -= 1
-        self.decodes -= work.count == 1
+        if work.count == 1:
+            self.decodes -= 1
+        else:
+            self._tenants[work.tenant].prompts -= 1
         self.tokens -= work.remaining
 
     def _lift(self, lip: _Lip) -> None:

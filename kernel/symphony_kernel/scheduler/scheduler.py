@@ -24,6 +24,7 @@ from symphony_kernel.scheduler.drafts import Draft, Drafts
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
 from symphony_kernel.scheduler.figures import Figures
 from symphony_kernel.scheduler.guesses import Guess, Guesses
+from symphony_kernel.scheduler.neighbours import Neighbours
 from symphony_kernel.scheduler.pager import Pager
 from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
@@ -82,6 +83,7 @@ class Scheduler:
         self._batcher = Batcher(pages, limits, self._pager)
         self._answers = answers or Answers()
         self._costs = StepCosts()
+        self._neighbours = Neighbours(self._queue)
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail
@@ -267,6 +269,7 @@ class Scheduler:
             self._drafts.revoke()
         if step is not None:
             self._figures.launched(step)
+            self._neighbours.launched(step, self._clock.now())
             self._steps.append(step)
         return step
 
@@ -497,6 +500,7 @@ class Scheduler:
         if step is not None:
             step.launched = now
             self._figures.launched(step)
+            self._neighbours.launched(step, now)
             self._steps.append(step)
             return step
         if formed.failed:
@@ -514,7 +518,8 @@ class Scheduler:
         room = limits.tokens - decodes
         if not self._prompts_are_bounded(now):
             return room
-        return min(room, self._costs.prefill_tokens(decodes, limits.decode_gap_ms / 1000))
+        seconds, times = limits.decode_gap_ms / 1000, self._neighbours.times(now)
+        return min(room, self._costs.prefill_tokens(decodes, seconds, times))
 
     def _wait_for_pages(self, now: float) -> float:
         """Nothing can run for want of pages: wait a little for a program to free some.
