@@ -42,6 +42,7 @@ __all__ = [
 
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, beside the workers'
+_NICENESS = 5  # the kernel and the workers come first: about three times as much of a processor
 _REQUIRED = "--require-containment"
 _FUNCTIONS = "--functions="  # how many a program may define
 _FUNCTION_WORDS = re.compile(r"the program has \d+ functions; ")
@@ -160,6 +161,7 @@ def limit_process() -> None:
     }
     for kind, limit in both.items():
         resource.setrlimit(kind, (limit, limit))
+    os.nice(_NICENESS)
     # The soft limit's signal says why it died; the hard one is for who ignores signals.
     resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_CPU_SECONDS_MAX, COMPILE_CPU_SECONDS_MAX + 1))
 

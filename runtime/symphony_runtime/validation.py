@@ -25,12 +25,12 @@ from wasmtime import (
 )
 
 from symphony_runtime.abi import Signature, allowed_imports
+from symphony_runtime.outline import FUNCTION, HEADER, read_outline
 from symphony_runtime.worker.fiber import new_engine
 
-MODULE_HEADER = b"\0asm\x01\0\0\0"
 COMPONENT_HEADER = b"\0asm\x0d\0\x01\0"
-FUNCTION_SECTION = 3
 WASM_PAGE_BYTES = 65_536
+_PROBLEM_MAX = 1_000  # characters
 SUPPORTED = (
     "bulk memory, sign extension, non-trapping float-to-int, multi-value, reference types "
     "(functions only) and fixed-width SIMD"
@@ -53,6 +53,8 @@ PROPOSALS: tuple[tuple[str, str], ...] = (
     ("gc types", "garbage collection (externref included)"),
     ("gc feature", "garbage collection"),
     ("gc proposal", "garbage collection"),
+    ("gc support", "garbage collection"),
+    ("`gc` proposal", "garbage collection"),
     ("component model", "components"),
 )
 
@@ -74,15 +76,15 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
     """Return the artefact of a program that keeps every rule, or else all its problems."""
     problems = check_shape(wasm, functions_max)
     if problems:
-        return Outcome(problems)
+        return Outcome(_readable(problems))
     try:
         module = Module(new_engine(), wasm)
     except WasmtimeError as error:
-        return Outcome([explain(str(error))])
+        return Outcome(_readable([explain(str(error))]))
     imports, exports = module.imports, module.exports
     problems = check_imports(imports) + check_exports(exports)
     if problems:
-        return Outcome(problems)
+        return Outcome(_readable(problems))
     return Outcome(
         imports=[f"{i.module}.{i.name}" for i in imports],
         exports=[e.name for e in exports],
@@ -93,50 +95,21 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
 
 # --- Before the compiler -------------------------------------------------------------------------
 def check_shape(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> list[str]:
-    """Return what is wrong with the bytes as such: size, header, number of functions."""
+    """Return what is wrong with the bytes as such: size, header, how much there is of what."""
     if len(wasm) > PROGRAM_BYTES_MAX:
         return [f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"]
     if wasm.startswith(COMPONENT_HEADER):
         return ["this is a WebAssembly component; upload a core module"]
-    if not wasm.startswith(MODULE_HEADER):
+    if not wasm.startswith(HEADER):
         return ["this is not a WebAssembly module (it does not begin with \\0asm, version 1)"]
     try:
-        functions = count_functions(wasm)
+        outline = read_outline(wasm)
     except ValueError as error:
         return [f"the module is damaged: {error}"]
+    functions = outline.counts[FUNCTION]
     if functions > functions_max:
         return [f"the program has {functions} functions; the limit is {functions_max}"]
-    return []
-
-
-def count_functions(wasm: bytes) -> int:
-    """Return the number of functions that the module defines.
-
-    Raises:
-        ValueError: the sections do not add up to the bytes.
-    """
-    at, functions = len(MODULE_HEADER), 0
-    while at < len(wasm):
-        section = wasm[at]
-        size, at = _leb128(wasm, at + 1)
-        if at + size > len(wasm):
-            raise ValueError(f"section {section} is longer than the file")
-        if section == FUNCTION_SECTION:
-            functions += _leb128(wasm, at)[0]
-        at += size
-    return functions
-
-
-def _leb128(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 35:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-    raise ValueError("a number has no end")
+    return outline.problems()
 
 
 # --- After it ------------------------------------------------------------------------------------
@@ -204,6 +177,11 @@ def _check_memory(memory: Type | None) -> list[str]:
     if needed > RUN_MEMORY_BYTES_MAX:
         return [f"the memory starts with {needed} bytes; the limit is {RUN_MEMORY_BYTES_MAX}"]
     return []
+
+
+def _readable(problems: list[str]) -> list[str]:
+    """Return problems as a terminal may show them: a module may give its imports any names."""
+    return ["".join(c if c.isprintable() else "?" for c in p[:_PROBLEM_MAX]) for p in problems]
 
 
 def _kind(item: Type) -> str:

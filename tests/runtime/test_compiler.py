@@ -19,7 +19,8 @@ from symphony_runtime.compiler import (
     ProgramError,
     compile_program,
 )
-from symphony_runtime.validation import check_and_compile, check_shape, count_functions
+from symphony_runtime.outline import FUNCTION, read_outline
+from symphony_runtime.validation import check_and_compile, check_shape
 from symphony_runtime.worker.sandbox import ENGINE_SETTINGS, PROPOSALS_OFF, cache_identity
 from wasmtime import wat2wasm
 
@@ -150,7 +151,7 @@ def test_sizes_are_limited_before_the_compiler_sees_them() -> None:
     size = len(section)
     size_leb = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14])
     many = header + b"\x03" + size_leb + section
-    assert count_functions(many) == count
+    assert read_outline(many).counts[FUNCTION] == count
     assert f"{count} functions" in check_shape(many)[0]
 
 

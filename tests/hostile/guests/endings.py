@@ -12,8 +12,9 @@ GENERATE = """(call $generate (local.get $kv) (i32.const 0) (i32.const 4) (i32.c
 GRANTING = msgpack.packb(
     {"entry": "child", "input": b"", "grants": [{"handle": 65536, "rights": 31, "name": "file"}]}
 )
+HEIR = msgpack.packb({"entry": "heir", "input": b"x" * 60_000})
+GRANTED_HEIR = msgpack.packb({**msgpack.unpackb(GRANTING), **msgpack.unpackb(HEIR)})
 SPAWN_GRANTING = f"(call $spawn (i32.const 100) (i32.const {len(GRANTING)}))"
-SPAWN_GRANTING_500 = f"(call $spawn (i32.const 500) (i32.const {len(GRANTING)}))"
 JOIN = """(drop (call $claim (call $join (i32.load (i32.const 200))) (i32.const 300)
   (i32.const 100)))"""
 KV = "(local $kv i32) (local $n i32) (local $t i32)"
@@ -24,6 +25,11 @@ LEAVES = child("(i32.const 0)")
 def forever(body: str, *parts: str, before: str = "") -> str:
     """A program that does something again and again."""
     return main(f"{before} (loop $l {body} (br $l)) (i32.const 0)", *parts, locals_=KV)
+
+
+def spawn(at: int, what: bytes) -> str:
+    """Start a child as memory at this place says."""
+    return f"(call $spawn (i32.const {at}) (i32.const {len(what)}))"
 
 
 def exits(tries: str, source: str, *sent: int) -> Guest:
@@ -214,7 +220,7 @@ ENDINGS = {
         ),
         *[-Errno.ENOENT] * 3,
     ),
-    "a family that dies out": exits(
+    "a family that dies out": Guest(
         "has many children one after the other, each of which leaves four of its own",
         main(
             f"""(loop $more {CLAIM_PID} {JOIN}
@@ -223,19 +229,23 @@ ENDINGS = {
                                      (i32.const 100))))
             (call $say (local.get $t)) (i32.const 0)""",
             data(100, CHILD),
-            data(500, GRANTING),
+            data(1000, HEIR),
+            data(70_000, GRANTED_HEIR),
             # One that lives, one that is asked for, two whose grants are on their way: no more.
             child(
-                f"""{CREATE} (drop (call $claim {SPAWN} (i32.const 200) (i32.const 4)))
+                f"""{CREATE} (drop (call $claim {spawn(1000, HEIR)} (i32.const 200) (i32.const 4)))
                 (i32.or (i32.lt_s (i32.load (i32.const 200)) (i32.const 1))
-                (i32.or (i32.lt_s {SPAWN} (i32.const 1))
-                (i32.or (i32.lt_s {SPAWN_GRANTING_500} (i32.const 1))
-                        (i32.lt_s {SPAWN_GRANTING_500} (i32.const 1)))))""",
+                (i32.or (i32.lt_s {spawn(1000, HEIR)} (i32.const 1))
+                (i32.or (i32.lt_s {spawn(70_000, GRANTED_HEIR)} (i32.const 1))
+                        (i32.lt_s {spawn(70_000, GRANTED_HEIR)} (i32.const 1)))))""",
                 KV,
             ),
+            f'(func (export "heir") (result i32) {SLEEP} (i32.const 0))',
             locals_=KV,
         ),
-        0,
+        "exited",
+        sent=(0,),
+        limits={"tree_memory_bytes": 8 << 20},  # what all of them are given is several times that
     ),
     "a child that traps": exits(
         "has children that trap in the middle of calls",

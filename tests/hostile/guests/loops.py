@@ -197,6 +197,42 @@ LOOPS = {
             "(call $kv_open (i32.const 0) (i32.const 8) (i32.const 31))",
         ),
     ),
+    "asks whether it is time": Guest(
+        "waits without waiting, for a sleep that does not end",
+        main(
+            """(i32.store (i32.const 0) (call $sleep (i64.const 100000)))
+            (loop $l (drop (call $wait (i32.const 0) (i32.const 1) (i64.const 0))) (br $l))
+            (i32.const 0)"""
+        ),
+    ),
+    "copies KV": Guest(
+        "doubles a file, then copies all of it but the first entry into others, without end",
+        main(
+            """(local.set $kv (call $kv_create))
+            (drop (call $claim (call $pred (local.get $kv) (i32.const 0)
+              (local.tee $n (i32.const 16)) (i32.const 0) (i32.const 0) (i32.const 0))
+              (i32.const 0) (i32.const 8)))
+            (loop $d
+              (drop (call $kv_append (local.get $kv) (local.get $kv) (i32.const 0) (local.get $n)))
+              (br_if $d (i32.lt_u (local.tee $n (i32.shl (local.get $n) (i32.const 1)))
+                                  (i32.const 16384))))
+            (i32.store (i32.const 0) (i32.const 1)) (i32.store (i32.const 4) (local.get $n))
+            (loop $l (drop (call $kv_close (call $kv_extract (local.get $kv) (i32.const 0)
+              (i32.const 1)))) (br $l)) (i32.const 0)""",
+            locals_="(local $kv i32) (local $n i32)",
+        ),
+    ),
+    "many places": Guest(
+        "asks for a million places in a pred of one token",
+        main(
+            """(local.set $kv (call $kv_create))
+            (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
+              (i32.const 1000) (i32.const 1000009))) (br $l)) (i32.const 0)""",
+            data(1000, b"\x81\xa2at\xdd\x00\x0f\x42\x40"),
+            locals_="(local $kv i32)",
+            pages=20,
+        ),
+    ),
     "listens and leaves": Guest(
         "asks for an item of a channel and cancels, without end",
         main(

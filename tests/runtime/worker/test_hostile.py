@@ -1,4 +1,4 @@
-"""Guests that loop, trap, grow, flood or lie cost themselves; a neighbour goes on."""
+"""Limits of runs, traps and kills, one by one. `tests/hostile/guests` has guests by the dozen."""
 
 import asyncio
 import time
@@ -13,13 +13,6 @@ from tests.support.rig import LIMITS, Rig, RunResult, rigged
 KILL_MS = 10 * CANCEL_MS_MAX  # the machine may be busy with other tests; alone it takes a few
 
 LOOP_START = module('(func (export "_start"))', "(func $begin (loop $l (br $l)))", "(start $begin)")
-ENDLESS_SEND = main(
-    "(loop $l (drop (call $send (i32.const 0) (i32.const 4096))) (br $l)) (i32.const 0)"
-)
-TINY_SENDS = main("(loop $l (drop (call $send (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)")
-ENDLESS_LOG = main(
-    "(loop $l (drop (call $log (i32.const 1) (i32.const 0) (i32.const 64))) (br $l)) (i32.const 0)"
-)
 GROWER = main(
     """(loop $l (br_if $l (i32.ge_s (memory.grow (i32.const 1)) (i32.const 0))))
     (i32.store (i32.sub (i32.mul (memory.size) (i32.const 65536)) (i32.const 4)) (i32.const 1))
@@ -29,60 +22,6 @@ SMASHER = main(
     "(call $down (i32.const 1))",
     "(func $down (param i32) (result i32)"
     " (i32.add (local.get 0) (call $down (i32.add (local.get 0) (i32.const 1)))))",
-)
-TICKETS = main("(loop $l (drop (call $sleep (i64.const 100000))) (br $l)) (i32.const 0)")
-CREATES = main("(loop $l (drop (call $kv_close (call $kv_create))) (br $l)) (i32.const 0)")
-CALLS = main("(loop $l (drop (call $clock_ms)) (br $l)) (i32.const 0)")
-WAITS = main(
-    """(i32.store (i32.const 0) (call $sleep (i64.const 100000)))
-    (loop $l (drop (call $wait (i32.const 0) (i32.const 1) (i64.const 0))) (br $l)) (i32.const 0)"""
-)
-CANCELS = main(
-    """(local.set $kv (call $kv_create))
-    (loop $l (drop (call $cancel (call $pred (local.get $kv) (i32.const 0) (i32.const 1)
-      (i32.const 0) (i32.const 0) (i32.const 0)))) (br $l)) (i32.const 0)""",
-    locals_="(local $kv i32)",
-)
-PREDS = main(
-    """(local.set $kv (call $kv_create))
-    (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 1)
-      (i32.const 0) (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
-    locals_="(local $kv i32)",
-)
-SPAWN = msgpack.packb({"input": b"", "grants": []})
-SPAWN_BOMB = main(
-    f"(loop $l (drop (call $spawn (i32.const 100) (i32.const {len(SPAWN)}))) (br $l))(i32.const 0)",
-    data(100, SPAWN),
-)
-# Doubles a file to 16,384 entries, then copies all but the first into a new one, again and again.
-COPIES = main(
-    """(local.set $kv (call $kv_create))
-    (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (local.tee $n (i32.const 16))
-      (i32.const 0) (i32.const 0) (i32.const 0)) (i32.const 0) (i32.const 8)))
-    (loop $d (drop (call $kv_append (local.get $kv) (local.get $kv) (i32.const 0) (local.get $n)))
-      (br_if $d (i32.lt_u (local.tee $n (i32.shl (local.get $n) (i32.const 1)))
-                          (i32.const 16384))))
-    (i32.store (i32.const 0) (i32.const 1)) (i32.store (i32.const 4) (local.get $n))
-    (loop $l (drop (call $kv_close (call $kv_extract (local.get $kv) (i32.const 0) (i32.const 1))))
-      (br $l)) (i32.const 0)""",
-    locals_="(local $kv i32) (local $n i32)",
-)
-# A million places in a pred of one token.
-OPTIONS = main(
-    """(local.set $kv (call $kv_create))
-    (loop $l (drop (call $pred (local.get $kv) (i32.const 0) (i32.const 1) (i32.const 0)
-      (i32.const 1000) (i32.const 1000009))) (br $l)) (i32.const 0)""",
-    data(1000, b"\x81\xa2at\xdd\x00\x0f\x42\x40"),
-    locals_="(local $kv i32)",
-    pages=20,
-)
-RECEIVES = main("(loop $l (drop (call $recv)) (br $l)) (i32.const 0)")
-CHANNELS = main(
-    "(loop $l (drop (call $channel_recv (i32.const 0) (i32.const 1))) (br $l)) (i32.const 0)"
-)
-ASKS = main(
-    """(loop $l (drop (call $cancel (call $channel_recv (i32.const 0) (i32.const 1))))
-    (br $l)) (i32.const 0)"""
 )
 
 
@@ -96,26 +35,8 @@ async def beside(rig: Rig, program: str, milliseconds: int = 300) -> RunResult:
         assert (ended.status, len(ended.messages)) == ("exited", 3)
         neighbours += 1
     assert neighbours > 0
-    began = time.monotonic()
     hostile.kill("enough")
-    result = await hostile.ended
-    assert (time.monotonic() - began) * 1000 < KILL_MS
-    return result
-
-
-@pytest.mark.parametrize(
-    "program",
-    [SPIN, LOOP_START, ENDLESS_LOG, TICKETS, CREATES, CALLS, WAITS, CANCELS, PREDS, SPAWN_BOMB,
-     RECEIVES, CHANNELS, ASKS, COPIES, OPTIONS],
-    ids=["loop", "start function", "log", "tickets", "creates", "calls", "waits", "cancels",
-         "preds", "spawns", "receives", "channels", "asks", "copies", "options"],
-)  # fmt: skip
-def test_a_neighbour_goes_on_and_a_kill_ends_it(program: str) -> None:
-    async def test(rig: Rig) -> None:
-        ended = await beside(rig, program)
-        assert (ended.status, ended.reason) == ("killed", "enough")
-
-    rigged(test)
+    return await hostile.ended
 
 
 def test_however_many_compute_a_call_waits_for_about_a_slice() -> None:
@@ -134,16 +55,6 @@ def test_however_many_compute_a_call_waits_for_about_a_slice() -> None:
         few = min([await computed_beside(rig, 2) for _ in range(3)])
         many = min([await computed_beside(rig, 32) for _ in range(3)])
         assert many < 5 * few
-
-    rigged(test)
-
-
-@pytest.mark.parametrize("program", [ENDLESS_SEND, TINY_SENDS], ids=["bytes", "messages"])
-def test_past_its_output_limit_a_run_is_killed(program: str) -> None:
-    async def test(rig: Rig) -> None:
-        ended = await rig.run(program)
-        assert ended.status == "killed"
-        assert ended.reason.startswith(("output limit", "message limit"))
 
     rigged(test)
 
