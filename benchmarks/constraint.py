@@ -1,10 +1,11 @@
 """What a constraint costs: a step of 16 streams with one and without, and how soon one starts.
 
-    python -m benchmarks.constraint [--model 135m|tiny|DIR] [--streams 16] [--new 48] [--json FILE]
+    python -m benchmarks.constraint [--model 135m|tiny|DIR] [--streams 16] [--new 48]
+        [--kind schema|regex] [--json FILE]
 
 A kernel in this process, whose worker is this script. Rounds with and without the constraint take
 turns, and each pair of them gives a ratio: what else the machine does falls on both. Half of the
-constraint's streams hold to a JSON schema and half to a regular expression; temperature 1, so that
+constraint's streams hold to a JSON schema and half to a regular expression, or all to one `--kind`; temperature 1, so that
 on random weights the texts are as wild as they allow.
 """
 
@@ -35,6 +36,7 @@ from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.kernel_client import KernelClient
 
 WORKER = "w"
+KINDS = ("schema", "regex")
 INSTANCE = 1
 PROMPT = 16  # tokens of each stream's
 STARTS = 200
@@ -157,7 +159,8 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Return all figures."""
     async with served(model, options.threads) as worker:
         began = time.perf_counter()
-        handles = [await worker.call(m.Op.CONSTRAINT, *each) for each in GRAMMARS]
+        grammars = GRAMMARS if options.kind is None else [GRAMMARS[KINDS.index(options.kind)]]
+        handles = [await worker.call(m.Op.CONSTRAINT, *each) for each in grammars]
         first = time.perf_counter() - began
         assert all(isinstance(each, int) and each > 0 for each in handles), handles
         await step_seconds(worker, options, handles)  # warms up both
@@ -210,6 +213,7 @@ def main() -> None:
     parser.add_argument("--model", default="135m", help="a shape's name, tiny, or a folder")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--new", type=int, default=48, help="tokens of each stream")
+    parser.add_argument("--kind", choices=KINDS, help="default: half of the streams each")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=20.0, help="for rounds")
     parser.add_argument("--json", type=Path)

@@ -69,7 +69,7 @@ class Guide:
 
     __slots__ = (
         "_again", "_before", "_era", "_file", "_matcher", "_renewals", "_text", "_told", "_until",
-        "base", "constraint", "kept", "spent",
+        "base", "constraint", "ended", "kept", "spent",
     )  # fmt: skip
 
     def __init__(self, constraint: Constraint, file: Text, base: int, *, kept: bool) -> None:
@@ -86,6 +86,7 @@ class Guide:
         self._again = False  # its row comes again
         self._until = 0.0  # when it is enough for one step, of the thread's time
         self.spent = 0.0  # seconds for which nobody has been charged
+        self.ended = 0.0  # when the last mask was made, of the thread's time
 
     # -- On the loop ---------------------------------------------------------------------------
     def tell(self, tokens: UInt32) -> None:
@@ -119,28 +120,33 @@ class Guide:
         return grammar.seconds + min(max(behind, 0) * grammar.token_seconds, TEXT_MS_MAX / 1000)
 
     # -- On the thread that makes masks --------------------------------------------------------
-    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
+    def fill(
+        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+    ) -> SyscallError | None:
         """Write which tokens may come behind a row's own, which begin at entry `start`.
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. EAGAIN: the
-        same row is to come again.
+        same row is to come again. `began` is now, of the thread's time, for who knows it.
         """
-        began = time.thread_time()
+        if began is None:
+            began = time.thread_time()
         self._until = began + TEXT_MS_MAX / 1000
+        error: SyscallError | None = None
         try:
             few = self._advance(start, tokens)
             reached = began if few else time.thread_time()
             self._fill(mask)
-            self._grammar.took(time.thread_time() - reached)
+            ended = time.thread_time()
+            self._grammar.took(ended - reached)
         except _LaterError:
-            return LATER
-        except GrammarError as error:
-            self._grammar.took(time.thread_time() - began)
-            self._refuse(start, tokens, error)
-            return SyscallError(error.errno, error.words)
-        finally:
-            self.spent += time.thread_time() - began
-        return None
+            ended, error = time.thread_time(), LATER
+        except GrammarError as found:
+            ended, error = time.thread_time(), SyscallError(found.errno, found.words)
+            self._grammar.took(ended - began)
+            self._refuse(start, tokens, found)
+        self.spent += ended - began
+        self.ended = ended
+        return error
 
     def _advance(self, start: int, tokens: UInt32) -> bool:
         """Come behind a row's tokens; return whether it was by hardly any."""

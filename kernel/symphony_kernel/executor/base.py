@@ -73,12 +73,16 @@ class KVLayout:
 class Guide(Protocol):
     """What a constraint knows of one sequence: which tokens may come next."""
 
-    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
+    ended: float  # when the last mask was made: the time, in seconds, of the thread that made it
+
+    def fill(
+        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+    ) -> SyscallError | None:
         """Write which tokens may come behind a row's own ([q], from entry `start` on).
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. Rows come in
         their sequence's order, but for some that come again. An error is the row's result; EAGAIN:
-        the same row is to come again.
+        the same row is to come again. `began` is that thread's time now, for who knows it.
         """
 
 

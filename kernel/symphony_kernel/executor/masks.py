@@ -100,22 +100,31 @@ class Masks:
     def _fill(self, rows: Sequence[Row]) -> list[SyscallError | None]:
         """Make masks, of the first row in any case, until it has been enough for one step."""
         errors: list[SyscallError | None] = []
-        until = time.thread_time() + MASKS_MS_MAX / 1000
+        # Asking for the thread's time is a system call: the end of a row is the next one's begin.
+        now = time.thread_time()
+        until = now + MASKS_MS_MAX / 1000
         for row, mask in zip(rows, self._masks, strict=False):
-            if errors and time.thread_time() > until:
+            if errors and now > until:
                 mask[:] = _ALL
                 errors.append(_LATER)
             else:
-                errors.append(fill(row, mask, self._vocab_size))
+                errors.append(fill(row, mask, self._vocab_size, now))
+                assert row.guide is not None
+                now = max(now, row.guide.ended)  # a fault has not told
         return errors
 
 
-def fill(row: Row, mask: UInt32, vocab_size: int) -> SyscallError | None:
-    """Make one row's mask; its options' `allow` counts, too. What breaks is this row's EIO."""
+def fill(
+    row: Row, mask: UInt32, vocab_size: int, began: float | None = None
+) -> SyscallError | None:
+    """Make one row's mask; its options' `allow` counts, too. What breaks is this row's EIO.
+
+    `began` is now, of the thread's time in seconds, for who knows it.
+    """
     assert row.guide is not None
     error: SyscallError | None
     try:
-        error = row.guide.fill(row.start, row.tokens, mask)
+        error = row.guide.fill(row.start, row.tokens, mask, began)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a panic of llguidance's is no Exception

@@ -23,8 +23,12 @@ class Allows:
 
     def __init__(self, allowed: list[int], error: BaseException | None = None) -> None:
         self.allowed, self.error = allowed, error
+        self.ended = 0.0
 
-    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
+    def fill(
+        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+    ) -> SyscallError | None:
+        self.ended = time.thread_time()
         if isinstance(self.error, SyscallError):
             return self.error
         if self.error is not None:
@@ -113,11 +117,13 @@ def test_a_fault_of_a_guide_is_its_rows_alone(rig: Rig) -> None:
 class Slow(Allows):
     """A guide that takes all the time that a step has."""
 
-    def fill(self, start: int, tokens: UInt32, mask: UInt32) -> SyscallError | None:
+    def fill(
+        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+    ) -> SyscallError | None:
         until = time.thread_time() + 1.1 * MASKS_MS_MAX / 1000
         while time.thread_time() < until:
             pass
-        return super().fill(start, tokens, mask)
+        return super().fill(start, tokens, mask, began)
 
 
 def test_no_step_waits_for_a_second_slow_mask(rig: Rig) -> None:
