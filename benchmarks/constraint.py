@@ -5,8 +5,8 @@
 
 A kernel in this process, whose worker is this script. Rounds with and without the constraint take
 turns, and each pair of them gives a ratio: what else the machine does falls on both. Half of the
-constraint's streams hold to a JSON schema and half to a regular expression, or all to one `--kind`; temperature 1, so that
-on random weights the texts are as wild as they allow.
+constraint's streams hold to a JSON schema and half to a regular expression, or all to one `--kind`;
+temperature 1, so that on random weights the texts are as wild as they allow.
 """
 
 import argparse
@@ -140,7 +140,8 @@ async def step_seconds(worker: Worker, options: argparse.Namespace, handles: lis
         streams.append(worker.stream(tokens, given))
     times = np.array(await asyncio.gather(*streams))
     assert times.shape == (options.streams, options.new), "a stream ended early"
-    return float(np.mean(times[:, -1] - times[:, 3])) / (options.new - 4)
+    seconds: float = np.mean(times[:, -1] - times[:, 3]) / (options.new - 4)
+    return seconds
 
 
 async def start_seconds(worker: Worker) -> list[float]:
