@@ -114,18 +114,7 @@ CHATTY_WASM = wasm(
 ENDLESS_SEND_WASM = wasm(
     main("(loop $l (drop (call $send (i32.const 0) (i32.const 60000))) (br $l)) (i32.const 0)")
 )
-# Grows until it is refused, then gives up.
-GROWER_WASM = wasm(
-    main(
-        """(loop $l (br_if $l (i32.ne (memory.grow (i32.const 16)) (i32.const -1))))
-           (unreachable)"""
-    )
-)
-STACK_SMASHER_WASM = wasm(
-    main("(call $deeper)", "(func $deeper (result i32) (i32.add (call $deeper) (i32.const 1)))")
-)
 TRAP_WASM = wasm(main("(unreachable)"))
-OUT_OF_BOUNDS_WASM = wasm(main("(i32.load (i32.const 0x7fffffff))"))
 # Holds pages and files, then loops: what it held must come back when it is cancelled.
 HOARDER_WASM = wasm(
     main(

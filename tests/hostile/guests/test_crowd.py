@@ -1,0 +1,134 @@
+"""Hostile guests at once, in the real server: nobody else notices, and nothing is left."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from symphony_runtime.client import Client, ServerError
+from wasmtime import wat2wasm
+
+from tests.e2e.programs import PARROT_WASM, REFUSED_WASM
+from tests.hostile.cases import END_SECONDS_MAX, ENDLESS, Guest
+from tests.hostile.guests.bombs import BOMBS
+from tests.hostile.guests.endings import ENDINGS
+from tests.hostile.guests.loops import LOOPS
+from tests.support.binary import Binary
+from tests.support.guests import SPIN, main
+from tests.support.server import RunningServer
+
+ECHOES = 20
+
+CROWD = {
+    **{name: LOOPS[name] for name in ("plain", "start function", "fills", "recursion")},
+    **{name: BOMBS[name] for name in ("results", "a fork bomb", "output", "memory of children")},
+    **{name: ENDINGS[name] for name in ("traps with everything open", "cancels preds")},
+    "past its time": Guest("computes for longer than it may", SPIN, "killed", "cpu time limit",
+                           limits={"cpu_ms": 300}),
+    "past its hour": Guest("waits for longer than it may",
+                           main("(call $await (call $recv)) (i32.const 0)"),
+                           "killed", "wall time limit", limits={"wall_ms": 1000}),
+    "past its memory": Guest(
+        "writes behind the memory that it may have",
+        main("""(loop $l (br_if $l (i32.ne (memory.grow (i32.const 16)) (i32.const -1))))
+                (i32.store (i32.shl (memory.size) (i32.const 16)) (i32.const 1)) (i32.const 0)"""),
+        "trapped", "out-of-bounds memory access",
+    ),
+}  # fmt: skip
+
+
+async def messages(client: Client, run: str) -> AsyncIterator[bytes]:
+    async for event in client.events(run):
+        if event.kind == "message":
+            yield event.message()
+
+
+async def end_of(client: Client, run: str) -> tuple[str, str]:
+    """How a run has ended, and why."""
+    async with asyncio.timeout(4 * END_SECONDS_MAX):
+        ended = [event async for event in client.events(run)][-1].data
+    return ended["status"], ended["reason"]
+
+
+def test_a_crowd_of_them_at_once(server: RunningServer) -> None:
+    """Loops, bombs, deaths and time limits in one worker: a neighbour is answered all the while,
+    each of them ends as it must, and the same processes go on with all that they had.
+    """
+
+    async def scenario() -> None:
+        async with server.client() as client:
+            await client.upload(PARROT_WASM, name="neighbour")
+            programs = [
+                await client.upload(bytes(wat2wasm(guest.source))) for guest in CROWD.values()
+            ]
+            pids, before = await server.pids(), await server.wait_until_idle(END_SECONDS_MAX)
+            neighbour = await client.start("neighbour")
+            said = messages(client, neighbour)
+            runs = {
+                name: await client.start(program["id"], limits=dict(guest.limits))
+                for (name, guest), program in zip(CROWD.items(), programs, strict=True)
+            }
+            for n in range(ECHOES):
+                await client.send(neighbour, b"%d" % n)
+                assert await asyncio.wait_for(anext(said), END_SECONDS_MAX) == b"%d" % n
+            for name, guest in CROWD.items():
+                if guest.status == ENDLESS:
+                    await client.cancel(runs[name])
+            await client.send(neighbour, b"", close=True)
+            for name, guest in CROWD.items():
+                status, reason = await end_of(client, runs[name])
+                assert status == ("killed" if guest.status == ENDLESS else guest.status), reason
+                assert guest.says in reason, name
+            assert (await end_of(client, neighbour))[0] == "exited"
+            after = await server.wait_until_idle(END_SECONDS_MAX)
+            assert await server.pids() == pids
+            assert after["pages_free"] == before["pages_free"]
+            assert (after["handles"], after["files"]) == (before["handles"], before["files"])
+
+    asyncio.run(scenario())
+
+
+UPLOADS = {
+    "nothing": (b"", 400, "not a WebAssembly module"),
+    "another kind of program": (b"\x7fELF" + bytes(100), 400, "not a WebAssembly module"),
+    "half a module": (b"\0asm\x01\0\0\0\xff\xff\xff", 400, "damaged"),
+    "a component": (b"\0asm\x0d\0\x01\0", 400, "component"),
+    "a module that is too large": (bytes((16 << 20) + 1), 413, "at most"),
+    "a proposal that is off": (
+        bytes(wat2wasm('(module (memory (export "memory") 1 1 shared) (func (export "_start")))')),
+        400,
+        "needs threads, which is off",
+    ),
+    "a million blocks in each other": (
+        Binary(bodies=[b"\0" + b"\x02\x40" * 1_000_000 + b"\x0b" * 1_000_001]).wasm(),
+        400,
+        "compiling takes more than",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UPLOADS)
+def test_an_upload_that_is_no_program_is_refused(server: RunningServer, what: str) -> None:
+    body, status, words = UPLOADS[what]
+
+    async def scenario() -> None:
+        async with server.client() as client:
+            with pytest.raises(ServerError) as refused:
+                await client.upload(body)
+            assert refused.value.status == status, refused.value
+            assert words in refused.value.problem["detail"]
+
+    asyncio.run(scenario())
+
+
+def test_every_refused_import_is_listed(server: RunningServer) -> None:
+    async def scenario() -> None:
+        async with server.client() as client:
+            with pytest.raises(ServerError) as refused:
+                await client.upload(REFUSED_WASM, name="refused")
+            assert refused.value.status == 400
+            problems = refused.value.problem["problems"]
+            assert any("path_open" in problem for problem in problems)
+            assert any("env.system" in problem for problem in problems)
+            assert not any("lip.send" in problem for problem in problems)
+
+    asyncio.run(scenario())
