@@ -6,6 +6,7 @@
 #   make check     format, lint, types, import direction              1 min
 #   make test      check, then the whole suite                         9 min
 #   make bench     the benchmarks, figures on the screen                3 min
+#   make schemathesis   requests made of /openapi.json, EACH a route    5 min
 #   make fuzz      random programs, frames and modules: CALLS, SEED, MINUTES   10 min
 #   make clean     remove all that the above made
 
@@ -25,7 +26,7 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/*.cpp kernel/symphony_kernel/executor/native/*.h)
 
-.PHONY: help install shipped-program demo serve check format test bench fuzz examples clean
+.PHONY: help install shipped-program demo serve check format test bench fuzz schemathesis examples clean
 
 help:
 	@sed -n '2,12s/^# \{0,1\}//p' Makefile
@@ -88,9 +89,14 @@ bench: build/examples build/native
 	@$(RUNNING) python -m benchmarks.host_overhead
 	@$(RUNNING) python -m benchmarks.decode
 
+EACH ?= 100
 CALLS ?= 1000000
 SEED ?= 1
 MINUTES ?= 0
+schemathesis: $(VENV)/installed
+	@echo "== schemathesis: $(EACH) requests a route, of each kind, others each time (some five minutes)"
+	@$(RUNNING) SYMPHONY_SCHEMATHESIS=$(EACH) pytest tests/hostile/clients/test_schemathesis.py
+
 fuzz: $(VENV)/installed
 	@echo "== fuzz: $(CALLS) calls from seed $(SEED), and what they found (some ten minutes a million)"
 	@$(RUNNING) python -m tests.fuzz --calls $(CALLS) --seed $(SEED) --minutes $(MINUTES)

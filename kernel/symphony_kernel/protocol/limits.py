@@ -191,6 +191,8 @@ HTTP_DESCRIPTORS_KEPT = 512  # of that limit, for everything else that the gatew
 # From connecting, or from the last answer, to a request's whole head. Proxies keep idle connections
 # for a minute and expect them to be there.
 HTTP_HEAD_SECONDS_MAX = 75.0
+# A tenant may have so many times the connections that nobody holds: one at most 4/5 of them.
+TENANT_CONNECTIONS_TIMES_UNUSED = 4
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with Retry-After
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
 TRACE_EVENTS_MAX = 16_384  # of one run, of its calls and again of its preds' steps: the last ones

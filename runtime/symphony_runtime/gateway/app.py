@@ -190,7 +190,7 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
     if key.tenant is not None:
         request[ASKING] = key.tenant
         with_.rates.request(key.tenant)
-    with with_.administration.visits.visit(key.id, request):
+    with with_.connections.of(key.tenant), with_.administration.visits.visit(key.id, request):
         return await handler(request)
 
 
@@ -203,7 +203,7 @@ async def _tell_rates(request: web.Request, response: web.StreamResponse) -> Non
 
 def _pattern(path: str) -> str:
     """Return the path as the router has it: a KV file's path may hold slashes."""
-    return path.replace("{path}", "{path:.+}")
+    return path.replace("{path}", "{path:(?s:.+)}")
 
 
 def _limits(config: GatewayConfig, administration: Administration) -> Limits:

@@ -7,11 +7,13 @@
 Whoever connects need not have a key. So silent connections end by themselves, there is a bound on
 all of them, past which the one goes that has been silent longest, and a request that is no HTTP is
 answered as any other error and is no line in the log: a stranger could write as many as it likes.
+Those that serve are not closed for others; a tenant may have some times as many as are left of
+them, as with pages: so whoever comes finds some.
 """
 
 import asyncio
 import resource
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +24,7 @@ from symphony_kernel.protocol.limits import (
     HTTP_CONNECTIONS_MAX,
     HTTP_DESCRIPTORS_KEPT,
     HTTP_HEAD_SECONDS_MAX,
+    TENANT_CONNECTIONS_TIMES_UNUSED,
 )
 
 from symphony_runtime.gateway.problems import Problem, bad_request
@@ -47,6 +50,7 @@ class Connections:
         self._open: set[_Connection] = set()
         self._silent: OrderedDict[_Connection, None] = OrderedDict()  # the longest first
         self._closed = 0
+        self._tenants: Counter[str] = Counter()  # requests of each that are being answered
 
     @contextmanager
     def serving(self, request: web.Request) -> Iterator[None]:
@@ -61,6 +65,28 @@ class Connections:
         finally:
             if connection in self._open:
                 self._silent[connection] = None
+
+    @contextmanager
+    def of(self, tenant: str | None) -> Iterator[None]:
+        """A request of a tenant's, or of an operator's (None), is being answered.
+
+        Raises:
+            Problem: 429, the tenant has too many.
+        """
+        if tenant is None:
+            yield
+            return
+        serving = len(self._open) - len(self._silent)
+        if self._tenants[tenant] >= TENANT_CONNECTIONS_TIMES_UNUSED * (self.most - serving):
+            detail = "the tenant has as many requests under way as the server can spare"
+            raise Problem(429, "too-many-connections", detail, retry_after=1)
+        self._tenants[tenant] += 1
+        try:
+            yield
+        finally:
+            self._tenants[tenant] -= 1
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
 
     def statistics(self) -> dict[str, int]:
         """Return how many are open, and how many were closed to make room."""

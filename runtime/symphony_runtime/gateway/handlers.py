@@ -1,6 +1,7 @@
 """The handlers of programs and runs. Streams are in `streaming`, KV files in `kv_files`."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -11,6 +12,7 @@ from symphony_kernel.protocol.limits import (
 
 from symphony_runtime.gateway.http import (
     answer,
+    beside_others,
     flag,
     page_limit,
     read_body,
@@ -76,8 +78,9 @@ async def start_run(request: web.Request) -> web.StreamResponse:
     detach = flag(request, "detach")
     program = await with_.programs.get(tenant_of(request), request.match_info["program"])
     body = await read_json(request, "the request", _RUN_BODY_BYTES_MAX)
-    wanted = parse_request(body, with_.runs.limits.of(program.tenant))
-    del body
+    parse = partial(parse_request, body, with_.runs.limits.of(program.tenant))
+    wanted = await beside_others(request.content_length or _RUN_BODY_BYTES_MAX, parse)
+    del body, parse
     stream = wanted.stream
     if detach and stream:
         raise bad_request("bad-request", "a run is either detached or streamed")

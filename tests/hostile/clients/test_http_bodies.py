@@ -89,6 +89,21 @@ def test_a_body_that_asks_for_no_answer_gets_none(target: RunningServer, name: s
     asyncio.run(scenario())
 
 
+def test_few_bytes_of_many_values_are_too_large(target: RunningServer) -> None:
+    """Eight megabytes of JSON that would be half a gigabyte of lists."""
+
+    async def scenario() -> None:
+        lists = b'{"input": [' + b",".join([b"[]"] * 2_700_000) + b"]}"
+        reply = await ask(target.url, post(RUNS, target.key, lists))
+        assert reply.status == 413, reply
+        assert "too many values" in reply.json()["detail"]
+        body = b'{"model": "m", "prompt": [' + b",".join([b"{}"] * 2_000_000) + b"]}"
+        reply = await ask(target.url, post("/v1/completions", target.key, body))
+        assert reply.status == 413, reply
+
+    asyncio.run(scenario())
+
+
 def test_the_last_of_two_equal_keys_counts_for_everybody(target: RunningServer) -> None:
     """A field that stands there twice: one reader decides, and the program gets what it read."""
 

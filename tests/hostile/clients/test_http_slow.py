@@ -5,10 +5,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from symphony_runtime.client import Client
 from symphony_runtime.gateway import connections
 
 from tests.e2e.programs import ENDLESS_SEND_WASM, PARROT_WASM
-from tests.hostile.clients.wire import SECONDS_MAX, Wire, head, wire
+from tests.hostile.clients.wire import SECONDS_MAX, Wire, ask, head, wire
 from tests.support.house import House
 
 PARTS = {
@@ -74,6 +75,35 @@ def test_silent_connections_make_room(tmp_path: Path) -> None:
             async with asyncio.timeout(SECONDS_MAX):
                 while services.connections.statistics()["connections"] > 8:  # noqa: ASYNC110
                     await asyncio.sleep(0.005)
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_leaves_connections_for_others(tmp_path: Path) -> None:
+    """Readers of one tenant's events without number: another's request finds a place."""
+
+    async def scenario() -> None:
+        async with House(tmp_path) as house, AsyncExitStack() as stack:
+            async with Client(house.url, house.admin_key) as admin:
+                await admin.create_tenant("other")
+                other = str((await admin.create_key("other", role="tenant"))["key"])
+            async with house.client() as client:
+                await client.upload(PARROT_WASM, name="parrot")
+                run = await client.start("parrot")
+            house.gateway.services.connections.most = 20
+            follow = head(f"GET /v1/runs/{run}/events HTTP/1.1", house.key)
+            heard = []
+            for _ in range(30):
+                reader = await stack.enter_async_context(wire(house.url))
+                await reader.send(follow)
+                async with asyncio.timeout(SECONDS_MAX):
+                    heard.append((await reader.reader.readuntil(b"\r\n")).split()[1])
+            assert heard.count(b"200") == 16  # four times as many as are left
+            assert set(heard) == {b"200", b"429"}
+            reply = await ask(house.url, head("GET /v1/runs HTTP/1.1", other))
+            assert reply.status == 200
+            async with Client(house.url, house.admin_key) as admin:
+                await admin.statistics()
 
     asyncio.run(scenario())
 

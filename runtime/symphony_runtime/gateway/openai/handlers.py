@@ -139,7 +139,7 @@ def _shaped(shape: type[Shape]) -> MakeShape:
 async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.StreamResponse:
     with_, tenant = request.app[OPENAI], tenant_of(request)
     raw = await read_body(request, "the request", _BODY_BYTES_MAX)
-    body = await parse_json(raw)
+    body = await parse_json(request, raw)
     name, model = model_of(body), await with_.model()
     await check_tokens(request, tenant)
     if name == model.name:

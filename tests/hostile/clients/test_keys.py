@@ -1,0 +1,96 @@
+"""Guessing keys: a constant answer after constant work, as often as anybody likes.
+
+That all who have no good key hear the same on the wire is in `test_routes.py`.
+"""
+
+import asyncio
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+from symphony_runtime.client import Client
+from symphony_runtime.gateway.auth import Key, Keys, Role, new_key
+from symphony_runtime.gateway.problems import Problem
+
+from tests.hostile.clients.wire import head, wire
+from tests.support.house import House
+from tests.support.server import RunningServer
+
+
+def ring() -> tuple[Keys, dict[str, str]]:
+    """Keys, and guesses of every kind: as near as can be to a good one, and not near at all."""
+    good, kept = new_key("acme", Role.TENANT, "", None)
+    late, expired = new_key("acme", Role.TENANT, "", 1)
+    others: list[Key] = [new_key(f"t{n}", Role.TENANT, "", None)[1] for n in range(100)]
+    last = "A" if good[-1] != "A" else "B"
+    guesses = {
+        "the last letter": good[:-1] + last,
+        "the first letter": good[:17] + ("A" if good[17] != "A" else "B") + good[18:],
+        "another's id": f"sym_{others[0].id}_{good.split('_', 2)[2]}",
+        "no such id": "sym_" + "0" * 12 + good[16:],
+        "expired": late,
+        "no id": "x" * len(good),
+        "nothing": "",
+    }
+    return Keys([kept, expired, *others]), guesses
+
+
+def test_every_guess_is_refused_in_the_same_words() -> None:
+    keys, guesses = ring()
+    told = set()
+    for guess in guesses.values():
+        with pytest.raises(Problem) as refused:
+            keys.admit(f"Bearer {guess}")
+        told.add(str(refused.value.document()) + str(refused.value.headers))
+    assert len(told) == 1
+
+
+def test_a_guess_that_is_nearly_right_takes_no_longer() -> None:
+    """Compared within one run, by medians of many: nothing tells how much of a guess was right."""
+    keys, guesses = ring()
+    del guesses["nothing"]  # it is shorter to hash
+    taken: dict[str, list[int]] = {name: [] for name in guesses}
+    for _ in range(2_000):
+        for name, guess in guesses.items():
+            header = f"Bearer {guess}"
+            began = time.perf_counter_ns()
+            keys.find(header)
+            taken[name].append(time.perf_counter_ns() - began)
+    medians = {name: statistics.median(times) for name, times in taken.items()}
+    assert max(medians.values()) < 3 * min(medians.values()), medians
+
+
+def test_a_flood_of_guesses_hurts_nobody(target: RunningServer) -> None:
+    """Thousands of guesses on one connection, and the owner between them; no line in the log."""
+
+    async def scenario() -> None:
+        async with wire(target.url) as stranger, wire(target.url) as owner:
+            guess = head("GET /v1/runs HTTP/1.1", "sym_000000000000_" + "A" * 43)
+            sending = asyncio.create_task(stranger.send(guess * 2_000))
+            for _ in range(20):
+                await owner.send(head("GET /v1/runs HTTP/1.1", target.key))
+                assert (await owner.reply()).status == 200
+            for _ in range(2_000):
+                assert (await stranger.reply()).status == 401
+            await sending
+
+    asyncio.run(scenario())
+
+
+def test_guesses_fill_no_database(tmp_path: Path) -> None:
+    """What was denied is in the audit log, and the log does not grow with it."""
+
+    async def main() -> None:
+        async with House(tmp_path) as house, wire(house.url) as stranger:
+            guesses = [head(f"GET /v1/runs/{n} HTTP/1.1", f"sym_{n:012d}_x") for n in range(2_000)]
+            sending = asyncio.create_task(stranger.send(b"".join(guesses)))
+            for _ in guesses:
+                assert (await stranger.reply()).status == 401
+            await sending
+            async with Client(house.url, house.admin_key) as admin:
+                notes = [note async for note in admin.audit({"kind": "denied"})]
+            assert sum(note["times"] for note in notes) == len(guesses)
+            assert len(notes) < len(guesses) / 10
+
+    asyncio.run(main())

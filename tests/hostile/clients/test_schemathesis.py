@@ -1,0 +1,123 @@
+"""Requests made of the OpenAPI document, sensible and senseless: no 5xx, and answers as it says.
+
+A short part, of the same requests each time, is in the suite; `make schemathesis` makes many more,
+others each time (SYMPHONY_SCHEMATHESIS: how many a route, of each kind).
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from symphony_runtime.gateway.openapi import build_document
+from symphony_runtime.gateway.routes import ROUTES, Access
+
+from tests.e2e.programs import HELLO_WASM, SAVE_WASM
+from tests.hostile.clients.wire import ask, head
+from tests.support.server import RunningServer, running_server
+
+_MANY = int(os.environ.get("SYMPHONY_SCHEMATHESIS", "0"))
+_EXAMPLES = _MANY or 10
+_CHECKS = [
+    not_a_server_error, status_code_conformance, content_type_conformance,
+    response_headers_conformance, response_schema_conformance,
+]  # fmt: skip
+_SECONDS_MAX = 60.0  # of one request
+
+
+# A module is made of random bytes here: as good as any that is no module.
+schemathesis.serializer.alias("application/wasm", "application/octet-stream")
+
+
+@dataclass
+class Known:
+    """The server, the document's operations, and names of what is there."""
+
+    server: RunningServer
+    operations: dict[str, Any]
+    names: dict[str, str]
+    model: str
+    session: requests.Session
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Known]:
+    """A server of its own, since what is asked for at random makes tenants and keys, too."""
+    schema = schemathesis.openapi.from_dict(build_document(ROUTES))
+    found: list[Any] = list(schema.get_all_operations())
+    operations = {each.ok().definition.raw["operationId"]: each.ok() for each in found}
+    with (
+        running_server(tmp_path_factory.mktemp("schema")) as server,
+        requests.Session() as session,
+    ):
+        names, model = asyncio.run(_fill(server))
+        yield Known(server, operations, names, model, session)
+
+
+async def _fill(server: RunningServer) -> tuple[dict[str, str], str]:
+    async with server.client() as client, server.admin() as admin:
+        await client.upload(HELLO_WASM, name="hello")
+        await client.upload(SAVE_WASM, name="save")
+        await client.run("save")
+        ended = await client.run("hello", trace=True)
+        await admin.create_tenant("somebody")
+        key = await admin.create_key("somebody", role="tenant")
+        assert await client.openapi() == build_document(ROUTES)
+    models = (await ask(server.url, head("GET /v1/models HTTP/1.1", server.key))).json()
+    names = {"program": "hello", "run": ended["id"], "path": "notes/first", "tenant": "somebody",
+             "key": key["id"]}  # fmt: skip
+    return names, models["data"][0]["id"]
+
+
+def _key(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_no_request_of_the_document_is_our_fault(known: Known, route: Any) -> None:
+    """With names that are nowhere and with those of what is there; as described, and otherwise."""
+    operation = known.operations[route.name]
+    key = (known.server.data_dir / "admin.key").read_text().strip()
+    headers = _key(key if route.access is Access.ADMIN else known.server.key)
+    there = {name: value for name, value in known.names.items() if f"{{{name}}}" in route.path}
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        for names in ({}, there) if there else ({},):
+            more = {"path_parameters": names} if names else {}
+            strategy = operation.as_strategy(generation_mode=mode, **more)
+            # A request without parameters and body cannot be made otherwise than described.
+            plain = mode is GenerationMode.NEGATIVE and not (route.parameters or route.body)
+            with contextlib.suppress(*[Unsatisfiable] * plain):
+                _hold(known, strategy, headers)
+
+
+def _hold(known: Known, strategy: Any, headers: dict[str, str]) -> None:
+    @seed(0 if not _MANY else None)
+    @settings(
+        max_examples=_EXAMPLES, deadline=None, database=None, derandomize=not _MANY,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(strategy)
+    def hold(case: Any) -> None:
+        if isinstance(case.body, dict) and "model" in case.body:
+            case.body |= {"model": known.model, "max_tokens": 4}
+        response = case.call(
+            base_url=known.server.url, session=known.session, headers=headers, timeout=_SECONDS_MAX
+        )
+        case.validate_response(response, checks=_CHECKS)
+
+    hold()

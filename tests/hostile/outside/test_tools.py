@@ -1,0 +1,82 @@
+"""Tool servers that lie: what they say is data, and at worst their own calls fail in words.
+
+What is elsewhere: servers that die, say too much in a message or a list, never end a line,
+compress, redirect, or are away (`tests/runtime/gateway/outside/test_tools.py`,
+`test_remote_tools.py`).
+"""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from symphony_kernel.protocol.errno import Errno
+
+from tests.support.house import House
+from tests.support.outside import ask
+
+_SERVER = Path(__file__).with_name("lying_server.py")
+SAYS_NOTHING = {"wrong_ids", "never"}  # that would be an answer to this call
+ANSWERS = {"honest", "twice", "nul", "flood", "links"}
+
+
+def table(**environment: str) -> dict[str, object]:
+    """A tool server for everybody."""
+    command = [sys.executable, "-S", str(_SERVER)]
+    return {"command": command, "tenants": ["*"], "environment": environment}
+
+
+def faults(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged as a fault of ours."""
+    return [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR]
+
+
+def test_wrong_answers_are_errors_or_data(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Wrong ids, two answers, none, nests, numbers past all bounds, what is no JSON, and floods."""
+    from tests.hostile.outside.lying_server import TOOLS
+
+    async def main() -> None:
+        async with House(tmp_path, tools={"t": table()}) as house, house.client() as client:
+            calls = (
+                ask(client, "tool", {"name": f"t.{name}",
+                                     "timeout_ms": 20_000 if name in ANSWERS else 500})
+                for name in TOOLS
+            )  # fmt: skip
+            for name, told in zip(TOOLS, await asyncio.gather(*calls), strict=True):
+                where = (name, told.errno, told.value, told.words)
+                if name in SAYS_NOTHING:
+                    assert told.errno == Errno.ETIMEDOUT, where
+                elif name in ANSWERS:
+                    assert told.value["ok"], where
+                else:
+                    # Some are answers in the library's eyes; none is a fault of the server.
+                    assert told.errno in (0, Errno.ETIMEDOUT, Errno.EFBIG), where
+            honest = await ask(client, "tool", {"name": "t.honest"})
+            assert honest.value == {"ok": True, "content": "honest"}
+            outside = house.gateway.services.runs.outside.statistics()
+            assert outside["calls"] == 0
+
+    asyncio.run(main())
+    assert faults(caplog) == []
+
+
+@pytest.mark.parametrize("how", ["circle", "names", "schemas"])
+def test_wrong_lists_leave_the_good_tools(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    """Pages in a circle, names that are paths or cannot be said, schemas that nobody can keep."""
+
+    async def main() -> None:
+        tools = {"t": table(LIST=how), "other": table()}
+        async with House(tmp_path, tools=tools) as house, house.client() as client:
+            listed = (await ask(client, "tools")).value
+            names = [tool["name"] for tool in listed]
+            assert {"t.honest", "other.honest"} <= set(names)
+            assert len(names) == len(set(names))
+            assert all(name.isprintable() and len(name) <= 256 for name in names)
+            honest = await ask(client, "tool", {"name": "t.honest"})
+            assert honest.value == {"ok": True, "content": "honest"}
+
+    asyncio.run(main())
+    assert faults(caplog) == []
