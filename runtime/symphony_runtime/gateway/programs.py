@@ -44,6 +44,7 @@ from symphony_runtime.compiler import (
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, too_large
 from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.turns import TenantTurns
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
@@ -109,6 +110,7 @@ class Programs:
         self._known: dict[tuple[str, str], Program] = {}  # by id and by name
         self._changes = 0
         self._changing = asyncio.Lock()  # files and rows change together
+        self._turns = TenantTurns()  # to be compiled: a program may take as long as it is let
 
     async def upload(
         self,
@@ -130,7 +132,8 @@ class Programs:
         known = await self.find(tenant, f"sha256:{digest}")
         if known is None:
             try:
-                compiled = await self._compiler.compile(wasm, functions_max)
+                async with self._turns.of(tenant):
+                    compiled = await self._compiler.compile(wasm, functions_max)
             except ProgramError as error:
                 raise _refusal(error) from error
             _check_artefact(compiled)
@@ -264,7 +267,8 @@ class Programs:
         except FileNotFoundError:
             raise not_found("program") from None
         try:
-            compiled = await self._compiler.compile(wasm, PROGRAM_FUNCTIONS_CEILING)
+            async with self._turns.of(program.tenant):
+                compiled = await self._compiler.compile(wasm, PROGRAM_FUNCTIONS_CEILING)
         except ProgramError as error:  # an older compiler has taken it
             raise _refusal(error) from error
         async with self._changing:
