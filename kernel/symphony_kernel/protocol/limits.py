@@ -185,8 +185,6 @@ WORKER_PROGRAMS_BYTES_MAX = 256 << 20  # of machine code that no run uses, befor
 
 # --- HTTP (gateway) ------------------------------------------------------------------------------
 HTTP_CONNECTIONS_MAX = 16_384  # open at once, or as the system's limit on descriptors has room
-# A tenant may have so many times the connections that nobody uses, as with pages: past it 429.
-TENANT_CONNECTIONS_TIMES_UNUSED = 8
 HTTP_DESCRIPTORS_KEPT = 512  # of that limit, for everything else that the gateway opens
 # From connecting, or from the last answer, to a request's whole head. Proxies keep idle connections
 # for a minute and expect them to be there.
