@@ -51,6 +51,8 @@ class StepCosts:
         if base:
             seconds = min(seconds, times * base)
         left = seconds * _MARGIN - base
+        if left <= 0.0:  # what a token takes may be next to nothing, too
+            return PREFILL_TOKENS_MIN
         each = token.mean + token.deviation
         most = 2 * self._tried
         fits = most if left > each * most else int(left / each)
