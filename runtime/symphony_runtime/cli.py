@@ -76,7 +76,9 @@ def _serve(options: argparse.Namespace) -> int:
              "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens", "threads",
              "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish",
              "require_containment", *GUARD_OPTIONS)  # fmt: skip
-    return serve(read_options(options.config, {name: getattr(options, name) for name in names}))
+    given = {name: getattr(options, name) for name in names}
+    given["store"] = options.store or os.environ.get("SYMPHONY_STORE") or None
+    return serve(read_options(options.config, given))
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -482,6 +484,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--no-journal", dest="journal", action="store_false", default=None,
                        help=without)  # fmt: skip
     add_guard_options(serve)
+    store = "URL of a PostgreSQL database, which several gateways may share (else SYMPHONY_STORE)"
+    serve.add_argument("--store", metavar="URL", help=store)
     # For tests and benchmarks of everything but the model.
     serve.add_argument("--executor", choices=("torch", "simulated"), help=argparse.SUPPRESS)
 

@@ -110,6 +110,7 @@ class ServeOptions:
     publish: bool = False  # programs may make KV files public: other tenants read them
     tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # on disk, of one tenant's KV files
     require_containment: bool = False  # no worker that is contained less than this user allows
+    store: str = field(default="", repr=False)  # URL of a PostgreSQL database; else SQLite
     journal: bool = True  # the kernel comes back from a death with all that it had
     hang_seconds: float = HANG_SECONDS  # of silence, before a role is killed and started; 0: never
     # How long a step may take when prompts are computed beside others' decodes; 0: any time.
@@ -180,10 +181,17 @@ class ServeOptions:
             parse_http(self.http)
             parse_limits(self.limits)
             parse_tenants(self.tenants)
+            check_store(self.store)
             check_transport(self.host, self.tls_cert, self.tls_key, behind_proxy=self.behind_proxy)
         except (ValueError, TransportError) as error:
             raise OptionsError(str(error)) from error
         return self
+
+
+def check_store(url: str) -> None:
+    """Check where tenants, keys, programs and runs are kept; ValueError: nowhere that is known."""
+    if url and not url.startswith(("postgresql://", "postgres://")):
+        raise ValueError("store must be the URL of a PostgreSQL database: postgresql://...")
 
 
 def read_options(path: Path | None, given: dict[str, Any]) -> ServeOptions:

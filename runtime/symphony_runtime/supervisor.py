@@ -375,6 +375,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
     workers = [f"worker-{number}" for number in range(options.workers)]
     to_kernel = {name: secrets.token_hex(32) for name in ("gateway", *workers)}
     environment = dict(os.environ)
+    environment.pop("SYMPHONY_STORE", None)  # it may hold a password: the gateway is told it
     # Threads of torch that spin would take the processor from gateway and workers.
     kernel_environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment}
     seen = {name: environment[name] for name in _WORKER_ENVIRONMENT if name in environment}
@@ -485,6 +486,7 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "http": options.http,
         "limits": _limits(options),
         "tenants": options.tenants,
+        "store": options.store,
         "require_containment": options.require_containment,
     }
 

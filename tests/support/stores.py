@@ -7,11 +7,11 @@ from pathlib import Path
 from symphony_runtime.gateway.store import Store
 
 
-def with_store(folder: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
-    """Run a scenario with a store in a folder."""
+def with_store(folder: Path, url: str, scenario: Callable[[Store], Awaitable[None]]) -> None:
+    """Run a scenario with a store: SQLite in a folder, or the PostgreSQL of a URL."""
 
     async def main() -> None:
-        store = Store(folder / "db")
+        store = Store(folder / "db", url)
         try:
             await scenario(store)
         finally:

@@ -53,7 +53,7 @@ async def create_tenant(request: web.Request) -> web.StreamResponse:
     with_ = services(request)
     change = parse_change(body)
     tenant = await with_.administration.tenants.create(tenant_id, change)
-    await with_.administration.took_effect(tenant, change, with_.runs)
+    await with_.administration.took_effect(tenant, change)
     response = await answer(_view(request, tenant), status=201)
     response.headers["Location"] = f"/v1/admin/tenants/{tenant.id}"
     return response
@@ -71,7 +71,7 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
     with_ = services(request)
     change = parse_change(body)
     tenant = await with_.administration.tenants.change(request.match_info["tenant"], change)
-    await with_.administration.took_effect(tenant, change, with_.runs)
+    await with_.administration.took_effect(tenant, change)
     return await answer(_view(request, tenant))
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from symphony_kernel.protocol.errno import SyscallError
 
 from symphony_runtime.gateway.audit import Asked, Audit
-from symphony_runtime.gateway.auth import Keys, suspended
+from symphony_runtime.gateway.auth import Keys, read_keys, suspended
 from symphony_runtime.gateway.key_ring import KeyRing
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.live import Run
@@ -56,6 +56,8 @@ class Administration:
         self.ring = KeyRing(store, keys, self.visits)
         self.ledger = Ledger(store, now_ms)
         self.audit = Audit(store, now_ms)
+        self._store = store
+        self._runs: LiveRuns | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -63,6 +65,16 @@ class Administration:
     async def open(cls, store: Store, keys: Keys) -> "Administration":
         """Return it with what the database holds."""
         return cls(store, keys, Tenants(store, await store.read(read_tenants), now_ms))
+
+    def attach(self, runs: LiveRuns) -> None:
+        """Name the runs; once, before anything else."""
+        self._runs = runs
+
+    @property
+    def runs(self) -> LiveRuns:
+        """The live runs."""
+        assert self._runs is not None
+        return self._runs
 
     def start(self) -> None:
         """Begin what goes on beside the requests."""
@@ -87,13 +99,27 @@ class Administration:
             raise suspended()
 
     # -- Tenants -------------------------------------------------------------------------------
-    async def took_effect(self, tenant: Tenant, change: Change, runs: LiveRuns) -> None:
+    async def took_effect(self, tenant: Tenant, change: Change) -> None:
         """Have what was said of a tenant take effect."""
         self.keys.suspended = self.tenants.suspended()
         if change.weighs:
-            await self._tell_weight(runs.kernel, tenant.id, tenant.weight)
+            await self._tell_weight(self.runs.kernel, tenant.id, tenant.weight)
         if tenant.suspended_ms is not None:
-            await self.expel(tenant.id, runs)
+            await self.expel(tenant.id)
+
+    async def reload(self) -> None:
+        """Take over what another gateway has changed."""
+        weights, suspended = self.tenants.weights(), self.keys.suspended
+        async with self.tenants.changing, self.ring.changing:
+            self.tenants.replace(await self._store.read(read_tenants))
+            keys = await self._store.read(read_keys)
+            gone = self.keys.replace(keys, self.tenants.suspended())
+        self.visits.end(gone)
+        now = self.tenants.weights()
+        for tenant in weights.keys() | now.keys():
+            if weights.get(tenant) != now.get(tenant):
+                await self._tell_weight(self.runs.kernel, tenant, now.get(tenant))
+        await asyncio.gather(*map(self.expel, self.keys.suspended - suspended))
 
     async def delete_tenant(self, tenant: str) -> None:
         """Forget a tenant that has no live runs and no KV files, with its keys.
@@ -108,11 +134,11 @@ class Administration:
         finally:
             self.keys.suspended = self.tenants.suspended()
 
-    async def expel(self, tenant: str, runs: LiveRuns) -> None:
+    async def expel(self, tenant: str) -> None:
         """End a suspended tenant's runs; then cut off what it still has open."""
-        live = runs.runs_of(tenant)
+        live = self.runs.runs_of(tenant)
         for run in live:
-            runs.kill(run, SUSPENDED)
+            self.runs.kill(run, SUSPENDED)
         if live:  # their readers are told of the end
             await asyncio.wait([run.over for run in live], timeout=_END_SECONDS_MAX)
         self.visits.end(key.id for key in self.keys.of(tenant))

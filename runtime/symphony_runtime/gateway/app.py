@@ -36,6 +36,7 @@ from symphony_runtime.gateway.overload.bodies import SlowBounds
 from symphony_runtime.gateway.overload.load import Load
 from symphony_runtime.gateway.overload.memory import Memory
 from symphony_runtime.gateway.overload.slow import SlowClients
+from symphony_runtime.gateway.peers import Peers, gateway_name
 from symphony_runtime.gateway.problems import Handler, answer_expect, problems_middleware
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
@@ -81,11 +82,12 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         administration.start()
         stack.push_async_callback(administration.stop)
         left = read_tail(config.data_dir)
-        failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED))
+        name = gateway_name(config.data_dir)
+        failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
         clear_tail(config.data_dir)
         if failed:
             _log.warning("%d runs were live when the last gateway died", failed)
-        boot = await store.write(next_boot)
+        boot = await store.write(lambda connection: next_boot(connection, name))
         programs = Programs(
             store, config.data_dir, Compiler(require_containment=config.require_containment)
         )
@@ -106,8 +108,12 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
+        administration.attach(runs)
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)
+        if store.shared:
+            looking = asyncio.create_task(Peers(store, administration, programs).run())
+            stack.push_async_callback(_cancel, looking)
         await workers.open()
         stack.push_async_callback(workers.close)
         sweeping = asyncio.create_task(retention.run())
@@ -232,6 +238,6 @@ def _bounds(config: GatewayConfig) -> Bounds:
 
 def _open_store(config: GatewayConfig) -> Store:
     try:
-        return Store(config.data_dir / "symphony.sqlite")
+        return Store(config.data_dir / "symphony.sqlite", config.store)
     except StoreError as error:
         raise ConfigError(str(error)) from error

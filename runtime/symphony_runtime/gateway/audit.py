@@ -12,12 +12,12 @@ what operators did.
 import asyncio
 import logging
 import secrets
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from symphony_runtime.gateway.auth import Key
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class Audit:
             return
         oldest = self._now_ms() - 1000 * KEPT_SECONDS_MAX
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: Connection) -> None:
             for row in rows:
                 connection.execute(_INSERT, row)
             if prune:
@@ -149,12 +149,17 @@ class Audit:
         key = asked.key
         return (
             at_ms, number, kind, key.id if key else None, key.tenant if key else None,
-            asked.address, asked.action, asked.target[:_TEXT_MAX], asked.status,
-            asked.detail[:_TEXT_MAX], times,
+            asked.address, asked.action, _words(asked.target), asked.status,
+            _words(asked.detail), times,
         )  # fmt: skip
 
 
-def audit_page(connection: sqlite3.Connection, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
+def _words(text: str) -> str:
+    """Return what can be stored of a text: it may repeat what was asked, and that is anything."""
+    return text[:_TEXT_MAX].encode(errors="replace").decode()
+
+
+def audit_page(connection: Connection, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
     """Return notes, the newest first: those before `wanted.before`."""
     rows = connection.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM audit"  # noqa: S608 - ours
@@ -165,7 +170,7 @@ def audit_page(connection: sqlite3.Connection, wanted: Wanted, limit: int) -> li
     return [dict(row) for row in rows]
 
 
-def prune_audit(connection: sqlite3.Connection, kept: dict[str, int], oldest_ms: int) -> None:
+def prune_audit(connection: Connection, kept: dict[str, int], oldest_ms: int) -> None:
     """Forget what is older than a moment, and of each kind what is more than so many rows."""
     connection.execute("DELETE FROM audit WHERE at_ms < ?", (oldest_ms,))
     for kind, most in kept.items():

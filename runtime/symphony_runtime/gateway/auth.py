@@ -14,7 +14,6 @@ import hashlib
 import hmac
 import os
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.transport import is_loopback
@@ -213,23 +214,24 @@ def hash_of(key: str) -> bytes:
 _COLUMNS = "id, tenant, role, hash, name, created_ms, expires_ms"
 
 
-def read_keys(connection: sqlite3.Connection) -> list[Key]:
+def read_keys(connection: Connection) -> list[Key]:
     """Return all keys."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM keys")  # noqa: S608 - ours
     return [Key(**{**dict(row), "role": Role(row["role"])}) for row in rows]
 
 
-def read_suspended(connection: sqlite3.Connection) -> list[str]:
+def read_suspended(connection: Connection) -> list[str]:
     """Return the ids of the suspended tenants."""
     rows = connection.execute("SELECT id FROM tenants WHERE suspended_ms IS NOT NULL")
     return [row["id"] for row in rows]
 
 
-def insert_key(connection: sqlite3.Connection, key: Key) -> None:
+def insert_key(connection: Connection, key: Key) -> None:
     """Store a key."""
     values = (key.id, key.tenant, key.role.value, key.hash, key.name, key.created_ms,
               key.expires_ms)  # fmt: skip
     connection.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+    note_change(connection)
 
 
 async def _make_key(store: Store, path: Path, tenant: str | None) -> str:
@@ -237,7 +239,7 @@ async def _make_key(store: Store, path: Path, tenant: str | None) -> str:
     text, key = new_key(tenant, Role.TENANT if tenant else Role.ADMIN, FIRST_START, None)
     _write_private(path, text + "\n")
 
-    def insert(connection: sqlite3.Connection) -> None:
+    def insert(connection: Connection) -> None:
         if tenant is not None:
             made = "INSERT INTO tenants (id, made_by, created_ms) VALUES (?, ?, ?)"
             connection.execute(made, (tenant, FIRST_START, key.created_ms))

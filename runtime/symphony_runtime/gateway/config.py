@@ -54,6 +54,7 @@ class GatewayConfig:
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
     require_containment: bool = False  # of what compiles uploads
+    store: str = field(default="", repr=False)  # URL of a PostgreSQL database; else a file
     tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
     http: tuple[HttpRule, ...] = ()  # URLs for programs
     limits: dict[str, Bound] = field(default_factory=dict)  # of everybody; see `limits`

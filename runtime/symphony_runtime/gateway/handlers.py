@@ -25,7 +25,7 @@ from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.gateway.programs import count_refusals
-from symphony_runtime.gateway.run import parse_request
+from symphony_runtime.gateway.run import check_here, parse_request
 from symphony_runtime.gateway.streaming import stream_events
 from symphony_runtime.gateway.trace import find_trace, trace_events
 
@@ -164,6 +164,7 @@ async def cancel_run(request: web.Request) -> web.StreamResponse:
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
     if not isinstance(run, Run):
+        check_here(run)
         return await answer(run.view())
     runs.kill(run, "it was cancelled")
     await asyncio.wait([run.over], timeout=_CANCEL_SECONDS_MAX)

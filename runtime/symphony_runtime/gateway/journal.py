@@ -14,13 +14,13 @@ memory does.
 """
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgpack
 
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tail import BEGUN, ENDED, Tail
 
@@ -312,7 +312,7 @@ async def stored_messages(store: Store, run: int) -> list[bytes]:
 async def read_stored(store: Store, run: int, after: int) -> list[Event]:
     """Return a batch of the stored events after an id; [] when there are none."""
 
-    def select(connection: sqlite3.Connection) -> tuple[int, bytes] | None:
+    def select(connection: Connection) -> tuple[int, bytes] | None:
         # Rows do not overlap, so the one with the largest first id up to here holds the next event
         # or ends before it.
         found = connection.execute(
@@ -326,7 +326,7 @@ async def read_stored(store: Store, run: int, after: int) -> list[Event]:
     return _batch([e for e in _unpack(*row) if e.id > after]) if row else []
 
 
-def insert_events(connection: sqlite3.Connection, run: int, row: tuple[int, bytes]) -> None:
+def insert_events(connection: Connection, run: int, row: tuple[int, bytes]) -> None:
     """Store the events of one row (first id, body)."""
     connection.execute("INSERT INTO run_events VALUES (?, ?, ?)", (run, *row))
 
@@ -341,7 +341,7 @@ def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[i
     return first, _pack([Event(first + i, k, d, total) for i, (k, d) in enumerate(events)])
 
 
-def last_event(connection: sqlite3.Connection, run: int) -> tuple[int, int]:
+def last_event(connection: Connection, run: int) -> tuple[int, int]:
     """Return the id and the total of a run's last stored event (0, 0 without any)."""
     rows = _rows(connection, run, "ORDER BY first DESC LIMIT 1")
     if not rows:
@@ -351,7 +351,7 @@ def last_event(connection: sqlite3.Connection, run: int) -> tuple[int, int]:
 
 
 def _rows(
-    connection: sqlite3.Connection, run: int, order: str = "ORDER BY first"
+    connection: Connection, run: int, order: str = "ORDER BY first"
 ) -> list[tuple[int, bytes]]:
     sql = f"SELECT first, body FROM run_events WHERE run = ? {order}"  # noqa: S608 - ours
     return [(row["first"], row["body"]) for row in connection.execute(sql, (run,))]

@@ -7,7 +7,6 @@ later (`run`). Of the operators' keys one that may change things, and has no end
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,8 @@ from typing import Any
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX, TENANT_KEYS_MAX
 
 from symphony_runtime.gateway.auth import Key, Keys, Role, insert_key, new_key
+from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.visits import Visits
@@ -34,7 +35,7 @@ class KeyRing:
         self._store = store
         self._keys = keys
         self._visits = visits
-        self._changing = asyncio.Lock()  # two last keys must not revoke each other
+        self.changing = asyncio.Lock()  # two last keys must not revoke each other
 
     async def create(
         self, tenant: str | None, role: Role, name: str, expires_ms: int | None
@@ -47,9 +48,10 @@ class KeyRing:
         if len(self._keys.of(tenant)) >= TENANT_KEYS_MAX:
             detail = f"there are {TENANT_KEYS_MAX} keys, and no more may be: revoke some"
             raise Problem(409, "too-many-keys", detail, limit=TENANT_KEYS_MAX)
-        text, key = new_key(tenant, role, name, expires_ms)
-        await self._store.write(lambda c: insert_key(c, key))
-        self._keys.put(key)
+        async with self.changing:
+            text, key = new_key(tenant, role, name, expires_ms)
+            await self._store.write(lambda c: insert_key(c, key))
+            self._keys.put(key)
         return text, key
 
     async def revoke(self, tenant: str | None, key_id: str) -> Key:
@@ -58,7 +60,7 @@ class KeyRing:
         Raises:
             Problem: 404; 409, it is the last one of the operators'.
         """
-        async with self._changing:
+        async with self.changing:
             key = self._find(tenant, key_id)
             self._check_another(key)
             await self._store.write(lambda c: _delete(c, [key.id]))
@@ -71,7 +73,7 @@ class KeyRing:
         Raises:
             Problem: 404.
         """
-        async with self._changing:
+        async with self.changing:
             old = self._find(tenant, key_id)
             text, key = new_key(tenant, old.role, old.name, old.expires_ms)
             until = key.created_ms + grace_ms
@@ -79,11 +81,12 @@ class KeyRing:
                 until = min(until, old.expires_ms)
             leaving = replace(old, expires_ms=until)
 
-            def write(connection: sqlite3.Connection) -> None:
+            def write(connection: Connection) -> None:
                 insert_key(connection, key)
                 if grace_ms:
                     ends = "UPDATE keys SET expires_ms = ? WHERE id = ?"
                     connection.execute(ends, (until, old.id))
+                    note_change(connection)
                 else:
                     _delete(connection, [old.id])
 
@@ -162,6 +165,7 @@ def parse_key(body: Any, *, operators: bool, now_ms: int) -> tuple[Role, str, in
     return Role(role), name, expires_ms
 
 
-def _delete(connection: sqlite3.Connection, keys: list[str]) -> None:
+def _delete(connection: Connection, keys: list[str]) -> None:
     for key in keys:
         connection.execute("DELETE FROM keys WHERE id = ?", (key,))
+    note_change(connection)

@@ -15,6 +15,8 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
+from symphony_runtime.gateway.database import AwayError
+
 _log = logging.getLogger(__name__)
 _CLIENT_GONE = 499  # nobody gets to see it
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -99,6 +101,9 @@ async def problems_middleware(request: web.Request, handler: Handler) -> web.Str
         return broken_body().response()
     except web.HTTPException as error:
         return of_framework(error).response()
+    except AwayError as error:
+        _log.warning("%s %s: %s", request.method, request.path, error)
+        return unavailable("the server's database is away").response()
     except Exception as error:
         if isinstance(error, ConnectionError) and has_gone(request):
             return web.Response(status=_CLIENT_GONE)  # in the middle of a stream or of its body

@@ -16,7 +16,6 @@ import hashlib
 import json
 import os
 import re
-import sqlite3
 import tempfile
 import time
 from collections import OrderedDict
@@ -41,7 +40,9 @@ from symphony_runtime.compiler import (
     cache_identity,
     is_too_many_functions,
 )
+from symphony_runtime.gateway.database import Connection, Row
 from symphony_runtime.gateway.figures import RunFigures
+from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, too_large
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.turns import TenantTurns
@@ -139,6 +140,7 @@ class Programs:
             _check_artefact(compiled)
             async with self._changing:
                 await asyncio.to_thread(self._write_files, tenant, digest, wasm, compiled)
+                await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
         if name is not None:
             await self._point(tenant, name, f"sha256:{digest}")
@@ -172,7 +174,7 @@ class Programs:
         return program
 
     async def _read(self, tenant: str, reference: str) -> Program | None:
-        def select(connection: sqlite3.Connection) -> Program | None:
+        def select(connection: Connection) -> Program | None:
             program_id: str | None = reference
             if not reference.startswith("sha256:"):
                 row = connection.execute(
@@ -191,7 +193,7 @@ class Programs:
         """Return a page of a tenant's programs, newest first, and where the next one begins."""
         before = _cursor(after)
 
-        def select(connection: sqlite3.Connection) -> list[sqlite3.Row]:
+        def select(connection: Connection) -> list[Row]:
             return connection.execute(
                 f"{_SELECT} WHERE p.tenant = ? AND (p.created_ms, p.id) < (?, ?)"
                 " ORDER BY p.created_ms DESC, p.id DESC LIMIT ?",
@@ -211,10 +213,12 @@ class Programs:
         """
         program = await self.get(tenant, reference)
 
-        def delete(connection: sqlite3.Connection) -> None:
+        def delete(connection: Connection) -> None:
             key = (tenant, program.id)
             connection.execute("DELETE FROM program_names WHERE tenant = ? AND program = ?", key)
             connection.execute("DELETE FROM programs WHERE tenant = ? AND id = ?", key)
+            connection.execute("DELETE FROM program_bytes WHERE tenant = ? AND id = ?", key)
+            note_change(connection)
 
         async with self._changing:
             await self._store.write(delete)
@@ -262,10 +266,7 @@ class Programs:
 
     async def _compile_again(self, program: Program) -> bytes:
         digest = _digest(program.id)
-        try:
-            wasm = await asyncio.to_thread(self._wasm_path(program.tenant, digest).read_bytes)
-        except FileNotFoundError:
-            raise not_found("program") from None
+        wasm = await self._wasm(program)
         try:
             async with self._turns.of(program.tenant):
                 compiled = await self._compiler.compile(wasm, PROGRAM_FUNCTIONS_CEILING)
@@ -283,7 +284,31 @@ class Programs:
         while sum(map(len, self._artefacts.values())) > _CACHE_BYTES_MAX:
             self._artefacts.popitem(last=False)
 
+    async def _wasm(self, program: Program) -> bytes:
+        """Return a program's bytes, which another gateway may have taken; Problem 404."""
+        path = self._wasm_path(program.tenant, _digest(program.id))
+        try:
+            return await asyncio.to_thread(path.read_bytes)
+        except FileNotFoundError:
+            sql = "SELECT body FROM program_bytes WHERE tenant = ? AND id = ?"
+            key = program.tenant, program.id
+            row = await self._store.read(lambda c: c.execute(sql, key).fetchone())
+        if row is None:
+            raise not_found("program")
+        return bytes(row["body"])
+
+    async def reload(self) -> None:
+        """Look everything up again: another gateway has changed something."""
+        self._forget_known()
+
     # -- The database --------------------------------------------------------------------------
+    async def _share(self, tenant: str, digest: str, wasm: bytes) -> None:
+        """Keep a program's bytes where other gateways find them."""
+        if self._store.shared:
+            sql = "INSERT INTO program_bytes VALUES (?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
+            key = tenant, f"sha256:{digest}", wasm
+            await self._store.write(lambda connection: connection.execute(sql, key).rowcount)
+
     async def _insert(
         self, tenant: str, digest: str, size: int, compiled: Compiled, created_ms: int | None = None
     ) -> None:
@@ -306,7 +331,7 @@ class Programs:
             " exports = excluded.exports, entries = excluded.entries, compiler = excluded.compiler,"
             " artefact_hash = excluded.artefact_hash, created_ms = excluded.created_ms"
         )
-        await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
+        await self._store.write(lambda connection: _changing(connection, sql, values))
         self._forget_known()
 
     async def _point(self, tenant: str, name: str, program: str) -> None:
@@ -317,7 +342,7 @@ class Programs:
             " ON CONFLICT (tenant, name) DO UPDATE SET"
             " program = excluded.program, named_ms = excluded.named_ms, turn = excluded.turn"
         )
-        await self._store.write(lambda connection: connection.execute(sql, values).rowcount)
+        await self._store.write(lambda connection: _changing(connection, sql, values))
         self._forget_known()
 
     # -- Files (in threads) --------------------------------------------------------------------
@@ -394,7 +419,7 @@ def _cursor(after: str) -> tuple[int, str]:
     return int(created), program_id
 
 
-def _program(row: sqlite3.Row) -> Program:
+def _program(row: Row) -> Program:
     lists = (tuple(json.loads(row[column])) for column in ("imports", "exports", "entries"))
     return Program(
         tenant=row["tenant"],
@@ -406,8 +431,13 @@ def _program(row: sqlite3.Row) -> Program:
     )
 
 
-def _artefact_row(connection: sqlite3.Connection, program: Program) -> sqlite3.Row | None:
-    row: sqlite3.Row | None = connection.execute(
+def _changing(connection: Connection, sql: str, values: tuple[Any, ...]) -> None:
+    connection.execute(sql, values)
+    note_change(connection)
+
+
+def _artefact_row(connection: Connection, program: Program) -> Row | None:
+    row: Row | None = connection.execute(
         "SELECT compiler, artefact_hash FROM programs WHERE tenant = ? AND id = ?",
         (program.tenant, program.id),
     ).fetchone()

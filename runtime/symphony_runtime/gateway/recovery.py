@@ -4,9 +4,9 @@ Their events, as far as any reader may have got them, are in the database or in 
 put together, and then each run ends as failed. A reader goes on behind the last event that it has.
 """
 
-import sqlite3
 from typing import Any
 
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.journal import last_event, pack_final
 from symphony_runtime.gateway.run import (
     Record,
@@ -21,10 +21,10 @@ from symphony_runtime.gateway.tail import BEGUN
 Left = dict[int, dict[int, tuple[str, Any]]]  # as `read_tail` returns it
 
 
-def fail_live_runs(connection: sqlite3.Connection, left: Left, reason: str) -> int:
-    """End every run that an earlier gateway has left live; return how many there were."""
+def fail_live_runs(connection: Connection, left: Left, reason: str, gateway: str) -> int:
+    """End every run that the gateway of this name has left live; return how many there were."""
     _insert_begun(connection, left)
-    records = live_records(connection)
+    records = live_records(connection, gateway)
     for record in records:
         record.status, record.reason = "failed", reason
         record.ended_ms = now_ms()
@@ -36,7 +36,7 @@ def fail_live_runs(connection: sqlite3.Connection, left: Left, reason: str) -> i
     return len(records)
 
 
-def _insert_begun(connection: sqlite3.Connection, left: Left) -> None:
+def _insert_begun(connection: Connection, left: Left) -> None:
     """Store the records of runs that had begun, and were not in the database yet."""
     for run, events in left.items():
         known = connection.execute("SELECT 1 FROM runs WHERE seq = ?", (run,)).fetchone()

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sqlite3
 import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -10,8 +9,9 @@ from typing import Any, NamedTuple
 from symphony_kernel.protocol.limit_table import limit_of, run_defaults
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX, RUN_INPUT_BYTES_MAX
 
+from symphony_runtime.gateway.database import Connection, Row
 from symphony_runtime.gateway.journal import insert_events
-from symphony_runtime.gateway.problems import bad_request, too_large
+from symphony_runtime.gateway.problems import Problem, bad_request, too_large
 from symphony_runtime.gateway.usage import add_usage
 from symphony_runtime.limits import LimitRefusedError, TenantLimits
 
@@ -26,6 +26,7 @@ USAGE_KEYS = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
     "syscalls", "peak_memory_bytes",
 )  # fmt: skip
+BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 _RUN_BYTES = 512  # what a run keeps besides its events, about
 _REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream", "trace"}
 
@@ -191,7 +192,7 @@ def _integer(value: Any, low: int, high: int, what: str) -> int:
 
 
 # --- The database --------------------------------------------------------------------------------
-def insert_run(connection: sqlite3.Connection, record: Record) -> None:
+def insert_run(connection: Connection, record: Record) -> None:
     """Store a run that has begun, so that a crash cannot make it disappear."""
     values = (
         record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
@@ -202,7 +203,7 @@ def insert_run(connection: sqlite3.Connection, record: Record) -> None:
     connection.execute(f"INSERT INTO runs VALUES ({places})", values)  # noqa: S608 - ours
 
 
-def finish_run(connection: sqlite3.Connection, record: Record, row: tuple[int, bytes]) -> int:
+def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -> int:
     """Store a run's end and the rest of its events; return the bytes that it keeps."""
     insert_events(connection, record.seq, row)
     add_usage(connection, record.tenant, record.ended_ms or now_ms(), record.usage or {})
@@ -217,7 +218,7 @@ def finish_run(connection: sqlite3.Connection, record: Record, row: tuple[int, b
     return _RUN_BYTES + int(size)
 
 
-def find_run(connection: sqlite3.Connection, tenant: str, run_id: str) -> Record | None:
+def find_run(connection: Connection, tenant: str, run_id: str) -> Record | None:
     """Return a tenant's run, or None."""
     row = connection.execute(
         "SELECT * FROM runs WHERE id = ? AND tenant = ?", (run_id, tenant)
@@ -225,13 +226,27 @@ def find_run(connection: sqlite3.Connection, tenant: str, run_id: str) -> Record
     return _record(row) if row else None
 
 
-def live_records(connection: sqlite3.Connection) -> list[Record]:
-    """Return the runs that have not ended."""
+def check_here(record: Record) -> None:
+    """Check that a run which is not live here is not live at all.
+
+    Raises:
+        Problem: 409, it is live at another gateway of the same database.
+    """
+    if record.live:
+        detail = "the run is live at another gateway: ask the one that started it"
+        raise Problem(409, "elsewhere", detail)
+
+
+def live_records(connection: Connection, gateway: str) -> list[Record]:
+    """Return the runs that have not ended, but for those of other gateways."""
+    others = "SELECT boot FROM gateways WHERE name != ?"
+    theirs = {int(row[0]) for row in connection.execute(others, (gateway,))}
     sql = "SELECT * FROM runs WHERE status IN ('queued', 'running')"
-    return [_record(row) for row in connection.execute(sql)]
+    records = (_record(row) for row in connection.execute(sql))
+    return [record for record in records if record.seq >> BOOT_BITS not in theirs]
 
 
-def list_runs(connection: sqlite3.Connection, tenant: str, before: int, limit: int) -> list[Record]:
+def list_runs(connection: Connection, tenant: str, before: int, limit: int) -> list[Record]:
     """Return a tenant's newest runs with a `seq` below `before`."""
     rows = connection.execute(
         "SELECT * FROM runs WHERE tenant = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
@@ -249,13 +264,13 @@ class Ended(NamedTuple):
     bytes: int
 
 
-def kept_runs(connection: sqlite3.Connection) -> list[tuple[str, int, int]]:
+def kept_runs(connection: Connection) -> list[tuple[str, int, int]]:
     """Return (tenant, ended runs, their bytes)."""
     sql = "SELECT tenant, COUNT(*), SUM(bytes) FROM runs WHERE ended_ms IS NOT NULL GROUP BY tenant"
-    return [tuple(row) for row in connection.execute(sql)]
+    return [(row[0], int(row[1]), int(row[2])) for row in connection.execute(sql)]
 
 
-def oldest_runs(connection: sqlite3.Connection, tenant: str, limit: int) -> list[Ended]:
+def oldest_runs(connection: Connection, tenant: str, limit: int) -> list[Ended]:
     """Return a tenant's oldest ended runs."""
     sql = (
         "SELECT seq, tenant, bytes FROM runs WHERE tenant = ? AND ended_ms IS NOT NULL"
@@ -264,13 +279,13 @@ def oldest_runs(connection: sqlite3.Connection, tenant: str, limit: int) -> list
     return [Ended(*row) for row in connection.execute(sql, (tenant, limit))]
 
 
-def runs_ended_by(connection: sqlite3.Connection, before_ms: int, limit: int) -> list[Ended]:
+def runs_ended_by(connection: Connection, before_ms: int, limit: int) -> list[Ended]:
     """Return runs that ended up to a moment, the earliest first."""
     sql = "SELECT seq, tenant, bytes FROM runs WHERE ended_ms <= ? ORDER BY ended_ms LIMIT ?"
     return [Ended(*row) for row in connection.execute(sql, (before_ms, limit))]
 
 
-def delete_runs(connection: sqlite3.Connection, seqs: list[int]) -> list[Ended]:
+def delete_runs(connection: Connection, seqs: list[int]) -> list[Ended]:
     """Delete ended runs with their events; return those that were there."""
     deleted = []
     for seq in seqs:
@@ -282,17 +297,18 @@ def delete_runs(connection: sqlite3.Connection, seqs: list[int]) -> list[Ended]:
     return deleted
 
 
-def next_boot(connection: sqlite3.Connection) -> int:
-    """Count this start of the gateway; return its number (1, 2, ...)."""
+def next_boot(connection: Connection, gateway: str) -> int:
+    """Count this start of a gateway; return its number, which no other start has (1, 2, ...)."""
     sql = (
         "INSERT INTO meta VALUES ('boots', 1)"
         " ON CONFLICT (key) DO UPDATE SET value = meta.value + 1 RETURNING value"
     )
     (boots,) = connection.execute(sql).fetchone()
+    connection.execute("INSERT INTO gateways VALUES (?, ?, ?)", (boots, gateway, now_ms()))
     return int(boots)
 
 
-def _record(row: sqlite3.Row) -> Record:
+def _record(row: Row) -> Record:
     values = dict(row)
     values["limits"] = json.loads(values["limits"])
     values["usage"] = json.loads(values["usage"]) if values["usage"] else None

@@ -40,10 +40,12 @@ from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.retention import Retention
 from symphony_runtime.gateway.run import (
+    BOOT_BITS,
     FINAL,
     USAGE_KEYS,
     Record,
     RunRequest,
+    check_here,
     delete_runs,
     find_run,
     insert_run,
@@ -60,7 +62,6 @@ _log = logging.getLogger(__name__)
 _SEQ_END = (1 << 63) - 1
 _KILL_GRACE_SECONDS = 5.0  # a worker that has not ended a run so long after the Kill is broken
 _REASON_MAX = 4_096  # characters of what a worker says about an end
-_BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 
 
 class Runs:
@@ -91,7 +92,7 @@ class Runs:
         self._asks = Asks(self, programs, channels, outside)
         self._retention = retention
         self.figures = figures
-        self._next_instance = boot << _BOOT_BITS
+        self._next_instance = boot << BOOT_BITS
         self._live: dict[str, Run] = {}
         self._deadlines = Deadlines(self._live, self.kill)
         self._tenants: Counter[str] = Counter()  # live runs of each
@@ -224,6 +225,7 @@ class Runs:
         if isinstance(run, Run):
             reader: LiveReader | StoredReader = run.journal.open(after)
         else:
+            check_here(run)
             reader = StoredReader(self._store, run.seq, after)
         return reader
 
@@ -233,6 +235,8 @@ class Runs:
         Raises:
             Problem: 409, the run has ended; 429, it has not received what came before.
         """
+        if not isinstance(run, Run):
+            check_here(run)
         if not isinstance(run, Run) or run.ending:
             raise Problem(409, "run-ended", "the run has ended")
         if data is None:

@@ -5,7 +5,7 @@
 Each is applied once, in one transaction with the note that it was: a database is at a version and
 never between two. To change the schema, add a file with the next number; one that anybody's data
 may have gone through is never changed again. The statements are SQLite's, and must be ones that
-`postgresql.translate` makes PostgreSQL's of: a statement after the line `-- only: sqlite` is left
+`database.postgresql` makes PostgreSQL's of: a statement after the line `-- only: sqlite` is left
 out there. A new column needs a default, or an UPDATE behind it that fills it.
 """
 
@@ -16,11 +16,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
+from symphony_runtime.gateway.database import Connection, Database, StoreError
+
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
-
-
-class SchemaError(Exception):
-    """The database has a schema that this server cannot bring to its own; the words are enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,41 +76,33 @@ SCHEMA_VERSION = len(MIGRATIONS)
 
 
 def migrate(
-    connection: sqlite3.Connection, where: str, migrations: Sequence[Migration] = MIGRATIONS
+    database: Database, connection: Connection, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
     """Bring a database to the newest version.
 
     Raises:
-        SchemaError: a later server has written it, or a migration failed: it is as it was then.
+        StoreError: a later server has written it, or a migration failed: it is as it was then.
     """
     newest = len(migrations)
-    version = _version(connection)
+    version = database.version(connection)
     if not 0 <= version <= newest:
-        raise SchemaError(
-            f"{where} has schema version {version}; this server knows version {newest} and none "
+        raise StoreError(
+            f"{database} has schema version {version}; this server knows version {newest} and none "
             "later: start the Symphony that wrote it, or a newer one"
         )
     for migration in migrations[version:]:
         try:
-            _apply(connection, migration)
-        except sqlite3.Error as error:
-            raise SchemaError(f"{where}: migration {migration.name} failed: {error}") from error
+            _apply(database, connection, migration)
+        except database.errors as error:
+            raise StoreError(f"{database}: migration {migration.name} failed: {error}") from error
 
 
-def _apply(connection: sqlite3.Connection, migration: Migration) -> None:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if _version(connection) < migration.number:  # nobody else did it meanwhile
-            for statement in migration.statements:
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {migration.number}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _version(connection: sqlite3.Connection) -> int:
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    return int(version)
+def _apply(database: Database, connection: Connection, migration: Migration) -> None:
+    with database.migrating(connection):
+        if database.version(connection) >= migration.number:
+            return  # somebody else did it meanwhile
+        for statement in migration.statements:
+            said = database.statement(statement)
+            if said is not None:
+                connection.execute(said)
+        database.set_version(connection, migration.number)

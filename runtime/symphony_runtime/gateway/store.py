@@ -1,53 +1,56 @@
-"""The gateway's database: SQLite in two threads, one that writes and one that reads.
+"""The gateway's database, in two threads: one that writes and one that reads.
 
 Writes that arrive while a commit is under way leave together in the next one (group commit), so
 that a thousand runs which end at once cost a few flushes to disk, not thousands. A write's future
-is resolved after its commit has reached the disk (WAL, synchronous=FULL): what is acknowledged
-after it outlives a kill -9 and a power cut.
+is resolved after its commit has reached the disk: what is acknowledged after it outlives a kill -9
+and a power cut. Which database it is, is `database`'s.
 """
 
 import asyncio
 import queue
-import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from symphony_runtime.gateway.schema import SchemaError, migrate
+from symphony_runtime.gateway.database import AwayError, Connection, Database, StoreError
+from symphony_runtime.gateway.database.sqlite import SqliteDatabase
+from symphony_runtime.gateway.schema import migrate
 from symphony_runtime.gateway.tail import Tail
+
+__all__ = ["Store", "StoreError", "open_database"]
 
 _BATCH_MAX = 4_096  # operations of one commit
 
 T = TypeVar("T")
-Operation = Callable[[sqlite3.Connection], Any]
+Operation = Callable[[Connection], Any]
 _Queued = tuple[Operation, "asyncio.Future[Any]"]
 
 
-class StoreError(Exception):
-    """The database cannot be used."""
-
-
 class Store:
-    """One database file. Every method belongs to the event loop that made the store."""
+    """One database. Every method belongs to the event loop that made the store."""
 
-    errors: tuple[type[Exception], ...] = (sqlite3.Error,)  # what an operation may raise
-    conflicts: tuple[type[Exception], ...] = (sqlite3.IntegrityError,)  # of it: it is there already
+    def __init__(self, path: Path, url: str = "") -> None:
+        """Open or create the file `path`; or the PostgreSQL database of a URL, if there is one.
 
-    def __init__(self, path: Path) -> None:
-        """Open or create the file.
+        What is not in the database yet lies beside the file in either case.
 
         Raises:
-            StoreError: it is no database of ours, or of a later version.
+            StoreError: it is no database of ours, or of a later version, or is not there.
         """
         self._loop = asyncio.get_running_loop()
-        self._path = path
-        path.touch(mode=0o600)  # before SQLite makes it, and its log with the same rights
-        self._writer_connection = _connect(path)
-        _bring_up_to_date(self._writer_connection, path)
-        self._reader_connection = _connect(path)
-        self._reader_connection.execute("PRAGMA query_only = 1")
+        self._database = open_database(path, url)
+        self._writer_connection = self._database.connect(writes=True)
+        try:
+            migrate(self._database, self._writer_connection)
+            self._reader_connection = self._database.connect(writes=False)
+        except StoreError:
+            self._writer_connection.close()
+            raise
+        self.shared = self._database.shared  # other gateways use it, too
+        self.errors = self._database.errors  # what an operation may raise
+        self.conflicts = self._database.conflicts  # of it: it is there already
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-read")
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
         self._commits = 0
@@ -57,7 +60,7 @@ class Store:
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
         self._writer.start()
 
-    def write(self, operation: Callable[[sqlite3.Connection], T]) -> "asyncio.Future[T]":
+    def write(self, operation: Callable[[Connection], T]) -> "asyncio.Future[T]":
         """Queue an operation at once; the future has its result after it is on disk.
 
         Operations take effect in the order in which they were queued. The future may be dropped.
@@ -66,9 +69,15 @@ class Store:
         self._queue.put((operation, future))
         return future
 
-    async def read(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, operation: Callable[[Connection], T]) -> T:
         """Run an operation that only reads; it sees what has been committed."""
-        return await self._loop.run_in_executor(self._reader, operation, self._reader_connection)
+        return await self._loop.run_in_executor(self._reader, self._read, operation)
+
+    def _read(self, operation: Callable[[Connection], T]) -> T:
+        try:
+            return operation(self._reader_connection)
+        except AwayError:  # a connection that was lost comes back, if the database does
+            return operation(self._reader_connection)
 
     async def close(self) -> None:
         """Write what is queued, then close."""
@@ -103,59 +112,43 @@ class Store:
         return batch, True
 
     def _write_batch(self, batch: list[_Queued]) -> None:
-        outcomes = self._transaction([operation for operation, _ in batch])
-        if outcomes is None:
-            # One of them is wrong. Each alone, so that only that one fails.
-            outcomes = [self._alone(operation) for operation, _ in batch]
+        outcomes = self._outcomes([operation for operation, _ in batch])
         futures = [future for _, future in batch]
         self._writes += len(batch)
         self._loop.call_soon_threadsafe(_resolve, futures, outcomes)
 
+    def _outcomes(self, operations: list[Operation]) -> list[Any]:
+        away: AwayError | None = None
+        for _ in range(2):  # a connection that was lost comes back, if the database does
+            try:
+                return self._together(operations)
+            except AwayError as error:
+                away = error
+            except Exception:
+                # One of them is wrong. Each alone, so that only that one fails.
+                return [self._alone(operation) for operation in operations]
+        assert away is not None
+        self._failed += len(operations)
+        return [_Failed(away)] * len(operations)
+
+    def _together(self, operations: list[Operation]) -> list[Any]:
+        with self._database.transaction(self._writer_connection):
+            outcomes = [operation(self._writer_connection) for operation in operations]
+        self._commits += 1
+        return outcomes
+
     def _alone(self, operation: Operation) -> Any:
         try:
-            with _transaction(self._writer_connection):
+            with self._database.transaction(self._writer_connection):
                 return operation(self._writer_connection)
         except Exception as error:
             self._failed += 1
             return _Failed(error)
 
-    def _transaction(self, operations: list[Operation]) -> list[Any] | None:
-        try:
-            with _transaction(self._writer_connection):
-                outcomes = [operation(self._writer_connection) for operation in operations]
-            self._commits += 1
-            return outcomes
-        except Exception:
-            if len(operations) == 1:
-                return [self._alone(operations[0])]
-            return None
-
 
 class _Failed:
     def __init__(self, error: Exception) -> None:
         self.error = error
-
-
-class _transaction:  # noqa: N801 - a context manager
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            try:
-                self._connection.execute("COMMIT")
-                return
-            except sqlite3.Error:
-                self._rollback()
-                raise
-        self._rollback()
-
-    def _rollback(self) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
 
 
 def _resolve(futures: list["asyncio.Future[Any]"], outcomes: list[Any]) -> None:
@@ -168,23 +161,17 @@ def _resolve(futures: list["asyncio.Future[Any]"], outcomes: list[Any]) -> None:
             future.set_result(outcome)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=30)
-    connection.row_factory = sqlite3.Row
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-    except sqlite3.DatabaseError as error:
-        connection.close()
-        raise StoreError(f"{path} is no database of Symphony's: {error}") from error
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
+def open_database(path: Path, url: str) -> Database:
+    """Return the database that a store is in.
 
+    Raises:
+        StoreError: nothing can be made of the URL.
+    """
+    if not url:
+        return SqliteDatabase(path)
+    if not url.startswith(("postgresql://", "postgres://")):
+        raise StoreError("a store's URL begins with postgresql://")
+    # Only now: it is an extra.
+    from symphony_runtime.gateway.database.postgresql import PostgresDatabase
 
-def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
-    try:
-        migrate(connection, str(path))
-    except SchemaError as error:
-        connection.close()
-        raise StoreError(str(error)) from error
-    path.chmod(0o600)
+    return PostgresDatabase(url)

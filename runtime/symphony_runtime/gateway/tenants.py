@@ -7,7 +7,6 @@ What a tenant uses is in `usage`, its keys are in `auth`.
 import asyncio
 import json
 import re
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,8 @@ from typing import Any
 from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX
 
+from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.store import Store
 
@@ -59,7 +60,7 @@ class Tenants:
         self._store = store
         self._now_ms = now_ms
         self._tenants = {tenant.id: tenant for tenant in tenants}
-        self._changing = asyncio.Lock()  # each change builds on the one before
+        self.changing = asyncio.Lock()  # each change builds on the one before
 
     # -- Looking -------------------------------------------------------------------------------
     def get(self, tenant: str) -> Tenant:
@@ -105,11 +106,12 @@ class Tenants:
             )
             raise bad_request("bad-tenant", detail)
         made = self._changed(Tenant(tenant, OPERATOR, self._now_ms()), change)
-        try:
-            await self._store.write(lambda c: insert_tenant(c, made))
-        except self._store.conflicts as error:
-            raise Problem(409, "exists", f"there is a tenant {tenant}") from error
-        self._tenants[tenant] = made
+        async with self.changing:
+            try:
+                await self._store.write(lambda c: insert_tenant(c, made))
+            except self._store.conflicts as error:
+                raise Problem(409, "exists", f"there is a tenant {tenant}") from error
+            self._tenants[tenant] = made
         return made
 
     async def change(self, tenant: str, change: "Change") -> Tenant:
@@ -118,7 +120,7 @@ class Tenants:
         Raises:
             Problem: 404.
         """
-        async with self._changing:
+        async with self.changing:
             changed = self._changed(self.get(tenant), change)
             await self._store.write(lambda c: update_tenant(c, changed))
             self._tenants[tenant] = changed
@@ -130,7 +132,7 @@ class Tenants:
         Raises:
             Problem: 404; 409, it has programs or runs.
         """
-        async with self._changing:
+        async with self.changing:
             self.get(tenant)
             left = await self._store.write(lambda c: delete_tenant(c, tenant))
             if left:
@@ -208,28 +210,30 @@ def _check_quota(name: str, value: Any) -> None:
 _COLUMNS = "id, made_by, created_ms, suspended_ms, weight, quotas"
 
 
-def read_tenants(connection: sqlite3.Connection) -> list[Tenant]:
+def read_tenants(connection: Connection) -> list[Tenant]:
     """Return all tenants."""
     rows = connection.execute(f"SELECT {_COLUMNS} FROM tenants")  # noqa: S608 - ours
     return [Tenant(**{**dict(row), "quotas": json.loads(row["quotas"])}) for row in rows]
 
 
-def insert_tenant(connection: sqlite3.Connection, tenant: Tenant) -> None:
+def insert_tenant(connection: Connection, tenant: Tenant) -> None:
     """Store a tenant that is new."""
     values = (tenant.id, tenant.made_by, tenant.created_ms, tenant.suspended_ms, tenant.weight,
               json.dumps(dict(tenant.quotas)))  # fmt: skip
     connection.execute(f"INSERT INTO tenants ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+    note_change(connection)
 
 
-def update_tenant(connection: sqlite3.Connection, tenant: Tenant) -> None:
+def update_tenant(connection: Connection, tenant: Tenant) -> None:
     """Store what may change of a tenant."""
     connection.execute(
         "UPDATE tenants SET suspended_ms = ?, weight = ?, quotas = ? WHERE id = ?",
         (tenant.suspended_ms, tenant.weight, json.dumps(dict(tenant.quotas)), tenant.id),
     )
+    note_change(connection)
 
 
-def delete_tenant(connection: sqlite3.Connection, tenant: str) -> list[str]:
+def delete_tenant(connection: Connection, tenant: str) -> list[str]:
     """Delete a tenant with its keys, if nothing else is there; return what is, in words."""
     left = [
         words
@@ -242,4 +246,5 @@ def delete_tenant(connection: sqlite3.Connection, tenant: str) -> list[str]:
     if not left:
         connection.execute("DELETE FROM keys WHERE tenant = ?", (tenant,))
         connection.execute("DELETE FROM tenants WHERE id = ?", (tenant,))
+        note_change(connection)
     return left

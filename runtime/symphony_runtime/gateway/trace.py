@@ -13,7 +13,6 @@ within others or beside them.
 
 import heapq
 import math
-import sqlite3
 import time
 from collections import deque
 from typing import Any
@@ -22,12 +21,14 @@ import msgpack
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TRACE_EVENTS_MAX
 
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.run import Record, finish_run
 
 _CALL_NAME_MAX = 64  # characters
 _GATEWAY, _WORKER, _KERNEL = 1, 2, 3  # processes of the picture
 _STEPS_TRACK = 1  # the preds' come after it
 _OUTSIDE_TRACK = 2  # the first, behind the run's
+_MOVES = ("pages_from_host", "pages_from_disk", "tokens_rebuilt")  # for a pred, where there are any
 
 JsonObject = dict[str, Any]
 
@@ -117,7 +118,7 @@ def _is_call(event: Any) -> bool:
 
 # --- The database --------------------------------------------------------------------------------
 def store_end(
-    connection: sqlite3.Connection, ended: Record, row: tuple[int, bytes], packed: bytes | None
+    connection: Connection, ended: Record, row: tuple[int, bytes], packed: bytes | None
 ) -> int:
     """Store a run's end, and its trace where it has one; return the bytes that it keeps."""
     size = finish_run(connection, ended, row)
@@ -129,7 +130,7 @@ def store_end(
     return size + len(packed)
 
 
-def find_trace(connection: sqlite3.Connection, run: int) -> bytes | None:
+def find_trace(connection: Connection, run: int) -> bytes | None:
     """Return a stored trace, or None."""
     row = connection.execute("SELECT body FROM run_traces WHERE run = ?", (run,)).fetchone()
     return row["body"] if row else None
@@ -245,7 +246,8 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
     picture.track(_KERNEL, _STEPS_TRACK, "steps")
     steps: dict[float, list[Any]] = {}  # by their beginnings: one computes at a time
     tracks = _Tracks()
-    for instance, seq, tokens, submitted, ended, errno, parts in sorted(preds, key=lambda p: p[3]):
+    for pred in sorted(preds, key=lambda p: p[3]):
+        instance, seq, tokens, submitted, ended, errno, parts, *moves = pred
         track, new = tracks.take(submitted, ended)
         where = (_KERNEL, _STEPS_TRACK + 1 + track)
         if new:
@@ -253,7 +255,8 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
         args = {"ticket": seq, "tokens": tokens, "instance": instance}
         name = names.get((instance, seq), "pred")
         picture.span(where, "pred", name, (submitted, ended), {**args, "errno": errno})
-        picture.span(where, "wait", "queued", (submitted, parts[0][0] if parts else ended))
+        moved = dict(zip(_MOVES, moves[0], strict=True)) if moves else None
+        picture.span(where, "wait", "queued", (submitted, parts[0][0] if parts else ended), moved)
         # How many rows and tokens a step had in all stays unsaid: it would tell of other tenants.
         for began, done, _rows, _tokens, own in parts:
             picture.span(where, "step", "step", (began, done), {"own": own})

@@ -7,12 +7,12 @@ runs are added up in memory and written in lots, and a gateway that is killed lo
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ def day_of(ms: int) -> str:
 
 
 def add_usage(
-    connection: sqlite3.Connection, tenant: str, ended_ms: int, usage: Mapping[str, int]
+    connection: Connection, tenant: str, ended_ms: int, usage: Mapping[str, int]
 ) -> None:
     """Count a run that has ended."""
     sums = (usage.get(name, 0) for name in SUMMED)
@@ -58,7 +58,7 @@ class Chosen:
     after: tuple[str, str] = ("", "")
 
 
-def usage_page(connection: sqlite3.Connection, chosen: Chosen, limit: int) -> list[dict[str, Any]]:
+def usage_page(connection: Connection, chosen: Chosen, limit: int) -> list[dict[str, Any]]:
     """Return days of tenants, by day and tenant: those behind `chosen.after`."""
     rows = connection.execute(
         f"SELECT {', '.join(COLUMNS)} FROM tenant_usage"  # noqa: S608 - ours
@@ -107,7 +107,7 @@ class Ledger:
             return
         rows = [(*key, *counted) for key, counted in sums.items()]
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: Connection) -> None:
             for row in rows:
                 connection.execute(_ADD, row)
 

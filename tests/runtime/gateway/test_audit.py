@@ -20,7 +20,9 @@ def denied(address: str = "10.0.0.1", action: str = "listRuns", status: int = 40
     return Asked(None, address, action, "/v1/runs", status)
 
 
-def test_what_operators_do_is_noted_with_their_key_and_newest_first(tmp_path: Path) -> None:
+def test_what_operators_do_is_noted_with_their_key_and_newest_first(
+    tmp_path: Path, store_url: str
+) -> None:
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         text, key = new_key(None, Role.ADMIN, "mine", None)
@@ -36,10 +38,10 @@ def test_what_operators_do_is_noted_with_their_key_and_newest_first(tmp_path: Pa
         behind = notes[0]["at_ms"], notes[0]["id"]
         assert await audit.page(Wanted(before=behind), 10) == notes[1:]
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_requests_that_are_denied_alike_share_a_note(tmp_path: Path) -> None:
+def test_requests_that_are_denied_alike_share_a_note(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         for _ in range(1_000):
@@ -53,10 +55,12 @@ def test_requests_that_are_denied_alike_share_a_note(tmp_path: Path) -> None:
             ("getRun", 401, 1), ("listRuns", 401, 1_000), ("listRuns", 403, 1)
         ]  # fmt: skip
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(tmp_path: Path) -> None:
+def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(
+    tmp_path: Path, store_url: str
+) -> None:
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         for number in range(5_000):
@@ -65,11 +69,11 @@ def test_a_crowd_of_guessers_costs_a_bounded_number_of_notes(tmp_path: Path) -> 
         assert len(notes) < 300
         assert sum(note["times"] for note in notes) == 5_000
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
 def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
-    tmp_path: Path,
+    tmp_path: Path, store_url: str
 ) -> None:
     async def scenario(store: Store) -> None:
         now = NOW
@@ -85,17 +89,17 @@ def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
         await store.write(lambda c: prune_audit(c, {ADMIN: 5, DENIED: 2}, NOW + 4))
         assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == ["5", "4"]
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_notes_can_be_chosen_by_tenant(tmp_path: Path) -> None:
+def test_notes_can_be_chosen_by_tenant(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         audit = Audit(store, lambda: NOW)
         _, key = new_key("acme", Role.READ_ONLY, "", None)
-        audit.denied(Asked(key, "::1", "startRun", "/v1/programs/p/runs", 403, "x" * 10_000))
+        audit.denied(Asked(key, "::1", "startRun", "/v1/\ud800", 403, "x" * 10_000))
         audit.denied(denied())
         (note,) = await audit.page(Wanted(tenant="acme"), 10)
         assert (note["key"], note["tenant"], note["address"]) == (key.id, "acme", "::1")
-        assert len(note["detail"]) == 512
+        assert (note["target"], len(note["detail"])) == ("/v1/?", 512)
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)

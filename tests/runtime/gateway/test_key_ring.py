@@ -26,7 +26,7 @@ def status_of(problem: pytest.ExceptionInfo[Problem]) -> tuple[int, str]:
     return problem.value.status, problem.value.kind
 
 
-def test_a_key_is_refused_as_soon_as_it_is_revoked(tmp_path: Path) -> None:
+def test_a_key_is_refused_as_soon_as_it_is_revoked(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         ring, keys, _ = await operators(store)
         text, key = await ring.create("acme", Role.TENANT, "for the site", None)
@@ -42,10 +42,10 @@ def test_a_key_is_refused_as_soon_as_it_is_revoked(tmp_path: Path) -> None:
         assert problem.value.status == 401
         assert {k.name for k in await store.read(read_keys)} == {"first"}
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_a_rotated_key_lives_for_its_grace(tmp_path: Path) -> None:
+def test_a_rotated_key_lives_for_its_grace(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         now = NOW / 1000
         _, admin = new_key(None, Role.ADMIN, "first", None)
@@ -63,10 +63,10 @@ def test_a_rotated_key_lives_for_its_grace(tmp_path: Path) -> None:
         assert keys.find(f"Bearer {new}") is None
         assert keys.find(f"Bearer {newest}") is not None
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_a_key_whose_time_is_over_goes(tmp_path: Path) -> None:
+def test_a_key_whose_time_is_over_goes(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         ring, keys, _ = await operators(store)
         _, key = await ring.create("acme", Role.TENANT, "", 1)
@@ -78,10 +78,10 @@ def test_a_key_whose_time_is_over_goes(tmp_path: Path) -> None:
         running.cancel()
         await asyncio.wait([running])
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_operators_cannot_lock_themselves_out(tmp_path: Path) -> None:
+def test_operators_cannot_lock_themselves_out(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         ring, keys, admin = await operators(store)
         await ring.create(None, Role.READ_ONLY, "eyes", None)
@@ -99,10 +99,10 @@ def test_operators_cannot_lock_themselves_out(tmp_path: Path) -> None:
         text, _ = await ring.rotate(None, left.id, 0)
         keys.check_admin(f"Bearer {text}")
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_keys_have_a_number(tmp_path: Path) -> None:
+def test_keys_have_a_number(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         _, admin = new_key(None, Role.ADMIN, "", None)
         many = [new_key("acme", Role.TENANT, "", None)[1] for _ in range(TENANT_KEYS_MAX)]
@@ -112,7 +112,7 @@ def test_keys_have_a_number(tmp_path: Path) -> None:
         assert status_of(problem) == (409, "too-many-keys")
         await ring.create("other", Role.TENANT, "", None)
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
 def test_what_may_be_asked_for() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sqlite3
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_runtime.client import Client, Event, ServerError, message_bytes
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.links import Modules
 
 from tests.e2e import programs as guests
@@ -348,7 +348,7 @@ def test_a_result_that_cannot_be_stored_is_no_success(
         await client.upload(guests.PARROT_WASM, "parrot")
         run = await client.start("parrot")
 
-        def break_runs(connection: sqlite3.Connection) -> None:
+        def break_runs(connection: Connection) -> None:
             connection.execute("ALTER TABLE run_events RENAME TO elsewhere")
 
         await house.gateway.services.store.write(break_runs)

@@ -1,21 +1,26 @@
 import asyncio
+import contextlib
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.database.sqlite import SqliteDatabase
 from symphony_runtime.gateway.programs import _SELECT
 from symphony_runtime.gateway.run import delete_runs, find_run
 from symphony_runtime.gateway.schema import (
     MIGRATIONS,
     SCHEMA_VERSION,
     Migration,
-    SchemaError,
     load_migrations,
     migrate,
     split_statements,
 )
-from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.store import Store, StoreError, open_database
 from symphony_runtime.gateway.trace import find_trace
+
+from tests.support.postgres import Cluster
 
 # What a server of version 0.1.0 wrote at its first start, before there were numbered migrations.
 VERSION_3 = """
@@ -67,8 +72,7 @@ PRAGMA user_version = 3;
 """
 
 
-def rows(connection: sqlite3.Connection, table: str) -> list[dict[str, object]]:
-    connection.row_factory = sqlite3.Row
+def rows(connection: Connection, table: str) -> list[dict[str, object]]:
     return [dict(row) for row in connection.execute(f"SELECT * FROM {table} ORDER BY 1, 2")]
 
 
@@ -76,6 +80,7 @@ def test_a_data_directory_of_an_earlier_server_is_taken_over_whole(tmp_path: Pat
     tables = ("meta", "tenants", "keys", "programs", "program_names", "runs", "run_events",
               "run_traces")  # fmt: skip
     earlier = sqlite3.connect(tmp_path / "db")
+    earlier.row_factory = sqlite3.Row
     earlier.executescript(VERSION_3)
     before = {table: rows(earlier, table) for table in tables}
     earlier.close()
@@ -83,6 +88,7 @@ def test_a_data_directory_of_an_earlier_server_is_taken_over_whole(tmp_path: Pat
     async def scenario() -> None:
         store = Store(tmp_path / "db")
         after = await store.read(lambda c: {table: rows(c, table) for table in tables})
+        after["meta"] = [row for row in after["meta"] if row["key"] == "boots"]
         for table in tables:
             assert len(before[table]) == len(after[table])
             for old, new in zip(before[table], after[table], strict=True):
@@ -103,39 +109,58 @@ def test_a_data_directory_of_an_earlier_server_is_taken_over_whole(tmp_path: Pat
 
 
 def test_a_database_of_the_very_first_version_counts_its_runs_bytes(tmp_path: Path) -> None:
-    first = sqlite3.connect(tmp_path / "db", isolation_level=None)
-    migrate(first, "db", MIGRATIONS[:1])
+    database = SqliteDatabase(tmp_path / "db")
+    first = database.connect(writes=True)
+    migrate(database, first, MIGRATIONS[:1])
     run = "'default', 'sha256:0', NULL, 'run', 'exited', 0, '', 4, '{}', NULL, 1"
     first.execute(f"INSERT INTO runs VALUES (1, 'a', {run}, 5), (2, 'b', {run}, NULL)")
     first.execute("INSERT INTO run_events VALUES (1, 1, x'0102'), (1, 2, x'03'), (2, 1, x'04')")
-    migrate(first, "db")
-    assert first.execute("SELECT seq, bytes FROM runs").fetchall() == [(1, 515), (2, 0)]
+    migrate(database, first)
+    found = first.execute("SELECT seq, bytes FROM runs").fetchall()
+    assert [tuple(row) for row in found] == [(1, 515), (2, 0)]
     first.close()
 
 
-def test_each_migration_is_applied_once() -> None:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    made = Migration(1, "0001_made", ("CREATE TABLE t (n INTEGER)", "INSERT INTO t VALUES (1)"))
+def test_each_migration_is_applied_once(tmp_path: Path, store_url: str) -> None:
+    database = open_database(tmp_path / "db", store_url)
+    connection = database.connect(writes=True)
+    meta = MIGRATIONS[0].statements[0]
+    made = Migration(1, "0001_made", (meta, "CREATE TABLE t (n INTEGER) STRICT;",
+                                      "INSERT INTO t VALUES (1)"))  # fmt: skip
     grown = Migration(2, "0002_grown", ("INSERT INTO t VALUES (2)",))
-    migrate(connection, "db", [made])
-    migrate(connection, "db", [made, grown])
-    migrate(connection, "db", [made, grown])
-    assert connection.execute("SELECT n FROM t").fetchall() == [(1,), (2,)]
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-    with pytest.raises(SchemaError, match="db has schema version 2; this server knows version 1"):
-        migrate(connection, "db", [made])
+    migrate(database, connection, [made])
+    migrate(database, connection, [made, grown])
+    migrate(database, connection, [made, grown])
+    found = connection.execute("SELECT n FROM t ORDER BY n").fetchall()
+    assert [tuple(row) for row in found] == [(1,), (2,)]
+    assert database.version(connection) == 2
+    with pytest.raises(StoreError, match="has schema version 2; this server knows version 1"):
+        migrate(database, connection, [made])
     connection.close()
 
 
-def test_a_migration_that_fails_leaves_nothing() -> None:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    made = Migration(1, "0001_made", ("CREATE TABLE t (n INTEGER)",))
+def test_a_migration_that_fails_leaves_nothing(tmp_path: Path, store_url: str) -> None:
+    database = open_database(tmp_path / "db", store_url)
+    connection = database.connect(writes=True)
+    made = Migration(1, "0001_made", (MIGRATIONS[0].statements[0], "CREATE TABLE t (n INTEGER);"))
     wrong = Migration(2, "0002_wrong", ("INSERT INTO t VALUES (1)", "INSERT INTO none VALUES (1)"))
-    with pytest.raises(SchemaError, match="0002_wrong failed: no such table"):
-        migrate(connection, "db", [made, wrong])
+    with pytest.raises(StoreError, match="0002_wrong failed: "):
+        migrate(database, connection, [made, wrong])
     assert connection.execute("SELECT n FROM t").fetchall() == []
-    assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    assert database.version(connection) == 1
     connection.close()
+
+
+def test_two_that_start_at_once_migrate_once(tmp_path: Path, postgres: Cluster) -> None:
+    database = open_database(tmp_path / "db", postgres.new_url())
+
+    def start() -> int:
+        with contextlib.closing(database.connect(writes=True)) as connection:
+            migrate(database, connection)
+            return database.version(connection)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [f.result() for f in [pool.submit(start) for _ in range(4)]] == 4 * [SCHEMA_VERSION]
 
 
 def test_the_shipped_migrations_are_the_schema() -> None:

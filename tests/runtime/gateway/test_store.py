@@ -5,22 +5,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.schema import SCHEMA_VERSION
 from symphony_runtime.gateway.store import Store, StoreError
 
+from tests.support.postgres import Cluster
 
-def insert(key: str, value: int) -> Callable[[sqlite3.Connection], int]:
+
+def insert(key: str, value: int) -> Callable[[Connection], int]:
     sql = "INSERT INTO meta VALUES (?, ?)"
     return lambda connection: connection.execute(sql, (key, value)).rowcount
 
 
-def keys(connection: sqlite3.Connection) -> list[str]:
-    return [row["key"] for row in connection.execute("SELECT key FROM meta ORDER BY key")]
+def keys(connection: Connection) -> list[str]:
+    sql = "SELECT key FROM meta WHERE key NOT IN ('changes', 'schema') ORDER BY key"
+    return [row["key"] for row in connection.execute(sql)]
 
 
-def test_writes_that_come_together_share_a_commit(tmp_path: Path) -> None:
+def test_writes_that_come_together_share_a_commit(tmp_path: Path, store_url: str) -> None:
     async def scenario() -> None:
-        store = Store(tmp_path / "db")
+        store = Store(tmp_path / "db", store_url)
         hold = threading.Event()
         blocked = store.write(lambda _: hold.wait(5))
         writes = [store.write(insert(f"{n:04}", n)) for n in range(1000)]
@@ -48,9 +52,9 @@ def test_nobody_else_may_read_its_files(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
+def test_a_write_that_fails_fails_alone(tmp_path: Path, store_url: str) -> None:
     async def scenario() -> None:
-        store = Store(tmp_path / "db")
+        store = Store(tmp_path / "db", store_url)
         hold = threading.Event()
         blocked = store.write(lambda _: hold.wait(5))
         good = store.write(insert("a", 1))
@@ -58,7 +62,7 @@ def test_a_write_that_fails_fails_alone(tmp_path: Path) -> None:
         later = store.write(insert("b", 3))
         hold.set()
         await asyncio.gather(blocked, good, later)
-        with pytest.raises(sqlite3.IntegrityError):
+        with pytest.raises(store.conflicts):
             await wrong
         assert await store.read(keys) == ["a", "b"]
         assert store.statistics()["failed_writes"] == 1
@@ -73,7 +77,7 @@ def test_what_was_acknowledged_is_there_without_a_close(tmp_path: Path) -> None:
         await store.write(insert("a", 1))
         # Another process, as after a kill -9: nothing was closed.
         copy = sqlite3.connect(tmp_path / "db")
-        assert copy.execute("SELECT value FROM meta").fetchall() == [(1,)]
+        assert copy.execute("SELECT value FROM meta WHERE key = 'a'").fetchall() == [(1,)]
         assert copy.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
         copy.close()
         await store.close()
@@ -81,10 +85,10 @@ def test_what_was_acknowledged_is_there_without_a_close(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_reader_cannot_write(tmp_path: Path) -> None:
+def test_the_reader_cannot_write(tmp_path: Path, store_url: str) -> None:
     async def scenario() -> None:
-        store = Store(tmp_path / "db")
-        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        store = Store(tmp_path / "db", store_url)
+        with pytest.raises(store.errors, match=r"read-?only"):
             await store.read(insert("a", 1))
         await store.close()
 
@@ -101,5 +105,30 @@ def test_another_version_or_file_is_refused(tmp_path: Path) -> None:
         for name, words in (("text", "no database"), ("later", "version 99")):
             with pytest.raises(StoreError, match=words):
                 Store(tmp_path / name)
+
+    asyncio.run(scenario())
+
+
+def test_a_url_that_means_no_database_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for url, words in (
+            ("mysql://host/db", "begins with postgresql://"),
+            (f"postgresql:///db?host={tmp_path}&password=hush", "cannot be reached"),
+        ):
+            with pytest.raises(StoreError, match=words) as error:
+                Store(tmp_path / "db", url)
+            assert "hush" not in str(error.value)
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_was_lost_comes_back(tmp_path: Path, postgres: Cluster) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "db", postgres.new_url())
+        await store.write(insert("a", 1))
+        assert postgres.cut_connections() >= 2
+        await store.write(insert("b", 2))
+        assert await store.read(keys) == ["a", "b"]
+        await store.close()
 
     asyncio.run(scenario())

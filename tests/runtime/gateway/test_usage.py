@@ -1,4 +1,3 @@
-import sqlite3
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ async def days(store: Store, chosen: Chosen | None = None, limit: int = 100) -> 
     return [(row["tenant"], row["day"], row["runs"], row["prompt_tokens"]) for row in rows]
 
 
-def test_runs_add_up_by_tenant_and_day(tmp_path: Path) -> None:
+def test_runs_add_up_by_tenant_and_day(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         for tenant, at in (("b", NOON), ("a", NOON), ("a", NOON + 1), ("a", NOON + DAY_MS)):
             await store.write(partial(add_usage, tenant=tenant, ended_ms=at, usage=USAGE))
@@ -39,10 +38,10 @@ def test_runs_add_up_by_tenant_and_day(tmp_path: Path) -> None:
         assert first["wall_ms"] == 2 * USAGE["wall_ms"] + 5
         assert set(first) == {"tenant", "day", "runs", *SUMMED}
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_a_part_can_be_chosen(tmp_path: Path) -> None:
+def test_a_part_can_be_chosen(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         for tenant in ("a", "b"):
             for day in range(3):
@@ -57,10 +56,10 @@ def test_a_part_can_be_chosen(tmp_path: Path) -> None:
         page = await days(store, Chosen(after=("2026-11-21", "b")), limit=1)
         assert [row[:2] for row in page] == [("a", "2026-11-22")]
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_runs_that_pass_are_written_in_lots(tmp_path: Path) -> None:
+def test_runs_that_pass_are_written_in_lots(tmp_path: Path, store_url: str) -> None:
     now = NOON
 
     async def scenario(store: Store) -> None:
@@ -77,22 +76,22 @@ def test_runs_that_pass_are_written_in_lots(tmp_path: Path) -> None:
         await ledger.flush()
         assert store.statistics()["writes"] - before == 1
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
-def test_what_could_not_be_written_is_not_lost(tmp_path: Path) -> None:
+def test_what_could_not_be_written_is_not_lost(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         ledger = Ledger(store, lambda: NOON)
         ledger.count("a", USAGE)
         await store.write(lambda c: c.execute("ALTER TABLE tenant_usage RENAME TO away") and None)
-        with pytest.raises(sqlite3.OperationalError):
+        with pytest.raises(store.errors):
             await ledger.flush()
         ledger.count("a", USAGE)
         await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO tenant_usage") and None)
         await ledger.flush()
         assert await days(store) == [("a", "2026-11-21", 2, 2)]
 
-    with_store(tmp_path, scenario)
+    with_store(tmp_path, store_url, scenario)
 
 
 def test_what_is_summed_is_told_by_runs() -> None:

@@ -1,0 +1,77 @@
+"""Other gateways of the same database, each with a kernel and workers of its own.
+
+    instance ids   each start of a gateway has a number that no other has (`run.next_boot`)
+    live runs      are those of the gateway that started them: its successor in the same data
+                   directory fails what it left, and no other gateway touches it
+    programs       modules lie in the database, too; machine code is each gateway's own
+    what changes   of tenants, keys, programs and their names is counted in the transaction that
+                   changes it; each gateway looks at the count once a second, and reads anew
+
+So a key that one gateway has revoked is refused by the others, and what it has open there is cut
+off, a moment later. While the database is away what was known goes on to hold.
+"""
+
+import asyncio
+import logging
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.store import Store
+
+_log = logging.getLogger(__name__)
+_LOOK_SECONDS = 1.0
+
+
+class Holder(Protocol):
+    """Who holds in memory what the database has."""
+
+    async def reload(self) -> None:
+        """Read it anew, and have it take effect."""
+
+
+def gateway_name(data_dir: Path) -> str:
+    """Return the name of the gateway that has a data directory; made at its first start."""
+    path = data_dir / "gateway.id"
+    if not path.exists():
+        path.write_text(secrets.token_hex(8) + "\n")
+    return path.read_text().strip()
+
+
+def note_change(connection: Connection) -> None:
+    """Say that tenants, keys, programs or their names have changed, in the same transaction."""
+    connection.execute("UPDATE meta SET value = value + 1 WHERE key = 'changes'")
+
+
+def read_changes(connection: Connection) -> int:
+    """Return how often something has changed."""
+    (value,) = connection.execute("SELECT value FROM meta WHERE key = 'changes'").fetchone()
+    return int(value)
+
+
+class Peers:
+    """Sees what other gateways change; `run` until it is cancelled."""
+
+    def __init__(self, store: Store, *holders: Holder) -> None:
+        self._store = store
+        self._holders = holders
+        self._seen = -1
+
+    async def run(self) -> None:
+        """Look once in a while."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self.look()
+            except self._store.errors as error:
+                _log.warning("what other gateways change is not seen: %s", error)
+
+    async def look(self) -> None:
+        """Read anew what has changed since the last look."""
+        changes = await self._store.read(read_changes)
+        if changes == self._seen:
+            return
+        for holder in self._holders:
+            await holder.reload()
+        self._seen = changes  # only now: what could not be read is read again
