@@ -336,7 +336,8 @@ class Traced(Message):
 
     From a worker, its calls: [instance, call (str; "": its whole life), began, ended, result or
     nil, suspended (bool)]. From the kernel, its preds: [instance, seq, tokens, submitted, ended,
-    errno or 0, [[step began, ended, rows, tokens, of them its own], ...]]. Monotonic seconds.
+    errno or 0, [[step began, ended, rows, tokens, of them its own], ...]], and where its file was
+    not on the device [pages from the host, from disk, tokens rebuilt]. Monotonic seconds.
     """
 
     KIND: ClassVar[int] = 44

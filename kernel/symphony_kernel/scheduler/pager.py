@@ -52,12 +52,17 @@ class Pager:
     """Admits works to the device. `fail` ends a work with an errno."""
 
     def __init__(
-        self, queue: FairQueue, pressure: Pressure, fail: Callable[[Work, Errno], None]
+        self,
+        queue: FairQueue,
+        pressure: Pressure,
+        fail: Callable[[Work, Errno], None],
+        moved: Callable[[Work, int, int, int], None] = lambda *_: None,
     ) -> None:
         self._queue = queue
         self._pressure = pressure
         self._pool = pressure.pool
         self._fail = fail
+        self._moved = moved  # hears what a work's file took: see `Traces.moved`
         self._parking = Parking(queue)
         self._parked = self._parking.places  # to be looked at often
         self._blocked: dict[Work, None] = {}
@@ -250,7 +255,11 @@ class Pager:
             # Copies of its own pages may have made way for others that nobody could compute.
             if benches and needed + len(absent) + self._benches(file) > self._pressure.free:
                 return None
-        reading = self._pressure.tiers.fetch(absent).reading if len(absent) else absent
+        reading = absent
+        if len(absent):
+            fetched = self._pressure.tiers.fetch(absent)
+            reading = fetched.reading
+            self._moved(work, len(fetched.loaded), len(reading), 0)
         self._pressure.ranking.add(file)
         if len(reading):
             self._blocked[work] = None
@@ -330,6 +339,7 @@ class Pager:
         rebuild = Rebuild(file, self._pressure, steps)
         rebuild.take_benches()
         self._rebuilding += (rebuild.tokens - self._rebuilding) * _GAIN
+        self._moved(work, 0, 0, rebuild.tokens)
         self._go_on(work, rebuild)
         return Admission.AWAY
 

@@ -79,7 +79,10 @@ class Scheduler:
         self._clock = clock
         self._vocab_size = vocab_size
         self._queue = FairQueue(weights)
-        self._pager = Pager(self._queue, pressure, self._fail) if pressure is not None else None
+        self._traces = Traces(traced or (lambda _root, _events: None))
+        self._pager: Pager | None = None
+        if pressure is not None:
+            self._pager = Pager(self._queue, pressure, self._fail, self._traces.moved)
         self._batcher = Batcher(pages, limits, self._pager)
         self._answers = answers or Answers()
         self._costs = StepCosts()
@@ -93,7 +96,6 @@ class Scheduler:
         self._drafts = Drafts(self._queue, self._batcher, guesses, self._answers.soon)
         self._kept: list[tuple[Work, Guess]] = []  # with results that were there before
         self._figures = Figures()
-        self._traces = Traces(traced or (lambda _root, _events: None))
         self._turn: float | None = None  # when the works came that `poll` has not seen
         self._replies: dict[int, int] | None = None  # while `complete` gives them: each LIP's
 

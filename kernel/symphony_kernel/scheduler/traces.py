@@ -25,7 +25,8 @@ class _RunTrace:
     __slots__ = ("begun", "events", "left")
 
     def __init__(self, now: float) -> None:
-        self.begun: dict[Work, tuple[float, list[list[Any]]]] = {}
+        # When each was submitted, its steps, and what its file's pages took.
+        self.begun: dict[Work, tuple[float, list[list[Any]], list[int]]] = {}
         self.events: list[Any] = []
         self.left = now  # when events left last
 
@@ -35,7 +36,9 @@ class Traces:
 
     [instance, seq, tokens, submitted, ended, errno, [[began, ended, rows, tokens, own], ..]]
 
-    in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens.
+    in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens. One
+    whose file was not on the device has [loaded, read, rebuilt] besides: pages that came from the
+    host and from disk, and tokens that were computed again.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -60,7 +63,14 @@ class Traces:
         """A pred waits from now on for its step."""
         trace = self.runs.get(work.root)
         if trace is not None:
-            trace.begun[work] = (now, [])
+            trace.begun[work] = (now, [], [0, 0, 0])
+
+    def moved(self, work: Work, loaded: int = 0, read: int = 0, rebuilt: int = 0) -> None:
+        """A pred's file is brought to the device: so many pages, and tokens computed again."""
+        trace = self.runs.get(work.root)
+        if trace is not None and work in trace.begun:
+            moves = trace.begun[work][2]
+            moves[:] = moves[0] + loaded, moves[1] + read, moves[2] + rebuilt
 
     def stepped(self, step: Step, began: float, now: float) -> None:
         """A step has ended; before its works hear of it."""
@@ -83,9 +93,10 @@ class Traces:
             self._leave_in_time(work.root, trace, now)
 
     def _end(self, trace: _RunTrace, work: Work, now: float, errno: Errno | None) -> None:
-        submitted, steps = trace.begun.pop(work)
+        submitted, steps, moves = trace.begun.pop(work)
         code = 0 if errno is None else int(errno)
-        trace.events.append([work.instance, work.seq, work.count, submitted, now, code, steps])
+        event = [work.instance, work.seq, work.count, submitted, now, code, steps]
+        trace.events.append([*event, moves] if any(moves) else event)
 
     def _leave_in_time(self, root: int, trace: _RunTrace, now: float) -> None:
         if len(trace.events) >= TRACE_BUNDLE_EVENTS or now - trace.left > _BUNDLE_SECONDS:

@@ -3,10 +3,13 @@
 from itertools import pairwise
 from typing import Any
 
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs.places import Places
+from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TRACE_BUNDLE_EVENTS
 
-from tests.support.kernels import A, Gateway, Rig, options, start, tokens, with_kernel
+from tests.support.kernels import A, B, Gateway, Rig, options, start, tokens, with_kernel
 
 TEN_MS = 0.010
 
@@ -123,3 +126,24 @@ def test_nobody_is_traced_who_did_not_ask() -> None:
         assert (await rig.gateway.register(3, trace=1)).errno == -Errno.EINVAL
 
     with_kernel(test)
+
+
+def test_what_a_file_s_way_back_to_the_device_took_is_told() -> None:
+    """Of two files of five pages eight frames hold one: two of the other are moved, or rebuilt."""
+
+    def told(places: Places) -> list[Any]:
+        async def test(rig: Rig) -> list[Any]:
+            worker = await start(rig, trace=True)
+            worker.tell(1, m.Op.KV_CREATE, B)
+            await worker.pred(1, A, tokens(*range(1, 78)))
+            await worker.pred(1, B, tokens(*range(101, 178)))
+            await worker.pred(1, A, tokens(7))
+            await rig.gateway.end(1)
+            return [event[7:] for event in traced(rig.gateway)]
+
+        return with_kernel(test, pages=8, kernel_options=KernelOptions(places=places))
+
+    assert told(Places(pages_a_frame=4)) == [[], [], [[0, 0, 77 - 3 * 16]]]
+    first, second, ((loaded, read, rebuilt),) = told(Places(16, pages_a_frame=4))
+    assert (first, second, read) == ([], [], 0)
+    assert (loaded, rebuilt) in ((2, 0), (0, 77 - 3 * 16))
