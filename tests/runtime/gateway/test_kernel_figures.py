@@ -121,3 +121,26 @@ def test_nobody_waits_for_a_kernel_that_is_away() -> None:
         assert kernel.asked == 0
 
     asyncio.run(scenario())
+
+
+def test_limits_that_were_reached_are_summed_over_kernels_that_remember_and_that_do_not() -> None:
+    """They are no part of what a kernel comes back with, unlike what its tenants have used."""
+
+    async def scenario() -> None:
+        kernel, now = Kernel(), [100.0]
+        figures = KernelFigures(kernel, lambda: now[0])
+        for remembers in (False, True):
+            if remembers:
+                kernel.remember()
+            kernel.pid += 1
+            kernel.figures["tenants"]["t"] |= {"prompt_tokens": 5, "hit:kv_files": 2}
+            now[0] += 2 * AGE_SECONDS_MAX
+            await figures.latest()
+        found = (await figures.latest())["tenants"]["t"]
+        kernel.pid += 1
+        kernel.figures = {**kernel.figures, "tenants": {"t": {"prompt_tokens": 5, "pages": 3}}}
+        now[0] += 2 * AGE_SECONDS_MAX
+        after = (await figures.latest())["tenants"]["t"]
+        assert (found["hit:kv_files"], after["hit:kv_files"]) == (4, 4)
+
+    asyncio.run(scenario())
