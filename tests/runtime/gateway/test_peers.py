@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from symphony_runtime.client import Client, ConnectionFailed, ServerError
 
@@ -133,6 +134,11 @@ def test_a_database_that_is_away_is_told_of(tmp_path: Path, postgres: Cluster) -
             with pytest.raises(ServerError, match="database is away") as error:
                 await client.result("run_x")
             assert error.value.status == 503
+            async with aiohttp.ClientSession() as session:
+                headers = {"Authorization": f"Bearer {house.key}"}
+                async with session.get(f"{house.url}/v1/models", headers=headers) as response:
+                    assert response.status == 503
+                    assert (await response.json())["error"]["type"] == "server_error"
             connection._url = database._url  # type: ignore[attr-defined]
             with pytest.raises(ServerError, match="no such run"):
                 await client.result("run_x")

@@ -6,7 +6,14 @@ from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.problems import Handler, Problem, broken_body, of_framework
+from symphony_runtime.gateway.database import AwayError
+from symphony_runtime.gateway.problems import (
+    Handler,
+    Problem,
+    broken_body,
+    of_framework,
+    unavailable,
+)
 
 _log = logging.getLogger(__name__)
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
@@ -80,6 +87,8 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
         raise of_problem(broken_body()) from error
     except ConnectionError:
         raise  # whoever asked has gone
+    except AwayError as error:
+        raise of_problem(unavailable("the server's database is away")) from error
     except Exception as error:
         _log.exception("%s %s failed", request.method, request.path)
         raise OpenAIError(500, "the server made a mistake; its log says which") from error
