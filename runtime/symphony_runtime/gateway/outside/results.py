@@ -1,6 +1,7 @@
 """What a tool answered, as a program gets it: one text."""
 
 import json
+from typing import Any
 
 from mcp_types import (
     AudioContent,
@@ -21,8 +22,15 @@ def content_of(result: CallToolResult) -> str:
     A result that has structured content only is its JSON.
     """
     if not result.content and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
+        return _json(result.structured_content)
     return "\n".join(map(_text, result.content))
+
+
+def _json(value: dict[str, Any]) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return "[numbers that JSON cannot say]"  # infinite, or none: a server may send them
 
 
 def _text(block: Block) -> str:
