@@ -1,15 +1,20 @@
 """Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and nobody else."""
 
 import asyncio
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.clock import VirtualClock
 from symphony_kernel.throttle import Throttle
 
+from tests.support.dying import DyingRig, with_dying_kernel
 from tests.support.guests import DECODE
+from tests.support.kernels import A, Gateway, Worker, tokens
 from tests.support.rig import TENANT, Rig
 
 RATE = 60  # tokens a minute: one a second
@@ -169,6 +174,27 @@ def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> Non
             assert await rig.gateway.ask("tokens_left", tenant=TENANT) is None
 
     clock.run(course())
+
+
+def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        own = {"tokens_per_minute": RATE, "kv_names": 7}
+        await gateway.ask("limit_tenant", tenant="t", limits=own)
+        await gateway.register(1, tenant="t")
+        worker.tell(1, Op.KV_CREATE, A)
+        await worker.pred(1, A, tokens(*range(1, RATE + 1)))
+        held = worker.pred(1, A, tokens(1))
+        await asyncio.sleep(0.1)
+        assert not held.done()
+        rig.die(random.Random(0))
+        rig.boot()
+        assert isinstance(await asyncio.wait_for(held, 90), bytes)
+        assert rig.kernel._kvfs.tenant("t").limits.names == 7
+        left = (await gateway.ask("tokens_left", tenant="t")).value
+        assert left is not None
+        assert left[0] < RATE
+
+    with_dying_kernel(tmp_path, test)
 
 
 @pytest.mark.parametrize(
