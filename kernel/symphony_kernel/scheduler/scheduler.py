@@ -579,11 +579,14 @@ class Scheduler:
     def _answered(self, step: Step, replies: dict[int, int], ended: float | None = None) -> None:
         self._changed = self._clock.now()
         now = self._changed if ended is None else ended
-        seconds = now - max(step.launched, self._completed)
-        self._completed = now
+        # A step that was told of late may have ended before the one before it was told of: then
+        # nobody knows how long it took.
+        seconds = max(now - max(step.launched, self._completed), 0.0)
+        self._completed = max(now, self._completed)
         self._waiting, self._victims = [], 1
         self._figures.stepped(step, seconds)
-        self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)
+        if seconds or ended is None:
+            self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)
         self._answers.stepped(replies, now, seconds)
 
 
