@@ -303,6 +303,20 @@ def test_how_the_device_is_shared_reaches_the_kernel(tmp_path: Path) -> None:
             read_options(config, {})
 
 
+def test_where_the_books_are_is_told_to_the_gateway_and_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "postgresql://symphony:hush@db.example/symphony"
+    monkeypatch.setenv("SYMPHONY_STORE", url)
+    options = read_options(None, {"store": url})
+    assert "hush" not in repr(options)
+    roles = role_specs(options, tmp_path)
+    assert [role.name for role in roles if role.config.get("store") == url] == ["gateway"]
+    assert all("SYMPHONY_STORE" not in role.environment for role in roles)
+    with pytest.raises(OptionsError, match="store must be the URL of a PostgreSQL database"):
+        read_options(None, {"store": "mysql://db.example"})
+
+
 def test_the_kernels_journal_is_beside_its_socket_unless_it_keeps_none(tmp_path: Path) -> None:
     for given, wanted in (({}, str(tmp_path / "journal")), ({"journal": False}, None)):
         kernel, *_ = role_specs(read_options(None, given), tmp_path)
