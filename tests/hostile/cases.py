@@ -5,8 +5,10 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from symphony_runtime.worker.run import Run
+
 from tests.support.guests import DECODE
-from tests.support.rig import Rig, RunResult
+from tests.support.rig import LiveRun, Rig, RunResult
 
 NEIGHBOURS = 3  # runs of one, each to its end, while the guest does its worst
 END_SECONDS_MAX = 20
@@ -38,6 +40,7 @@ async def meet(rig: Rig, guest: Guest) -> RunResult:
     for name, source in guest.others.items():
         rig.add(source, name)
     hostile = await rig.start(guest.source, guest.data, limits=dict(guest.limits))
+    run = await run_of(rig, hostile)
     for _ in range(NEIGHBOURS):
         neighbour = await rig.run(DECODE, bytes([3]))
         assert (neighbour.status, len(neighbour.messages)) == ("exited", 3)
@@ -46,7 +49,18 @@ async def meet(rig: Rig, guest: Guest) -> RunResult:
         hostile.kill(ENOUGH)
     ended = await asyncio.wait_for(hostile.ended, END_SECONDS_MAX)
     held_to(guest, ended)
+    await rig.gateway.wait_idle()  # its children's ends, and the births that were under way
+    assert (run.children, run.memory_bytes) == (0, 0)
+    assert not run.tickets.loans | run.results.loans | run.handles.loans
     return ended
+
+
+async def run_of(rig: Rig, live: LiveRun) -> Run:
+    """Return what the worker knows of a run that was started just now."""
+    while live.instance not in rig.worker.instances:
+        assert not live.ended.done()
+        await asyncio.sleep(0)  # it is there for a turn of the loop at least
+    return rig.worker.instances[live.instance].run
 
 
 def held_to(guest: Guest, ended: RunResult) -> None:

@@ -20,8 +20,9 @@ ECHOES = 20
 
 CROWD = {
     **{name: LOOPS[name] for name in ("plain", "start function", "fills", "recursion")},
+    "listens and leaves": LOOPS["listens and leaves"],
     **{name: BOMBS[name] for name in ("results", "a fork bomb", "output", "memory of children")},
-    **{name: ENDINGS[name] for name in ("traps with everything open", "cancels preds")},
+    "traps with everything open": ENDINGS["traps with everything open"],
     "past its time": Guest("computes for longer than it may", SPIN, "killed", "cpu time limit",
                            limits={"cpu_ms": 300}),
     "past its hour": Guest("waits for longer than it may",
