@@ -65,6 +65,18 @@ async def raw(house: House, method: str, path: str, body: Any = None) -> tuple[i
         return response.status, response.headers, await response.json(content_type=None)
 
 
+async def streamed(house: House, path: str, body: dict[str, Any]) -> Any:
+    """Return the headers of an answer that is a stream."""
+    headers = {"Authorization": f"Bearer {house.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(house.url + path, json={**body, "stream": True}) as response,
+    ):
+        assert response.content_type == "text/event-stream"
+        await response.read()
+        return response.headers
+
+
 # --- What a run asks for -------------------------------------------------------------------------
 def test_a_run_may_ask_for_less_of_each_and_hears_the_maximum_of_what_is_more(
     tmp_path: Path,
@@ -272,6 +284,8 @@ def test_tokens_a_minute_slow_programs_down_and_are_429_on_the_openai_routes(
         status, headers, _ = await raw(house, "POST", "/v1/completions", body)
         assert status != 429
         assert headers["x-ratelimit-limit-tokens"] == "30"
+        headers = await streamed(house, "/v1/completions", body)
+        assert headers["x-ratelimit-remaining-tokens"] == "30"
         run = await client.start("decode", "\x32")  # fifty tokens
         async with asyncio.timeout(20):
             while not await told(house, "tokens_per_minute"):  # noqa: ASYNC110 - of a scrape
