@@ -332,6 +332,7 @@ class Kernel:
             "set_tenant_weight": self._shares.set,
             "limit_tenant": self._limit_tenant,
             "tokens_left": self._throttle.left,
+            "forget_prefixes": self._kvfs.prefix_cache.forget_tenant,
             "kv_list": self._syscalls.named.kv_list,
             "kv_stat": self._syscalls.named.kv_stat,
         }

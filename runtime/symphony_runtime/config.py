@@ -82,6 +82,7 @@ class ServeOptions:
     tls_key: Path | None = None
     behind_proxy: bool = False  # a proxy in front ends TLS
     workers: int = 1
+    workers_per_tenant: bool = False  # no worker's process runs two tenants' programs
     data_dir: Path = field(default_factory=default_data_dir)
     device: str = "auto"
     dtype: str = "auto"
@@ -126,6 +127,7 @@ class ServeOptions:
     # What tenants and runs may use, of everybody and of some: see `limits`.
     limits: dict[str, Any] = field(default_factory=dict)
     tenants: dict[str, Any] = field(default_factory=dict)
+    secrets_plain_loopback: bool = False  # secrets may go to this machine without TLS
 
     def checked(self) -> "ServeOptions":
         """Return these options, or raise OptionsError."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 GUARD_OPTIONS = (
     "tls_cert", "tls_key", "behind_proxy", "queue_seconds_max", "memory_free_bytes_min",
-    "slow_grace_seconds", "slow_bytes_a_second",
+    "slow_grace_seconds", "slow_bytes_a_second", "workers_per_tenant",
 )  # fmt: skip
 
 
@@ -16,6 +16,8 @@ def add_guard_options(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM file with its private key")
     proxy = "a proxy in front ends TLS: serve other machines without it"
     serve.add_argument("--behind-proxy", action="store_true", default=None, help=proxy)
+    own = "no worker's process runs two tenants' programs; needs as many workers as tenants at once"
+    serve.add_argument("--workers-per-tenant", action="store_true", default=None, help=own)
     queue = "a run that would wait longer is answered 503 or 429; default 30, 0: any time"
     serve.add_argument("--queue-seconds-max", type=float, metavar="S", help=queue)
     memory = "with less memory left a run is answered 503; default 128 MiB, 0: never"

@@ -472,6 +472,7 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "tls_cert": options.tls_cert and str(options.tls_cert.resolve()),
         "tls_key": options.tls_key and str(options.tls_key.resolve()),
         "behind_proxy": options.behind_proxy,
+        "workers_per_tenant": options.workers_per_tenant,
         "runs_live_max": options.runs_live_max,
         "tenant_runs_live_max": options.tenant_runs_live_max,
         "run_kept_seconds_max": options.run_kept_seconds_max,
@@ -487,6 +488,7 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "limits": _limits(options),
         "tenants": options.tenants,
         "store": options.store,
+        "secrets_plain_loopback": options.secrets_plain_loopback,
         "require_containment": options.require_containment,
     }
 

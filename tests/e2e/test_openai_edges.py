@@ -47,6 +47,30 @@ def test_models_are_the_model_and_the_tenant_s_programs(
     assert not any("~" in model.owned_by for model in models)
 
 
+def test_a_key_gives_the_same_answer_again(server: RunningServer, client: openai.OpenAI) -> None:
+    """Whole or streamed, of the model or of a program; it was computed once."""
+
+    def ask(key: str, **options: Any) -> str:
+        options = {"model": MODEL, "prompt": "once", "max_tokens": 12, "temperature": 1, **options}
+        headers = {"Idempotency-Key": key}
+        answer = client.completions.with_raw_response.create(extra_headers=headers, **options)
+        return answer.http_response.read().decode()
+
+    first, stream = ask("whole"), ask("streamed", stream=True)
+    assert [ask("whole"), ask("streamed", stream=True)] == [first, stream]
+    assert stream.count("data: ") > 2
+    assert ask("another") != first, "a draw of its own"
+    assert ask("own", model="chatty-model") == ask("own", model="chatty-model")
+    with pytest.raises(openai.UnprocessableEntityError):
+        ask("whole", max_tokens=13)
+
+    async def runs() -> int:
+        async with server.client() as own:
+            return len([run async for run in own.runs() if run["id"] in first])
+
+    assert asyncio.run(runs()) == 1, "a run with a key is kept"
+
+
 def test_a_program_s_messages_are_the_answer(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model="chatty-model", messages=MESSAGES)
     expected = "".join(chr(97 + n % 26) + "x" * 16383 for n in range(200))

@@ -30,6 +30,7 @@ SAMPLES: list[m.Message] = [
     m.Kill(1, "cancelled"),
     m.Credit(1, 100),
     m.Unload("sha256:00"),
+    m.Retire(),
     m.Output([[1, b"x"]]),
     m.Logs([[1, 3, b"x"]]),
     m.Received(1, 2, 30),

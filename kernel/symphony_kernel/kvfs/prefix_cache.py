@@ -211,6 +211,15 @@ class PrefixCache:
                 del self._trees[tenant]
         self._release(dropped)
 
+    def forget_tenant(self, tenant: str) -> int:
+        """Give up everything that a tenant's programs have offered; return how many pages."""
+        tree = self._trees.pop(tenant, None)
+        dropped: list[int] = []
+        while tree is not None and tree.pages:
+            self._shrink(tree, tree.pages, tree.pages, dropped, freeing=False)
+        self._release(dropped)
+        return len(dropped)
+
     def statistics(self) -> PrefixCacheStatistics:
         """Return the counters."""
         return PrefixCacheStatistics(

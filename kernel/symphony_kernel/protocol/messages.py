@@ -10,7 +10,8 @@ lists: their items are checked where they are executed.
     worker  -> kernel   Hello, Calls
     kernel  -> worker   Welcome, Replies
     worker  -> gateway  Hello, Output, Logs, Received, Traced, Ended, Ask, Unask
-    gateway -> worker   Welcome, Module, Unload, Start, Deliver, CloseInput, Kill, Credit, Answer
+    gateway -> worker   Welcome, Module, Unload, Start, Deliver, CloseInput, Kill, Credit, Answer,
+                        Retire
     with the kernel, both ways: Receipt, ReceiptWanted
 """
 
@@ -116,7 +117,7 @@ class Ask(Message):
     "tokens_left" {tenant} -> [tokens, ms until there are some], or nil where nothing is counted,
     "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
     "kv_remove" {tenant, path}, "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
-    "waiting" {}, "check_integrity" {}.
+    "waiting" {}, "forget_prefixes" {tenant} -> pages, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
     {instance, module, entries}; "channel_send" {instance, name, item} -> 0;
     "channel_recv" {instance, name} -> bytes; "tool" and "http" {instance,
@@ -287,6 +288,13 @@ class Unload(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class Retire(Message):
+    """A worker's process ends, so that another takes its place; it has no runs."""
+
+    KIND: ClassVar[int] = 37
+
+
+@dataclass(frozen=True, slots=True)
 class Output(Message):
     """One turn's sends of a worker, in order: [[instance, bytes], ...]."""
 
@@ -365,6 +373,7 @@ MESSAGES: tuple[type[Message], ...] = (
     Kill,
     Credit,
     Unload,
+    Retire,
     Output,
     Logs,
     Ended,

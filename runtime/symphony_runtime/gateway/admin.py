@@ -12,8 +12,10 @@ from aiohttp import web
 from symphony_runtime.gateway import audit
 from symphony_runtime.gateway.administration import WORDS
 from symphony_runtime.gateway.auth import Key
+from symphony_runtime.gateway.forgetting import forget_tenant
 from symphony_runtime.gateway.http import (
     answer,
+    flag,
     number,
     page_limit,
     read_json,
@@ -76,8 +78,11 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
-    """Forget a tenant that has nothing any more, with its keys."""
+    """Forget a tenant that has nothing any more, with its keys; or that with all it has."""
     with_, tenant = services(request), _tenant(request).id
+    if flag(request, "everything"):
+        request[WORDS] = "everything"
+        await forget_tenant(with_, tenant)
     left = ["live runs"] if with_.runs.live(tenant) else []
     if await _names_kv_files(request, tenant):
         left.append("KV files")

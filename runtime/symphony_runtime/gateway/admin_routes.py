@@ -4,7 +4,7 @@ from typing import Any
 
 from symphony_runtime.gateway import admin
 from symphony_runtime.gateway.problems import Handler
-from symphony_runtime.gateway.route import AFTER, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 
 _TENANT = "/v1/admin/tenants/{tenant}"
 _DAY = {"type": "string", "pattern": r"^\d{4}-\d\d-\d\d$"}
@@ -74,7 +74,8 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     _route(
         "DELETE", _TENANT, "deleteTenant", admin.delete_tenant,
         "Forget a tenant that has no programs, runs or KV files any more, with its keys",
-        {204: Answer("forgotten; what it used stays in the books")}, problems=(404, 409, 503),
+        {204: Answer("forgotten; what it used stays in the books")}, problems=(400, 404, 409, 503),
+        parameters=(Parameter("everything", "and first of all delete whatever it has", FLAG),),
     ),
     *_key_routes(_TENANT, "a tenant's", "Tenant"),
     *_key_routes("/v1/admin", "the operators'", "Admin"),

@@ -12,8 +12,9 @@ It stops in the opposite order: no new runs, live ones get their time, then ever
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
@@ -22,8 +23,10 @@ from symphony_runtime.gateway.administration import Administration
 from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.http import SERVICES, Services
+from symphony_runtime.gateway.idempotency import Idempotency
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.listening import check_host, listen
@@ -31,6 +34,7 @@ from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.outside.calls import Outside
+from symphony_runtime.gateway.outside.injection import Injector
 from symphony_runtime.gateway.overload.admission import Admission, AdmissionBounds
 from symphony_runtime.gateway.overload.bodies import SlowBounds
 from symphony_runtime.gateway.overload.load import Load
@@ -48,6 +52,7 @@ from symphony_runtime.gateway.run import next_boot, now_ms
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store, StoreError
 from symphony_runtime.gateway.tail import clear_tail, read_tail
+from symphony_runtime.gateway.vault import Vault, VaultError
 from symphony_runtime.limits import Bound, Limits
 
 _log = logging.getLogger(__name__)
@@ -96,9 +101,8 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         channels = Channels(limits=limits, reached=figures.hit)
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()
-        outside = Outside(config)
-        stack.push_async_callback(outside.stop)
-        await outside.start()
+        vault = _open_vault(store, config)
+        outside = await _open_outside(config, vault, stack)
         load = Load(lambda: kernel.ask("waiting"))
         stack.push_async_callback(load.stop)
         admission = Admission(_admitted(config), load, Memory())
@@ -112,17 +116,20 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         workers = WorkerLinks(config.socket, config.secrets, runs)
         runs.attach(kernel, workers)
         if store.shared:
-            looking = asyncio.create_task(Peers(store, administration, programs).run())
-            stack.push_async_callback(_cancel, looking)
+            _beside(stack, Peers(store, administration, programs).run())
+        _beside(stack, runs.own_workers.run())
+        idempotency = Idempotency(store, now_ms)
+        _beside(stack, idempotency.run())
         await workers.open()
         stack.push_async_callback(workers.close)
-        sweeping = asyncio.create_task(retention.run())
-        stack.push_async_callback(_cancel, sweeping)
+        _beside(stack, retention.run())
         linking = asyncio.create_task(kernel.run())
         stack.callback(linking.cancel)
         services = Services(
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
             administration, Rates(limits, figures.hit),
+            idempotency, vault, retention,
+            connections=Connections(bounded_addresses=not config.behind_proxy),
             slow=SlowClients(SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
@@ -135,6 +142,21 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         yield Gateway(services, port, default_key, app[OPENAI])
 
 
+def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
+    """Do something beside the requests, until the stack ends."""
+    stack.push_async_callback(_cancel, asyncio.create_task(work))
+
+
+async def _open_outside(
+    config: GatewayConfig, vault: Vault, stack: contextlib.AsyncExitStack
+) -> Outside:
+    injector = Injector(vault.reveal, plain_loopback=config.secrets_plain_loopback)
+    outside = Outside(config, injector)
+    stack.push_async_callback(outside.stop)
+    await outside.start()
+    return outside
+
+
 async def _cancel(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait([task])
@@ -145,7 +167,7 @@ def build_app(services: Services) -> web.Application:
     middlewares = [_count, problems_middleware, openai_errors_middleware, _authenticate]
     app = web.Application(middlewares=middlewares)
     app[SERVICES] = services
-    app[OPENAI] = OpenAI(services.runs, services.programs)
+    app[OPENAI] = OpenAI(services.runs, services.programs, services.idempotency)
     app.on_response_prepare.append(_tell_rates)
     app[DOCUMENT] = encode_document(ROUTES)
     for route in ROUTES:
@@ -193,10 +215,13 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         operators=route.access is not Access.TENANT,
         writes=route.writes,
     )
+    with_.connections.known(request)
     if key.tenant is not None:
         request[ASKING] = key.tenant
-        with_.rates.request(key.tenant)
-    with with_.connections.of(key.tenant), with_.administration.visits.visit(key.id, request):
+        if not route.frees:
+            with_.rates.request(key.tenant)
+    counted = None if route.frees else key.tenant
+    with with_.connections.of(counted), with_.administration.visits.visit(key.id, request):
         return await handler(request)
 
 
@@ -234,6 +259,13 @@ def _bounds(config: GatewayConfig) -> Bounds:
         runs=config.tenant_runs_kept_max,
         bytes=config.tenant_kept_bytes_max,
     )
+
+
+def _open_vault(store: Store, config: GatewayConfig) -> Vault:
+    try:
+        return Vault(store, config.data_dir, now_ms)
+    except VaultError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _open_store(config: GatewayConfig) -> Store:

@@ -101,6 +101,11 @@ class Channels:
             waiter.late.cancel()
         self._leave(tenant, name, waiter)
 
+    def forget(self, tenant: str) -> None:
+        """Drop all items of a tenant that has no runs any more."""
+        self._tenants.pop(tenant, None)
+        self._bytes.pop(tenant, None)
+
     def statistics(self) -> dict[str, int]:
         """Return how many channels there are, and the bytes they hold."""
         channels = sum(len(names) for names in self._tenants.values())

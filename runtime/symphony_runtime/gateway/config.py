@@ -47,6 +47,7 @@ class GatewayConfig:
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX
     drain_seconds: float = DRAIN_SECONDS_MAX
+    workers_per_tenant: bool = False  # no worker's process runs two tenants' programs
     queue_seconds_max: float = QUEUE_SECONDS_MAX  # that a new run may have to wait; 0: any time
     memory_free_bytes_min: int = MEMORY_FREE_BYTES_MIN  # for a new run; 0: whatever is left
     slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring or take nothing
@@ -59,6 +60,7 @@ class GatewayConfig:
     http: tuple[HttpRule, ...] = ()  # URLs for programs
     limits: dict[str, Bound] = field(default_factory=dict)  # of everybody; see `limits`
     tenants: dict[str, dict[str, Bound]] = field(default_factory=dict)  # and of some
+    secrets_plain_loopback: bool = False  # their secrets may go to this machine without TLS
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "GatewayConfig":

@@ -21,14 +21,18 @@ from typing import Any
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from symphony_kernel.protocol.limits import (
+    ADDRESS_CONNECTIONS_MAX,
     HTTP_CONNECTIONS_MAX,
     HTTP_DESCRIPTORS_KEPT,
     HTTP_HEAD_SECONDS_MAX,
     TENANT_CONNECTIONS_TIMES_UNUSED,
 )
 
+from symphony_runtime.gateway.overload.pace import Pace, retry_after
 from symphony_runtime.gateway.problems import Problem, bad_request
+from symphony_runtime.transport import is_loopback
 
+_HANDSHAKE_SECONDS_MAX = 10.0
 _WORDS_MAX = 200  # characters of what is wrong with a request, which repeat it
 
 
@@ -44,13 +48,21 @@ def connections_max() -> int:
 class Connections:
     """Those that are open. Belongs to the event loop."""
 
-    def __init__(self, most: int | None = None) -> None:
-        """`most` are open at once, by default as many as there is room for."""
+    def __init__(self, most: int | None = None, *, bounded_addresses: bool = True) -> None:
+        """`most` are open at once, by default as many as there is room for.
+
+        `bounded_addresses`: of one address there are only so many that have shown no key. Not
+        behind a proxy, whose address is everybody's.
+        """
         self.most = connections_max() if most is None else most
         self._open: set[_Connection] = set()
         self._silent: OrderedDict[_Connection, None] = OrderedDict()  # the longest first
         self._closed = 0
         self._tenants: Counter[str] = Counter()  # requests of each that are being answered
+        self._ends = Pace()  # of such requests
+        self._refused = 0
+        self._bounded_addresses = bounded_addresses
+        self._strangers: Counter[str] = Counter()  # connections without a key, by address
 
     @contextmanager
     def serving(self, request: web.Request) -> Iterator[None]:
@@ -79,23 +91,42 @@ class Connections:
         serving = len(self._open) - len(self._silent)
         if self._tenants[tenant] >= TENANT_CONNECTIONS_TIMES_UNUSED * (self.most - serving):
             detail = "the tenant has as many requests under way as the server can spare"
-            raise Problem(429, "too-many-connections", detail, retry_after=1)
+            seconds = retry_after(self._ends.seconds())
+            raise Problem(429, "too-many-connections", detail, retry_after=seconds)
         self._tenants[tenant] += 1
         try:
             yield
         finally:
+            self._ends.happened()
             self._tenants[tenant] -= 1
             if not self._tenants[tenant]:
                 del self._tenants[tenant]
 
+    def known(self, request: web.Request) -> None:
+        """A key was right on a connection: it is no stranger's any more."""
+        if isinstance(request.protocol, _Connection):
+            self._leave_strangers(request.protocol)
+
     def statistics(self) -> dict[str, int]:
-        """Return how many are open, and how many were closed to make room."""
-        return {"connections": len(self._open), "connections_closed": self._closed}
+        """Return how many are open, and how many were closed to make room, or refused."""
+        return {
+            "connections": len(self._open),
+            "connections_closed": self._closed,
+            "connections_refused": self._refused,
+        }
 
     def opened(self, connection: "_Connection") -> None:
         """One more; past the bound one of the silent ones goes, at last this one."""
         self._open.add(connection)
         self._silent[connection] = None
+        address = connection.address
+        if self._bounded_addresses and address and not is_loopback(address):
+            self._strangers[address] += 1
+            connection.counted = True
+            if self._strangers[address] > ADDRESS_CONNECTIONS_MAX:
+                self._refused += 1
+                connection.force_close()
+                return
         if len(self._open) > self.most:
             silent, _ = self._silent.popitem(last=False)
             self._closed += 1
@@ -105,17 +136,29 @@ class Connections:
         """One less."""
         self._open.discard(connection)
         self._silent.pop(connection, None)
+        self._leave_strangers(connection)
+
+    def _leave_strangers(self, connection: "_Connection") -> None:
+        if connection.counted:
+            connection.counted = False
+            self._strangers[connection.address] -= 1
+            if not self._strangers[connection.address]:
+                del self._strangers[connection.address]
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_connections",)
+    __slots__ = ("_connections", "address", "counted")
 
     def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
+        self.address = ""  # where it comes from
+        self.counted = False  # among those of its address without a key
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        peer = transport.get_extra_info("peername")
+        self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         self._connections.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -176,6 +219,8 @@ class Door(web.BaseSite):
             self._host,
             self._port,
             ssl=self._ssl_context,
+            # Before it is done nobody counts the connection.
+            ssl_handshake_timeout=_HANDSHAKE_SECONDS_MAX if self._ssl_context else None,
             backlog=self._backlog,
         )
 

@@ -10,22 +10,26 @@ from symphony_kernel.protocol.limits import (
     RUN_INPUT_BYTES_MAX,
 )
 
+from symphony_runtime.gateway.forgetting import unload
 from symphony_runtime.gateway.http import (
     answer,
     beside_others,
     flag,
     page_limit,
+    parse_json,
     read_body,
-    read_json,
     services,
     tenant_of,
     to_json,
 )
+from symphony_runtime.gateway.idempotency import REPLAYED, read_once
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, bad_request
-from symphony_runtime.gateway.programs import count_refusals
-from symphony_runtime.gateway.run import check_here, parse_request
+from symphony_runtime.gateway.programs import Program, count_refusals, digest_of
+from symphony_runtime.gateway.run import Record, RunRequest, check_here, parse_request
+from symphony_runtime.gateway.run_once import start_once
+from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.streaming import stream_events
 from symphony_runtime.gateway.trace import find_trace, trace_events
 
@@ -36,13 +40,26 @@ _CANCEL_SECONDS_MAX = 10.0
 # --- Programs ------------------------------------------------------------------------------------
 async def upload_program(request: web.Request) -> web.StreamResponse:
     """Keep a program."""
-    with_, tenant = services(request), tenant_of(request)
-    limits, name = with_.runs.limits.of(tenant), request.query.get("name")
+    with_, tenant, name = services(request), tenant_of(request), request.query.get("name")
+    limits = with_.runs.limits.of(tenant)
     with count_refusals(with_.runs.figures, tenant):
         wasm = await read_body(request, "a program", limits.at_most("program_bytes"))
-        functions = limits.at_most("program_functions")
-        program, new = await with_.programs.upload(tenant, name, wasm, functions)
-    return await answer(program.view(), status=201 if new else 200)
+        once, new = read_once(request, tenant, wasm), False
+
+        async def upload(_program: str, _again: bool) -> None:
+            nonlocal new
+            functions = limits.at_most("program_functions")
+            _, new = await with_.programs.upload(tenant, name, wasm, functions)
+
+        program_id, again = await digest_of(wasm), False
+        if once is None:
+            await upload(program_id, False)
+        else:
+            program_id, again = await with_.idempotency.perform(once, program_id, upload)
+    program = await with_.programs.get(tenant, program_id)
+    response = await answer(program.view(), status=201 if new else 200)
+    response.headers.update(REPLAYED if again else {})
+    return response
 
 
 async def list_programs(request: web.Request) -> web.StreamResponse:
@@ -60,8 +77,10 @@ async def get_program(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_program(request: web.Request) -> web.StreamResponse:
-    """Forget a program."""
-    await services(request).programs.delete(tenant_of(request), request.match_info["program"])
+    """Forget a program; workers, too, unless a run uses it."""
+    with_, tenant = services(request), tenant_of(request)
+    program = await with_.programs.delete(tenant, request.match_info["program"])
+    unload(with_.runs, tenant, program.module)
     return web.Response(status=204)
 
 
@@ -74,28 +93,49 @@ async def get_limits(request: web.Request) -> web.StreamResponse:
 # --- Runs ----------------------------------------------------------------------------------------
 async def start_run(request: web.Request) -> web.StreamResponse:
     """Run a program: wait for its end, stream it, or only start it."""
-    with_ = services(request)
     detach = flag(request, "detach")
-    program = await with_.programs.get(tenant_of(request), request.match_info["program"])
-    body = await read_json(request, "the request", _RUN_BODY_BYTES_MAX)
-    parse = partial(parse_request, body, with_.runs.limits.of(program.tenant))
-    wanted = await beside_others(request.content_length or _RUN_BODY_BYTES_MAX, parse)
-    del body, parse
-    stream = wanted.stream
-    if detach and stream:
+    run, again, stream = await _begin(request, detach)
+    services(request).bodies.release(request)  # its input is with the worker; the run may last
+    return await _answer_start(request, run, REPLAYED if again else {}, detach, stream)
+
+
+async def _begin(request: web.Request, detach: bool) -> tuple[Run | Record, bool, bool]:
+    """Start the run, or find the one of the same key (True); and tell whether to stream it."""
+    with_, tenant = services(request), tenant_of(request)
+    program = await with_.programs.get(tenant, request.match_info["program"])
+    raw = await read_body(request, "the request", _RUN_BODY_BYTES_MAX)
+    once = read_once(request, tenant, raw, "detach")
+    body = await parse_json(request, raw) if raw else {}
+    parse = partial(parse_request, body, with_.runs.limits.of(tenant))
+    wanted = await beside_others(len(raw), parse)
+    if detach and wanted.stream:
         raise bad_request("bad-request", "a run is either detached or streamed")
-    run = await with_.runs.start(program, wanted)
-    del wanted  # its input is with the worker now, and the run may last
-    with_.bodies.release(request)
+    start = partial(_start, with_.runs, program, wanted)
+    run, again = await start_once(with_.idempotency, with_.runs, once, start)
+    return run, again, wanted.stream
+
+
+async def _start(runs: Runs, program: Program, wanted: RunRequest, run_id: str | None) -> Run:
+    return await runs.start(program, wanted, run_id=run_id)
+
+
+async def _answer_start(
+    request: web.Request, run: Run | Record, headers: dict[str, str], detach: bool, stream: bool
+) -> web.StreamResponse:
     if detach:
-        await run.stored
-        response = await answer({"id": run.record.id}, status=202)
-        response.headers["Location"] = f"/v1/runs/{run.record.id}"
-        return response
-    if stream:
-        return await stream_events(request, run, after=0)
-    await asyncio.shield(run.over)
-    return await _result(request, run)
+        if isinstance(run, Run):
+            await run.stored
+        run_id = run.record.id if isinstance(run, Run) else run.id
+        response: web.StreamResponse = await answer({"id": run_id}, status=202)
+        headers = {"Location": f"/v1/runs/{run_id}", **headers}
+    elif stream:
+        return await stream_events(request, run, after=0, headers=headers)
+    else:
+        if isinstance(run, Run):
+            await asyncio.shield(run.over)
+        response = await _result(request, run)
+    response.headers.update(headers)
+    return response
 
 
 async def list_runs(request: web.Request) -> web.StreamResponse:

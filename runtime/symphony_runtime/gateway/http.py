@@ -19,6 +19,7 @@ from symphony_runtime.gateway.administration import Administration
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.connections import Connections
+from symphony_runtime.gateway.idempotency import Idempotency
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
 from symphony_runtime.gateway.overload.slow import SlowClients
@@ -26,8 +27,10 @@ from symphony_runtime.gateway.problems import Problem, bad_request, too_large, u
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
 from symphony_runtime.gateway.rates import Rates
+from symphony_runtime.gateway.retention import Retention
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.vault import Vault
 
 T = TypeVar("T")
 _IN_THREAD_BYTES = 256 << 10  # larger JSON would hold up everybody else's requests
@@ -90,6 +93,9 @@ class Services:
     progress: Progress
     administration: Administration
     rates: Rates
+    idempotency: Idempotency
+    vault: Vault
+    retention: Retention
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)

@@ -227,6 +227,13 @@ class Modules:
         self._sizes[module] = size
         self._bytes += size
 
+    def forget(self, prefix: str, in_use: set[str]) -> list[str]:
+        """Forget the programs that begin so and that nobody uses; return them."""
+        gone = [each for each in self._sizes if each.startswith(prefix) and each not in in_use]
+        for module in gone:
+            self._bytes -= self._sizes.pop(module)
+        return gone
+
     @property
     def too_many(self) -> bool:
         """Whether those that nobody uses should go."""
@@ -261,6 +268,9 @@ class Worker:
         }
         self.modules = Modules()
         self.live = 0
+        self.tenant: str | None = None  # whose alone it is, where workers are divided
+        self.used = 0.0  # by the clock of `OwnWorkers`
+        self.retiring = False  # its process is about to end
         self._link = link
 
     @property

@@ -140,11 +140,23 @@ def admit_trace(live: Iterable[Run], tenant: str) -> None:
         raise Problem(429, "too-many-traces", detail, retry_after=seconds, limit=len(traced))
 
 
-def new_record(seq: int, tenant: str, program: Program, entry: str, request: RunRequest) -> Record:
-    """Return the record of a run that is about to begin."""
+def new_run_id() -> str:
+    """Return an id that no run has."""
+    return f"run_{secrets.token_hex(12)}"
+
+
+def new_record(
+    seq: int,
+    tenant: str,
+    program: Program,
+    entry: str,
+    request: RunRequest,
+    run_id: str | None = None,
+) -> Record:
+    """Return the record of a run that is about to begin; `run_id`: if it has an id already."""
     return Record(
         seq=seq,
-        id=f"run_{secrets.token_hex(12)}",
+        id=run_id or new_run_id(),
         tenant=tenant,
         program=program.id,
         program_name=program.name,

@@ -26,8 +26,10 @@ _PROBLEMS = {
     405: "the path does not take this method",
     408: "the body came too slowly",
     409: "it does not fit what is there: a run that has ended, or has not, or another model's file",
+    410: "the run of this Idempotency-Key was deleted",
     413: "the body is too large",
     415: "the body is packed (Content-Encoding)",
+    422: "this Idempotency-Key was another request's",
     426: "the request is no WebSocket handshake",
     429: "over the tenant's quota, or too much of its own waits; see Retry-After",
     500: "the server made a mistake",
@@ -277,6 +279,13 @@ SCHEMAS: dict[str, Any] = {
     ),
     "Safetensors": {"description": "a KV file: tokens, positions, K and V (docs/kv-files.md)"},
     "KvPage": _page("KvFile"),
+    "SecretRequest": _object(
+        {"value": {"type": "string", "writeOnly": True}, "hosts": _list(_STRING)}
+    ),
+    "Secret": _object(
+        {"name": _STRING, "hosts": _list(_STRING), "created_ms": _INTEGER, "updated_ms": _INTEGER}
+    ),
+    "SecretPage": _page("Secret"),
     "Metrics": {"type": "string", "description": "Prometheus' text format"},
     **OPENAI_SCHEMAS,
     **ADMIN_SCHEMAS,

@@ -16,9 +16,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,7 @@ class Programs:
         self._changes = 0
         self._changing = asyncio.Lock()  # files and rows change together
         self._turns = TenantTurns()  # to be compiled: a program may take as long as it is let
+        self._forgotten: Counter[str] = Counter()  # how often all of a tenant's went
 
     async def upload(
         self,
@@ -129,7 +131,7 @@ class Programs:
             check_name(name)
         if len(wasm) > PROGRAM_BYTES_MAX:
             raise too_large("a program", PROGRAM_BYTES_MAX)
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(wasm).hexdigest())
+        forgotten, digest = self._forgotten[tenant], _digest(await digest_of(wasm))
         known = await self.find(tenant, f"sha256:{digest}")
         if known is None:
             try:
@@ -139,6 +141,8 @@ class Programs:
                 raise _refusal(error) from error
             _check_artefact(compiled)
             async with self._changing:
+                if self._forgotten[tenant] != forgotten:
+                    raise not_found("tenant")  # while it was compiled
                 await asyncio.to_thread(self._write_files, tenant, digest, wasm, compiled)
                 await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
@@ -205,8 +209,8 @@ class Programs:
         last = programs[-1] if len(rows) > limit else None
         return programs, f"{last.created_ms}.{last.id}" if last else None
 
-    async def delete(self, tenant: str, reference: str) -> None:
-        """Forget a program and all its names; runs of it go on.
+    async def delete(self, tenant: str, reference: str) -> Program:
+        """Forget a program and all its names, and return it; runs of it go on.
 
         Raises:
             Problem: 404.
@@ -225,6 +229,22 @@ class Programs:
             self._forget_known()
             self._artefacts.pop(program.module, None)
             await asyncio.to_thread(self._remove_files, tenant, _digest(program.id))
+        return program
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """Forget all programs of a tenant, with their names and files; no upload comes after it."""
+
+        def delete(connection: Connection) -> None:
+            for table in ("program_names", "programs"):
+                connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
+
+        async with self._changing:
+            self._forgotten[tenant] += 1
+            await self._store.write(delete)
+            self._forget_known()
+            for module in [each for each in self._artefacts if each.startswith(f"{tenant}/")]:
+                del self._artefacts[module]
+            await asyncio.to_thread(shutil.rmtree, self._root / tenant, ignore_errors=True)
 
     async def artefact(self, program: Program) -> bytes:
         """Return the machine code of a program, compiled again if there is none that fits.
@@ -370,6 +390,11 @@ _SELECT = """SELECT p.*, (
     SELECT n.name FROM program_names n WHERE n.tenant = p.tenant AND n.program = p.id
     ORDER BY n.turn DESC LIMIT 1 -- the one that was given last
 ) AS name FROM programs p"""
+
+
+async def digest_of(wasm: bytes) -> str:
+    """Return the id of a module's bytes."""
+    return f"sha256:{await asyncio.to_thread(lambda: hashlib.sha256(wasm).hexdigest())}"
 
 
 def check_name(name: str) -> None:

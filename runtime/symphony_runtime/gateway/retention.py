@@ -75,6 +75,11 @@ class Retention:
             if not kept.runs:
                 del self._kept[run.tenant]
 
+    async def forget_tenant(self, tenant: str) -> None:
+        """Delete all ended runs of a tenant."""
+        while batch := await self._store.read(lambda c: oldest_runs(c, tenant, _BATCH_RUNS)):
+            await self._delete(_cut(batch))
+
     def statistics(self) -> dict[str, int]:
         """Return how many runs and bytes are kept, and how many runs were deleted."""
         return {

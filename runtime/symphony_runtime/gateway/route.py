@@ -67,6 +67,11 @@ class Route:
         """Whether it may change something: then a key that only reads is refused."""
         return self.method != "GET" or self.name in _TWO_WAYS
 
+    @property
+    def frees(self) -> bool:
+        """Whether it gives something back: no rate refuses that."""
+        return self.method == "DELETE" or self.name == "cancelRun"
+
 
 _TWO_WAYS = ("websocket",)  # they begin with a GET, and then take messages
 LIMIT = Parameter(
@@ -74,4 +79,5 @@ LIMIT = Parameter(
     "how many items a page is to have",
     {"type": "integer", "minimum": 1, "maximum": PAGE_ITEMS_MAX, "default": PAGE_ITEMS_DEFAULT},
 )
+FLAG: Schema = {"type": "string", "enum": ["0", "1", "false", "true"]}
 AFTER = Parameter("after", "the `next` of the page before")

@@ -4,15 +4,16 @@ The application is built from it, and so is the OpenAPI document: a route cannot
 in the other. A route needs a tenant's key unless its `access` says otherwise.
 """
 
-from symphony_runtime.gateway import handlers, kv_files, seeing, streaming
+from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
+
+from symphony_runtime.gateway import handlers, kv_files, secrets_routes, seeing, streaming
 from symphony_runtime.gateway.admin_routes import ADMIN_ROUTES
 from symphony_runtime.gateway.openai import handlers as openai
 from symphony_runtime.gateway.openapi import EVENTS, get_openapi
-from symphony_runtime.gateway.route import AFTER, LIMIT, Access, Answer, Parameter, Route, Schema
+from symphony_runtime.gateway.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
 
 __all__ = ["ROUTES", "Access", "Route"]
 
-_FLAG: Schema = {"type": "string", "enum": ["0", "1", "false", "true"]}
 _RESUME = (
     Parameter(
         "Last-Event-ID",
@@ -22,7 +23,13 @@ _RESUME = (
     ),
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
-_OPENAI_PROBLEMS = (400, 404, 413, 415, 429, 503)
+_OPENAI_PROBLEMS = (400, 404, 410, 413, 415, 422, 429, 503)
+_ONCE = Parameter(
+    "Idempotency-Key",
+    "a text of the client's own: a second request with it gets what the first got, for a day",
+    {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
+    "header",
+)
 
 ROUTES: tuple[Route, ...] = (
     Route(
@@ -42,8 +49,8 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/programs", "uploadProgram", handlers.upload_program,
         "Check, compile and keep a program",
         {201: Answer("kept", "Program"), 200: Answer("its bytes were known", "Program")},
-        problems=(400, 413, 415),
-        parameters=(Parameter("name", "a name, which then points at this program"),),
+        problems=(400, 413, 415, 422, 429),
+        parameters=(Parameter("name", "a name, which then points at this program"), _ONCE),
         body=("application/wasm", "Wasm"),
     ),
     Route(
@@ -70,8 +77,8 @@ ROUTES: tuple[Route, ...] = (
             ),
             202: Answer("it has started (`detach`)", "RunStarted"),
         },
-        problems=(400, 404, 413, 415, 429, 503),
-        parameters=(Parameter("detach", "answer as soon as it has started", _FLAG),),
+        problems=(400, 404, 410, 413, 415, 422, 429, 503),
+        parameters=(Parameter("detach", "answer as soon as it has started", FLAG), _ONCE),
         body=("application/json", "RunRequest"),
     ),
     Route(
@@ -82,7 +89,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/runs", "listRuns", handlers.list_runs, "List runs",
         {200: Answer("a page, newest first", "RunPage")}, problems=(400, 503),
-        parameters=(LIMIT, AFTER, Parameter("live", "only those, with what they hold", _FLAG)),
+        parameters=(LIMIT, AFTER, Parameter("live", "only those, with what they hold", FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}", "getRun", handlers.get_run,
@@ -98,7 +105,7 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/v1/runs/{run}/events", "getEvents", streaming.get_events,
         "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
         {200: Answer("the events", "Events", EVENTS)}, problems=(400, 404),
-        parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", _FLAG)),
+        parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}/trace", "getTrace", handlers.get_trace,
@@ -109,7 +116,7 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/runs/{run}/messages", "sendMessage", handlers.send_message,
         "Hand the program a message for its `recv`",
         {204: Answer("taken")}, problems=(400, 404, 409, 413, 415, 429),
-        parameters=(Parameter("close", "nothing follows; an empty body is no message", _FLAG),),
+        parameters=(Parameter("close", "nothing follows; an empty body is no message", FLAG),),
         body=("application/octet-stream", "Message"),
     ),
     Route(
@@ -122,7 +129,7 @@ ROUTES: tuple[Route, ...] = (
         "GET", "/v1/runs/{run}/ws", "websocket", streaming.websocket,
         "Messages both ways, over a WebSocket",
         {101: Answer("the protocol changes to WebSocket")}, problems=(400, 404, 426),
-        parameters=(*_RESUME, Parameter("events", "what comes are events with their ids", _FLAG)),
+        parameters=(*_RESUME, Parameter("events", "what comes are events with their ids", FLAG)),
     ),
     Route(
         "GET", "/v1/kv", "listKv", kv_files.list_kv,
@@ -135,7 +142,7 @@ ROUTES: tuple[Route, ...] = (
         "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
         {200: Answer("what is known of it; or the file", "KvFile", file=True)},
         problems=(400, 404, 429, 503, 507),
-        parameters=(Parameter("download", "send the file itself", _FLAG),),
+        parameters=(Parameter("download", "send the file itself", FLAG),),
     ),
     Route(
         "PUT", "/v1/kv/{path}", "putKv", kv_files.put_kv,
@@ -143,9 +150,9 @@ ROUTES: tuple[Route, ...] = (
         {201: Answer("it is there", "KvFile"), 200: Answer("in place of another", "KvFile")},
         problems=(400, 403, 409, 413, 415, 429, 503, 507),
         parameters=(
-            Parameter("replace", "0: only where no file has the name", _FLAG),
-            Parameter("rebuild", "leave its K and V, compute them again from its tokens", _FLAG),
-            Parameter("public", "other tenants may read it, if the operator lets them", _FLAG),
+            Parameter("replace", "0: only where no file has the name", FLAG),
+            Parameter("rebuild", "leave its K and V, compute them again from its tokens", FLAG),
+            Parameter("public", "other tenants may read it, if the operator lets them", FLAG),
             Parameter("keep_ms", "how long it is to stay", {"type": "integer", "minimum": 1}),
         ),
         body=(kv_files.FILE, "Safetensors"),
@@ -154,6 +161,21 @@ ROUTES: tuple[Route, ...] = (
         "DELETE", "/v1/kv/{path}", "deleteKv", kv_files.delete_kv,
         "Remove a name; views that programs have open stay valid",
         {204: Answer("removed")}, problems=(400, 403, 404, 429, 503),
+    ),
+    Route(
+        "GET", "/v1/secrets", "listSecrets", secrets_routes.list_secrets,
+        "List the tenant's secrets: names, hosts and times, never a value",
+        {200: Answer("all of them, by name", "SecretPage")},
+    ),
+    Route(
+        "PUT", "/v1/secrets/{name}", "putSecret", secrets_routes.put_secret,
+        "Keep a secret that `http` puts into headers where a program writes {{secret:NAME}}",
+        {201: Answer("kept", "Secret"), 200: Answer("in place of another", "Secret")},
+        problems=(400, 413, 415, 429), body=("application/json", "SecretRequest"),
+    ),
+    Route(
+        "DELETE", "/v1/secrets/{name}", "deleteSecret", secrets_routes.delete_secret,
+        "Forget a secret", {204: Answer("forgotten")}, problems=(404,),
     ),
     Route(
         "GET", "/v1/models", "listModels", openai.list_models,
@@ -169,7 +191,8 @@ ROUTES: tuple[Route, ...] = (
         "OpenAI's completions, by a program that ships with the server or by the one named",
         {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion",
                      streamed="OpenAIChunks")},
-        problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
+        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        body=("application/json", "OpenAIRequest"),
         errors="OpenAIError",
     ),
     Route(
@@ -177,7 +200,8 @@ ROUTES: tuple[Route, ...] = (
         "OpenAI's chat completions, likewise",
         {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion",
                      streamed="OpenAIChunks")},
-        problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
+        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        body=("application/json", "OpenAIRequest"),
         errors="OpenAIError",
     ),
     Route(
@@ -185,14 +209,15 @@ ROUTES: tuple[Route, ...] = (
         "OpenAI's responses, for text: nothing is stored, and there are no tools",
         {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse",
                      streamed="OpenAIChunks")},
-        problems=_OPENAI_PROBLEMS, body=("application/json", "OpenAIRequest"),
+        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        body=("application/json", "OpenAIRequest"),
         errors="OpenAIError",
     ),
     Route(
         "GET", "/v1/admin/statistics", "statistics", handlers.statistics,
         "The counters of kernel and gateway",
         {200: Answer("the counters", "Statistics")}, problems=(400, 503),
-        parameters=(Parameter("check", "audit the kernel's pages and tables first", _FLAG),),
+        parameters=(Parameter("check", "audit the kernel's pages and tables first", FLAG),),
         access=Access.ADMIN,
     ),
     *ADMIN_ROUTES,

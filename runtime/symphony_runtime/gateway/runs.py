@@ -35,7 +35,7 @@ from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, 
 from symphony_runtime.gateway.live import Run, TenantRules, admit_trace, new_record
 from symphony_runtime.gateway.outside.calls import Outside
 from symphony_runtime.gateway.overload.admission import Admission
-from symphony_runtime.gateway.overload.pace import retry_after
+from symphony_runtime.gateway.own_workers import OwnWorkers
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.retention import Retention
@@ -103,6 +103,7 @@ class Runs:
     def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
         """Name the links; once, before anything else."""
         self._links = (kernel, workers)
+        self.own_workers = OwnWorkers(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
 
     @property
@@ -130,6 +131,7 @@ class Runs:
         *,
         tenant: str | None = None,
         listener: Listener | None = None,
+        run_id: str | None = None,
     ) -> Run:
         """Start a run of a program, in the name of its tenant or of the one that is named.
 
@@ -144,7 +146,7 @@ class Runs:
         if request.trace:
             admit_trace(self._live.values(), tenant)
         for worker in self._admit(tenant):
-            record = new_record(self.new_instance(), tenant, program, entry, request)
+            record = new_record(self.new_instance(), tenant, program, entry, request, run_id)
             run = Run(record, program, worker, self._store, listener)
             if request.trace:
                 run.trace = RunTrace(run.admitted, worker.name)
@@ -158,8 +160,7 @@ class Runs:
                 return run
             except (KernelAwayError, SyscallError) as error:
                 problem = error  # a worker that the kernel does not know (yet): perhaps another
-        words = f"the run could not be started: {problem}"
-        raise self.admission.away("worker", words) from problem
+        raise self.admission.away("worker", f"the run was not started: {problem}") from problem
 
     async def find(self, tenant: str, run_id: str) -> Run | Record:
         """Return a live run, or the record of one that has ended.
@@ -245,8 +246,7 @@ class Runs:
         if (limit := run.inbox_full(len(data))) is not None:
             self.figures.hit(run.record.tenant, limit)
             detail = "the program has not received the messages that wait for it"
-            seconds = run.receiving.seconds()
-            raise Problem(429, "inbox-full", detail, retry_after=retry_after(seconds))
+            raise Problem(429, "inbox-full", detail, retry_after=run.receiving.retry_after())
         run.inbox_bytes += len(data)
         run.inbox_messages += 1
         run.worker.send(m.Deliver(run.record.seq, data))
@@ -294,7 +294,7 @@ class Runs:
         self.admission.check(tenant, self._tenants[tenant], len(self._live), most)
         if not self.kernel.expected:
             raise self.admission.away("kernel", "the kernel is not ready")
-        workers = self.workers.by_load()
+        workers = self.own_workers.choose(tenant)
         if not workers:
             raise self.admission.away("worker", "no worker is ready")
         self.admission.there()

@@ -87,6 +87,11 @@ class Store:
         await self.read(lambda connection: connection.close())
         self._reader.shutdown()
 
+    async def scrub(self) -> None:
+        """Leave nothing of what was deleted: in the file it is zeros already, here go the logs."""
+        await self.tail.renew()
+        await asyncio.to_thread(self._database.scrub)
+
     def statistics(self) -> dict[str, int]:
         """Return how many operations there were, in how many commits, and how many failed."""
         return {"writes": self._writes, "commits": self._commits, "failed_writes": self._failed}

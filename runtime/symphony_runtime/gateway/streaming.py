@@ -26,7 +26,12 @@ async def get_events(request: web.Request) -> web.StreamResponse:
 
 
 async def stream_events(
-    request: web.Request, run: Run | Record, after: int, *, follow: bool = True
+    request: web.Request,
+    run: Run | Record,
+    after: int,
+    *,
+    follow: bool = True,
+    headers: dict[str, str] | None = None,
 ) -> web.StreamResponse:
     """Answer with a run's events after an id: to the last one, or those that are there now."""
     run_id = run.record.id if isinstance(run, Run) else run.id
@@ -37,6 +42,7 @@ async def stream_events(
             "X-Accel-Buffering": "no",
             "Location": f"/v1/runs/{run_id}",
             "X-Run-Id": run_id,
+            **(headers or {}),
         }
     )
     with _following(services(request).runs.open(run, after)) as reader:

@@ -85,6 +85,14 @@ class Tail:
             self.failed += 1
             _log.error("%d events are in memory only: %s", len(entries), error)
 
+    async def renew(self) -> None:
+        """Begin a new file; return when the old ones have gone."""
+        self.flush()
+        if self._file is not None:
+            self._begin_next()
+        for task in tuple(self._clearing):
+            await task
+
     async def close(self) -> None:
         """Write what was added, and forget it all if every journal has left."""
         self.flush()

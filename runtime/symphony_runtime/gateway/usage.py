@@ -37,9 +37,7 @@ def day_of(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
 
 
-def add_usage(
-    connection: Connection, tenant: str, ended_ms: int, usage: Mapping[str, int]
-) -> None:
+def add_usage(connection: Connection, tenant: str, ended_ms: int, usage: Mapping[str, int]) -> None:
     """Count a run that has ended."""
     sums = (usage.get(name, 0) for name in SUMMED)
     connection.execute(_ADD, (tenant, day_of(ended_ms), 1, *sums))

@@ -142,6 +142,7 @@ async def serve(config: WorkerConfig, contained: Contained) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_TEXT_THREADS))
     worker = Worker(config.name, config.secret, now=time.monotonic, early_ms=loops.EARLY_MS)
     worker.about = {"containment": contained.achieved}
+    worker.on_retire = stop.set
     tune()
 
     async def tell_ready() -> None:

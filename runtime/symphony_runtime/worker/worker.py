@@ -89,6 +89,7 @@ class Worker:
         self.now, self.early_ms = now or self.loop.time, early_ms
         self.name, self._secret = name, secret
         self.about: dict[str, Any] = {}  # of this process, for gateways
+        self.on_retire: Callable[[], None] = lambda: None  # the gateway wants another process
         self._unix_time, self.random = unix_time, random
         self.text = Text(_NO_TEXT)
         self._fibers = FiberHost(imports())
@@ -234,6 +235,8 @@ class Worker:
             self._load(message)
         elif isinstance(message, m.Unload):
             self._unload(message.module)
+        elif isinstance(message, m.Retire):
+            self.on_retire()
         elif isinstance(message, m.Answer):
             on_answer = self._asks.pop(message.seq, None)
             if on_answer is not None:

@@ -92,6 +92,11 @@ class PrefixCacheMachine(RuleBasedStateMachine):
                 del self.trees[tenant]
 
     # -- Rules -----------------------------------------------------------------------------------
+    @rule(tenant=TENANTS)
+    def forget_tenant(self, tenant: str) -> None:
+        tree = self.trees.pop(tenant, ModelTree())
+        assert self.kvfs.prefix_cache.forget_tenant(tenant) == len(tree.used)
+
     @rule(tenant=TENANTS, text=TEXTS, more=st.integers(0, 3), keep=st.booleans())
     def offer(self, tenant: str, text: Text, more: int, keep: bool) -> None:
         file = self.kvfs.create(tenant, self.accounts[tenant])

@@ -157,7 +157,8 @@ def test_a_key_that_only_reads_changes_nothing(tmp_path: Path) -> None:
     async def scenario(house: House, admin: Client) -> None:
         eyes = (await admin.create_key("default", role="read-only"))["key"]
         looks = (await admin.create_key(None, role="read-only"))["key"]
-        names = {"program": "p", "run": "r", "path": "a", "model": "m", "tenant": "t", "key": "k"}
+        names = {"program": "p", "run": "r", "path": "a", "model": "m", "tenant": "t", "key": "k",
+                 "name": "n"}  # fmt: skip
         async with aiohttp.ClientSession() as session:
             for route in ROUTES:
                 if route.access is Access.OPEN:

@@ -41,7 +41,8 @@ async def problem_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def example(path: str) -> str:
-    values = {"program": "p", "run": "r", "path": "a/b", "model": "m", "tenant": "t", "key": "k"}
+    values = {"program": "p", "run": "r", "path": "a/b", "model": "m", "tenant": "t", "key": "k",
+              "name": "n"}  # fmt: skip
     for name, value in values.items():
         path = path.replace(f"{{{name}}}", value)
     return path

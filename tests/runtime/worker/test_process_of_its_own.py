@@ -130,6 +130,15 @@ def staged(test: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
+def test_it_retires_when_it_is_told_to() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        made.gateway.tell(m.Retire())
+        assert await made.exit_code() == 0
+
+    staged(test)
+
+
 def test_it_proves_itself_and_runs_programs() -> None:
     async def test(made: Scene) -> None:
         await made.ready()

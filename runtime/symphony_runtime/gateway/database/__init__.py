@@ -95,5 +95,8 @@ class Database(Protocol):
     def set_version(self, connection: Connection, version: int) -> None:
         """Note the version of the schema."""
 
+    def scrub(self) -> None:
+        """Leave nothing of deleted rows in what this server writes; in a thread."""
+
     def statement(self, migration: str) -> str | None:
         """Return a migration's statement as this database has it; None: it has no need of it."""

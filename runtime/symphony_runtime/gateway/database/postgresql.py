@@ -88,6 +88,9 @@ class PostgresDatabase:
             (version,),
         )
 
+    def scrub(self) -> None:
+        """Nothing: when deleted rows go from its files is the database's own business."""
+
     def statement(self, migration: str) -> str | None:
         """Return a migration's statement as PostgreSQL has it."""
         return translate_schema(migration)

@@ -37,6 +37,7 @@ class SqliteDatabase:
             raise StoreError(f"{self} is no database of Symphony's: {error}") from error
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
         if not writes:
             connection.execute("PRAGMA query_only = 1")
         self._path.chmod(0o600)
@@ -65,6 +66,14 @@ class SqliteDatabase:
     def set_version(self, connection: Connection, version: int) -> None:
         """Note the version of the schema; earlier servers look for it there."""
         connection.execute(f"PRAGMA user_version = {version}")
+
+    def scrub(self) -> None:
+        """Bring the log into the file, where deleted rows are zeros, and make it empty."""
+        connection = self.connect(writes=True)
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            connection.close()
 
     def statement(self, migration: str) -> str | None:
         """Return a migration's statement: they are written for SQLite."""

@@ -27,7 +27,23 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
     yield [_failure(run.record)]
 
 
-async def own_records(runs: Runs, run: Run) -> Batches:
+async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Yield the same of a run that is kept, from its beginning, whether it has ended or not."""
+    records, reader = Records(), runs.open(run, 0)
+    try:
+        while (events := await reader.next()) is not None:
+            messages = b"".join(event.data for event in events if event.kind == "message")
+            batch = records.feed(messages) if messages else []
+            if batch:
+                yield batch
+                if not isinstance(batch[-1], Piece):
+                    return
+    finally:
+        reader.close()
+    yield [_failure(_ended(run))]
+
+
+async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
     """Yield what any other program says, as one choice: its messages' text, then its usage."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     reader = runs.open(run, 0)
@@ -38,7 +54,7 @@ async def own_records(runs: Runs, run: Run) -> Batches:
                 yield [Piece(0, text, None)]
     finally:
         reader.close()
-    record = run.record
+    record = _ended(run)
     if (record.status, record.exit_code) != ("exited", 0):
         yield [_failure(record)]
         return
@@ -49,6 +65,10 @@ async def own_records(runs: Runs, run: Run) -> Batches:
         used.get("completion_tokens", 0),
     )
     yield [Piece(0, decoder.decode(b"", final=True), "stop"), usage]
+
+
+def _ended(run: Run | RunRecord) -> RunRecord:
+    return run.record if isinstance(run, Run) else run
 
 
 def _failure(record: RunRecord) -> Failure:

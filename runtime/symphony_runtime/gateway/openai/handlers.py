@@ -17,8 +17,14 @@ from symphony_runtime.gateway.http import (
     services,
     tenant_of,
 )
+from symphony_runtime.gateway.idempotency import REPLAYED, Idempotency, Once, read_once
 from symphony_runtime.gateway.live import Run
-from symphony_runtime.gateway.openai.courses import Batches, own_records, shipped_records
+from symphony_runtime.gateway.openai.courses import (
+    Batches,
+    kept_records,
+    own_records,
+    shipped_records,
+)
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.model import Model, read_model
@@ -43,21 +49,24 @@ from symphony_runtime.gateway.openai.serving import (
 from symphony_runtime.gateway.openai.shapes import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.shipped import Shipped
 from symphony_runtime.gateway.programs import Program, Programs
-from symphony_runtime.gateway.run import RunRequest
+from symphony_runtime.gateway.run import Record, RunRequest
+from symphony_runtime.gateway.run_once import start_once
 from symphony_runtime.gateway.runs import Runs
 
 _log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 _MODELS_SHOWN_MAX = 500
 Parse = Callable[[dict[str, Any], Model], Wanted]
-MakeShape = Callable[[str, str, Wanted, dict[str, Any]], Answer]  # run, model, request, its body
+MakeShape = Callable[[Record, str, Wanted, dict[str, Any]], Answer]  # run, model, request, body
+_Started = tuple[Run | Record, Batches, dict[str, str]]  # with the answer's headers
 
 
 class OpenAI:
     """What the routes are served with."""
 
-    def __init__(self, runs: Runs, programs: Programs) -> None:
+    def __init__(self, runs: Runs, programs: Programs, idempotency: Idempotency) -> None:
         self.runs = runs
+        self.idempotency = idempotency
         self.programs = programs
         self.shipped = Shipped(programs)
         self.clients = Clients(runs)
@@ -126,65 +135,94 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer text or a conversation, in the shape of the Responses interface."""
 
-    def shape(run: str, name: str, _: Wanted, body: dict[str, Any]) -> Answer:
-        return ResponseShape(run, name, now(), body)
+    def shape(run: Record, name: str, _: Wanted, body: dict[str, Any]) -> Answer:
+        return ResponseShape(run.id, name, _seconds(run), body)
 
     return await _create(request, parse_response, shape)
 
 
 def _shaped(shape: type[Shape]) -> MakeShape:
-    return lambda run, name, wanted, _: shape(run, name, now(), include_usage=wanted.include_usage)
+    return lambda run, name, wanted, _: shape(
+        run.id, name, _seconds(run), include_usage=wanted.include_usage
+    )
+
+
+def _seconds(run: Record) -> int:
+    """Return when a run began, in seconds since 1970: a second answer says so, too."""
+    return run.created_ms // 1000
 
 
 async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.StreamResponse:
     with_, tenant = request.app[OPENAI], tenant_of(request)
     raw = await read_body(request, "the request", _BODY_BYTES_MAX)
+    once = read_once(request, tenant, raw)
     body = await parse_json(request, raw)
     name, model = model_of(body), await with_.model()
     await check_tokens(request, tenant)
     if name == model.name:
         wanted = await beside_others(len(raw), partial(parse, body, model))
-        run, batches = await _start_shipped(with_, tenant, wanted)
+        started = await _start_shipped(with_, tenant, wanted, once)
     else:
         program = await with_.programs.find(tenant, name)
         if program is None:
             raise no_such_model(name)
         wanted = parse_for_program(body, raw)
-        run, batches = await _start_own(with_, program, wanted)
-    looks = shape(run.record.id, name, wanted, body)
+        started = await _start_own(with_, program, wanted, once)
+    run, batches, headers = started
+    record = run.record if isinstance(run, Run) else run
+    looks = shape(record, name, wanted, body)
     choices, streamed = wanted.choices, wanted.stream
     # They are many times the request's size, and the answer may take an hour.
     del raw, body, wanted
     hold = partial(services(request).bodies.hold, request, tenant)
-    with_.clients.enter(run, request)
+    # Who has a key may come back for the answer; any other run ends with its client.
+    client = run if once is None and isinstance(run, Run) else None
+    if client is not None:
+        with_.clients.enter(client, request)
     served = False
+    headers["X-Run-Id"] = record.id
     try:
         if streamed:
-            headers = {"X-Run-Id": run.record.id}
             response = await answer_stream(request, batches, looks, headers)
         else:
             response = await answer_whole(batches, looks, choices, hold)
-            response.headers["X-Run-Id"] = run.record.id
+            response.headers.update(headers)
         served = True
     except OpenAIError as error:
         with_.runs.admission.estimate(error)
         raise
     finally:
-        with_.clients.leave(run, served=served)
+        if client is not None:
+            with_.clients.leave(client, served=served)
     return response
 
 
-async def _start_shipped(with_: OpenAI, tenant: str, wanted: Wanted) -> tuple[Run, Batches]:
-    program = await with_.shipped.program()
-    inbox = Inbox()
-    asked = _request(with_, tenant, wanted.job)
-    run = await with_.runs.start(program, asked, tenant=tenant, listener=inbox)
-    return run, shipped_records(run, inbox)
+async def _start_shipped(with_: OpenAI, tenant: str, wanted: Wanted, once: Once | None) -> _Started:
+    program, asked = await with_.shipped.program(), _request(with_, tenant, wanted.job)
+    if once is None:
+        inbox = Inbox()
+        passing = await with_.runs.start(program, asked, tenant=tenant, listener=inbox)
+        return passing, shipped_records(passing, inbox), {}
+    run, again = await start_once(
+        with_.idempotency,
+        with_.runs,
+        once,
+        lambda run_id: with_.runs.start(program, asked, tenant=tenant, run_id=run_id),
+    )
+    return run, kept_records(with_.runs, run), dict(REPLAYED) if again else {}
 
 
-async def _start_own(with_: OpenAI, program: Program, wanted: Wanted) -> tuple[Run, Batches]:
-    run = await with_.runs.start(program, _request(with_, program.tenant, wanted.job))
-    return run, own_records(with_.runs, run)
+async def _start_own(
+    with_: OpenAI, program: Program, wanted: Wanted, once: Once | None
+) -> _Started:
+    asked = _request(with_, program.tenant, wanted.job)
+    run, again = await start_once(
+        with_.idempotency,
+        with_.runs,
+        once,
+        lambda run_id: with_.runs.start(program, asked, run_id=run_id),
+    )
+    return run, own_records(with_.runs, run), dict(REPLAYED) if again else {}
 
 
 def _request(with_: OpenAI, tenant: str, data: bytes) -> RunRequest:

@@ -13,6 +13,7 @@ from symphony_kernel.protocol.limits import TENANT_OUTSIDE_CALLS_MAX
 
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.gateway.outside.figures import OutsideFigures
+from symphony_runtime.gateway.outside.injection import Injector
 from symphony_runtime.gateway.outside.web import Web
 from symphony_runtime.outside.requests import HttpRequest, ToolRequest, parse_http, parse_tool
 
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 class Outside:
     """What programs reach. Nothing, unless the configuration says more."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, injector: Injector | None = None) -> None:
         self._config = config
         self._tools: Tools | None = None
-        self._web = Web(config.http)
+        self._web = Web(config.http, injector=injector)
         self._under_way: Counter[str] = Counter()  # calls of each tenant
         self.figures = OutsideFigures()
 

@@ -8,7 +8,7 @@ tenant has open, never serves a request under this one.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urljoin
 
@@ -31,7 +31,9 @@ from symphony_runtime.gateway.outside.addresses import (
 )
 from symphony_runtime.gateway.outside.bodies import Bodies, Held
 from symphony_runtime.gateway.outside.connections import BoundedConnector
+from symphony_runtime.gateway.outside.injection import Injected, Injector, without_secrets
 from symphony_runtime.gateway.outside.lookups import Lookups
+from symphony_runtime.gateway.vault import Secret
 from symphony_runtime.outside.options import HttpRule
 from symphony_runtime.outside.requests import HttpRequest, parse_url
 
@@ -53,9 +55,14 @@ class Web:
         self,
         rules: tuple[HttpRule, ...],
         resolver: Callable[[str], AbstractResolver] | None = None,
+        injector: Injector | None = None,
     ) -> None:
-        """`resolver`: gives what looks up the names of a tenant; by default as the system does."""
+        """`resolver`: gives what looks up the names of a tenant; by default as the system does.
+
+        `injector`: puts secrets into headers; without one nobody has any.
+        """
         self._rules = rules
+        self._injector = injector or Injector(_no_secrets)
         self._resolver = resolver or Lookups().of
         self._bodies = Bodies()
         self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
@@ -70,38 +77,42 @@ class Web:
         """Make a request; return msgpack {status, headers, body}.
 
         Raises:
-            SyscallError: EACCES, the tenant may not; EFBIG, the answer is too large; EAGAIN,
-                bodies of the tenant's calls hold too much; ETIMEDOUT; EIO, the network, the other
-                side, or its certificate.
+            SyscallError: EACCES, the tenant may not, or a secret may not go there; ENOENT, no such
+                secret; EFBIG, the answer is too large; EAGAIN, bodies of the tenant's calls hold
+                too much; ETIMEDOUT; EIO, the network, the other side, or its certificate.
         """
+        injected = await self._injector.open(tenant, request)
         most_ms = request.timeout_ms or HTTP_MS_DEFAULT
         try:
             async with asyncio.timeout(most_ms / 1000):
                 with self._bodies.of(tenant) as held:
                     held.add(len(request.body))
-                    return await self._follow(tenant, request, held)
+                    return await self._follow(tenant, request, held, injected)
         except TimeoutError:
             raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             refused = _refused(error)
             if refused is not None:
                 raise SyscallError(Errno.EACCES, str(refused.strerror)) from error
-            raise SyscallError(Errno.EIO, str(error) or type(error).__name__) from error
+            words = injected.mask_text(str(error)) or type(error).__name__
+            raise SyscallError(Errno.EIO, words) from (None if injected else error)
 
-    async def _follow(self, tenant: str, request: HttpRequest, held: Held) -> bytes:
+    async def _follow(
+        self, tenant: str, request: HttpRequest, held: Held, injected: Injected
+    ) -> bytes:
         for _ in range(HTTP_REDIRECTS_MAX + 1):
             session = self._session(self._rule(tenant, request), tenant)
             async with session.request(
                 request.method,
                 request.url,
-                headers=request.headers,
+                headers=injected.headers(request),
                 data=request.body or None,
                 allow_redirects=False,
                 skip_auto_headers=("Content-Type",),
             ) as response:
                 target = response.headers.get("Location")
                 if response.status not in _REDIRECTS or target is None:
-                    return await _read(response, held)
+                    return await _read(response, held, injected)
                 response.close()  # whatever body it has, nobody reads it
             request = _redirected(request, response.status, target)
         raise SyscallError(Errno.EIO, f"more than {HTTP_REDIRECTS_MAX} redirects")
@@ -156,7 +167,12 @@ async def _once(
         raise aiohttp.ClientError(str(error)) from error
 
 
-async def _read(response: aiohttp.ClientResponse, held: Held) -> bytes:
+async def _no_secrets(_tenant: str, _names: Iterable[str]) -> dict[str, Secret]:
+    return {}
+
+
+async def _read(response: aiohttp.ClientResponse, held: Held, injected: Injected) -> bytes:
+    injected.check_answer(response.headers.get("Content-Encoding", ""))
     headers: dict[str, str] = {}
     for name, value in response.headers.items():
         key = name.lower()
@@ -173,7 +189,9 @@ async def _read(response: aiohttp.ClientResponse, held: Held) -> bytes:
         if len(body) > HTTP_BODY_BYTES_MAX:
             response.close()
             raise SyscallError(Errno.EFBIG, f"a body of more than {HTTP_BODY_BYTES_MAX} bytes")
-    answer: dict[str, Any] = {"status": response.status, "headers": headers, "body": bytes(body)}
+    headers = {injected.mask_text(k): injected.mask_text(v) for k, v in headers.items()}
+    shown = injected.mask(bytes(body))
+    answer: dict[str, Any] = {"status": response.status, "headers": headers, "body": shown}
     packed: bytes = msgpack.packb(answer, unicode_errors="replace")
     return packed
 
@@ -191,6 +209,7 @@ def _redirected(request: HttpRequest, status: int, target: str) -> HttpRequest:
         headers = {k: v for k, v in headers.items() if k not in _ABOUT_BODY}
     if _origin(url) != _origin(request.url):
         headers = {k: v for k, v in headers.items() if k not in _CREDENTIALS}
+        headers = without_secrets(headers)
     return HttpRequest(method, url, headers, body)
 
 

@@ -35,6 +35,10 @@ class Pace:
             self._times.popleft()
         return (now - self._times[0]) / len(self._times)
 
+    def retry_after(self) -> int:
+        """Return the same as a header has it."""
+        return retry_after(self.seconds())
+
 
 class Absence:
     """How long something is away that is waited for; it may be as long again."""
