@@ -23,6 +23,11 @@ from tokenizers import Tokenizer
 # contain splits the spellings of special tokens in it while the template is filled.
 _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+# What a template meets in messages that are not as its author thought.
+_TEMPLATE_ERRORS = (
+    TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _CONTAINERS_MAX = 65_536  # lists and maps of one conversation
 _METASPACE = "\u2581"
@@ -101,7 +106,7 @@ class Text:
         prompt = messages[-1]["role"] != "assistant"
         try:
             return template.render(messages=messages, add_generation_prompt=prompt, **self._names)
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except _TEMPLATE_ERRORS as error:
             raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
 
     def _encode(self, tokenizer: Tokenizer, text: str) -> bytes:
@@ -218,7 +223,7 @@ def _strings(value: Any, depth: int = 0) -> list[str]:
     """
     if isinstance(value, str):
         return [value]
-    if isinstance(value, bytes | msgpack.ExtType) or depth > CHAT_DEPTH_MAX:
+    if isinstance(value, bytes | msgpack.ExtType | msgpack.Timestamp) or depth > CHAT_DEPTH_MAX:
         raise SyscallError(Errno.EINVAL, "messages hold text, in a few levels")
     if isinstance(value, dict):
         value = [*value, *value.values()]

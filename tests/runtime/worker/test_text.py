@@ -144,7 +144,8 @@ def test_nobody_forges_another_speaker_in_a_key_or_in_pieces() -> None:
 
 @pytest.mark.parametrize(
     "messages",
-    [5, [], [5], [{}], [{"content": "x"}], [{"role": 5}], [{"role": "u", "other": 1}],
+    [[{"role": "u", "content": msgpack.Timestamp(1)}], 5, [], [5], [{}], [{"content": "x"}],
+     [{"role": 5}], [{"role": "u", "other": 1}],
      [{"role": "u", "content": b"x"}], {"role": "u"}],
 )  # fmt: skip
 def test_what_is_no_conversation_is_refused(messages: object) -> None:
@@ -168,6 +169,11 @@ def test_what_a_template_refuses_is_refused() -> None:
     with pytest.raises(SyscallError) as caught:
         refusing.chat(msgpack.packb([{"role": "user", "content": "x"}]))
     assert caught.value.errno is Errno.EINVAL
+    for source in ("{{ messages[0].content / 0 }}", "{{ 1e308 * 10 ** messages[0].content }}",
+                   "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"):  # fmt: skip
+        with pytest.raises(SyscallError) as caught:
+            Text(about(byte_level(), source)).chat(msgpack.packb([{"role": "u", "content": 400}]))
+        assert caught.value.errno is Errno.EINVAL
     without = Text(about(byte_level()))
     with pytest.raises(SyscallError) as caught:
         without.chat(msgpack.packb([{"role": "user", "content": "x"}]))
