@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.fuzz import frames, modules, sequences
+from tests.fuzz import frames, links, modules, sequences
 
-NAMES = ("calls", "frames", "modules", "native")
+NAMES = ("calls", "frames", "links", "modules", "native")
 _TELL_SECONDS = 10.0
 _SMALLER_SECONDS = 60.0
 
@@ -46,6 +46,12 @@ def _play_sequence(case: sequences.Case) -> Played:
     return Played(sequences.calls_of(seen), seen.wrong, seconds)
 
 
+def _play_links(case: links.Case) -> Played:
+    began = time.monotonic()
+    sent, wrong = links.play(case)
+    return Played(sent, wrong, time.monotonic() - began)
+
+
 def _play_frames(case: frames.Case) -> Played:
     seen, seconds = frames.play(case)
     return Played(sum(seen.calls.values()), seen.wrong, seconds)
@@ -62,6 +68,7 @@ def kinds(child: modules.Child) -> dict[str, Kind]:
     return {
         "calls": Kind(1.0, sequences.make, _play_sequence, sequences.smaller),
         "frames": Kind(0.3, frames.make, _play_frames, frames.smaller),
+        "links": Kind(0.01, links.make, _play_links, links.smaller),
         "modules": Kind(0.05, modules.make, play_module, modules.smaller),
         "native": Kind(0.01, sequences.make_native, _play_sequence, sequences.smaller),
     }

@@ -1,0 +1,27 @@
+"""A short, seeded part of the fuzzer's cases of links, and that they find what they look for."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from symphony_kernel.protocol import messages as m
+from symphony_runtime.gateway.runs import Runs
+
+from tests.fuzz import links
+
+
+def test_nothing_is_found() -> None:
+    case = links.Case(links.make(Random("suite/1")).frames[:60])
+    sent, wrong = links.play(case)
+    assert wrong == [], str(case)
+    assert sent == len(case.frames)
+
+
+def test_an_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(runs: Runs, worker: Any, message: Any) -> None:
+        raise KeyError("a mistake of ours")
+
+    monkeypatch.setattr(Runs, "worker_message", fails)
+    _, wrong = links.play(links.Case(([m.Unask.KIND, 1],)))
+    assert wrong
+    assert "a mistake of ours" in wrong[0]
