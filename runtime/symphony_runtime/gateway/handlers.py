@@ -226,8 +226,8 @@ async def statistics(request: web.Request) -> web.StreamResponse:
         kernel = await with_.runs.kernel.ask("statistics")
     except KernelAwayError as error:
         raise with_.runs.admission.away("kernel", str(error)) from error
-    counted = (with_.runs, with_.store, with_.channels, with_.bodies, with_.connections,
-               with_.slow)  # fmt: skip
+    counted = (with_.administration.visits, with_.runs, with_.store, with_.channels, with_.bodies,
+               with_.connections, with_.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})
 

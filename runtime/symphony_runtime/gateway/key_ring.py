@@ -63,7 +63,7 @@ class KeyRing:
         async with self.changing:
             key = self._find(tenant, key_id)
             self._check_another(key)
-            await self._store.write(lambda c: _delete(c, [key.id]))
+            await self._store.write(lambda c: _revoke(c, key))
             self.gone([key.id])
         return key
 
@@ -130,10 +130,7 @@ class KeyRing:
         """Check that the operators have another key that may change things, and has no end."""
         lasting = [k for k in self._keys.of(None) if k.role is Role.ADMIN and k.expires_ms is None]
         if lasting == [key]:
-            detail = (
-                "it is the last admin key without an end: make another first, or rotate this one"
-            )
-            raise Problem(409, "last-admin-key", detail)
+            raise _last()
 
 
 def parse_key(body: Any, *, operators: bool, now_ms: int) -> tuple[Role, str, int | None]:
@@ -163,6 +160,19 @@ def parse_key(body: Any, *, operators: bool, now_ms: int) -> tuple[Role, str, in
         detail = "`expires_ms` must be a moment to come, in milliseconds since 1970, or null"
         raise bad_request("bad-request", detail)
     return Role(role), name, expires_ms
+
+
+def _last() -> Problem:
+    detail = "it is the last admin key without an end: make another first, or rotate this one"
+    return Problem(409, "last-admin-key", detail)
+
+
+def _revoke(connection: Connection, key: Key) -> None:
+    _delete(connection, [key.id])
+    if key.tenant is None:  # another gateway may have revoked the other one just now
+        lasting = "SELECT 1 FROM keys WHERE tenant IS NULL AND role = ? AND expires_ms IS NULL"
+        if connection.execute(lasting, (Role.ADMIN.value,)).fetchone() is None:
+            raise _last()
 
 
 def _delete(connection: Connection, keys: list[str]) -> None:

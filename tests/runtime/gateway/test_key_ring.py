@@ -102,6 +102,21 @@ def test_operators_cannot_lock_themselves_out(tmp_path: Path, store_url: str) ->
     with_store(tmp_path, store_url, scenario)
 
 
+def test_the_last_key_in_the_database_stays_whatever_is_known_of_others(
+    tmp_path: Path, store_url: str
+) -> None:
+    async def scenario(store: Store) -> None:
+        ring, keys, admin = await operators(store)
+        _, other = new_key(None, Role.ADMIN, "another gateway has revoked it", None)
+        keys.put(other)
+        with pytest.raises(Problem) as problem:
+            await ring.revoke(None, admin.id)
+        assert status_of(problem) == (409, "last-admin-key")
+        assert await store.read(read_keys) == [admin]
+
+    with_store(tmp_path, store_url, scenario)
+
+
 def test_keys_have_a_number(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         _, admin = new_key(None, Role.ADMIN, "", None)
