@@ -11,8 +11,8 @@ from typing import Any
 from symphony_runtime.config import read_options
 from symphony_runtime.projects import build
 
-from tests.e2e.test_rust_examples import EXAMPLES, play, scenario
 from tests.runtime.gateway.outside.test_web import site
+from tests.support.examples import EXAMPLES, play, scenario
 from tests.support.outside import calls_of, finish, start, tool_table
 from tests.support.server import RunningServer, alive, descendants, running_server
 
