@@ -515,3 +515,14 @@ def test_statistics_count_rows_and_tokens() -> None:
     assert statistics.step_ms == pytest.approx(computing), (
         "waiting for answers is no part of a step"
     )
+
+
+def test_a_step_that_was_told_of_late_teaches_no_time_below_zero() -> None:
+    bench = Bench()
+    for root in range(1, 40):
+        bench.submit(root, 1)
+        step = bench.scheduler.poll()
+        assert isinstance(step, Step)
+        bench.scheduler.complete(step, [bytes(8)], ended=bench.clock.now() - 1.0)
+    assert bench.scheduler._costs._base(1) == 0.0
+    assert bench.scheduler.statistics().step_ms == 0.0
