@@ -49,6 +49,7 @@ class Scrape:
     outside: OutsideFigures
     refused: Mapping[str, int] = field(default_factory=dict)  # runs, by `admission.REASONS`
     slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
+    connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
     memory_free: int | None = None  # bytes; None: the system does not tell
 
 
@@ -297,6 +298,12 @@ def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
                        [({"reason": r}, scrape.refused.get(r, 0)) for r in REASONS])  # fmt: skip
     yield text.counter("slow_clients", "clients that were cut off, by what they did slowly",
                        [({"kind": kind}, n) for kind, n in scrape.slow.items()])  # fmt: skip
+    for key, words in (("closed", "closed to make room for others"),
+                       ("refused", "refused to addresses that show no key")):  # fmt: skip
+        number = scrape.connections.get(f"connections_{key}", 0)
+        yield text.counter(f"connections_{key}", f"connections that were {words}", [({}, number)])
+    yield text.gauge("connections", "open connections",
+                     [({}, scrape.connections.get("connections", 0))])  # fmt: skip
     if scrape.memory_free is not None:
         yield text.gauge("memory_free_bytes", "what machine and cgroup have left",
                          [({}, scrape.memory_free)])  # fmt: skip

@@ -84,6 +84,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         outside=with_.runs.outside.figures,
         refused=with_.runs.admission.figures.refused,
         slow={"body": with_.slow.figures.bodies, "reader": with_.slow.figures.readers},
+        connections=with_.connections.statistics(),
         memory_free=with_.runs.admission.memory.left(),
     )
     whole = tenant is not None and with_.keys.is_only(tenant)
