@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 _GAIN = 1 / 4
+_ENDLESS = float("inf")
 _OUTLIER = 8.0  # times the mean: what is more than that counts as that
 
 
@@ -15,7 +16,12 @@ class Estimate:
     known: bool = False
 
     def learn(self, value: float) -> None:
-        """Take a measurement."""
+        """Take a measurement; what cannot be one (a clock was read in another order) counts as 0.
+
+        Below 0 the mean would grow without end, by what bounds outliers.
+        """
+        if not 0.0 <= value < _ENDLESS:
+            value = 0.0
         if not self.known:
             self.mean, self.deviation, self.known = value, value / 2, True
             return

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeVar
 
+from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.scheduler.work import Work
 
 _ASIDE_MAX = 64  # works of one LIP that are looked at in vain, for one batch
@@ -308,7 +309,14 @@ class FairQueue:
         tenant.last, self._last = lip.counter, tenant.counter
 
     def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
-        """Charge a LIP for what it had done beside its works; not while a batch is formed."""
+        """Charge a LIP for what it had done beside its works; not while a batch is formed.
+
+        Raises:
+            KernelBug: the cost is no cost. What is not a number would be lost in the heaps, and
+                with it everybody's work: nothing that is compared with it comes first.
+        """
+        if not 0.0 <= cost < _NO_CEILING:
+            raise KernelBug(f"LIP {root} is charged {cost}")
         lip = self._lips.get(root)
         if lip is None:
             self._made += 1

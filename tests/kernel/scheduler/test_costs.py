@@ -34,3 +34,17 @@ def test_where_decodes_take_all_of_it_a_prompt_goes_on_whatever_its_tokens_take(
 
 def test_while_nothing_is_known_it_gets_a_quantum() -> None:
     assert StepCosts().prefill_tokens(4, 0.2, times=2.0) == PREFILL_QUANTUM_TOKENS
+
+
+def test_times_below_zero_do_not_spoil_what_was_learned() -> None:
+    """As they once did: to no number, which a LIP was charged, and then no work was ever first."""
+    costs = learned(base=0.010, token=0.001)
+    for _ in range(2_000):
+        costs.learn(1, 0, -1e-6)
+        costs.learn(1, 64, 0.080)
+    assert 0.0 < costs.token_seconds <= 0.080 / 64
+    assert costs.prefill_tokens(1, 0.100) >= PREFILL_TOKENS_MIN
+    for strange in (float("nan"), float("inf"), float("-inf")):
+        costs.learn(1, 0, strange)
+        costs.learn(1, 64, strange)
+    assert 0.0 <= costs.token_seconds <= 0.080 / 64

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS
 from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue
 from symphony_kernel.scheduler.work import Work
@@ -354,3 +355,13 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
     queue.forget_lip(1)
     queue.forget_lip(2)
     assert queue.first() is None
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_cost_is_charged_to_nobody(cost: float) -> None:
+    queue = FairQueue(FLAT)
+    work = make_work(1, 1, LengthFile(Pool(100)))
+    queue.push(work)
+    with pytest.raises(KernelBug):
+        queue.charge(work.root, work.tenant, 1.0, cost)
+    assert queue.first() is work
