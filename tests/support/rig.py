@@ -141,15 +141,21 @@ class Gateway:
         self._worker.send(m.encode(message))
 
     async def start(
-        self, module: str, data: bytes, entry: str, limits: dict[str, int], read: bool
+        self,
+        module: str,
+        data: bytes,
+        entry: str,
+        limits: dict[str, int],
+        read: bool,
+        tenant: str = TENANT,
     ) -> LiveRun:
         """Register and start a run."""
         run = LiveRun(self, next(self._instances), read)
-        await self._register(run.instance, 0, 0, limits)
+        await self._register(run.instance, 0, 0, limits, tenant)
         self.runs[run.instance] = run
         self._send_module(module)
         self.module_of[run.instance] = module
-        self.to_worker(m.Start(run.instance, module, entry, data, limits))
+        self.to_worker(m.Start(run.instance, module, entry, data, limits, tenant=tenant))
         return run
 
     async def ask(self, what: str, **args: Any) -> Any:
@@ -178,13 +184,18 @@ class Gateway:
         return answer.value
 
     async def _register(
-        self, instance: int, parent: int, stage: int, limits: dict[str, int]
+        self,
+        instance: int,
+        parent: int,
+        stage: int,
+        limits: dict[str, int],
+        tenant: str = TENANT,
     ) -> None:
         options: dict[str, Any] = {k: limits[k] for k in limits if k in ("tokens", "kv_tokens")}
         self.live.add(instance)
         try:
             await self._request(
-                lambda seq: m.Register(seq, instance, TENANT, WORKER, parent, stage, options)
+                lambda seq: m.Register(seq, instance, tenant, WORKER, parent, stage, options)
             )
         except SyscallError:
             self.live.discard(instance)
@@ -377,10 +388,12 @@ class Rig:
         entry: str = "",
         limits: dict[str, int] | None = None,
         read: bool = True,
+        tenant: str = TENANT,
     ) -> LiveRun:
         """Start a run and return at once."""
         module = self.add(program)
-        return await self.gateway.start(module, data, entry, LIMITS | (limits or {}), read)
+        limits = LIMITS | (limits or {})
+        return await self.gateway.start(module, data, entry, limits, read, tenant)
 
     async def run(
         self,

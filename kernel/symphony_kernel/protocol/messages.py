@@ -232,7 +232,8 @@ class Module(Message):
 class Start(Message):
     """Start an instance. `limits` has every key of the run's limits (see `gateway/runs`).
 
-    With `trace` it and its children tell what they do (`Traced`).
+    With `trace` it and its children tell what they do (`Traced`). Of `tenant`s the worker knows
+    which runs are whose: they get their turns fairly.
     """
 
     KIND: ClassVar[int] = 31
@@ -242,6 +243,7 @@ class Start(Message):
     input: bytes
     limits: dict[str, int]
     trace: bool = False
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,12 @@ from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.gateway.programs import Program, count_refusals, digest_of
+from symphony_runtime.gateway.results import (
+    MESSAGE_COST_BYTES,
+    SMALL_BYTES,
+    in_turns,
+    result_pieces,
+)
 from symphony_runtime.gateway.run import Record, RunRequest, check_here, parse_request
 from symphony_runtime.gateway.run_once import start_once
 from symphony_runtime.gateway.runs import Runs
@@ -212,8 +218,12 @@ async def cancel_run(request: web.Request) -> web.StreamResponse:
 
 
 async def _result(request: web.Request, run: Any) -> web.Response:
-    result = await services(request).runs.result(run)
-    return await answer(result, size=len(result["output"]) + 64 * len(result["messages"]))
+    record, messages = await services(request).runs.result(run)
+    if sum(map(len, messages)) + MESSAGE_COST_BYTES * len(messages) <= SMALL_BYTES:
+        return await answer(record.result(messages))
+    pieces = result_pieces(record.view(), messages)
+    body = in_turns(pieces, services(request).answers, record.tenant)
+    return web.Response(body=body, content_type="application/json")
 
 
 # --- For operators ------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from symphony_runtime.gateway.rates import Rates
 from symphony_runtime.gateway.retention import Retention
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.turns import TenantTurns
 from symphony_runtime.gateway.vault import Vault
 
 T = TypeVar("T")
@@ -99,6 +100,7 @@ class Services:
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
+    answers: TenantTurns = field(default_factory=TenantTurns)  # to encode large ones
 
 
 SERVICES = web.AppKey("services", Services)
@@ -207,10 +209,9 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-async def answer(document: dict[str, Any], status: int = 200, size: int = 0) -> web.Response:
-    """Return a JSON answer; `size` is about its bytes, where they may be many."""
-    body = await beside_others(size, lambda: to_json(document))
-    return web.Response(status=status, body=body, content_type="application/json")
+async def answer(document: dict[str, Any], status: int = 200) -> web.Response:
+    """Return a JSON answer that is not large (see `results`)."""
+    return web.Response(status=status, body=to_json(document), content_type="application/json")
 
 
 def to_json(document: Any) -> bytes:

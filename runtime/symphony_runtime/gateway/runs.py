@@ -215,11 +215,11 @@ class Runs:
         seq = run.seq
         self._retention.gone(await self._store.write(lambda c: delete_runs(c, [seq])))
 
-    async def result(self, run: Run | Record) -> dict[str, Any]:
-        """Return all that is told of a run, so far."""
+    async def result(self, run: Run | Record) -> tuple[Record, list[bytes]]:
+        """Return all that is told of a run, so far: its record and its messages."""
         if isinstance(run, Run):
-            return run.record.result(await run.journal.messages())
-        return run.result(await stored_messages(self._store, run.seq))
+            return run.record, await run.journal.messages()
+        return run, await stored_messages(self._store, run.seq)
 
     def open(self, run: Run | Record, after: int) -> Reader:
         """Follow a run's events after an id."""
@@ -318,9 +318,9 @@ class Runs:
             self._leave(run)
             raise
         self.send_module(worker, run.program, artefact)
-        limits = dict(record.limits)
-        traced = run.trace is not None
-        worker.send(m.Start(record.seq, run.program.module, record.entry, data, limits, traced))
+        module, limits, traced = run.program.module, dict(record.limits), run.trace is not None
+        tenant = record.tenant
+        worker.send(m.Start(record.seq, module, record.entry, data, limits, traced, tenant))
         run.started = True
         if run.trace is not None:
             run.trace.started = time.monotonic()

@@ -275,6 +275,7 @@ class Instance:
                 return
             self.cpu_ns += sum(spent)
             self.run.cpu_ns += sum(spent)  # past the limit the next slice ends the run
+            self.run.share.used_ns += sum(spent)
             try:
                 result = finish(future.result())
             except SyscallError as error:
@@ -431,6 +432,11 @@ class Instance:
         most = self.run.memory_limit
         change, self.memory_bytes = most - self.memory_bytes, most
         self.run.count_memory(change, measured=False)
+
+    def memory_words(self) -> str:
+        """What a guest's author must hear who did not look at what `memory.grow` returned."""
+        size, limit = self.fiber.measure(), self.run.memory_limit
+        return f"; its memory had {size} of at most {limit} bytes" if size > limit * 7 // 8 else ""
 
     def drop_input(self) -> None:
         """Nobody will read its input any more; a child's has been counted as memory."""

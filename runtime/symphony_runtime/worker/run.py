@@ -11,6 +11,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.worker.shares import Pool
+from symphony_runtime.worker.turns import Share
 
 EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 # The exit codes of programs that did not exit, as a shell shows them.
@@ -43,13 +44,14 @@ class Run:
     __slots__ = (
         "child_depth_max", "children", "children_max", "cpu_limit_ns", "cpu_ns", "handles", "hits",
         "id", "log_bytes", "log_bytes_max", "memory_bytes", "memory_limit", "memory_peak",
-        "messages", "messages_max", "output_bytes", "output_bytes_max", "results", "table_elements",
-        "tickets", "tree_memory_max", "unread_bytes", "wall_limit_ms",
+        "messages", "messages_max", "output_bytes", "output_bytes_max", "results", "share",
+        "table_elements", "tickets", "tree_memory_max", "unread_bytes", "wall_limit_ms",
     )  # fmt: skip
 
-    def __init__(self, root: int, limits: dict[str, int]) -> None:
-        """`limits`: by their names; what is missing has its default."""
+    def __init__(self, root: int, limits: dict[str, int], share: Share | None = None) -> None:
+        """`limits`: by their names; what is missing has its default. `share`: its tenant's."""
         self.id = root
+        self.share = share or Share()
         most = {**_DEFAULTS, **limits}
         self.wall_limit_ms = most["wall_ms"]
         self.cpu_limit_ns = most["cpu_ms"] * 1_000_000

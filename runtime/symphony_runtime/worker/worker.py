@@ -2,9 +2,10 @@
 
     frames of kernel and gateway -> instances become runnable -> a turn -> frames of the turn
 
-A turn takes runnable instances round-robin; each runs until it suspends, ends, or has had its slice
-of a millisecond. What they asked for leaves as one `Calls` and one `Output` frame. A turn is short,
-so that links are read (and a `Kill` is heard) however many instances compute.
+A turn takes runnable instances round-robin, and tenants fairly (`turns`); each runs until it
+suspends, ends, or has had its slice of a millisecond. What they asked for leaves as one `Calls` and
+one `Output` frame. A turn is short, so that links are read (and a `Kill` is heard) however many
+instances compute.
 """
 
 import asyncio
@@ -27,17 +28,10 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
-from symphony_runtime.worker.fiber import (
-    CALLED,
-    PREEMPTED,
-    EndKind,
-    Fiber,
-    FiberHost,
-    HostFault,
-    Program,
-)
+from symphony_runtime.worker.fiber import CALLED, PREEMPTED, EndKind, Fiber, FiberHost, HostFault
 from symphony_runtime.worker.instance import Instance, check_released
 from symphony_runtime.worker.meeting import meet
+from symphony_runtime.worker.programs import Programs
 from symphony_runtime.worker.run import (
     EXITED,
     FAILED,
@@ -52,6 +46,7 @@ from symphony_runtime.worker.run import (
 from symphony_runtime.worker.syscalls import family, handlers, imports
 from symphony_runtime.worker.text import Text
 from symphony_runtime.worker.tracing import Trace, TracedInstance, traced
+from symphony_runtime.worker.turns import Turns
 from symphony_runtime.worker.waiting import Waiting
 
 _log = logging.getLogger(__name__)
@@ -100,13 +95,12 @@ class Worker:
             for name, (handler, wide) in zip(names, self._handlers, strict=True)
         ]
         self.instances: dict[int, Instance] = {}
-        self._programs: dict[str, Program] = {}
+        self._programs = Programs(self._fibers)
         self._kernel: SessionLink | None = None
         self._dialer = Dialer("worker", name, secret, self._on_kernel, self)
         self._gateway: Link | None = None
         # The run queue, and what the present turn sends.
-        self._queue: deque[Instance] = deque()
-        self._computing: deque[Instance] = deque()  # those whose last slice was cut off
+        self._turns = Turns()
         self._turn_planned = False
         self._calls: list[list[Any]] = []
         self._calls_bytes = 0
@@ -176,9 +170,7 @@ class Worker:
         self._gateway = None
         self._asks.clear()
         self.end_all("the gateway died")
-        for program in self._programs.values():
-            self._fibers.unload(program)
-        self._programs.clear()
+        self._programs.unload_all()
 
     def end_all(self, reason: str) -> None:
         """End every run as failed."""
@@ -203,9 +195,7 @@ class Worker:
             if link is not None:
                 link.close()
         self._waiting.stop()
-        for program in self._programs.values():
-            self._fibers.unload(program)
-        self._programs.clear()
+        self._programs.unload_all()
         self._fibers.close()
 
     # -- Frames from the kernel and the gateway ------------------------------------------------
@@ -222,17 +212,17 @@ class Worker:
                 except Exception as error:  # ours
                     self.fault(lip, error)
         self._turn_planned = planned
-        if self._queue:
-            self._turn(self._queue)
+        if self._turns.shared:
+            self._fair_turn(replies=True)
         else:
-            self._flush()
+            self._turn(self._turns.sole.ready)
 
     def _on_gateway(self, frame: list[Any]) -> None:
         message = m.decode(frame)
         if isinstance(message, m.Start):
             self._start(message)
         elif isinstance(message, m.Module):
-            self._load(message)
+            self._programs.load(message.module, message.artefact)
         elif isinstance(message, m.Unload):
             self._unload(message.module)
         elif isinstance(message, m.Retire):
@@ -256,7 +246,9 @@ class Worker:
         elif isinstance(message, m.CloseInput):
             lip.close_input()
         else:
+            began = time.perf_counter()
             self._end(lip, KILLED, KILLED_CODE, message.reason)
+            lip.run.share.used_ns += int((time.perf_counter() - began) * 1e9)
             self._flush()
 
     # -- Services of instances -----------------------------------------------------------------
@@ -311,7 +303,10 @@ class Worker:
         """Let an instance run that was suspended."""
         if not lip.queued and not lip.ended:
             lip.queued = True
-            self._queue.append(lip)
+            share = lip.run.share
+            share.ready.append(lip)
+            if not share.listed:
+                self._turns.enlist(share)
             self._plan_turn()
 
     def waits_outside(self, lip: Instance) -> None:
@@ -333,17 +328,8 @@ class Worker:
         self._end(lip, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}")
 
     # -- Beginnings ----------------------------------------------------------------------------
-    def _load(self, message: m.Module) -> None:
-        try:
-            program = self._fibers.load(message.artefact)
-        except HostFault:
-            # Its runs end as failed: "the worker does not have the program".
-            _log.exception("the artefact of %s does not load", message.module)
-            return
-        self._programs[message.module] = program
-
     def _unload(self, module: str) -> None:
-        program = self._programs.pop(module, None)
+        program = self._programs.take_out(module)
         if program is None:
             return  # it did not load
         for lip in [lip for lip in self.instances.values() if lip.fiber.program is program]:
@@ -352,7 +338,7 @@ class Worker:
         self._fibers.unload(program)
 
     def _start(self, message: m.Start) -> None:
-        run = Run(message.instance, message.limits)
+        run = Run(message.instance, message.limits, self._turns.of(message.tenant))
         what = (self, run, message.instance, message.input)
         lip = TracedInstance(self._new_trace(message), *what) if message.trace else Instance(*what)
         if not self._begin(lip, message.module, message.entry):
@@ -397,16 +383,19 @@ class Worker:
             if entry not in program.entries:
                 problem = f"the program has no entry {entry}"
             else:
-                run = lip.run
+                run, began = lip.run, time.perf_counter()
                 lip.fiber = Fiber(
                     self._fibers, program, entry, run.memory_limit, run.table_elements
                 )
+                run.share.used_ns += int((time.perf_counter() - began) * 1e9)
         if problem:
             lip.ended, lip.end_code = True, FAILED_CODE
             self._report(lip, FAILED, FAILED_CODE, problem)
             return False
         self.instances[lip.id] = lip
-        self.runnable(lip)
+        self._turns.enter(lip.run.share)
+        self._turns.begin(lip)
+        self._plan_turn()
         return True
 
     def _overstay(self, lip: Instance) -> None:
@@ -422,10 +411,13 @@ class Worker:
 
     def _planned_turn(self) -> None:
         self._turn_planned = False
-        self._turn(self._queue, _TURN_S)
+        if self._turns.shared:
+            self._fair_turn(replies=False)
+            return
+        self._turn(self._turns.sole.ready, _TURN_S)
         # One slice of one that computes, behind the others' and with their calls on their way: who
         # makes calls all the time waits for one slice at most, however many compute.
-        self._turn(self._computing, 0.0)
+        self._turn(self._turns.sole.computing, 0.0)
 
     def _turn(self, queue: deque[Instance], seconds: float = _TURN_S) -> None:
         """Let instances run: for about so many seconds, and at least one."""
@@ -453,19 +445,42 @@ class Worker:
             at = ended
             if at >= until:
                 break
-        self._fibers.ticker.rest(at)
-        if at - began > _SPURIOUS_S:
-            self._cpu_share = min((time.thread_time() - cpu_began) / (at - began), 1.0)
-        self._flush()
+        self._end_turn(began, at, cpu_began)
         if queue:
             self._plan_turn()
+
+    def _fair_turn(self, *, replies: bool) -> None:
+        """The same where several tenants have instances; with `replies` for none that computes."""
+        cpu_began, began = time.thread_time(), time.perf_counter()
+        self._turns.play(self._timed_slice, self._flush, replies=replies)
+        self._end_turn(began, time.perf_counter(), cpu_began)
+        if self._turns.waiting():
+            self._plan_turn()
+
+    def _timed_slice(self, lip: Instance) -> int:
+        """Run one instance for a slice, charge it, and return the nanoseconds that it took."""
+        began, run = time.perf_counter(), lip.run
+        self._slice(lip)
+        took = int((time.perf_counter() - began) * 1e9)
+        used = int(took * self._cpu_share)
+        lip.cpu_ns += used
+        run.cpu_ns += used
+        if run.cpu_ns > run.cpu_limit_ns:
+            self._stop_computing(run)
+        return took
+
+    def _end_turn(self, began: float, ended: float, cpu_began: float) -> None:
+        self._fibers.ticker.rest(ended)
+        if ended - began > _SPURIOUS_S:
+            self._cpu_share = min((time.thread_time() - cpu_began) / (ended - began), 1.0)
+        self._flush()
 
     def _slice(self, lip: Instance) -> None:
         """Run one instance until it suspends, ends, or has had its time."""
         try:
             if self._run(lip) and not lip.queued and not lip.ended:
                 lip.queued = True
-                self._computing.append(lip)
+                lip.run.share.computing.append(lip)
                 self._plan_turn()
         except Ending as end:
             who = self.instances[lip.run.id] if end.whole_run else lip
@@ -522,7 +537,7 @@ class Worker:
         if end.kind is EndKind.RETURNED:
             self._end(lip, EXITED, end.code, "")
         elif end.kind is EndKind.TRAPPED:
-            self._end(lip, TRAPPED, TRAPPED_CODE, end.words + _memory_words(lip))
+            self._end(lip, TRAPPED, TRAPPED_CODE, end.words + lip.memory_words())
         elif end.kind is EndKind.REFUSED:
             kind = "table" if "table" in end.words else "memory"
             self._end(lip, KILLED, KILLED_CODE, f"{kind} limit: {end.words}")
@@ -537,6 +552,7 @@ class Worker:
         lip.release()
         check_released(lip)
         del self.instances[lip.id]
+        self._turns.leave(lip.run.share)
         parent = lip.parent
         if parent is not None:
             parent.cpu_ns += lip.cpu_ns
@@ -580,9 +596,3 @@ class Worker:
     def _flush_lines(self) -> None:
         lines, self._lines, self._lines_bytes = self._lines, [], 0
         self._send(m.Logs(lines))
-
-
-def _memory_words(lip: Instance) -> str:
-    """What a guest's author must hear who did not look at what `memory.grow` returned."""
-    size, limit = lip.fiber.measure(), lip.run.memory_limit
-    return f"; its memory had {size} of at most {limit} bytes" if size > limit * 7 // 8 else ""

@@ -59,6 +59,28 @@ def test_however_many_compute_a_call_waits_for_about_a_slice() -> None:
     rigged(test)
 
 
+def test_a_tenant_has_its_share_however_many_of_another_compute() -> None:
+    loops, cpu_ms = 12, 150
+
+    async def test(rig: Rig) -> None:
+        hostile = [await rig.start(SPIN) for _ in range(loops)]
+
+        def computed() -> float:
+            lips = rig.worker.instances
+            return sum(lips[id_].cpu_ns for r in hostile if (id_ := r.instance) in lips) / 1e6
+
+        victim = await rig.start(SPIN, tenant="another", limits={"cpu_ms": cpu_ms})
+        before = computed()
+        assert (await victim.ended).reason.startswith("cpu time limit")
+        # One by one they would have had a slice each for one of the victim's.
+        assert computed() - before < loops / 3 * cpu_ms
+        for run in hostile:
+            run.kill("enough")
+            await run.ended
+
+    rigged(test)
+
+
 def test_memory_grows_to_its_limit_and_the_guest_sees_it() -> None:
     async def test(rig: Rig) -> None:
         ended = await rig.run(GROWER)

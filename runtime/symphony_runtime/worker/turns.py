@@ -1,0 +1,188 @@
+"""Whose turn it is: a worker's run queue, by tenants.
+
+    ready      instances that got what they waited for
+    computing  instances whose last slice was cut off, and beside other tenants those that begin
+
+While one tenant has instances there is nothing to share out, and the worker takes them as they
+come. Beside others the tenant goes first whose instances had the processor for the least time
+(virtual time, as in the kernel's queue): not the one that has the most of them. Whoever comes back
+from a pause is lifted to the one that had a turn last, less a slice: nobody saves up time, and a
+reply waits for the slice that runs, not for a round of all that compute. Within a tenant those
+that are ready go first; its others get a slice for each slice's time of theirs.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+from typing import TYPE_CHECKING
+
+from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TURN_MS_MAX
+
+if TYPE_CHECKING:
+    from symphony_runtime.worker.instance import Instance
+
+SLICE_NS = int(EPOCH_TICK_MS * 1_000_000)
+TURN_NS = int(TURN_MS_MAX * 1_000_000)
+_SHARES_SPARE = 16  # of tenants that have no instance, before any is forgotten
+
+
+class Share:
+    """A tenant in a worker: its instances that can go on, and the time that they had.
+
+    Anybody may add to `used_ns` what else a tenant costs; what it was before its worker had another
+    tenant does not count.
+    """
+
+    __slots__ = ("ahead_ns", "computing", "listed", "live", "ready", "tenant", "used_ns")
+
+    def __init__(self, tenant: str = "") -> None:
+        self.tenant = tenant
+        self.live = 0  # instances
+        self.used_ns = 0
+        self.ahead_ns = 0  # what the ready ones had since one that computes had a slice
+        self.ready: deque[Instance] = deque()
+        self.computing: deque[Instance] = deque()
+        self.listed = False  # `Turns` knows that it has some; always true of a sole tenant
+
+    def computes_next(self) -> bool:
+        """Whether the next of its instances is one that begins or computes."""
+        return bool(self.computing) and (not self.ready or self.ahead_ns >= SLICE_NS)
+
+
+class Turns:
+    """The shares of all tenants; `shared`: several have instances, else only `sole` (or nobody)."""
+
+    def __init__(self) -> None:
+        self.shared = False
+        self.sole = Share()
+        self.sole.listed = True
+        self._shares: dict[str, Share] = {}
+        self._living = 0  # shares that have instances
+        # Those that can go on: (used_ns when it was put here, order, share).
+        self._heap: list[tuple[int, int, Share]] = []
+        self._order = count()
+        self._now_ns = 0  # used_ns of the share that had a turn last, of all when none waits
+        self._latest_ns = 0  # the most that a share had when it last had nothing to do
+
+    def __len__(self) -> int:
+        """Tenants that are known."""
+        return len(self._shares)
+
+    def of(self, tenant: str) -> Share:
+        """Return a tenant's share."""
+        share = self._shares.get(tenant)
+        if share is None:
+            if len(self._shares) > 2 * self._living + _SHARES_SPARE:
+                self._forget()
+            share = self._shares[tenant] = Share(tenant)
+        return share
+
+    def enter(self, share: Share) -> None:
+        """A tenant has an instance more."""
+        share.live += 1
+        if share.live == 1:
+            self._living += 1
+            if self._living <= 2:
+                self._reset()
+
+    def leave(self, share: Share) -> None:
+        """A tenant has an instance less."""
+        share.live -= 1
+        if not share.live:
+            share.ready.clear()  # what is left there has ended
+            share.computing.clear()
+            self._living -= 1
+            if self._living <= 1:
+                self._reset()
+
+    def begin(self, lip: "Instance") -> None:
+        """Queue an instance that has not run yet: beside others behind its tenant's replies."""
+        lip.queued = True
+        share = lip.run.share
+        (share.computing if self.shared else share.ready).append(lip)
+        if not share.listed:
+            self.enlist(share)
+
+    def enlist(self, share: Share) -> None:
+        """A share has instances that can go on, and had none."""
+        share.listed = True
+        share.used_ns = max(share.used_ns, self._now_ns - SLICE_NS)
+        heappush(self._heap, (share.used_ns, next(self._order), share))
+
+    def first(self) -> Share | None:
+        """Return the share whose turn it is, while several tenants have instances."""
+        heap = self._heap
+        while heap:
+            used, _, share = heap[0]
+            if not share.ready and not share.computing:
+                heappop(heap)
+                share.listed = False
+                self._latest_ns = max(self._latest_ns, share.used_ns)
+            elif used < share.used_ns:  # it has had time since it was put there
+                heapreplace(heap, (share.used_ns, next(self._order), share))
+            else:
+                self._now_ns = max(self._now_ns, used)
+                return share
+        self._now_ns = max(self._now_ns, self._latest_ns)  # nobody is owed anything
+        return None
+
+    def waiting(self) -> bool:
+        """Whether any instance can go on."""
+        if self.shared:
+            return self.first() is not None
+        return bool(self.sole.ready or self.sole.computing)
+
+    def play(
+        self, work: Callable[["Instance"], int], flush: Callable[[], None], *, replies: bool
+    ) -> None:
+        """Let instances of several tenants run, in order, until a turn's time is over.
+
+        `work` gives one its slice and returns the nanoseconds that it took. It is over with one
+        that computes, if a slice's time has gone by then; `flush` comes before such a one, so that
+        the others' calls are on their way. With `replies` it is over before one that computes.
+        """
+        spent = 0
+        while (share := self.first()) is not None:
+            computes = share.computes_next()
+            if computes and replies:
+                return
+            lip = (share.computing if computes else share.ready).popleft()
+            lip.queued = False
+            if lip.ended:
+                continue
+            if computes:
+                flush()
+            used = work(lip)
+            share.used_ns += used
+            share.ahead_ns = 0 if computes else share.ahead_ns + used
+            spent += used
+            if spent >= (SLICE_NS if computes else TURN_NS):
+                return
+
+    def _reset(self) -> None:
+        """One tenant is alone, or no longer alone: what they had until now counts no more."""
+        for _, _, share in self._heap:
+            share.listed = False
+        self._heap.clear()
+        self._now_ns = self._latest_ns = 0
+        self.sole.listed = False
+        living = [share for share in self._shares.values() if share.live]
+        self._shares = {share.tenant: share for share in living}
+        self.shared = len(living) > 1
+        for share in living:
+            share.used_ns = share.ahead_ns = 0
+            if self.shared and (share.ready or share.computing):
+                self.enlist(share)
+        if not self.shared:
+            self.sole = living[0] if living else Share()
+            self.sole.listed = True
+
+    def _forget(self) -> None:
+        """Forget tenants without instances, unless they have had more time than others have."""
+        now = self._now_ns
+        self._shares = {
+            share.tenant: share
+            for share in self._shares.values()
+            if share.live or share.used_ns > now
+        }
