@@ -33,18 +33,20 @@ class _Tenant:
     def __init__(self, tokens: int, now: float) -> None:
         self.bucket = Bucket(tokens, tokens / _MINUTE, now)
         self.held: OrderedDict[int, dict[Work, None]] = OrderedDict()
+        self.waiting = 0  # tokens of what is held
         self.timer: asyncio.TimerHandle | None = None
 
     def hold(self, work: Work) -> None:
         """Keep a work until there are tokens."""
         self.held.setdefault(work.root, {})[work] = None
+        self.waiting += work.count
 
     def drop(self, work: Work) -> bool:
         """Forget a held work; return whether it was one."""
         works = self.held.get(work.root)
         if works is None or work not in works:
             return False
-        del works[work]
+        self._taken(works, work)
         if not works:
             del self.held[work.root]
         return True
@@ -53,12 +55,16 @@ class _Tenant:
         """Take the next work out: the first of the LIP whose turn it is."""
         root, works = next(iter(self.held.items()))
         work = next(iter(works))
-        del works[work]
+        self._taken(works, work)
         if works:
             self.held.move_to_end(root)
         else:
             del self.held[root]
         return work
+
+    def _taken(self, works: dict[Work, None], work: Work) -> None:
+        del works[work]
+        self.waiting -= work.count
 
 
 class Throttle:
@@ -111,8 +117,7 @@ class Throttle:
         found = self._tenants.get(tenant)
         if found is None:
             return None
-        held = sum(work.count for works in found.held.values() for work in works)
-        left = found.bucket.level(self._now()) - held
+        left = found.bucket.level(self._now()) - found.waiting
         seconds = max(0.0, (1.0 - left) / found.bucket.rate)
         return [max(0, int(left)), int(1000 * seconds + 0.999)]
 

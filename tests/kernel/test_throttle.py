@@ -139,6 +139,43 @@ def test_what_is_held_can_be_cancelled_and_forgotten() -> None:
     clock.run(course())
 
 
+class Counted(Pred):
+    """Counts who asks how many tokens it has."""
+
+    asked = 0
+
+    @property
+    def count(self) -> int:
+        Counted.asked += 1
+        return 2
+
+    @count.setter
+    def count(self, _: int) -> None: ...
+
+
+def test_what_is_left_is_known_without_a_look_at_what_is_held() -> None:
+    # Each request of an OpenAI route asks it, and a tenant may hold a hundred thousand preds.
+    clock = VirtualClock()
+
+    async def course() -> None:
+        stage = Stage(clock)
+        stage.throttle.limit("acme", RATE)
+        stage.submit(Pred("large", 1, count=RATE))
+        held = [Counted(f"held{i}", i % 3) for i in range(30)]
+        stage.submit(*held)
+        asked = Counted.asked
+        assert stage.throttle.left("acme") == [0, 61_000]
+        assert Counted.asked == asked
+        stage.throttle.cancel(held[0])
+        stage.throttle.forget(1)
+        assert stage.throttle.left("acme") == [0, 39_000]
+        await asyncio.sleep(3600)
+        assert len(stage.queue.came) == 1 + 19
+        assert stage.throttle.left("acme") == [RATE, 0]
+
+    clock.run(course())
+
+
 def test_another_rate_counts_at_once() -> None:
     clock = VirtualClock()
 
