@@ -110,11 +110,16 @@ def print_listing(
     if options.json:
         print_json(items)
         return
-    table = [headings, *(tuple(map(str, row)) for row in rows)]
+    table = [headings, *(tuple(map(_shown, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
+
+
+def _shown(cell: object) -> str:
+    """Return a cell as a terminal may show it: strangers have written some of them."""
+    return "".join(c if c.isprintable() else "?" for c in str(cell))
 
 
 def print_json(value: object) -> None:
