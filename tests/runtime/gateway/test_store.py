@@ -3,9 +3,11 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.database.postgresql import PostgresDatabase
 from symphony_runtime.gateway.schema import SCHEMA_VERSION
 from symphony_runtime.gateway.store import Store, StoreError
 
@@ -114,6 +116,7 @@ def test_a_url_that_means_no_database_is_refused(tmp_path: Path) -> None:
         for url, words in (
             ("mysql://host/db", "begins with postgresql://"),
             (f"postgresql:///db?host={tmp_path}&password=hush", "cannot be reached"),
+            ("postgresql://me:hush%zz@host/db", "none that PostgreSQL understands"),
         ):
             with pytest.raises(StoreError, match=words) as error:
                 Store(tmp_path / "db", url)
@@ -132,3 +135,11 @@ def test_a_connection_that_was_lost_comes_back(tmp_path: Path, postgres: Cluster
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_database_whose_machine_has_gone_is_noticed(postgres: Cluster) -> None:
+    url = f"{postgres.new_url()}&keepalives_idle=99"
+    connection: Any = PostgresDatabase(url).connect(writes=True)
+    said = connection.open().info.get_parameters()
+    connection.close()
+    assert (said["keepalives_idle"], said["tcp_user_timeout"]) == ("99", "30000")

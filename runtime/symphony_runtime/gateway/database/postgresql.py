@@ -15,6 +15,7 @@ from symphony_runtime.gateway.database import AwayError, Connection, Cursor, Sto
 
 try:
     import psycopg
+    import psycopg.conninfo
     from psycopg.rows import RowMaker
 except ImportError as error:  # it is an extra: who keeps to SQLite need not have it
     raise StoreError(
@@ -22,6 +23,10 @@ except ImportError as error:  # it is an extra: who keeps to SQLite need not hav
     ) from error
 
 _CONNECT_SECONDS = 10
+# A server whose machine has gone says nothing: without these a statement would wait for hours. What
+# the URL says of them goes before.
+_NOTICE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3",
+           "tcp_user_timeout": "30000"}  # fmt: skip
 _LOCK = 0x53796D70686F6E79  # of migrations: any number that only we use
 _TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION",
           "TEXT": 'TEXT COLLATE "C"'}  # fmt: skip
@@ -109,9 +114,10 @@ class _Connection:
         """Return the connection, made anew where it was lost; AwayError."""
         if self._raw is not None and not self._raw.closed:
             return self._raw
+        told = _conninfo(self._url)
         try:
             raw = psycopg.connect(
-                self._url,
+                told,
                 autocommit=True,
                 connect_timeout=_CONNECT_SECONDS,
                 application_name="symphony",
@@ -157,6 +163,19 @@ class _Connection:
         """End it."""
         if self._raw is not None:
             self._raw.close()
+
+
+def _conninfo(url: str) -> str:
+    """Return what libpq is told: the URL, and how a lost connection is noticed; AwayError.
+
+    What is wrong with it is not told: the library's words repeat it, password and all.
+    """
+    try:
+        said = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        raise AwayError("the store's URL is none that PostgreSQL understands") from None
+    missing: dict[str, Any] = {name: value for name, value in _NOTICE.items() if name not in said}
+    return psycopg.conninfo.make_conninfo(url, **missing)
 
 
 class _Row:
