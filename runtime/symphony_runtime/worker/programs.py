@@ -1,6 +1,7 @@
 """The programs that a worker has, by the names of their modules."""
 
 import logging
+from collections.abc import Iterator
 
 from symphony_runtime.worker.fiber import FiberHost, HostFault, Program
 
@@ -13,6 +14,14 @@ class Programs:
     def __init__(self, fibers: FiberHost) -> None:
         self._fibers = fibers
         self._programs: dict[str, Program] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._programs)
+
+    def __iter__(self) -> Iterator[str]:
+        """Give their names."""
+        return iter(self._programs)
 
     def load(self, module: str, artefact: bytes) -> None:
         """Load one; what does not load is not there, and the runs of it end as failed."""
