@@ -24,6 +24,7 @@ from symphony_kernel.protocol.limits import (
     PREFIX_CACHE_SHARE,
     TENANT_DURABLE_BYTES_MAX,
     TENANT_WEIGHT_MAX,
+    TENANT_WEIGHT_MIN,
 )
 from symphony_kernel.scheduler.clock import Clock
 
@@ -125,7 +126,7 @@ def _check_shares(configuration: Configuration) -> None:
         raise ConfigurationError(f"delivery_ms is a number from 0 to {DELIVERY_MS_MAX:.0f}")
     weights = configuration.tenant_weights
     if type(weights) is not dict or not all(
-        type(weight) in (int, float) and 0 < weight < TENANT_WEIGHT_MAX
+        type(weight) in (int, float) and TENANT_WEIGHT_MIN <= weight < TENANT_WEIGHT_MAX
         for weight in weights.values()
     ):
         raise ConfigurationError("tenant_weights are positive numbers by tenant")

@@ -46,6 +46,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_RUNS_KEPT_MAX,
     TENANT_RUNS_LIVE_MAX,
     TENANT_WEIGHT_MAX,
+    TENANT_WEIGHT_MIN,
 )
 
 from symphony_runtime.limits import parse_limits, parse_tenants
@@ -176,7 +177,8 @@ class ServeOptions:
             if value is not None and not value >= low:  # as no NaN is
                 raise OptionsError(f"{name} must be at least {low}")
         for tenant, weight in self.tenant_weights.items():
-            if type(weight) not in (int, float) or not 0 < weight < TENANT_WEIGHT_MAX:
+            number = weight if type(weight) in (int, float) else 0
+            if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:
                 raise OptionsError(f"tenant_weights: that of {tenant} must be a positive number")
         try:
             parse_tools(self.tools)

@@ -122,6 +122,10 @@ _PROGRAM: Final = (
 _TENANT: Final = (
     Limit("live_runs", Of.TENANT, n.TENANT_RUNS_LIVE_MAX, n.RUNS_LIVE_MAX,
           "runs that have not ended", "gateway", "429"),
+    Limit("programs", Of.TENANT, n.TENANT_PROGRAMS_MAX, 1 << 20, "programs kept; names of them",
+          "gateway", "429"),
+    Limit("programs_kept_bytes", Of.TENANT, n.TENANT_PROGRAMS_KEPT_BYTES_MAX, 1 << 50,
+          "bytes of the modules of programs kept", "gateway", "429"),
     Limit("requests_per_second", Of.TENANT, 5_000, 1_000_000,
           "requests; as many may come at once", "gateway", "429"),
     Limit("tokens_per_minute", Of.TENANT, None, _PAST_COUNTING,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX
+from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 
 SetWeight = Callable[[str, float], None]
 
@@ -22,6 +22,7 @@ class Shares:
         """Give a tenant a weight, or its usual one (None); EINVAL."""
         if weight is None:
             weight = self._usual.get(tenant, 1.0)
-        if type(weight) not in (int, float) or not 0 < weight < TENANT_WEIGHT_MAX:  # type: ignore[operator]
-            raise SyscallError(Errno.EINVAL, "a weight is a positive number")
-        self._set_weight(tenant, weight)  # type: ignore[arg-type]
+        number = weight if isinstance(weight, int | float) and type(weight) is not bool else 0
+        if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:
+            raise SyscallError(Errno.EINVAL, f"a weight is a number from {TENANT_WEIGHT_MIN}")
+        self._set_weight(tenant, number)

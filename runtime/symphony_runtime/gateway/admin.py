@@ -12,7 +12,7 @@ from aiohttp import web
 from symphony_runtime.gateway import audit
 from symphony_runtime.gateway.administration import WORDS
 from symphony_runtime.gateway.auth import Key
-from symphony_runtime.gateway.forgetting import forget_tenant
+from symphony_runtime.gateway.forgetting import forget_tenant, forget_traces
 from symphony_runtime.gateway.http import (
     answer,
     flag,
@@ -89,6 +89,7 @@ async def delete_tenant(request: web.Request) -> web.StreamResponse:
     if left:
         raise not_empty(left)
     await with_.administration.delete_tenant(tenant)
+    await forget_traces(with_, tenant)
     return web.Response(status=204)
 
 

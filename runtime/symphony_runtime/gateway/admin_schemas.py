@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from symphony_kernel.protocol.limits import NAME_BYTES_MAX, TENANT_WEIGHT_MAX
+from symphony_kernel.protocol.limits import NAME_BYTES_MAX, TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 
 from symphony_runtime.gateway.tenants import QUOTAS
 from symphony_runtime.gateway.usage import COLUMNS
@@ -11,7 +11,11 @@ _STRING = {"type": "string"}
 _INTEGER = {"type": "integer"}
 _STRING_OR_NULL = {"type": ["string", "null"]}
 _INTEGER_OR_NULL = {"type": ["integer", "null"]}
-_WEIGHT = {"type": ["number", "null"], "exclusiveMinimum": 0, "exclusiveMaximum": TENANT_WEIGHT_MAX}
+_WEIGHT = {
+    "type": ["number", "null"],
+    "minimum": TENANT_WEIGHT_MIN,
+    "exclusiveMaximum": TENANT_WEIGHT_MAX,
+}
 _QUOTAS = {
     "type": "object",
     "additionalProperties": False,

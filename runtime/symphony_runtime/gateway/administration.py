@@ -10,6 +10,7 @@ cut off. A weight goes to the kernel at once, and again whenever a kernel is the
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 from aiohttp import web
@@ -17,12 +18,13 @@ from symphony_kernel.protocol.errno import SyscallError
 
 from symphony_runtime.gateway.audit import Asked, Audit
 from symphony_runtime.gateway.auth import Keys, read_keys, suspended
+from symphony_runtime.gateway.kernel_limits import KernelLimits
 from symphony_runtime.gateway.key_ring import KeyRing
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.run import now_ms
 from symphony_runtime.gateway.store import Store
-from symphony_runtime.gateway.tenants import Change, Tenant, Tenants, read_tenants
+from symphony_runtime.gateway.tenants import Change, Tenant, Tenants, not_empty, read_tenants
 from symphony_runtime.gateway.usage import Ledger
 from symphony_runtime.gateway.visits import Visits
 
@@ -38,6 +40,11 @@ class LiveRuns(Protocol):
     @property
     def kernel(self) -> KernelLink:
         """The link to the kernel."""
+
+    kernel_limits: KernelLimits  # what the kernel is told of tenants
+
+    def live_by_tenant(self) -> dict[str, int]:
+        """Return how many live runs each tenant has that has any."""
 
     def runs_of(self, tenant: str) -> list[Run]:
         """Return a tenant's live runs."""
@@ -104,6 +111,8 @@ class Administration:
         self.keys.suspended = self.tenants.suspended()
         if change.weighs:
             await self._tell_weight(self.runs.kernel, tenant.id, tenant.weight)
+        if change.quotas:
+            await self._tell_limits([tenant.id])
         if tenant.suspended_ms is not None:
             await self.expel(tenant.id)
 
@@ -119,6 +128,7 @@ class Administration:
         for tenant in weights.keys() | now.keys():
             if weights.get(tenant) != now.get(tenant):
                 await self._tell_weight(self.runs.kernel, tenant, now.get(tenant))
+        await self._tell_limits(self.runs.live_by_tenant())
         await asyncio.gather(*map(self.expel, self.keys.suspended - suspended))
 
     async def delete_tenant(self, tenant: str) -> None:
@@ -129,10 +139,13 @@ class Administration:
         """
         self.keys.suspended.add(tenant)  # nothing of it begins meanwhile
         try:
+            if self.runs.runs_of(tenant):  # one that began just before
+                raise not_empty(["live runs"])
             await self.tenants.delete(tenant)
             self.ring.gone(key.id for key in self.keys.of(tenant))
         finally:
             self.keys.suspended = self.tenants.suspended()
+        await self._tell_weight(self.runs.kernel, tenant, None)  # the next one may be called so
 
     async def expel(self, tenant: str) -> None:
         """End a suspended tenant's runs; then cut off what it still has open."""
@@ -152,6 +165,17 @@ class Administration:
     async def _tell_weights(self, kernel: KernelLink) -> None:
         for tenant, weight in self.tenants.weights().items():
             await self._tell_weight(kernel, tenant, weight)
+        await self._tell_limits(self.runs.live_by_tenant())
+
+    async def _tell_limits(self, tenants: Iterable[str]) -> None:
+        """Tell the kernel what tenants may have now; of others it hears before their first run."""
+        for tenant in tenants:
+            try:
+                await self.runs.kernel_limits.tell(tenant)
+            except KernelAwayError:
+                _log.info("the kernel is away: it is told of limits when it comes")
+            except SyscallError as error:
+                _log.error("the kernel refuses the limits of %s: %s", tenant, error)
 
     async def _tell_weight(self, kernel: KernelLink, tenant: str, weight: float | None) -> None:
         try:

@@ -8,6 +8,8 @@ there. What it used stays in the books, and what was done and denied in the audi
 anything that its programs or users said.
 """
 
+import logging
+
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
 
@@ -18,6 +20,7 @@ from symphony_runtime.gateway.problems import Problem, unavailable
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.tenants import Change
 
+_log = logging.getLogger(__name__)
 _NAMES = 500  # of KV files, at once
 _TABLES = ("idempotency", "secrets")
 
@@ -36,6 +39,17 @@ async def forget_tenant(with_: Services, tenant: str) -> None:
     await with_.retention.forget_tenant(tenant)
     await with_.store.write(lambda connection: _delete_rows(connection, tenant))
     await with_.store.scrub()
+
+
+async def forget_traces(with_: Services, tenant: str) -> None:
+    """Forget what no listing shows of a tenant that is gone: the next one may be called so."""
+    await with_.programs.forget_tenant(tenant)  # uploads that were under way, too
+    unload(with_.runs, tenant, f"{tenant}/")
+    with_.channels.forget(tenant)
+    try:
+        await with_.runs.kernel.ask("forget_prefixes", tenant=tenant)
+    except KernelAwayError:
+        _log.warning("prefixes that %s offered may be left in the kernel's journal", tenant)
 
 
 def _delete_rows(connection: Connection, tenant: str) -> None:

@@ -26,7 +26,7 @@ from symphony_runtime.gateway.idempotency import REPLAYED, read_once
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, bad_request
-from symphony_runtime.gateway.programs import Program, count_refusals, digest_of
+from symphony_runtime.gateway.programs import Program, Room, count_refusals, digest_of
 from symphony_runtime.gateway.results import (
     MESSAGE_COST_BYTES,
     SMALL_BYTES,
@@ -55,7 +55,8 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
             functions = limits.at_most("program_functions")
-            _, new = await with_.programs.upload(tenant, name, wasm, functions)
+            room = Room(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
+            _, new = await with_.programs.upload(tenant, name, wasm, functions, room)
 
         program_id, again = await digest_of(wasm), False
         if once is None:

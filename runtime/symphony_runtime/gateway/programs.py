@@ -31,6 +31,7 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_BYTES_MAX,
     PROGRAM_FUNCTIONS_CEILING,
     PROGRAM_FUNCTIONS_MAX,
+    RETRY_SECONDS_MAX,
 )
 
 from symphony_runtime.compiler import (
@@ -100,6 +101,14 @@ class Program:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much of programs a tenant may keep."""
+
+    programs: int  # and names of them
+    bytes: int  # of their modules
+
+
 class Programs:
     """The programs of all tenants."""
 
@@ -121,11 +130,12 @@ class Programs:
         name: str | None,
         wasm: bytes,
         functions_max: int = PROGRAM_FUNCTIONS_MAX,
+        room: Room | None = None,
     ) -> tuple[Program, bool]:
         """Check, compile and keep a program; True if its bytes were not known.
 
         Raises:
-            Problem: 400 with every problem of the program, 413 too large.
+            Problem: 400 with every problem of the program, 413 too large; 429, there is no `room`.
         """
         if name is not None:
             check_name(name)
@@ -133,6 +143,8 @@ class Programs:
             raise too_large("a program", PROGRAM_BYTES_MAX)
         forgotten, digest = self._forgotten[tenant], _digest(await digest_of(wasm))
         known = await self.find(tenant, f"sha256:{digest}")
+        new = 0 if known is not None else len(wasm)
+        await self._check_room(tenant, name, new, room)
         if known is None:
             try:
                 async with self._turns.of(tenant):
@@ -143,6 +155,7 @@ class Programs:
             async with self._changing:
                 if self._forgotten[tenant] != forgotten:
                     raise not_found("tenant")  # while it was compiled
+                await self._check_room(tenant, name, new, room)
                 await asyncio.to_thread(self._write_files, tenant, digest, wasm, compiled)
                 await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
@@ -235,8 +248,9 @@ class Programs:
         """Forget all programs of a tenant, with their names and files; no upload comes after it."""
 
         def delete(connection: Connection) -> None:
-            for table in ("program_names", "programs"):
+            for table in ("program_names", "programs", "program_bytes"):
                 connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
+            note_change(connection)
 
         async with self._changing:
             self._forgotten[tenant] += 1
@@ -322,6 +336,20 @@ class Programs:
         self._forget_known()
 
     # -- The database --------------------------------------------------------------------------
+    async def _check_room(self, tenant: str, name: str | None, new: int, room: Room | None) -> None:
+        """Check that a tenant may keep a module of `new` bytes more (0: none), and a name.
+
+        Raises:
+            Problem: 429.
+        """
+        if room is None:
+            return
+        programs, size, names = await self._store.read(lambda c: _kept(c, tenant, name))
+        if (new and programs >= room.programs) or (name is not None and names >= room.programs):
+            raise _full("programs", f"{room.programs} programs, or names of them", room.programs)
+        if new and size + new > room.bytes:
+            raise _full("programs_kept_bytes", f"{room.bytes} bytes of programs", room.bytes)
+
     async def _share(self, tenant: str, digest: str, wasm: bytes) -> None:
         """Keep a program's bytes where other gateways find them."""
         if self._store.shared:
@@ -413,12 +441,14 @@ def check_name(name: str) -> None:
 
 @contextlib.contextmanager
 def count_refusals(figures: RunFigures, tenant: str) -> Iterator[None]:
-    """Count it when a program of a tenant is refused for its size or its functions."""
+    """Count it when a program of a tenant is refused for a limit."""
     try:
         yield
     except Problem as problem:
         if problem.status == 413:
             figures.hit(tenant, "program_bytes")
+        elif problem.kind == "too-many-programs":
+            figures.hit(tenant, problem.fields["field"])
         elif any(map(is_too_many_functions, problem.fields.get("problems", ()))):
             figures.hit(tenant, "program_functions")
         raise
@@ -427,6 +457,14 @@ def count_refusals(figures: RunFigures, tenant: str) -> Iterator[None]:
 def _refusal(error: ProgramError) -> Problem:
     detail = "; ".join(error.problems)
     return bad_request("program-refused", detail, problems=error.problems)
+
+
+def _full(limit: str, what: str, most: int) -> Problem:
+    detail = f"the tenant may keep {what}: delete some"
+    # Nothing but a deletion makes room.
+    return Problem(
+        429, "too-many-programs", detail, retry_after=RETRY_SECONDS_MAX, field=limit, limit=most
+    )
 
 
 def _check_artefact(compiled: Compiled) -> None:
@@ -459,6 +497,15 @@ def _program(row: Row) -> Program:
 def _changing(connection: Connection, sql: str, values: tuple[Any, ...]) -> None:
     connection.execute(sql, values)
     note_change(connection)
+
+
+def _kept(connection: Connection, tenant: str, name: str | None) -> tuple[int, int, int]:
+    """Return a tenant's programs, the bytes of their modules, and its names but for one."""
+    sql = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM programs WHERE tenant = ?"
+    programs, size = connection.execute(sql, (tenant,)).fetchone()
+    sql = "SELECT COUNT(*) FROM program_names WHERE tenant = ? AND name != ?"
+    (names,) = connection.execute(sql, (tenant, name or "")).fetchone()
+    return int(programs), int(size), int(names)
 
 
 def _artefact_row(connection: Connection, program: Program) -> Row | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from symphony_kernel.protocol.limit_table import LIMITS
-from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX
+from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 
 from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.peers import note_change
@@ -21,6 +21,8 @@ from symphony_runtime.gateway.store import Store
 
 OPERATOR = "operator"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+# What a tenant has beside programs and runs: it goes with it, for the next one may be called so.
+_ALONG = ("keys", "secrets", "idempotency", "program_names", "program_bytes")
 # What an operator may set for a tenant, with the least and the most that it can be.
 QUOTAS: dict[str, tuple[int, int]] = {
     limit.name: (limit.least, limit.ceiling)
@@ -127,7 +129,7 @@ class Tenants:
         return changed
 
     async def delete(self, tenant: str) -> None:
-        """Forget a tenant, with its keys; what it used stays in the books.
+        """Forget a tenant, with keys and secrets; what it used stays in the books.
 
         Raises:
             Problem: 404; 409, it has programs or runs.
@@ -184,9 +186,11 @@ def parse_change(body: Mapping[str, Any]) -> Change:
         raise bad_request("bad-request", "`suspended` must be true or false")
     weight = body.get("weight")
     if weight is not None and (
-        type(weight) not in (int, float) or not 0 < weight < TENANT_WEIGHT_MAX
+        type(weight) not in (int, float) or not TENANT_WEIGHT_MIN <= weight < TENANT_WEIGHT_MAX
     ):
-        detail = f"`weight` must be a number above 0 and below {TENANT_WEIGHT_MAX:.0f}, or null"
+        detail = (
+            f"`weight` is a number from {TENANT_WEIGHT_MIN} to {TENANT_WEIGHT_MAX:.0f}, or null"
+        )
         raise bad_request("bad-request", detail)
     quotas = body.get("quotas", {})
     if not isinstance(quotas, dict):
@@ -234,7 +238,7 @@ def update_tenant(connection: Connection, tenant: Tenant) -> None:
 
 
 def delete_tenant(connection: Connection, tenant: str) -> list[str]:
-    """Delete a tenant with its keys, if nothing else is there; return what is, in words."""
+    """Delete a tenant that has no programs and no runs; return what it has, in words."""
     left = [
         words
         for words, table in (("programs", "programs"), ("runs", "runs"))
@@ -244,7 +248,8 @@ def delete_tenant(connection: Connection, tenant: str) -> list[str]:
         ).fetchone()
     ]
     if not left:
-        connection.execute("DELETE FROM keys WHERE tenant = ?", (tenant,))
+        for table in _ALONG:
+            connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
         connection.execute("DELETE FROM tenants WHERE id = ?", (tenant,))
         note_change(connection)
     return left

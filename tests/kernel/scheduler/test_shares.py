@@ -21,7 +21,7 @@ def test_what_an_operator_says_goes_before_the_options_until_it_is_taken_back() 
     assert [weight_of(queue, tenant) for tenant in ("research", "acme")] == [2.0, 1.0]
 
 
-@pytest.mark.parametrize("weight", [0, -1, float("nan"), TENANT_WEIGHT_MAX, "2", True, [2]])
+@pytest.mark.parametrize("weight", [0, -1, float("nan"), 5e-324, TENANT_WEIGHT_MAX, "2", True, [2]])
 def test_what_is_no_weight_is_refused(weight: object) -> None:
     queue = FairQueue()
     shares = Shares(queue.set_tenant_weight, {})

@@ -6,12 +6,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 from symphony_runtime.client import Client, ServerError
+from symphony_runtime.compiler import Compiled, Compiler
+from symphony_runtime.gateway.problems import Problem
 
 from tests.e2e import programs as guests
 from tests.support.guests import data, main
 from tests.support.house import House
 
 MARKER = "marker-4f9c1e"
+LATE = {"Idempotency-Key": "late"}
 # Sends its input, logs it, and holds the marker itself.
 TELL = guests.wasm(
     main(
@@ -115,6 +118,72 @@ def test_a_deleted_program_leaves_its_worker_when_no_run_uses_it(tmp_path: Path)
                     await asyncio.sleep(0.01)
             assert list((tmp_path / "programs" / "default").iterdir()) == []
             assert left_of(tmp_path / "programs", MARKER) == []
+            assert (await client.cancel(live))["status"] == "killed"
+
+    asyncio.run(scenario())
+
+
+class Gate(Compiler):
+    """The real compiler, which waits until it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.open = asyncio.Event(), asyncio.Event()
+
+    async def compile(self, wasm: bytes, functions_max: int = 1_000) -> Compiled:
+        self.began.set()
+        await self.open.wait()
+        return await super().compile(wasm, functions_max)
+
+
+def test_the_next_tenant_of_the_name_finds_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with House(tmp_path) as house, Client(house.url, house.admin_key) as admin:
+            with_ = house.gateway.services
+            await admin.create_tenant("acme", weight=8)
+            key = (await admin.create_key("acme", role="tenant"))["key"]
+            headers = {"Authorization": f"Bearer {key}", "Idempotency-Key": "one"}
+            async with aiohttp.ClientSession(house.url, headers=headers) as session:
+                secret = {"value": f"{MARKER}-value", "hosts": ["a.com"]}
+                async with session.put("/v1/secrets/TOKEN", json=secret) as response:
+                    assert response.status == 201
+                async with session.post("/v1/programs", data=guests.HELLO_WASM) as response:
+                    program = (await response.json())["id"]
+                async with session.delete(f"/v1/programs/{program}") as response:
+                    assert response.status == 204
+                gate = with_.programs._compiler = Gate()
+                late = asyncio.create_task(session.post("/v1/programs", data=TELL, headers=LATE))
+                await asyncio.wait_for(gate.began.wait(), 20)
+                await admin._json("DELETE", "/v1/admin/tenants/acme")
+                gate.open.set()
+                await asyncio.wait([late], timeout=20)
+                assert late.exception() is not None  # cut off with its key
+            async with asyncio.timeout(20):
+                while with_.administration.visits.statistics()["requests"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await admin.create_tenant("acme")
+            headers["Authorization"] = f"Bearer {(await admin.create_key('acme'))['key']}"
+            async with aiohttp.ClientSession(house.url, headers=headers) as session:
+                for listing in ("secrets", "programs"):
+                    async with session.get(f"/v1/{listing}") as response:
+                        assert (await response.json())["data"] == []
+                # The key of the one before is not known.
+                async with session.post("/v1/programs", data=guests.SPIN_WASM) as response:
+                    assert response.status == 201
+            assert house.kernel._scheduler._queue.tenant_weight("acme") == 1.0
+        assert left_of(tmp_path, MARKER) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_has_just_begun_keeps_its_tenant(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with House(tmp_path) as house, house.client() as client:
+            await client.upload(HANG, "hang")
+            live = await client.start("hang")
+            with pytest.raises(Problem) as refused:
+                await house.gateway.services.administration.delete_tenant("default")
+            assert refused.value.fields["left"] == ["live runs"]
             assert (await client.cancel(live))["status"] == "killed"
 
     asyncio.run(scenario())

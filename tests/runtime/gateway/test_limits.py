@@ -223,6 +223,22 @@ def test_what_an_administrator_sets_counts_at_once(tmp_path: Path) -> None:
     in_house(tmp_path, scenario)
 
 
+def test_what_the_kernel_counts_holds_for_runs_that_are_live(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(HANG, "hang")
+        run = await client.start("hang")
+        ask = house.gateway.services.runs.kernel.ask
+        assert await ask("tokens_left", tenant="default") is None
+        async with Client(house.url, house.admin_key) as admin:
+            await admin.change_tenant("default", quotas={"tokens_per_minute": 600})
+            assert await ask("tokens_left", tenant="default") == [600, 0]
+            await admin.change_tenant("default", quotas={"tokens_per_minute": None})
+            assert await ask("tokens_left", tenant="default") is None
+        await client.cancel(run)
+
+    in_house(tmp_path, scenario)
+
+
 def test_a_program_may_be_too_large_or_have_too_many_functions(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
         functions = guests.wasm(main("(i32.const 0)", "(func)" * 10))
@@ -305,3 +321,33 @@ def test_what_a_worker_tells_of_limits_is_believed_as_far_as_it_can_be() -> None
     said = {"tickets": 3, "handles": -1, "children": "x", "live_runs": 5, 7: 7, "messages": 1 << 60}
     figures.worker_hits("acme", said)
     assert figures.statistics()["limits_reached"] == {"tickets": 3}
+
+
+def test_a_tenant_keeps_so_many_programs_and_names(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HELLO_WASM, "a")
+        await client.upload(guests.SPIN_WASM, "b")
+        for upload in (
+            client.upload(guests.DECODE_WASM), client.upload(guests.HELLO_WASM, "c"),
+        ):  # fmt: skip
+            problem = await refused(upload)
+            assert (problem.status, problem.problem["field"]) == (429, "programs")
+            assert problem.retry_after is not None
+        assert await hits(house, "programs") == 2
+        await client.upload(guests.HELLO_WASM, "b")  # a name that there is may move
+        await client.delete_program("a")
+        await client.upload(guests.DECODE_WASM, "d")
+
+    in_house(tmp_path, scenario, programs=2)
+
+
+def test_a_tenant_keeps_so_many_bytes_of_programs(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        large = [guests.wasm(main("(i32.const 0)", data(n, bytes(3_000)))) for n in range(2)]
+        await client.upload(large[0])
+        problem = await refused(client.upload(large[1]))
+        assert (problem.status, problem.problem["field"]) == (429, "programs_kept_bytes")
+        assert await hits(house, "programs_kept_bytes") == 1
+        await client.upload(large[0], "again")
+
+    in_house(tmp_path, scenario, programs_kept_bytes=5_000)

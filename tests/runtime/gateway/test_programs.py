@@ -120,3 +120,18 @@ def test_a_refused_program_leaves_nothing(tmp_path: Path) -> None:
         assert files(tmp_path, "") == []
 
     with_programs(tmp_path, scenario)
+
+
+def test_no_bytes_are_left_for_other_gateways_of_a_tenant_that_is_forgotten(
+    tmp_path: Path,
+) -> None:
+    async def scenario(programs: Programs, _: CountingCompiler) -> None:
+        programs._store.shared = True  # as where several gateways share a database
+        for tenant in ("t", "other"):
+            await programs.upload(tenant, "a", guests.HELLO_WASM)
+        await programs.forget_tenant("t")
+        sql = "SELECT tenant FROM program_bytes"
+        rows = await programs._store.read(lambda c: c.execute(sql).fetchall())
+        assert [row["tenant"] for row in rows] == ["other"]
+
+    with_programs(tmp_path, scenario)

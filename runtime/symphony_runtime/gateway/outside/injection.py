@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from urllib.parse import quote, quote_plus
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import HTTP_HEADER_BYTES_MAX
+from symphony_kernel.protocol.limits import HTTP_HEADER_BYTES_MAX, REQUEST_SECRETS_MAX
 from yarl import URL
 
 from symphony_runtime.gateway.vault import Secret, VaultError
@@ -40,11 +40,15 @@ class Injector:
         """Return the secrets of a request.
 
         Raises:
-            SyscallError: ENOENT, the tenant has no such secret; EIO, it cannot be opened.
+            SyscallError: EINVAL, there are too many; ENOENT, the tenant has no such secret; EIO, it
+                cannot be opened.
         """
         names = set(_PLACE.findall("\n".join(request.headers.values())))
         if not names:
             return NOTHING
+        if len(names) > REQUEST_SECRETS_MAX:
+            detail = f"a request names {REQUEST_SECRETS_MAX} secrets at most"
+            raise SyscallError(Errno.EINVAL, detail)
         try:
             found = await self._reveal(tenant, names)
         except VaultError:
@@ -60,6 +64,7 @@ class Injected:
     def __init__(self, secrets: dict[str, Secret], *, plain_loopback: bool) -> None:
         self._secrets = secrets
         self._plain_loopback = plain_loopback
+        self.redirected = False  # an answer has named the URL that is asked now
         forms = {form for secret in secrets.values() for form in _forms(secret.value)}
         self._forms = sorted(forms, key=len, reverse=True)
 
@@ -85,6 +90,15 @@ class Injected:
         """Refuse an answer that cannot be looked through: EIO."""
         if self._secrets and encoding.strip().lower() not in ("", "identity"):
             raise SyscallError(Errno.EIO, "a packed answer to a request with a secret is refused")
+
+    def words(self, text: str) -> str:
+        """Return an error's words without the secrets.
+
+        A redirect may write one into its URL in whatever spelling: of that nothing is told.
+        """
+        if self.redirected:
+            return "a redirect of a request with a secret: its address is not told"
+        return self.mask_text(text)
 
     def mask(self, data: bytes) -> bytes:
         """Return bytes of an answer without the secrets."""

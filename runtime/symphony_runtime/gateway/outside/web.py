@@ -9,6 +9,7 @@ tenant has open, never serves a request under this one.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 from urllib.parse import urljoin
 
@@ -33,6 +34,7 @@ from symphony_runtime.gateway.outside.bodies import Bodies, Held
 from symphony_runtime.gateway.outside.connections import BoundedConnector
 from symphony_runtime.gateway.outside.injection import Injected, Injector, without_secrets
 from symphony_runtime.gateway.outside.lookups import Lookups
+from symphony_runtime.gateway.turns import TenantTurns
 from symphony_runtime.gateway.vault import Secret
 from symphony_runtime.outside.options import HttpRule
 from symphony_runtime.outside.requests import HttpRequest, parse_url
@@ -44,8 +46,11 @@ _ABOUT_BODY = frozenset({"content-type", "content-encoding", "content-language"}
 _HEADER_LINES_MAX = 128
 _HEADER_LINE_BYTES_MAX = 8_190
 _SAFE = frozenset({"GET", "HEAD"})  # methods that have no effects
+_IN_THREAD_BYTES = 16 << 10  # of an answer that is looked through
 # Less than most servers keep an idle connection: a request on one that they close then would fail.
 _KEPT_SECONDS = 4.0
+
+Turn = AbstractAsyncContextManager[None]
 
 
 class Web:
@@ -65,6 +70,7 @@ class Web:
         self._injector = injector or Injector(_no_secrets)
         self._resolver = resolver or Lookups().of
         self._bodies = Bodies()
+        self._turns = TenantTurns()  # to have answers looked through for secrets
         self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
 
     async def stop(self) -> None:
@@ -88,13 +94,18 @@ class Web:
                 with self._bodies.of(tenant) as held:
                     held.add(len(request.body))
                     return await self._follow(tenant, request, held, injected)
+        except SyscallError as error:
+            if not injected:
+                raise
+            raise SyscallError(error.errno, injected.words(error.detail)) from None
         except TimeoutError:
             raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             refused = _refused(error)
             if refused is not None:
-                raise SyscallError(Errno.EACCES, str(refused.strerror)) from error
-            words = injected.mask_text(str(error)) or type(error).__name__
+                words = injected.words(str(refused.strerror))
+                raise SyscallError(Errno.EACCES, words) from (None if injected else error)
+            words = injected.words(str(error)) or type(error).__name__
             raise SyscallError(Errno.EIO, words) from (None if injected else error)
 
     async def _follow(
@@ -112,8 +123,10 @@ class Web:
             ) as response:
                 target = response.headers.get("Location")
                 if response.status not in _REDIRECTS or target is None:
-                    return await _read(response, held, injected)
+                    turn = self._turns.of(tenant)
+                    return await _read(response, held, injected, turn)
                 response.close()  # whatever body it has, nobody reads it
+            injected.redirected = bool(injected)
             request = _redirected(request, response.status, target)
         raise SyscallError(Errno.EIO, f"more than {HTTP_REDIRECTS_MAX} redirects")
 
@@ -171,7 +184,9 @@ async def _no_secrets(_tenant: str, _names: Iterable[str]) -> dict[str, Secret]:
     return {}
 
 
-async def _read(response: aiohttp.ClientResponse, held: Held, injected: Injected) -> bytes:
+async def _read(
+    response: aiohttp.ClientResponse, held: Held, injected: Injected, turn: Turn
+) -> bytes:
     injected.check_answer(response.headers.get("Content-Encoding", ""))
     headers: dict[str, str] = {}
     for name, value in response.headers.items():
@@ -189,11 +204,22 @@ async def _read(response: aiohttp.ClientResponse, held: Held, injected: Injected
         if len(body) > HTTP_BODY_BYTES_MAX:
             response.close()
             raise SyscallError(Errno.EFBIG, f"a body of more than {HTTP_BODY_BYTES_MAX} bytes")
-    headers = {injected.mask_text(k): injected.mask_text(v) for k, v in headers.items()}
-    shown = injected.mask(bytes(body))
+    shown = bytes(body)
+    if injected and len(shown) > _IN_THREAD_BYTES:  # once for each way to write each secret
+        async with turn:
+            headers, shown = await asyncio.to_thread(_masked, injected, headers, shown)
+    elif injected:
+        headers, shown = _masked(injected, headers, shown)
     answer: dict[str, Any] = {"status": response.status, "headers": headers, "body": shown}
     packed: bytes = msgpack.packb(answer, unicode_errors="replace")
     return packed
+
+
+def _masked(
+    injected: Injected, headers: dict[str, str], body: bytes
+) -> tuple[dict[str, str], bytes]:
+    masked = {injected.mask_text(k): injected.mask_text(v) for k, v in headers.items()}
+    return masked, injected.mask(body)
 
 
 def _redirected(request: HttpRequest, status: int, target: str) -> HttpRequest:

@@ -14,6 +14,7 @@ import msgpack
 import pytest
 from aiohttp import web
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import REQUEST_SECRETS_MAX
 from symphony_runtime.gateway.outside.injection import Injector
 from symphony_runtime.gateway.outside.web import Web
 from symphony_runtime.gateway.vault import Secret
@@ -49,6 +50,13 @@ class Echo:
         told = told or ""
         if request.path == "/away":
             return web.Response(status=307, headers={"Location": self.elsewhere})
+        if request.path == "/told":
+            secret = quote(told.removeprefix("Bearer "), safe=":")
+            return web.Response(
+                status=302, headers={"Location": f"http://nowhere.test/?t={secret}"}
+            )
+        if request.path == "/large":
+            return web.Response(text=f"{'x' * 100_000}{told}")
         if request.path == "/packed":
             return web.Response(text=told, headers={"Content-Encoding": "gzip"})
         raw = told.removeprefix("Bearer ").encode()
@@ -153,6 +161,35 @@ def test_another_origin_gets_nothing_even_where_the_secret_may_go() -> None:
         assert there.seen == [None]
 
     with_web(scenario, hosts=lambda here, there: [here.host, there.host])
+
+
+def test_what_goes_wrong_behind_a_redirect_does_not_tell_it() -> None:
+    async def scenario(here: Echo, _: Echo, call: Call) -> None:
+        words = await refused(Errno.EACCES, call(f"{here.url}/told"))
+        assert "sesame" not in words
+        assert here.seen == [f"Bearer {VALUE}"]
+        # Of a request without a secret everything is told.
+        assert "nowhere.test" in await refused(Errno.EACCES, call(f"{here.url}/told", accept="a"))
+
+    with_web(scenario)
+
+
+def test_a_large_answer_is_looked_through_too() -> None:
+    async def scenario(here: Echo, _: Echo, call: Call) -> None:
+        answers = await asyncio.gather(*(call(f"{here.url}/large") for _ in range(3)))
+        assert {answer["body"][-11:] for answer in answers} == {b"xBearer ***"}
+
+    with_web(scenario)
+
+
+def test_a_request_names_a_few_secrets_only() -> None:
+    async def scenario(here: Echo, _: Echo, call: Call) -> None:
+        many = {f"x-{i}": f"{{{{secret:S{i}}}}}" for i in range(REQUEST_SECRETS_MAX + 1)}
+        assert "at most" in await refused(Errno.EINVAL, call(f"{here.url}/x", **many))
+        again = {f"x-{i}": "{{secret:TOKEN}}" for i in range(REQUEST_SECRETS_MAX + 1)}
+        assert (await call(f"{here.url}/x", **again))["status"] == 200
+
+    with_web(scenario)
 
 
 def test_without_tls_it_goes_to_this_machine_only_by_leave() -> None:
