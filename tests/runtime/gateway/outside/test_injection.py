@@ -51,7 +51,7 @@ class Echo:
         if request.path == "/away":
             return web.Response(status=307, headers={"Location": self.elsewhere})
         if request.path == "/told":
-            secret = quote(told.removeprefix("Bearer "), safe=":")
+            secret = quote(told.removeprefix("Bearer ").upper(), safe="")
             return web.Response(
                 status=302, headers={"Location": f"http://nowhere.test/?t={secret}"}
             )
@@ -166,7 +166,7 @@ def test_another_origin_gets_nothing_even_where_the_secret_may_go() -> None:
 def test_what_goes_wrong_behind_a_redirect_does_not_tell_it() -> None:
     async def scenario(here: Echo, _: Echo, call: Call) -> None:
         words = await refused(Errno.EACCES, call(f"{here.url}/told"))
-        assert "sesame" not in words
+        assert "sesame" not in words.lower()
         assert here.seen == [f"Bearer {VALUE}"]
         # Of a request without a secret everything is told.
         assert "nowhere.test" in await refused(Errno.EACCES, call(f"{here.url}/told", accept="a"))
