@@ -30,10 +30,16 @@ class Pages(Protocol):
         """Return the bytes of a host slot; any thread may ask, before and after `open_host`."""
 
     def save(self, frames: Int32, slots: Int32) -> None:
-        """Copy pages from frames to host slots; they are there when this returns."""
+        """Copy pages from frames to host slots; they are there when `settle` has returned."""
 
     def load(self, slots: Int32, frames: Int32) -> None:
-        """Copy pages from host slots to frames."""
+        """Copy pages from host slots to frames, before what is computed next reads them."""
+
+    def settle(self) -> float:
+        """Wait until no page moves from or to the host, at the end of each step that moved any.
+
+        Returns the seconds that moves took beside what the calls of `save` and `load` did.
+        """
 
     def read_frames(self, frames: Int32) -> KVArray:
         """Return pages in frames."""

@@ -1,4 +1,4 @@
-"""The embedded executor: on the CPU with kernels of our own, and on plain torch on any device.
+"""The embedded executor: on the CPU with kernels of our own, on a GPU, and on plain torch.
 
 All device work happens on one thread of its own, one step after the other; the lock of Python is
 released while it computes, so the kernel's loop goes on beside it.
@@ -24,6 +24,8 @@ from symphony_kernel.executor.base import (
     Row,
     UInt32,
 )
+from symphony_kernel.executor.cuda.model import CudaDecoder
+from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.follow import Follow
 from symphony_kernel.executor.masks import Masks, RowMasks
 from symphony_kernel.executor.models.assets import load_assets
@@ -49,6 +51,7 @@ _log = logging.getLogger(__name__)
 
 # Logits are computed for as many places at a time as fit into this.
 _LOGITS_BYTES_MAX = 64 << 20
+_LOGITS_BYTES_MAX_CUDA = 512 << 20
 
 
 class TorchExecutor:
@@ -71,6 +74,10 @@ class TorchExecutor:
         self._thread = thread
         self._masks = Masks(model.vocab_size)
         self._last: Results = []  # of the last step, while the next one may follow it
+        # What can begin with a step before the one that it follows has ended, and the step given
+        # last that it prepared.
+        self._ahead = network if isinstance(network, CudaNetwork) else None
+        self._given: Any = None
 
     @classmethod
     def load(
@@ -104,12 +111,15 @@ class TorchExecutor:
         kind = getattr(torch, model.dtype)
         room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
         pages = pool_pages(config, room, kind.itemsize)
-        places = max(1, _LOGITS_BYTES_MAX // (4 * config.vocab_size))
+        most = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
+        places = max(1, most // (4 * config.vocab_size))
         thread = _one_thread(threads, delivery_ms)
 
         def build() -> Network:
             library = _library(place)
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
+                if place.type == "cuda":
+                    return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
                 if library is None:
                     return TorchNetwork(Decoder(config, weights, kind, quantized), pages)
                 return NativeNetwork(
@@ -134,7 +144,9 @@ class TorchExecutor:
 
     @property
     def computes(self) -> str:
-        """What computes: "native" or "torch"."""
+        """What computes: "native", "cuda" or "torch"."""
+        if isinstance(self._network, CudaNetwork):
+            return "cuda"
         return "native" if isinstance(self._network, NativeNetwork) else "torch"
 
     @property
@@ -150,10 +162,20 @@ class TorchExecutor:
         """Compute one step: the same in one hop to the device's thread and one back."""
         prepared = self._network.prepare(batch.rows) if batch.rows else None
         step, follow = partial(self._step, batch, prepared), batch.follow
+        if self._ahead is not None:
+            self._go_ahead(self._ahead, batch, prepared)
         if follow is None:
             return self._thread.start(step)
         begin = partial(self._begin, follow, batch, prepared)
         return self._thread.start(step, begin, follow.lot)
+
+    def _go_ahead(self, network: CudaNetwork, batch: Batch, prepared: Any) -> None:
+        """Let a step that has nothing but rows begin before the one that it follows has ended."""
+        before, self._given = self._given, prepared
+        if batch.follow is None or before is None or prepared is None or batch.copies:
+            return
+        if batch.saves is None and batch.loads is None and batch.poison is None:
+            network.follow(prepared, before, batch.follow.rows)
 
     def _begin(self, follow: Follow, batch: Batch, prepared: Any) -> bool:
         """Go on behind the step that has just ended, if it may be; put in the tokens."""
@@ -230,11 +252,17 @@ class TorchExecutor:
 
     def _step(self, batch: Batch, prepared: Any) -> Results:
         self._last = []  # of a step that fails, or was never begun
-        self._before_rows(batch)
-        if batch.follow is not None and batch.follow.tokens is None:
-            return []
-        results = self._last = self._rows(batch, prepared)
-        return results
+        try:
+            self._before_rows(batch)
+            if batch.follow is not None and batch.follow.tokens is None:
+                if self._ahead is not None and prepared is not None:
+                    self._ahead.drop(prepared)
+                return []
+            results = self._last = self._rows(batch, prepared)
+            return results
+        finally:
+            if batch.saves is not None or batch.loads is not None:
+                batch.moved_seconds += self._network.pages.settle()
 
     def _before_rows(self, batch: Batch) -> None:
         if batch.saves is not None or batch.loads is not None or batch.poison is not None:

@@ -68,6 +68,10 @@ class TorchPages:
                 pages[index].copy_(self._host[slot], non_blocking=True)
         self._pool.index_copy_(1, self._index(frames), pages.transpose(0, 1))
 
+    def settle(self) -> float:
+        """Nothing is under way."""
+        return 0.0
+
     def read_frames(self, frames: Int32) -> KVArray:
         """Return pages (see `KVLayout`)."""
         return _canonical(self._pool.index_select(1, self._index(frames)))

@@ -60,6 +60,10 @@ class NativePages:
         """Copy pages from host slots to frames ([n] each)."""
         self._move(self._load, frames, slots)
 
+    def settle(self) -> float:
+        """Nothing is under way."""
+        return 0.0
+
     def read_frames(self, frames: Int32) -> KVArray:
         """Return pages (see `KVLayout`)."""
         return _read(self._pool, self.layout, frames)
