@@ -56,6 +56,11 @@ class Follow:
         self.tokens = tokens
         return True
 
+    @property
+    def waits(self) -> bool:
+        """Whether it has neither begun nor been taken back."""
+        return bool(self._chance)
+
     def revoke(self) -> bool:
         """Take it back; return whether it had not begun, and never will."""
         return self._take()

@@ -190,14 +190,23 @@ def best_tokens(logits: Tensor, count: int) -> Tensor:
 
 
 def _best_tokens(logits: Tensor, count: int) -> Tensor:
+    return tokens_of_keys(best_keys(logits, count), logits.shape[1])
+
+
+def best_keys(logits: Tensor, count: int) -> Tensor:
+    """Return [w, count] int64 keys of the most likely tokens, best first, all different."""
     bits = (logits + 0.0).view(torch.int32)  # -0.0 + 0.0 is 0.0
     # Flipping the lower bits of negative numbers makes integers order as the floats do; the token
     # in the low half makes all keys different.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     ids = torch.arange(logits.shape[1] - 1, -1, -1, device=logits.device)
     keys = (ordered.to(torch.int64) << 32) | ids
-    best = keys.topk(count, dim=-1).values
-    return logits.shape[1] - 1 - (best & 0xFFFFFFFF)
+    return keys.topk(count, dim=-1).values
+
+
+def tokens_of_keys(keys: Tensor, vocab_size: int) -> Tensor:
+    """Return the tokens of such keys."""
+    return vocab_size - 1 - (keys & 0xFFFFFFFF)
 
 
 # --- Sampling ------------------------------------------------------------------------------------
@@ -255,7 +264,12 @@ def noise(tokens: Tensor, keys: UInt64) -> Tensor:
     The hash is 32-bit multiplication and shifts, the same on every device; the logarithms of two
     devices may differ in the last place.
     """
-    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2)).to(tokens.device)
+    halves = torch.from_numpy(keys.view(np.int32).reshape(-1, 2))
+    return noise_from(tokens, halves.to(tokens.device))
+
+
+def noise_from(tokens: Tensor, halves: Tensor) -> Tensor:
+    """Return the same of keys that are on the device: [w, 2] int32, the low half first."""
     x = tokens * -1640531527 + halves[:, :1]  # 2**32 / golden ratio: spreads neighbouring ids
     x ^= (x >> 16) & 0xFFFF
     x *= -2048144789

@@ -1,0 +1,293 @@
+"""Attention and operators by FlashInfer, on a GPU.
+
+Written against the Python interface and the C++ of flashinfer-python 0.6.13; the arguments that are
+used are the same up to 0.6.18. No GPU has run it (docs/gpu.md). What its source says and its
+documentation does not:
+
+* A wrapper's `plan` writes into pinned memory of its own, which the device reads later. It must not
+  be planned again before that: see `_Turn`.
+* The decode wrapper with tensor cores is the prefill kernel, for any number of heads a group; the
+  one without knows groups of 1, 2, 3, 4 and 8 only. So one compiled module does everything.
+* `packed_custom_mask` is read at offsets that count bits where the kernel wants bytes, right for
+  one row only. So trees give `custom_mask`, which `plan` packs on the device; then all its index
+  tensors have to be there, too.
+* `indices` on the host are copied with a wait for the device, so they are moved before.
+* With a custom mask or a causal one, `window_left` is how many entries before itself a token sees.
+"""
+
+import importlib
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.cuda.inputs import Inputs, Kind
+from symphony_kernel.executor.models.config import ModelConfig
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+_log = logging.getLogger(__name__)
+
+HEAD_DIMS = (64, 128, 256)  # that all of its operators used here know
+_WORKSPACE_BYTES_MIN = 128 << 20  # what its documentation recommends
+_LAYOUT = "NHD"
+# Of a tile of queries, in tokens times the heads of a group, as its scheduler picks them.
+_TILES = (16, 64, 128)
+
+
+def find_flashinfer() -> Any | None:
+    """Return the FlashInfer package, or nothing where it is not installed."""
+    try:
+        return importlib.import_module("flashinfer")
+    except ImportError as error:
+        _log.warning("torch computes attention, slower than FlashInfer: %s", error)
+        return None
+
+
+def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
+    """Return why FlashInfer's operators do not compute this model, or nothing."""
+    if dtype != torch.bfloat16:
+        return f"it computes bfloat16, not {dtype}"
+    if config.head_dim not in HEAD_DIMS:
+        return f"it knows heads of {', '.join(map(str, HEAD_DIMS))}, not {config.head_dim}"
+    if config.hidden_size % 8 or config.intermediate_size % 8:
+        return "its loads are of 16 bytes: hidden and intermediate sizes must be multiples of 8"
+    return None
+
+
+def workspace_bytes(config: ModelConfig, processors: int, rows: int) -> int:
+    """Return the size of the buffer for parts of attention that are put together afterwards.
+
+    A row's entries are divided among blocks of queries, two a multiprocessor; in a graph of so many
+    rows, all blocks that there may be have room (PrefillPlan in FlashInfer's scheduler.cuh).
+    """
+    group = config.heads // config.kv_heads
+    split = 2 * processors // config.kv_heads
+    tile = next((tile for tile in _TILES if group <= tile), _TILES[-1])
+    graph = max(split, -(-rows * group // tile) + rows - 1) * tile
+    blocks = max(graph, split * _TILES[-1])
+    parts = config.heads * blocks * (config.head_dim + 1) * 4
+    return max(_WORKSPACE_BYTES_MIN, ((parts >> 20) + 1) << 20)
+
+
+class _Turn:
+    """When a wrapper may be planned again: its pinned memory has been read by the device."""
+
+    def __init__(self, wrapper: Any, device: torch.device) -> None:
+        self.wrapper = wrapper
+        self._planned = torch.cuda.Event() if device.type == "cuda" else None
+
+    def plan(self, **given: Any) -> None:
+        """Plan it for the step that is computed next."""
+        if self._planned is None:
+            self.wrapper.plan(**given)
+            return
+        self._planned.synchronize()  # before the first time it returns at once
+        self.wrapper.plan(**given)
+        self._planned.record()
+
+
+def window_left(window: int | None) -> int:
+    """Return FlashInfer's window: the entries before itself that a token sees; -1: all."""
+    return -1 if window is None else window - 1
+
+
+class FlashInferAttention:
+    """Paged attention by FlashInfer (see `attention.Attention`)."""
+
+    def __init__(self, library: Any, config: ModelConfig, dtype: torch.dtype, workspace: Tensor):
+        self._library = library
+        self._workspace = workspace
+        self._shape = {
+            "num_qo_heads": config.heads,
+            "num_kv_heads": config.kv_heads,
+            "page_size": PAGE_TOKENS,
+            "pos_encoding_mode": "NONE",
+            "q_data_type": dtype,
+            "kv_data_type": dtype,
+            "non_blocking": True,
+        }
+        self._head_dim = config.head_dim
+        self._turns: dict[tuple[Kind, int], _Turn] = {}
+        self._inputs: Inputs | None = None
+
+    def plan(self, inputs: Inputs) -> None:
+        """Plan the wrappers of each kind of rows, for each window."""
+        self._inputs = inputs
+        plan = inputs.plan
+        for number, window in enumerate(inputs.windows):
+            if plan.decodes:
+                self._plan_decodes(inputs, number, window_left(window))
+            if len(plan.chunks_indptr) > 1:
+                self._plan_chunks(inputs, number, window_left(window))
+            if len(plan.trees_indptr) > 1:
+                self._plan_trees(inputs, number, inputs.masks[window])
+
+    def run(self, window: int, queries: Tensor, cache: Tensor, out: Tensor) -> None:
+        """Write the attention of a step's tokens in one layer."""
+        assert self._inputs is not None
+        plan = self._inputs.plan
+        begin = 0
+        for kind, count in (
+            ("decodes", plan.decodes),
+            ("chunks", int(plan.chunks_indptr[-1])),
+            ("trees", int(plan.trees_indptr[-1])),
+        ):
+            if count:
+                tokens = slice(begin, begin + count)
+                wrapper = self._turns[kind, window].wrapper
+                wrapper.run(queries[tokens], cache, out=out[tokens])
+            begin += count
+
+    def _turn(self, kind: Kind, number: int) -> _Turn:
+        turn = self._turns.get((kind, number))
+        if turn is None:
+            turn = self._turns[kind, number] = _Turn(
+                self._make(kind), self._workspace.device
+            )
+        return turn
+
+    def _make(self, kind: Kind) -> Any:
+        if kind == "decodes":
+            return self._library.BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace, _LAYOUT, use_tensor_cores=True, backend="fa2"
+            )
+        return self._library.BatchPrefillWithPagedKVCacheWrapper(
+            self._workspace, _LAYOUT, backend="fa2"
+        )
+
+    def _plan_decodes(self, inputs: Inputs, number: int, left: int) -> None:
+        self._turn("decodes", number).plan(
+            indptr=inputs.host("decodes", number, "indptr"),
+            indices=inputs.device("decodes", number, "indices"),
+            last_page_len=inputs.host("decodes", number, "last_page_len"),
+            head_dim=self._head_dim,
+            window_left=left,
+            **self._shape,
+        )
+
+    def _plan_chunks(self, inputs: Inputs, number: int, left: int) -> None:
+        self._turn("chunks", number).plan(
+            qo_indptr=inputs.packed.on_host("chunks_indptr"),
+            paged_kv_indptr=inputs.host("chunks", number, "indptr"),
+            paged_kv_indices=inputs.device("chunks", number, "indices"),
+            paged_kv_last_page_len=inputs.host("chunks", number, "last_page_len"),
+            head_dim_qk=self._head_dim,
+            causal=True,
+            window_left=left,
+            **self._shape,
+        )
+
+    def _plan_trees(self, inputs: Inputs, number: int, mask: Tensor) -> None:
+        self._turn("trees", number).plan(
+            qo_indptr=inputs.moved["trees_indptr"],
+            paged_kv_indptr=inputs.device("trees", number, "indptr"),
+            paged_kv_indices=inputs.device("trees", number, "indices"),
+            paged_kv_last_page_len=inputs.device("trees", number, "last_page_len"),
+            head_dim_qk=self._head_dim,
+            custom_mask=mask,
+            window_left=-1,  # it is in the mask, where it counts along a path
+            **self._shape,
+        )
+
+
+class GraphAttention(FlashInferAttention):
+    """Attention of steps that only decode, `rows` of them, as a CUDA graph wants it.
+
+    Its wrappers read the same buffers in every step. `indices` ([windows][n] int32) are as many
+    pages as all rows may have together; graphs that run one after the other share them.
+    """
+
+    def __init__(
+        self,
+        library: Any,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        workspace: Tensor,
+        rows: int,
+        indices: list[Tensor],
+    ) -> None:
+        super().__init__(library, config, dtype, workspace)
+        for number, pages in enumerate(indices):
+            wrapper = library.BatchDecodeWithPagedKVCacheWrapper(
+                workspace,
+                _LAYOUT,
+                use_cuda_graph=True,
+                use_tensor_cores=True,
+                paged_kv_indptr_buffer=pages.new_zeros(rows + 1),
+                paged_kv_indices_buffer=pages,
+                paged_kv_last_page_len_buffer=pages.new_zeros(rows),
+                backend="fa2",
+            )
+            self._turns["decodes", number] = _Turn(wrapper, pages.device)
+
+
+class FlashInferOperators:
+    """The operators by FlashInfer (see `operators.Operators`)."""
+
+    def __init__(self, library: Any, epsilon: float, tokens: int, device: torch.device) -> None:
+        """Serve steps of up to `tokens` tokens; more make room for more."""
+        self._library = library
+        self._epsilon = epsilon
+        self._device = device
+        self._numbers = self._ones = torch.empty(0, dtype=torch.int32, device=device)
+        self._make_room(tokens)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the RMS norm."""
+        out: Tensor = self._library.rmsnorm(x, weight, self._epsilon)
+        return out
+
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
+        """Add to the residual; return its norm, in `x`."""
+        self._library.fused_add_rmsnorm(x, residual, weight, self._epsilon)
+        return x
+
+    def norm_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
+        """Return the RMS norm of each head."""
+        out = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+        self._library.rmsnorm(heads, weight, self._epsilon, out=out)
+        return out
+
+    def rotate(self, queries: Tensor, keys: Tensor, tables: Tensor) -> None:
+        """Turn heads in place. The tables are a step's own: token i has row i of them."""
+        count, _, head_dim = queries.shape
+        self._make_room(count)
+        self._library.apply_rope_with_cos_sin_cache_inplace(
+            self._numbers[:count],
+            queries.view(count, -1),
+            keys.view(count, -1),
+            head_dim,
+            tables,
+            is_neox=True,
+        )
+
+    def append(
+        self, keys: Tensor, values: Tensor, cache: Tensor, pages: Tensor, offsets: Tensor
+    ) -> None:
+        """Write K and V into pages: to FlashInfer each token is a sequence of one page."""
+        count = len(keys)
+        self._make_room(count)
+        self._library.append_paged_kv_cache(
+            keys,
+            values,
+            self._numbers[:count],
+            offsets,
+            cache,
+            pages,
+            self._numbers[: count + 1],
+            self._ones[:count],
+            kv_layout=_LAYOUT,
+        )
+
+    def gate(self, both: Tensor) -> Tensor:
+        """Return silu(gate) * up."""
+        out: Tensor = self._library.silu_and_mul(both)
+        return out
+
+    def _make_room(self, tokens: int) -> None:
+        if tokens < len(self._ones):
+            return
+        room = 1 << tokens.bit_length()
+        self._numbers = torch.arange(room + 1, dtype=torch.int32, device=self._device)
+        self._ones = torch.ones(room, dtype=torch.int32, device=self._device)

@@ -1,0 +1,122 @@
+"""CUDA graphs for steps that only decode: one a size of a ladder, rows in between are padded.
+
+A graph is the whole network from the tokens to the outputs of the last norm, as it was captured: it
+reads its tokens from buffers of its own, and attention's plan from those of its wrappers. Padded
+rows are token 0 in the padding page, whose results nobody reads. Without capturing, the same steps
+are computed in the same padded way, which is how the tests of it run on a CPU.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.cuda.attention import Attention
+from symphony_kernel.executor.cuda.inputs import TOKEN_ARRAYS, Inputs, inputs_on, pack
+from symphony_kernel.executor.cuda.model import CudaDecoder, Tokens
+from symphony_kernel.executor.cuda.operators import Operators
+from symphony_kernel.executor.cuda.plan import StepPlan, empty_plan, padded
+
+_log = logging.getLogger(__name__)
+
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Of a step's rows together, in each window: 4 MiB of numbers. Steps with more are no graphs'.
+INDICES_MAX = 1 << 20
+_WARM_RUNS = 2  # before a capture: libraries make their workspaces and kernels at first use
+
+
+class DecodeGraph:
+    """Steps of `rows` rows, padded ones among them."""
+
+    def __init__(
+        self,
+        rows: int,
+        decoder: CudaDecoder,
+        attention: Attention,
+        operators: Operators,
+        pool: Tensor,
+    ) -> None:
+        self._decoder, self._attention, self._operators = decoder, attention, operators
+        self._pool = pool
+        template = pack(padded(empty_plan(decoder.windows), rows, 0), decoder.windows, {}, False)
+        arrays = [template.on_host(name) for name in TOKEN_ARRAYS]
+        begins = [array.storage_offset() for array in arrays]
+        end = begins[-1] + rows
+        assert all(later > earlier for earlier, later in pairwise(begins)), "the tokens come first"
+        self._fixed = torch.zeros(end, dtype=torch.int32, device=decoder.device)
+        tokens, positions, pages, offsets = (self._fixed[at : at + rows] for at in begins)
+        self._tokens = Tokens(tokens, positions, pages, offsets, None)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._hidden = pool.new_empty(0)
+
+    def run(self, inputs: Inputs) -> Tensor:
+        """Compute a step of just so many rows; return [rows, hidden], good until the next one."""
+        self._attention.plan(inputs)
+        self._fixed.copy_(inputs.moved.buffer[: len(self._fixed)])
+        if self._graph is None:
+            return self._compute()
+        self._graph.replay()
+        return self._hidden
+
+    def capture(self, inputs: Inputs, memory: tuple[int, int]) -> None:
+        """Capture the computation, with the plan of some step, in a pool of memory of graphs."""
+        self._attention.plan(inputs)
+        self._fixed.copy_(inputs.moved.buffer[: len(self._fixed)])
+        aside = torch.cuda.Stream(self._decoder.device)
+        aside.wait_stream(torch.cuda.current_stream(self._decoder.device))
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM_RUNS):
+                self._compute()
+        torch.cuda.current_stream(self._decoder.device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        # Another thread pins memory meanwhile, which is none of the graph's business.
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            self._hidden = self._compute()
+        self._graph = graph
+
+    def _compute(self) -> Tensor:
+        return self._decoder.forward(self._tokens, self._attention, self._operators, self._pool)
+
+
+class DecodeGraphs:
+    """The graphs of a ladder of sizes, and which of them a step takes."""
+
+    def __init__(
+        self, sizes: Sequence[int], make: Callable[[int], DecodeGraph], indices_max: int
+    ) -> None:
+        """Make the graphs of ascending sizes, which are not captured yet."""
+        # The largest first: the smaller ones find room in what it has left.
+        self._graphs = {size: make(size) for size in sorted(sizes, reverse=True)}
+        self._indices_max = indices_max
+        self.bytes = 0  # of device memory that capturing took
+
+    def size_for(self, plan: StepPlan) -> int | None:
+        """Return the size of the graph that computes a step, or nothing."""
+        if not plan.only_decodes:
+            return None
+        size = min((size for size in self._graphs if size >= plan.decodes), default=None)
+        if size is None:
+            return None
+        most = max(len(reach.decodes.indices) for reach in plan.reaches.values())
+        return size if most + size - plan.decodes <= self._indices_max else None
+
+    def run(self, inputs: Inputs) -> Tensor:
+        """Compute a step that is padded to one of the sizes."""
+        return self._graphs[inputs.plan.decodes].run(inputs)
+
+    def capture(self, decoder: CudaDecoder, padding_page: int) -> None:
+        """Capture all of them."""
+        before = torch.cuda.memory_reserved(decoder.device)
+        memory = torch.cuda.graph_pool_handle()
+        nothing = empty_plan(decoder.windows)
+        for size, graph in self._graphs.items():
+            plan = padded(nothing, size, padding_page)
+            packed = pack(plan, decoder.windows, {}, pinned=True)
+            graph.capture(inputs_on(decoder.device, plan, decoder.windows, packed), memory)
+        torch.cuda.synchronize(decoder.device)
+        self.bytes = torch.cuda.memory_reserved(decoder.device) - before
+        _log.info(
+            "captured %d graphs of decode steps in %d MiB", len(self._graphs), self.bytes >> 20
+        )

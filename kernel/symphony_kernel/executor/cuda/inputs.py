@@ -1,0 +1,74 @@
+"""One step's index arrays: on the host, where attention is planned, and on the device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32
+from symphony_kernel.executor.cuda.plan import Paged, StepPlan
+from symphony_kernel.executor.cuda.staging import Moved, Packed, to_device
+
+Kind = Literal["decodes", "chunks", "trees"]
+Part = Literal["indptr", "indices", "last_page_len"]
+KINDS: tuple[Kind, ...] = ("decodes", "chunks", "trees")
+
+
+# What a layer reads of the tokens: first, so that the rows of a step that only decodes say where.
+TOKEN_ARRAYS = ("tokens", "positions", "pages", "offsets")
+
+
+def pack(
+    plan: StepPlan, windows: Sequence[int | None], others: Mapping[str, Int32], pinned: bool
+) -> Packed:
+    """Return a plan's arrays, and others, in one buffer on the host."""
+    arrays: dict[str, Int32] = {
+        **{name: getattr(plan, name) for name in TOKEN_ARRAYS},
+        "wanted": plan.wanted,
+        "chunks_indptr": plan.chunks_indptr,
+        "trees_indptr": plan.trees_indptr,
+    }
+    for number, window in enumerate(windows):
+        for kind in KINDS:
+            paged: Paged = getattr(plan.reaches[window], kind)
+            if paged.rows:
+                arrays[f"{kind} {number} indptr"] = paged.indptr
+                arrays[f"{kind} {number} indices"] = paged.indices
+                arrays[f"{kind} {number} last_page_len"] = paged.last_page_len
+    return Packed(arrays | others, pinned)
+
+
+@dataclass(slots=True)
+class Inputs:
+    """A step whose arrays are on the device, or on their way there."""
+
+    plan: StepPlan
+    windows: tuple[int | None, ...]
+    packed: Packed
+    moved: Moved
+    masks: dict[int | None, Tensor]  # of trees by window, flat, on the device
+
+    @property
+    def tokens(self) -> Tensor:
+        """Token ids, [n] int32 on the device."""
+        return self.moved["tokens"]
+
+    def host(self, kind: Kind, number: int, part: Part) -> Tensor:
+        """Return what rows of a kind read through window `number`, on the host."""
+        return self.packed.on_host(f"{kind} {number} {part}")
+
+    def device(self, kind: Kind, number: int, part: Part) -> Tensor:
+        """Return the same on the device."""
+        return self.moved[f"{kind} {number} {part}"]
+
+
+def inputs_on(
+    device: torch.device, plan: StepPlan, windows: tuple[int | None, ...], packed: Packed
+) -> Inputs:
+    """Move a step's arrays to a device, without waiting for that."""
+    masks = {}
+    if len(plan.trees_indptr) > 1:
+        masks = {window: to_device(plan.reaches[window].mask, device) for window in windows}
+    return Inputs(plan, windows, packed, packed.move(device), masks)

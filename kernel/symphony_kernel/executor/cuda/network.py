@@ -1,0 +1,270 @@
+"""A network on a GPU: FlashInfer and CUDA graphs where they are, plain torch where they are not.
+
+On a CPU it computes the same steps from the same arrays, with torch's operators and without
+capturing: for the tests of it, which need no GPU.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
+from symphony_kernel.executor.cuda.flashinfer_kernels import (
+    FlashInferAttention,
+    FlashInferOperators,
+    GraphAttention,
+    find_flashinfer,
+    unsupported,
+    workspace_bytes,
+)
+from symphony_kernel.executor.cuda.graphs import INDICES_MAX, LADDER, DecodeGraph, DecodeGraphs
+from symphony_kernel.executor.cuda.inputs import Inputs, inputs_on, pack
+from symphony_kernel.executor.cuda.model import CudaDecoder, Tokens
+from symphony_kernel.executor.cuda.operators import Operators, TorchOperators
+from symphony_kernel.executor.cuda.pages import CudaPages
+from symphony_kernel.executor.cuda.plan import padded, plan_step
+from symphony_kernel.executor.cuda.sampler import choices_of, choose
+from symphony_kernel.executor.cuda.staging import to_device
+from symphony_kernel.executor.cuda.step import Launched, PreparedStep
+from symphony_kernel.executor.follow import Follow
+from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.sampling import Ask, answer
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_ROWS_MAX
+
+_log = logging.getLogger(__name__)
+
+_TOKENS_AT_FIRST = 8_192  # of a step, that FlashInfer's operators have numbers for from the start
+# How long the device's thread sleeps between looks for what follows a step that is under way.
+_LOOK_SECONDS = 20e-6
+
+
+class CudaNetwork:
+    """A decoder and its page pool on one device (see `network.Network`).
+
+    The pool is [layers, pages + 1, 2, PAGE_TOKENS, kv_heads, head_dim] in the model's dtype; the
+    last page is no file's. `logits_places` is for how many places the logits may be there at once,
+    `graph_rows` are the sizes of the graphs (None: the ladder, beside FlashInfer), `library` is
+    FlashInfer (None: what is found beside a GPU).
+    """
+
+    def __init__(
+        self,
+        decoder: CudaDecoder,
+        pages: int,
+        logits_places: int,
+        graph_rows: Sequence[int] | None = None,
+        library: Any | None = None,
+    ) -> None:
+        config, self._device = decoder.config, decoder.device
+        self.config = config
+        self._decoder = decoder
+        self._windows = decoder.windows
+        self._logits_places = logits_places
+        self._padding_page = pages
+        self._pinned = self._device.type == "cuda"
+        self._pool = torch.zeros(
+            (config.layers, pages + 1, 2, PAGE_TOKENS, config.kv_heads, config.head_dim),
+            dtype=decoder.dtype,
+            device=self._device,
+        )
+        self.pages = CudaPages(config, self._pool)
+        self.library = self._find_library() if library is None else library
+        self._workspace = torch.empty(0, dtype=torch.uint8, device=self._device)
+        self._attention, self._operators = self._kernels()
+        self.graphs = self._make_graphs(graph_rows)
+        self._hidden = self._pool.new_empty(0)
+        self.launched_ahead = 0  # steps launched before the ones that they follow had ended
+
+    # -- What computes ---------------------------------------------------------------------------
+    def _find_library(self) -> Any | None:
+        """Return FlashInfer, if it is there and computes this model."""
+        if self._device.type != "cuda":
+            return None
+        reason = unsupported(self.config, self._decoder.dtype)
+        if reason is not None:
+            _log.warning("torch computes attention, slower than FlashInfer: %s", reason)
+            return None
+        return find_flashinfer()
+
+    def _kernels(self) -> tuple[Attention, Operators]:
+        config, decoder, library = self.config, self._decoder, self.library
+        if library is None:
+            attention = TorchAttention(self._padding_page, self._device)
+            return attention, TorchOperators(config.norm_epsilon)
+        processors = 1
+        if self._pinned:
+            processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        size = workspace_bytes(config, processors, STEP_ROWS_MAX)
+        # Shared by all wrappers: their steps run one after the other. Zeros, as FlashInfer asks.
+        self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        return (
+            FlashInferAttention(library, config, decoder.dtype, self._workspace),
+            FlashInferOperators(library, config.norm_epsilon, _TOKENS_AT_FIRST, self._device),
+        )
+
+    def _make_graphs(self, rows: Sequence[int] | None) -> DecodeGraphs:
+        if rows is None:
+            rows = () if self.library is None else LADDER
+        most = max(rows, default=0) * (-(-self.config.max_context // PAGE_TOKENS) + 1)
+        most = min(most, INDICES_MAX)
+        graphs = DecodeGraphs(rows, partial(self._make_graph, self._graph_attention(most)), most)
+        if self._pinned and self.library is not None and rows:
+            graphs.capture(self._decoder, self._padding_page)
+        return graphs
+
+    def _make_graph(self, attention: Callable[[int], Attention], rows: int) -> DecodeGraph:
+        operators = self._operators
+        if self.library is not None:
+            # Its own: a graph goes on reading the numbers that it was captured with.
+            epsilon = self.config.norm_epsilon
+            operators = FlashInferOperators(self.library, epsilon, rows, self._device)
+        return DecodeGraph(rows, self._decoder, attention(rows), operators, self._pool)
+
+    def _graph_attention(self, indices: int) -> Callable[[int], Attention]:
+        """Return what makes the attention of a graph of so many rows."""
+        library = self.library
+        if library is None:
+            return lambda _rows: TorchAttention(self._padding_page, self._device)
+        shared = [
+            torch.zeros(indices, dtype=torch.int32, device=self._device) for _ in self._windows
+        ]
+        return lambda rows: GraphAttention(
+            library, self.config, self._decoder.dtype, self._workspace, rows, shared
+        )
+
+    # -- The pool --------------------------------------------------------------------------------
+    def copy(self, group: Int64) -> None:
+        """Copy slots of all layers."""
+        source, destination = to_device(np.ascontiguousarray(group, np.int64), self._device)
+        values = self._pool[:, source // PAGE_TOKENS, :, source % PAGE_TOKENS]
+        self._pool[:, destination // PAGE_TOKENS, :, destination % PAGE_TOKENS] = values
+
+    def poison(self, pages: Int32) -> None:
+        """Fill pages with NaN."""
+        self._pool[:, to_device(pages.astype(np.int64), self._device)] = float("nan")
+
+    def release(self) -> None:
+        """Give the pool back."""
+        self.pages.close()
+        self._pool = self._hidden = self._pool.new_empty(0)
+        self.graphs = DecodeGraphs((), partial(self._make_graph, self._graph_attention(0)), 0)
+
+    # -- Steps -----------------------------------------------------------------------------------
+    def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
+        """Return the step's arrays, unless it has more places than it may have logits."""
+        if sum(len(row.places) for row in rows) > self._logits_places:
+            return None
+        plan = plan_step(rows, self._windows)
+        choices, others = choices_of(rows, plan.owners)
+        size = self.graphs.size_for(plan)
+        if size is not None:
+            plan = padded(plan, size, self._padding_page)
+        packed = pack(plan, self._windows, others, self._pinned)
+        return PreparedStep(len(rows), plan, packed, choices, graph=size is not None)
+
+    def follow(self, step: PreparedStep, before: PreparedStep, follow: Follow) -> None:
+        """Let a step that follows another one be launched early.
+
+        On the thread that gives steps, right after `prepare`. Nothing but the rows may come with
+        the step: no copies, no moves.
+        """
+        if step.takes_from(before, follow):
+            before.following = step
+
+    def compute(
+        self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None
+    ) -> Results:
+        """Compute a step, and begin with what follows it, if that is known."""
+        if step.launched is None:
+            self._launch(step)
+        self._wait(step)
+        results = step.results({} if masks is None else masks())
+        before = step.before
+        if before is not None:
+            before.forget()
+        if step.following is None:
+            step.forget()
+        return results
+
+    def drop(self, step: PreparedStep) -> None:
+        """Let go of a step that is not computed after all, and of what it follows."""
+        if step.before is not None:
+            step.before.forget()
+        step.forget()
+
+    def forward(self, rows: Sequence[Row]) -> list[int]:
+        """Compute the rows' entries."""
+        plan = plan_step(rows, self._windows)
+        packed = pack(plan, self._windows, {}, self._pinned)
+        self._hidden = self._outputs(inputs_on(self._device, plan, self._windows, packed))
+        return plan.owners
+
+    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+        """Answer from the logits of places of the last `forward`."""
+        count = sum(len(ask.positions) for ask in asks)
+        return answer(self._decoder.logits(self._hidden[first : first + count]), asks)
+
+    def _launch(self, step: PreparedStep, early: bool = False) -> None:
+        """Give a step to the device; early: with the tokens that the one before chooses."""
+        inputs = inputs_on(self._device, step.plan, self._windows, step.packed)
+        if early:
+            step.copy_tokens(inputs)
+        hidden = self._padded_outputs(inputs) if step.graph else self._outputs(inputs)
+        logits = chosen = record = None
+        if step.choices.asks:
+            logits = self._decoder.logits(hidden)
+        if logits is not None and len(step.choices.chosen):
+            chosen = choose(logits, step.choices, inputs.moved)
+            record = chosen.record
+            if self._pinned:
+                record = torch.empty(record.shape, dtype=record.dtype, pin_memory=True)
+                record.copy_(chosen.record, non_blocking=True)
+        done = None
+        if self._pinned:
+            done = torch.cuda.Event()
+            done.record()
+        step.launched = Launched(inputs, logits, chosen, record, done)
+
+    def _launch_following(self, step: PreparedStep) -> bool:
+        """Launch what follows a step that is under way, if that is known; return whether."""
+        following = step.following
+        if following is None:
+            return False
+        if following.launched is None and following.waits:
+            self._launch(following, early=True)
+            self.launched_ahead += 1
+        return True
+
+    def _wait(self, step: PreparedStep) -> None:
+        """Wait for a step's end; of a chain, look for the next one until it is there."""
+        assert step.launched is not None
+        done = step.launched.done
+        while not self._launch_following(step):
+            if step.before is None or done is None or done.query():
+                break
+            time.sleep(_LOOK_SECONDS)
+        step.launched.wait()
+
+    def _outputs(self, inputs: Inputs) -> Tensor:
+        """Return [w, hidden] of a step's wanted tokens."""
+        moved = inputs.moved
+        self._attention.plan(inputs)
+        tokens = Tokens(
+            moved["tokens"], moved["positions"], moved["pages"], moved["offsets"], moved["wanted"]
+        )
+        return self._decoder.forward(tokens, self._attention, self._operators, self._pool)
+
+    def _padded_outputs(self, inputs: Inputs) -> Tensor:
+        hidden = self.graphs.run(inputs)
+        wanted = inputs.plan.wanted
+        if np.array_equal(wanted, np.arange(len(wanted))):
+            return hidden[: len(wanted)]
+        return hidden.index_select(0, inputs.moved["wanted"])

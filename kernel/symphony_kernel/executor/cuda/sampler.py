@@ -1,0 +1,197 @@
+"""Answers on the device: the tokens of a step's places, chosen where their logits are.
+
+Greedy and sampled tokens, truncated or not, come of a few operators for all places at once, and of
+the same noise as `sampling`'s, a function of seed, position and token id. One small copy takes them
+to the host. What is rarer (biases, masks, other answers) is left to `sampling.answer`; and so is
+the rare place whose truncation reaches further than the tokens that were ordered here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32, Row
+from symphony_kernel.executor.cuda.staging import Moved, Packed
+from symphony_kernel.executor.sampling import Ask, best_keys, noise_from, noise_keys, tokens_of_keys
+from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+
+HEAD = 1_024  # of the most likely tokens that a truncation looks at
+_ROWS_AT_ONCE = 64  # whose noise is in memory at a time
+
+_GREEDY = Sampling(temperature=0.0)
+
+
+@dataclass(slots=True)
+class Choices:
+    """What is asked about a step's places, [w] of them, in order."""
+
+    asks: list[Ask]  # of the rows that want any
+    chosen: Int32  # places whose token is chosen here
+    left: list[int]  # asks that are left to `sampling.answer`
+    drawn: Int32  # places that are not greedy, of the chosen ones' numbers
+    truncated: Int32  # of the drawn ones' numbers, those with top_k, top_p or min_p
+    places: list[slice]  # of each ask
+
+    @property
+    def whole(self) -> bool:
+        """Whether each place's token is chosen on the device."""
+        return not self.left
+
+
+def choices_of(rows: Sequence[Row], owners: Sequence[int]) -> tuple[Choices, dict[str, Int32]]:
+    """Return what a step's rows ask for, and the arrays that the device needs for it."""
+    asks, left, places = [], [], []
+    chosen: list[int] = []
+    samplings: list[Sampling] = []
+    known: dict[int, Sampling | None] = {}  # rows share their options, mostly
+    end = 0
+    for number, owner in enumerate(owners):
+        row = rows[owner]
+        asks.append(Ask(row.options, row.seed, row.positions[row.places]))
+        first, end = end, end + len(row.places)
+        places.append(slice(first, end))
+        key = id(row.options)
+        if key not in known:
+            known[key] = _sampling_of(row.options)
+        sampling = known[key]
+        if sampling is None or row.guide is not None:
+            left.append(number)
+        else:
+            chosen.extend(range(first, end))
+            samplings.extend([sampling] * (end - first))
+    hot = [number for number, given in enumerate(samplings) if given.temperature != 0.0]
+    cut = [place for place, number in enumerate(hot) if _is_truncated(samplings[number])]
+    choices = Choices(asks, _int32(chosen), left, _int32(hot), _int32(cut), places)
+    return choices, _arrays(choices, [samplings[number] for number in hot])
+
+
+def _arrays(choices: Choices, samplings: list[Sampling]) -> dict[str, Int32]:
+    """Return the numbers of places, and of the drawn ones all that they are drawn with."""
+    arrays = {"chosen": choices.chosen, "drawn": choices.drawn, "truncated": choices.truncated}
+    if not samplings:
+        return arrays
+    counts = [len(ask.positions) for ask in choices.asks]
+    seeds = np.repeat(np.array([ask.seed for ask in choices.asks], np.uint64), counts)
+    positions = np.concatenate([ask.positions for ask in choices.asks])
+    drawn = choices.chosen[choices.drawn]
+    arrays["keys"] = noise_keys(seeds[drawn], positions[drawn]).view(np.int32)
+    arrays["temperatures"] = np.array([s.temperature for s in samplings], np.float32).view(np.int32)
+    cut = [samplings[int(place)] for place in choices.truncated]
+    if cut:
+        arrays["top_k"] = _int32([s.top_k for s in cut])
+        arrays["top_p"] = np.array([s.top_p for s in cut], np.float64).view(np.int32)
+        # As `sampling` has it: the logarithm that a token's may be below the best one's.
+        with np.errstate(divide="ignore"):
+            arrays["min_p"] = np.log(np.array([s.min_p for s in cut], np.float64)).view(np.int32)
+    return arrays
+
+
+def _int32(values: Sequence[int]) -> Int32:
+    return np.array(values, np.int32)
+
+
+def _sampling_of(options: PredOptions) -> Sampling | None:
+    """Return how a token is chosen here; None: it is left to `sampling.answer`."""
+    if options.get not in (Get.ARGMAX, Get.SAMPLE) or options.logprobs:
+        return None
+    if options.bias or options.bias_mask is not None or options.allow is not None:
+        return None
+    return (options.sampling or Sampling()) if options.get is Get.SAMPLE else _GREEDY
+
+
+def _is_truncated(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+
+
+class Chosen:
+    """Tokens chosen on the device, and what of them goes to the host.
+
+    `tokens` is [w] int64 by place; what was not chosen is zero. `record` is [c, 3] int32 of the
+    chosen ones: token, the bits of its log-probability, and whether the truncation was decided.
+    """
+
+    __slots__ = ("record", "tokens")
+
+    def __init__(self, tokens: Tensor, record: Tensor) -> None:
+        self.tokens = tokens
+        self.record = record
+
+
+def choose(logits: Tensor, choices: Choices, moved: Moved) -> Chosen:
+    """Choose the tokens of [w, vocab_size] float32 logits, which stay as they are."""
+    mine = logits
+    if len(choices.chosen) != len(logits):
+        mine = logits.index_select(0, moved["chosen"])
+    tokens = mine.argmax(-1)
+    decided = torch.ones_like(tokens, dtype=torch.int32)
+    if len(choices.drawn):
+        _draw(mine, choices, moved, tokens, decided)
+    values = mine.gather(1, tokens[:, None])[:, 0] - mine.logsumexp(-1)
+    record = torch.stack((tokens.to(torch.int32), values.view(torch.int32), decided), dim=1)
+    if mine is logits:
+        return Chosen(tokens, record)
+    everywhere = tokens.new_zeros(len(logits))
+    return Chosen(everywhere.index_copy_(0, moved["chosen"].long(), tokens), record)
+
+
+def _draw(
+    logits: Tensor, choices: Choices, moved: Moved, tokens: Tensor, decided: Tensor
+) -> None:
+    """Put drawn tokens in their places."""
+    drawn = moved["drawn"].long()
+    scaled = logits if len(drawn) == len(logits) else logits.index_select(0, drawn)
+    scaled = scaled / moved["temperatures"].view(torch.float32)[:, None]
+    keys = moved["keys"].view(-1, 2)
+    if len(choices.truncated) < len(choices.drawn):
+        ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+        parts = zip(scaled.split(_ROWS_AT_ONCE), keys.split(_ROWS_AT_ONCE), strict=True)
+        found = torch.cat([noise_from(ids, key).add_(part).argmax(-1) for part, key in parts])
+        tokens.index_copy_(0, drawn, found)
+    if len(choices.truncated):
+        cut = moved["truncated"].long()
+        found, sure = _draw_truncated(scaled.index_select(0, cut), keys[cut], moved)
+        tokens.index_copy_(0, drawn[cut], found)
+        decided.index_copy_(0, drawn[cut], sure.to(torch.int32))
+
+
+def _draw_truncated(scaled: Tensor, keys: Tensor, moved: Moved) -> tuple[Tensor, Tensor]:
+    """Return the tokens of rows among those that are left to them, and whether that was decided."""
+    head = min(HEAD, scaled.shape[1])
+    ids = tokens_of_keys(best_keys(scaled, head), scaled.shape[1])
+    logs = scaled.log_softmax(-1).gather(1, ids).double()
+    kept, decided = _kept(logs, scaled.shape[1], moved)
+    scores = scaled.gather(1, ids).add_(noise_from(ids.to(torch.int32), keys))
+    outside = torch.arange(head, device=scaled.device) >= kept[:, None]
+    best = scores.masked_fill_(outside, float("-inf")).argmax(-1, keepdim=True)
+    return ids.gather(1, best)[:, 0], decided
+
+
+def _kept(logs: Tensor, vocab_size: int, moved: Moved) -> tuple[Tensor, Tensor]:
+    """Return how many of the most likely tokens are left, and where that is sure ([m] each).
+
+    `sampling._kept` for all rows at once: `logs` [m, head] float64 fall.
+    """
+    head = logs.shape[1]
+    top_k, top_p = moved["top_k"].long(), moved["top_p"].view(torch.float64)
+    floors = moved["min_p"].view(torch.float64)
+    whole = head == vocab_size
+    count = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)
+    unknown = (head < count) & (not whole)  # whether there are more than were ordered
+    by_p, by_min = top_p < 1.0, floors > float("-inf")
+    undecided = unknown & ~by_p & ~by_min
+    chances = logs.exp()
+    chances = chances * (torch.arange(head, device=logs.device) < count[:, None])
+    total = torch.where(count < vocab_size, chances.sum(-1), 1.0)
+    undecided |= by_p & (head < count) & (count < vocab_size)
+    before = chances.cumsum(-1) - chances
+    inside = torch.arange(head, device=logs.device) < count[:, None]
+    enough = ((before < (top_p * total)[:, None]) & inside).sum(-1)
+    undecided |= by_p & unknown & (enough == head)
+    count = torch.where(by_p, torch.minimum(count, enough.clamp_(min=1)), count)
+    likely = (logs >= logs[:, :1] + floors[:, None]).sum(-1)
+    undecided |= by_min & (count > head) & (likely == head) & (not whole)
+    count = torch.where(by_min, torch.minimum(count, likely.clamp_(min=1)), count)
+    return count, ~undecided

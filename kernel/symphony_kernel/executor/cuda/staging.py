@@ -1,0 +1,69 @@
+"""Small arrays on their way to a device: packed into one buffer, moved with one copy."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32
+
+_ALIGNED = 4  # each array begins at a multiple of 16 bytes
+
+
+class Packed:
+    """Arrays of 32-bit integers in one buffer on the host, pinned beside a GPU.
+
+    torch keeps pinned memory that a copy still reads when it is let go of.
+    """
+
+    __slots__ = ("_places", "host", "values")
+
+    def __init__(self, arrays: Mapping[str, Int32], pinned: bool) -> None:
+        self._places: dict[str, slice] = {}
+        end = 0
+        for name, array in arrays.items():
+            self._places[name] = slice(end, end + len(array))
+            end += -(-len(array) // _ALIGNED) * _ALIGNED
+        self.host = torch.empty(end, dtype=torch.int32, pin_memory=pinned)
+        self.values: Int32 = self.host.numpy()
+        for name, array in arrays.items():
+            self.values[self._places[name]] = array
+
+    def on_host(self, name: str) -> Tensor:
+        """Return one array, as a view of the buffer."""
+        return self.host[self._places[name]]
+
+    def put(self, name: str, values: list[int]) -> None:
+        """Write the first elements of one array, before it is moved."""
+        begin = self._places[name].start
+        self.values[begin : begin + len(values)] = np.array(values, np.uint32).view(np.int32)
+
+    def move(self, device: torch.device) -> "Moved":
+        """Copy all of it to a device, without waiting for that."""
+        return Moved(self._places, self.host.to(device, non_blocking=True))
+
+
+class Moved:
+    """The same arrays on a device: views of one buffer."""
+
+    __slots__ = ("_places", "buffer")
+
+    def __init__(self, places: Mapping[str, slice], buffer: Tensor) -> None:
+        self._places = places
+        self.buffer = buffer
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.buffer[self._places[name]]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+
+def to_device(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+    """Return an array on a device, without waiting for what that is at."""
+    tensor = torch.from_numpy(values)
+    if device.type != "cuda":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,176 @@
+"""A step of a network on a GPU: prepared on one thread, launched and collected on another.
+
+    the loop's thread   prepare N+1 ──────────── prepare N+2 ────────────
+    the device's        launch N+1 ── collect N ── launch N+2 ── collect N+1
+    the GPU             N computes ───────┴── N+1 computes ──────┴── ...
+
+A step that follows another one is launched before that has ended, with tokens that never leave the
+GPU. That changes nothing until it begins (`follow.Follow`): what it writes are entries behind the
+ends of its rows' files, which nobody reads. If it is taken back, or does not begin, what it has
+computed is let go of.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from symphony_kernel.executor.base import Int32, Results, Row
+from symphony_kernel.executor.cuda.inputs import Inputs
+from symphony_kernel.executor.cuda.plan import StepPlan
+from symphony_kernel.executor.cuda.sampler import Choices, Chosen
+from symphony_kernel.executor.cuda.staging import Packed, to_device
+from symphony_kernel.executor.follow import Follow
+from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.sampling import Ask, answer
+
+_RECORD_BYTES = 8  # of a place: token and log-probability
+_DECIDED = 2  # the column of a record that says whether it counts
+
+
+@dataclass(slots=True)
+class Launched:
+    """What a step has under way."""
+
+    inputs: Inputs
+    logits: Tensor | None  # [w, vocab_size], where answers are left to make of them
+    chosen: Chosen | None
+    record: Tensor | None  # of `chosen`, on its way to the host
+    done: "torch.cuda.Event | None"  # None: it has been done already, on a CPU
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        if self.done is not None:
+            self.done.synchronize()
+
+
+class PreparedStep:
+    """A step that can be launched: its arrays on the host, and what comes of it.
+
+    `plan` may be padded for a graph. `following` is set on the loop's thread while the device's is
+    at it; everything else is the device's after `prepare`.
+    """
+
+    __slots__ = (
+        "before", "choices", "count", "follow", "following", "graph", "launched", "packed",
+        "plan", "sources", "sure",
+    )  # fmt: skip
+
+    def __init__(
+        self, count: int, plan: StepPlan, packed: Packed, choices: Choices, graph: bool
+    ) -> None:
+        self.count = count  # of the batch's rows
+        self.plan, self.packed, self.choices, self.graph = plan, packed, choices, graph
+        self.launched: Launched | None = None
+        self.sure = True  # the tokens that were chosen on the device are the step's tokens
+        self.before: PreparedStep | None = None  # whose tokens it takes,
+        self.sources: Int32 = np.empty(0, np.int32)  # at these places
+        self.follow: Follow | None = None
+        self.following: PreparedStep | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may still begin."""
+        return self.follow is None or self.follow.waits
+
+    def set_tokens(self, tokens: list[int]) -> None:
+        """Give each row of a step that only decodes its token; it begins."""
+        assert self.plan.only_decodes
+        if self.launched is not None:
+            assert self.before is not None
+            if self.before.sure:
+                return  # it has them
+            self.launched.wait()
+            self.launched = None
+        self.packed.put("tokens", tokens)
+
+    def takes_from(self, before: "PreparedStep", follow: Follow) -> bool:
+        """Whether the tokens can come from a step without the host: then they will."""
+        if not (self.plan.only_decodes and self.choices.whole and before.choices.whole):
+            return False
+        places = before.choices.places
+        first = dict(zip(before.plan.owners, places, strict=True))
+        mine = [first.get(row) for row in follow.rows]
+        if any(place is None for place in mine):
+            return False
+        self.sources = np.array([place.start for place in mine if place is not None], np.int32)
+        self.before, self.follow = before, follow
+        return True
+
+    def copy_tokens(self, inputs: Inputs) -> None:
+        """Take the tokens that the step before chooses, on the device."""
+        assert self.before is not None
+        assert self.before.launched is not None
+        chosen = self.before.launched.chosen
+        assert chosen is not None
+        tokens, count = chosen.tokens, len(self.sources)
+        if count != len(tokens) or not np.array_equal(self.sources, np.arange(count)):
+            tokens = tokens.index_select(0, to_device(self.sources, tokens.device))
+        inputs.tokens[:count].copy_(tokens)
+
+    def forget(self) -> None:
+        """Let go of what it had under way, and of its neighbours."""
+        self.launched = self.before = self.following = None
+
+    # -- Results ---------------------------------------------------------------------------------
+    def results(self, masks: RowMasks) -> Results:
+        """Return each row's result, after it was done."""
+        results: Results = [b""] * self.count
+        launched, owners = self.launched, self.plan.owners
+        assert launched is not None
+        left = list(self.choices.left)
+        if launched.record is not None:
+            record = launched.record.numpy()
+            left += self._undecided(record)
+            self._put_chosen(record, results)
+        if left:
+            answers = self._answers(left, masks)
+            for number, result in zip(left, answers, strict=True):
+                results[owners[number]] = result
+        return results
+
+    def _put_chosen(self, record: npt.NDArray[np.int32], results: Results) -> None:
+        choices, owners = self.choices, self.plan.owners
+        data = np.ascontiguousarray(record[:, :_DECIDED]).tobytes()
+        begin = 0
+        left = set(choices.left)
+        for number, owner in enumerate(owners):
+            if number in left:
+                continue
+            place = choices.places[number]
+            end = begin + (place.stop - place.start) * _RECORD_BYTES
+            results[owner] = data[begin:end]
+            begin = end
+
+    def _undecided(self, record: npt.NDArray[np.int32]) -> list[int]:
+        """Return the asks that have places whose truncation reaches further."""
+        open_places = np.flatnonzero(record[:, _DECIDED] == 0)
+        self.sure = not len(open_places)
+        if self.sure:
+            return []
+        starts = [place.start for place in self.choices.places]
+        places = self.choices.chosen[open_places]
+        found = np.searchsorted(starts, places, side="right") - 1
+        return [int(number) for number in np.unique(found)]
+
+    def _answers(self, numbers: list[int], masks: RowMasks) -> Results:
+        """Answer asks from the logits, as `sampling` does."""
+        assert self.launched is not None
+        logits = self.launched.logits
+        assert logits is not None
+        choices = self.choices
+        asks = [
+            Ask(
+                choices.asks[number].options,
+                choices.asks[number].seed,
+                choices.asks[number].positions,
+                masks.get(self.plan.owners[number]),
+            )
+            for number in numbers
+        ]
+        places = np.concatenate(
+            [np.arange(choices.places[n].start, choices.places[n].stop) for n in numbers]
+        )
+        return answer(logits.index_select(0, to_device(places, logits.device)), asks)

@@ -1,0 +1,136 @@
+"""Tokens chosen on the device are those that `sampling` chooses."""
+
+import numpy as np
+import pytest
+import torch
+from symphony_kernel.executor.base import Row
+from symphony_kernel.executor.cuda.sampler import HEAD, Choices, Chosen, choices_of, choose
+from symphony_kernel.executor.cuda.staging import Packed
+from symphony_kernel.executor.sampling import Ask, answer
+from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+
+from tests.support.cuda import ON_GPU
+from tests.support.models import make_row, random_tokens
+
+DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
+PAIR = [("token", "<u4"), ("value", "<f4")]
+SAMPLINGS = [
+    None,
+    Sampling(temperature=0.0),
+    Sampling(),
+    Sampling(temperature=0.3),
+    Sampling(temperature=2.5),
+    Sampling(top_k=1),
+    Sampling(temperature=3.0, top_k=40),
+    Sampling(temperature=1.5, top_p=0.6),
+    Sampling(temperature=1.5, top_p=0.9, top_k=7),
+    Sampling(temperature=4.0, min_p=0.2),
+    Sampling(temperature=1.2, top_k=300, top_p=0.95, min_p=0.01),
+]
+
+
+def rows_with(samplings: list[Sampling | None], at: str = "last") -> list[Row]:
+    return [
+        make_row(
+            random_tokens(3, number),
+            np.array([number], np.int32),
+            options=PredOptions(at=at)
+            if sampling is None
+            else PredOptions(at=at, get=Get.SAMPLE, sampling=sampling),
+            seed=2**63 + 977 * number,
+        )
+        for number, sampling in enumerate(samplings)
+    ]
+
+
+def chosen_of(rows: list[Row], logits: torch.Tensor, device: str) -> tuple[Choices, Chosen]:
+    choices, arrays = choices_of(rows, range(len(rows)))
+    moved = Packed(arrays, pinned=device == "cuda").move(torch.device(device))
+    return choices, choose(logits.to(device), choices, moved)
+
+
+def expected_of(rows: list[Row], logits: torch.Tensor) -> np.ndarray:
+    asks = [Ask(row.options, row.seed, row.positions[row.places]) for row in rows]
+    results = answer(logits.clone(), asks)
+    assert all(isinstance(result, bytes) for result in results)
+    return np.frombuffer(b"".join(r for r in results if isinstance(r, bytes)), PAIR)
+
+
+def logits_of(places: int, vocab: int, seed: int) -> torch.Tensor:
+    return torch.randn(places, vocab, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("vocab", [101, 5000])
+@pytest.mark.parametrize("at", ["last", "all"])
+def test_tokens_are_those_of_sampling(device: str, vocab: int, at: str) -> None:
+    rows = rows_with(SAMPLINGS, at)
+    logits = logits_of(len(SAMPLINGS) * (3 if at == "all" else 1), vocab, 5)
+    choices, chosen = chosen_of(rows, logits, device)
+    assert choices.whole
+    expected = expected_of(rows, logits)
+    record = chosen.record.cpu().numpy()
+    decided = record[:, 2] == 1
+    assert decided.mean() > 0.8
+    assert chosen.tokens.tolist() == record[:, 0].tolist()
+    assert record[decided, 0].tolist() == expected["token"][decided].tolist()
+    values = np.ascontiguousarray(record[:, 1]).view(np.float32)
+    np.testing.assert_allclose(values[decided], expected["value"][decided], atol=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [HEAD - 1, HEAD, HEAD + 1, 5 * HEAD])
+def test_a_truncation_counts_only_where_it_is_sure_and_then_as_it_should(vocab: int) -> None:
+    samplings: list[Sampling | None] = [
+        Sampling(temperature=9.0, top_k=HEAD + 400),
+        Sampling(temperature=9.0, top_k=HEAD),
+        Sampling(temperature=9.0, top_p=0.999),
+        Sampling(temperature=9.0, top_p=0.5, top_k=HEAD - 1),
+        Sampling(temperature=9.0, min_p=0.001),
+        Sampling(temperature=0.2, top_p=0.9),
+        Sampling(top_k=2 * HEAD, min_p=0.3),
+    ]
+    rows = rows_with(samplings)
+    logits = logits_of(len(samplings), vocab, 6)
+    _, chosen = chosen_of(rows, logits, "cpu")
+    record = chosen.record.numpy()
+    decided = record[:, 2] == 1
+    assert record[decided, 0].tolist() == expected_of(rows, logits)["token"][decided].tolist()
+    if vocab <= HEAD:
+        assert decided.all()
+    else:
+        assert decided[[1, 3, 5, 6]].all()
+        assert not decided[0] or vocab == HEAD + 1
+    if vocab == 5 * HEAD:
+        assert not decided[[2, 4]].any()
+
+
+def test_what_is_rarer_is_left_to_sampling() -> None:
+    rows = rows_with([None, Sampling(), None, None, None, None])
+    for number, options in enumerate(
+        [
+            PredOptions(logprobs=2),
+            PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=1.5)),
+            PredOptions(bias=((3, 1.0),)),
+            PredOptions(allow=b"\xff" * 13),
+            PredOptions(get=Get.TOP, top=3),
+            PredOptions(),
+        ]
+    ):
+        rows[number].options = options
+    logits = logits_of(6, 101, 7)
+    choices, chosen = chosen_of(rows, logits, "cpu")
+    assert choices.left == [0, 2, 3, 4]
+    assert choices.chosen.tolist() == [1, 5]
+    assert not choices.whole
+    expected = expected_of([rows[1], rows[5]], logits[[1, 5]])
+    assert chosen.record[:, 0].tolist() == expected["token"].tolist()
+    assert chosen.tokens.tolist() == [0, expected["token"][0], 0, 0, 0, expected["token"][1]]
+
+
+def test_a_token_does_not_depend_on_the_rows_beside_it() -> None:
+    sampling = Sampling(temperature=2.0, top_p=0.9)
+    rows = rows_with([sampling, *SAMPLINGS])
+    logits = logits_of(len(rows), 3000, 8)
+    _, together = chosen_of(rows, logits, "cpu")
+    _, alone = chosen_of(rows[:1], logits[:1], "cpu")
+    assert together.tokens[0] == alone.tokens[0]
