@@ -1,6 +1,8 @@
 """What the supervisor tells a kernel when it starts it, and the executor that follows from it."""
 
 import json
+import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from hashlib import file_digest, sha256
@@ -28,6 +30,8 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.scheduler.clock import Clock
 
+_log = logging.getLogger(__name__)
+
 TINY = "tiny"
 
 
@@ -46,6 +50,7 @@ class Configuration:
     device: str = "auto"
     dtype: str = "auto"
     quantize: str = "none"  # or "int8"
+    tensor_parallel: int = 1  # ranks, each with a device and a pool of its own
     pool_bytes: int | None = None
     threads: int | None = None
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for what programs offer
@@ -66,13 +71,15 @@ class Configuration:
     journal: Path | None = None  # the directory of the kernel's journal; None: it keeps none
     ended: int | None = None  # the exit code of the kernel before this one
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
+    processes: bool = False  # it says which process each role is, and no other may come for it
     simulated: dict[str, Any] = field(default_factory=dict)
 
     def identity(self, about: dict[str, Any], frames: int, pages: int) -> bytes:
         """Return what a journal of this kernel is good for ([32]): the same model and settings."""
         settings = {
             name: str(getattr(self, name))
-            for name in ("executor", "model", "device", "dtype", "quantize", "prefix_cache_share")
+            for name in ("executor", "model", "device", "dtype", "quantize", "prefix_cache_share",
+                         "tensor_parallel")
         }
         parts = [settings, about["model"], frames, pages, sha256(about["tokenizer"]).hexdigest()]
         return sha256(json.dumps(parts, sort_keys=True).encode()).digest()
@@ -110,6 +117,7 @@ def parse_configuration(line: str) -> Configuration:
         raise ConfigurationError("prefix_cache_share is a number from 0 to 1")
     _check_shares(configuration)
     _check_places(configuration)
+    _check_ranks(configuration)
     unknown = set(configuration.simulated) - {f.name for f in fields(CostModel)}
     if unknown - {"pages", "hashed"}:
         raise ConfigurationError(f"a simulated executor has no {sorted(unknown)}")
@@ -144,6 +152,26 @@ def _check_places(configuration: Configuration) -> None:
         raise ConfigurationError("audit_seconds is a number, at least 0")
 
 
+def _check_ranks(configuration: Configuration) -> None:
+    """Check over how many devices the model goes; ConfigurationError."""
+    ranks = configuration.tensor_parallel
+    if type(ranks) is not int or ranks < 1:
+        raise ConfigurationError("tensor_parallel is a number of devices, at least 1")
+    if ranks > 1 and configuration.executor == "simulated":
+        raise ConfigurationError("a simulated executor has one device")
+    if ranks > 1 and configuration.disk_pool_tokens:
+        raise ConfigurationError("with tensor_parallel above 1 there is no disk tier")
+
+
+def _lose_device(words: str) -> None:
+    """End this process: the device's thread may be waiting for a rank that has gone.
+
+    Whoever started us starts another one, which goes on from the journal.
+    """
+    _log.critical("the kernel ends: %s", words)
+    os._exit(1)
+
+
 def digest_weights(configuration: Configuration) -> str:
     """Return a digest of what the model computes with; reads all of its weights.
 
@@ -175,6 +203,7 @@ def make_executor(
     name = TINY if configuration.model == TINY else None
     assets = load_assets(directory, configuration.dtype, name)
     # Torch takes seconds to import: a simulated kernel, or one without a model, does without.
+    from symphony_kernel.executor.parallel.ranks import Parallel
     from symphony_kernel.executor.torch_executor import TorchExecutor
 
     executor = TorchExecutor.load(
@@ -187,6 +216,9 @@ def make_executor(
         delivery_ms=configuration.delivery_ms,
         name=name,
         progress=progress,
+        parallel=Parallel(
+            configuration.tensor_parallel, configuration.socket.parent, _lose_device
+        ),
     )
     return executor, assets
 

@@ -73,8 +73,8 @@ def _serve(options: argparse.Namespace) -> int:
     from symphony_runtime.supervisor import serve
 
     names = ("model", "host", "port", "workers", "data_dir", "device", "dtype", "quantize",
-             "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens", "threads",
-             "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish",
+             "tensor_parallel", "executor", "pool_bytes", "host_pool_tokens", "disk_pool_tokens",
+             "threads", "drain_seconds", "max_decode_gap_ms", "delivery_ms", "journal", "publish",
              "require_containment", *GUARD_OPTIONS)  # fmt: skip
     given = {name: getattr(options, name) for name in names}
     given["store"] = options.store or os.environ.get("SYMPHONY_STORE") or None
@@ -465,6 +465,8 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--quantize", choices=("none", "int8"), help="of the weights; default none; a little loss"
     )
+    several = "devices that share the model, a process for each; default 1"
+    serve.add_argument("--tensor-parallel", type=int, metavar="N", help=several)
     serve.add_argument("--config", type=Path, help="a TOML file with options")
     serve.add_argument("--pool-bytes", type=int, help="memory for KV pages")
     room = "KV entries in host memory beside it; default as many, as far as memory goes"

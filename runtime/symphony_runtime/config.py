@@ -54,6 +54,8 @@ from symphony_runtime.outside.options import parse_http, parse_tools
 from symphony_runtime.transport import TransportError, check_transport
 
 WORKERS_MAX = 64
+PROGRAM_DAYS_MAX = 36_500
+DEVICES_MAX = 64
 
 
 class OptionsError(Exception):
@@ -89,6 +91,7 @@ class ServeOptions:
     dtype: str = "auto"
     quantize: str = "none"  # or "int8": the weights of products, on the CPU
     executor: str = "torch"
+    tensor_parallel: int = 1  # devices that share the model, a process for each
     pool_bytes: int | None = None
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool, for prefixes that programs offer
     # Room for KV pages that are not on the device, in tokens: in host memory (None: as much as the
@@ -109,6 +112,7 @@ class ServeOptions:
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX  # of more the oldest are deleted
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
+    program_unused_days_max: int = 0  # then a program that nobody runs goes; 0: never
     publish: bool = False  # programs may make KV files public: other tenants read them
     tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # on disk, of one tenant's KV files
     require_containment: bool = False  # no worker that is contained less than this user allows
@@ -144,8 +148,10 @@ class ServeOptions:
         bounds = {
             "port": (0, 65_535),
             "workers": (1, WORKERS_MAX),
+            "tensor_parallel": (1, DEVICES_MAX),
             "prefix_cache_share": (0, 1),
             "delivery_ms": (0, DELIVERY_MS_MAX),
+            "program_unused_days_max": (0, PROGRAM_DAYS_MAX),
             "runs_live_max": (1, RUNS_LIVE_MAX),
             "tenant_runs_live_max": (1, RUNS_LIVE_MAX),
         }
@@ -176,6 +182,8 @@ class ServeOptions:
             value = getattr(self, name)
             if value is not None and not value >= low:  # as no NaN is
                 raise OptionsError(f"{name} must be at least {low}")
+        if self.tensor_parallel > 1 and self.disk_pool_tokens:
+            raise OptionsError("disk_pool_tokens: no disk tier with tensor_parallel above 1")
         for tenant, weight in self.tenant_weights.items():
             number = weight if type(weight) in (int, float) else 0
             if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:

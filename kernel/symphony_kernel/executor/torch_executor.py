@@ -37,6 +37,10 @@ from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.outcome import DeviceThread, Outcome
+from symphony_kernel.executor.parallel.network import ParallelNetwork
+from symphony_kernel.executor.parallel.ranks import Parallel, Share
+from symphony_kernel.executor.parallel.sharding import Shard
+from symphony_kernel.executor.parallel.share import start_parallel
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.executor.torch_network import TorchNetwork
 from symphony_kernel.protocol.errno import SyscallError
@@ -51,6 +55,7 @@ _log = logging.getLogger(__name__)
 
 # Logits are computed for as many places at a time as fit into this.
 _LOGITS_BYTES_MAX = 64 << 20
+_ALONE = Parallel()
 _LOGITS_BYTES_MAX_CUDA = 512 << 20
 
 
@@ -92,13 +97,14 @@ class TorchExecutor:
         delivery_ms: float = DELIVERY_MS_DEFAULT,
         name: str | None = None,
         progress: Progress | None = None,
+        parallel: Parallel = _ALONE,
     ) -> "TorchExecutor":
         """Load a checkpoint in Hugging Face layout; blocks until it is ready.
 
         `dtype` is auto, fp32 or bf16, `quantize` none or int8 (of weights, on a CPU), `device`
         auto, cpu or cuda; `threads` are torch's, for the whole process; `delivery_ms` is how late
         the ends of steps that follow each other may be told; `progress` hears the share of the
-        weights that is loaded.
+        weights that is loaded. With several ranks (`parallel`) a pool and `threads` are each one's.
 
         Raises:
             CheckpointError: the directory holds no model that this executor can run, or the pool is
@@ -110,12 +116,18 @@ class TorchExecutor:
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
         room = KV_POOL_BYTES_DEFAULT if pool_bytes is None else pool_bytes
-        pages = pool_pages(config, room, kind.itemsize)
+        pages = pool_pages(Shard(config, 0, parallel.ranks).config, room, kind.itemsize)
         most = _LOGITS_BYTES_MAX if place.type == "cpu" else _LOGITS_BYTES_MAX_CUDA
         places = max(1, most // (4 * config.vocab_size))
         thread = _one_thread(threads, delivery_ms)
 
         def build() -> Network:
+            if parallel.ranks > 1:
+                share = Share(
+                    str(directory), model.dtype, place.type, quantized, pages, places, threads,
+                    ranks=parallel.ranks,
+                )  # fmt: skip
+                return start_parallel(share, parallel, progress)
             library = _library(place)
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
                 if place.type == "cuda":
@@ -145,9 +157,12 @@ class TorchExecutor:
     @property
     def computes(self) -> str:
         """What computes: "native", "cuda" or "torch"."""
-        if isinstance(self._network, CudaNetwork):
+        network = self._network
+        if isinstance(network, ParallelNetwork):
+            network = network.local
+        if isinstance(network, CudaNetwork):
             return "cuda"
-        return "native" if isinstance(self._network, NativeNetwork) else "torch"
+        return "native" if isinstance(network, NativeNetwork) else "torch"
 
     @property
     def pages(self) -> int:
@@ -175,7 +190,7 @@ class TorchExecutor:
         if batch.follow is None or before is None or prepared is None or batch.copies:
             return
         if batch.saves is None and batch.loads is None and batch.poison is None:
-            network.follow(prepared, before, batch.follow.rows)
+            network.follow(prepared, before, batch.follow)
 
     def _begin(self, follow: Follow, batch: Batch, prepared: Any) -> bool:
         """Go on behind the step that has just ended, if it may be; put in the tokens."""
@@ -196,6 +211,7 @@ class TorchExecutor:
 
     async def poison(self, pages: Int32) -> None:
         """Fill pages with NaN, after the steps given so far: for tests of what a step reads."""
+        self._given = None
         await self._thread.start(lambda: self._network.poison(pages))
 
     async def close(self) -> None:
@@ -224,6 +240,7 @@ class TorchExecutor:
 
     async def write_frames(self, frames: Int32, values: KVArray) -> None:
         """Write pages into frames, after the steps given so far."""
+        self._given = None  # what is given next begins behind this, not earlier
         await self._thread.start(lambda: self._network.pages.write_frames(frames, values))
 
     async def read_host(self, slots: Int32) -> KVArray:

@@ -207,7 +207,9 @@ class _Lane:
     def __init__(self, device: torch.device) -> None:
         self.buffers: list[_Buffer] = []
         self._device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._turn = 0
         self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -222,7 +224,7 @@ class _Lane:
         if self.stream is None:
             yield
             return
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began, ended = _timed_event(), _timed_event()
         with torch.cuda.stream(self.stream):
             began.record()
             yield
@@ -247,9 +249,13 @@ class _Lane:
         if self.stream is None:
             return 0.0
         self.stream.synchronize()
-        seconds = sum(began.elapsed_time(ended) for began, ended in self._spans) / 1000
+        milliseconds: float = sum(began.elapsed_time(ended) for began, ended in self._spans)
         self._spans.clear()
-        return seconds
+        return milliseconds / 1000
+
+
+def _timed_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _runs(slots: Int32) -> Iterator[tuple[slice, slice]]:

@@ -6,6 +6,7 @@ gate and up stay two, because the library applies the activation and the product
 out of its matrix multiplication, for less than reading them again costs.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.functional import embedding, rms_norm
 from symphony_kernel.executor.attention import Group, attend
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.linear import Linear, doubled, packs
-from symphony_kernel.executor.models.loader import Weights
+from symphony_kernel.executor.models.loader import Tensors
 from symphony_kernel.executor.models.rope import RotaryEmbedding
 
 
@@ -48,11 +49,24 @@ class Decoder:
     """A model's weights on a device, and the computation of a step.
 
     It holds no K and V: the pool is an argument, [layers, slots, 2, kv_heads, head_dim].
+
+    Of a share of a model (see `parallel.sharding`) `reduce` adds up in place, over all who have
+    one, what its output and down projections give, and `gather` makes the logits of the whole
+    vocabulary out of its own.
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, quantized: bool = False
+        self,
+        config: ModelConfig,
+        weights: Tensors,
+        dtype: torch.dtype,
+        quantized: bool = False,
+        *,
+        reduce: Callable[[Tensor], None] | None = None,
+        gather: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        self._reduce = reduce
+        self._gather = gather
         self.config = config
         self.dtype = dtype
         hidden = config.hidden_size
@@ -71,7 +85,7 @@ class Decoder:
         self._head = Linear(head, None, self._packed, quantized)
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, dtype, self.device)
 
-    def _load_layer(self, weights: Weights, index: int) -> _Layer:
+    def _load_layer(self, weights: Tensors, index: int) -> _Layer:
         config = self.config
         hidden, middle = config.hidden_size, config.intermediate_size
         width = config.heads * config.head_dim
@@ -98,7 +112,7 @@ class Decoder:
             down=project("mlp.down_proj", hidden, middle, config.mlp_bias),
         )
 
-    def _load_qkv(self, weights: Weights, prefix: str) -> Linear:
+    def _load_qkv(self, weights: Tensors, prefix: str) -> Linear:
         config = self.config
         parts = [("q_proj", config.heads), ("k_proj", config.kv_heads), ("v_proj", config.kv_heads)]
         sizes = [(prefix + name, heads * config.head_dim) for name, heads in parts]
@@ -116,12 +130,20 @@ class Decoder:
             normed = self._rms_norm(x, layer.input_norm)
             x = self._attention(layer, normed, x, tables, inputs, pool[index])
             normed = self._rms_norm(x, layer.mlp_norm)
-            x = layer.down.plus(layer.up.times(normed, layer.gate.silu(normed)), x)
+            x = self._plus(layer.down, layer.up.times(normed, layer.gate.silu(normed)), x)
         return self._rms_norm(x.index_select(0, inputs.wanted), self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [w, vocab_size] float32 logits of [w, hidden] outputs of `forward`."""
-        return self._head(self._doubled(hidden))[: len(hidden)].float()
+        logits = self._head(self._doubled(hidden))[: len(hidden)]
+        return (logits if self._gather is None else self._gather(logits)).float()
+
+    def _plus(self, product: Linear, x: Tensor, residual: Tensor) -> Tensor:
+        if self._reduce is None:
+            return product.plus(x, residual)
+        out = product(x)
+        self._reduce(out)
+        return out.add_(residual)
 
     def _doubled(self, x: Tensor) -> Tensor:
         return doubled(x) if self._packed else x
@@ -157,4 +179,4 @@ class Decoder:
         both = qkv[:, heads:].view(-1, 2, kv_heads, config.head_dim)
         pool.index_copy_(0, inputs.slots, both)
         out = attend(qkv[:, :heads], pool, inputs.groups[layer.window], self._exact)
-        return layer.output.plus(self._doubled(out), residual)
+        return self._plus(layer.output, self._doubled(out), residual)

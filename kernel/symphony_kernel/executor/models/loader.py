@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,16 @@ from symphony_kernel.executor.models.config import CheckpointError, read_json
 _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
 
 Progress = Callable[[float], None]
+
+
+class Tensors(Protocol):
+    """A model's tensors by name, each to be taken once: a checkpoint's, or a share of them."""
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor in the network's dtype and on its device; its shape must be as said."""
+
+    def drop(self, name: str) -> None:
+        """Say that a tensor may be there and is not needed."""
 
 
 class Weights:
@@ -62,8 +72,13 @@ class Weights:
         """Return whether a tensor of that name is left to take."""
         return name in self._where
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Return a tensor in the network's dtype and on its device; its shape must be as said."""
+    def take(
+        self, name: str, *shape: int, part: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Return a tensor in the network's dtype and on its device; its shape must be as said.
+
+        `part` takes what is wanted of it: the rest gets neither there nor, mostly, into memory.
+        """
         path = self._where.pop(name, None)
         if path is None:
             raise CheckpointError(f"{self._directory} has no tensor {name}")
@@ -76,6 +91,8 @@ class Weights:
             raise CheckpointError(f"{name} in {path} is {tensor.dtype}: quantized, not supported")
         if self._progress is not None:
             self._progress(1.0 - len(self._where) / self._count)
+        if part is not None:
+            tensor = part(tensor)
         return tensor.to(device=self._device, dtype=self._dtype)
 
     def drop(self, name: str) -> None:

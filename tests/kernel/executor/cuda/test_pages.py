@@ -56,7 +56,8 @@ def house(request: pytest.FixtureRequest) -> House:
 
 def test_a_page_s_layout_is_the_canonical_one(house: House) -> None:
     values = house.frames(7, 3)
-    assert (values.shape, values.dtype) == (house.pages.layout.shape(2), np.float32)
+    assert values.shape == house.pages.layout.shape(2)
+    assert values.dtype == np.float32
     np.testing.assert_array_equal(values, house.pool[:, [7, 3]].transpose(1, 2).cpu().numpy())
 
 

@@ -1,0 +1,1 @@
+"""One model over several devices: each rank has a share of the heads and of the middle layers."""

@@ -1,0 +1,101 @@
+"""What rank 0 tells the others, as bytes: a call of a network or of its pages, with its arguments.
+
+A call is a length (u32, little-endian) and a msgpack array, [name, arguments...]. Arrays are their
+bytes, of a type that follows from the call. The rows of a step are joined, array by array, so that
+a step of many rows is few objects; what is asked at their places is rank 0's business alone.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import IO, Any, Final
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from symphony_kernel.executor.base import Int32, Row
+
+_LENGTH: Final = struct.Struct("<I")
+# Of each row: start, new tokens, pages, places, and 1 if it has parents.
+_COUNTS: Final = 5
+
+
+def pack(*call: Any) -> bytes:
+    """Return the bytes of a call, or of a reply to one; arrays in it as theirs."""
+    body: bytes = msgpack.packb(
+        [part.tobytes() if isinstance(part, np.ndarray) else part for part in call]
+    )
+    return _LENGTH.pack(len(body)) + body
+
+
+def receive(stream: IO[bytes]) -> list[Any] | None:
+    """Return the next call from a stream; None at its end."""
+    head = _exactly(stream, _LENGTH.size)
+    body = None if head is None else _exactly(stream, _LENGTH.unpack(head)[0])
+    if body is None:
+        return None
+    call: list[Any] = msgpack.unpackb(body)
+    return call
+
+
+def _exactly(stream: IO[bytes], count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        part = stream.read(count - len(parts))
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+def array(data: bytes, dtype: npt.DTypeLike = np.int32, shape: tuple[int, ...] = (-1,)) -> Any:
+    """Return an array that came as its bytes; it may be written."""
+    return np.frombuffer(data, dtype).reshape(shape).copy()
+
+
+def pack_rows(rows: Sequence[Row]) -> tuple[npt.NDArray[Any], ...]:
+    """Return a step's rows as arrays: counts, tokens, positions, tables, places, parents."""
+    counts = np.array(
+        [
+            (len(r.tokens), len(r.block_table), len(r.places), r.parents is not None, r.start)
+            for r in rows
+        ],
+        np.int32,
+    )
+    parents = [row.parents for row in rows if row.parents is not None]
+    return (
+        counts,
+        np.concatenate([row.tokens for row in rows]).astype(np.uint32, copy=False),
+        _joined([row.positions for row in rows]),
+        _joined([row.block_table for row in rows]),
+        _joined([row.places for row in rows]),
+        _joined(parents) if parents else np.empty(0, np.int32),
+    )
+
+
+def _joined(parts: Sequence[Int32]) -> Int32:
+    return np.concatenate(parts).astype(np.int32, copy=False)
+
+
+def unpack_rows(packed: Sequence[bytes]) -> list[Row]:
+    """Return the rows of `pack_rows`; they ask for nothing at their places."""
+    counts = array(packed[0], shape=(-1, _COUNTS))
+    new, pages, places, trees, starts = counts.T
+    tokens = _apart(array(packed[1], np.uint32), new)
+    positions, tables = _apart(array(packed[2]), new), _apart(array(packed[3]), pages)
+    wanted, parents = _apart(array(packed[4]), places), _apart(array(packed[5]), new * trees)
+    rows = []
+    for start, tree in zip(starts.tolist(), trees.tolist(), strict=True):
+        ancestors = parents()  # empty, of a row without
+        rows.append(
+            Row(
+                tokens=tokens(), positions=positions(), start=start, block_table=tables(),
+                places=wanted(), parents=ancestors if tree else None,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _apart(values: npt.NDArray[Any], counts: Int32) -> Callable[[], npt.NDArray[Any]]:
+    """Return what gives one row's part after the other."""
+    return iter(np.split(values, np.cumsum(counts)[:-1])).__next__

@@ -1,0 +1,182 @@
+"""A rank's share of a checkpoint, as a checkpoint of a smaller model.
+
+Queries, keys, values, gate and up are divided by their outputs; the products behind them, output
+and down, by their inputs, so that what they give are parts of a sum: the only two places of a layer
+at which ranks have to talk. Heads that share K and V stay together. Where there are fewer heads of
+K and V than ranks, several ranks have the same one.
+
+    rank 0   q 0 1 2 3   k, v 0    gate, up: first half    output, down: first half of the inputs
+    rank 1   q 4 5 6 7   k, v 1    gate, up: second half   output, down: second half
+
+The embedding is whole everywhere: it is only looked up, and dividing it would take another sum. The
+head is divided by the vocabulary and its logits are gathered: whole, it would be a sixth of what a
+rank of four reads in a step of Llama 3.1 8B. Where it is the embedding, it is a part of that.
+
+The scheme is that of Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053), section 3.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from symphony_kernel.executor.base import KVArray
+from symphony_kernel.executor.models.config import CheckpointError, ModelConfig
+from symphony_kernel.executor.models.loader import Weights
+
+_HEADS_AXIS = 4  # of `KVLayout`
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What rank `rank` of `ranks` has of a model; CheckpointError where it cannot be divided."""
+
+    whole: ModelConfig
+    rank: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        """Check that the model can be divided so."""
+        assert 0 <= self.rank < self.ranks
+        config, ranks = self.whole, self.ranks
+        for what, count in (("heads", config.heads), ("middle neurons", config.intermediate_size)):
+            if count % ranks:
+                raise CheckpointError(f"{count} {what} do not divide among {ranks} ranks")
+        if config.kv_heads % ranks and ranks % config.kv_heads:
+            raise CheckpointError(
+                f"{config.kv_heads} heads for K and V do not divide among {ranks} ranks"
+            )
+
+    @property
+    def config(self) -> ModelConfig:
+        """The rank's share as a model of its own; the vocabulary is whole."""
+        return replace(
+            self.whole,
+            heads=self.whole.heads // self.ranks,
+            kv_heads=len(range(*self.kv.indices(self.whole.kv_heads))),
+            intermediate_size=self.whole.intermediate_size // self.ranks,
+            tied=False,
+        )
+
+    @property
+    def kv(self) -> slice:
+        """Which of the model's heads of K and V it has."""
+        kv_heads = self.whole.kv_heads
+        first = self.rank * kv_heads // self.ranks
+        return slice(first, first + max(1, kv_heads // self.ranks))
+
+    @property
+    def vocabulary(self) -> slice:
+        """Which tokens' logits it computes: of the last one some may be no tokens."""
+        size = -(-self.whole.vocab_size // self.ranks)
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    def part(self, values: KVArray) -> KVArray:
+        """Return its heads of pages in the model's layout (see `KVLayout`)."""
+        return np.ascontiguousarray(values[..., self.kv, :])
+
+
+def whole_pages(config: ModelConfig, parts: list[KVArray]) -> KVArray:
+    """Return pages in the model's layout from all ranks' parts of them."""
+    every = max(1, len(parts) // config.kv_heads)  # so many ranks have the same heads
+    return np.concatenate(parts[::every], axis=_HEADS_AXIS)
+
+
+def shard(
+    weights: Weights, config: ModelConfig, rank: int, ranks: int
+) -> tuple["ShardWeights", ModelConfig]:
+    """Return a rank's share of a checkpoint, to be loaded like one, and what it looks like.
+
+    A network over it has to sum over the ranks what its output and down projections give (their
+    biases are one rank's), and to gather its logits: see `group.Group`.
+
+    Raises:
+        CheckpointError: the model cannot be divided among so many.
+    """
+    share = Shard(config, rank, ranks)
+    return ShardWeights(weights, share), share.config
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """From `begin` on `size` of the `whole` rows (dimension 0) or columns (1) of a matrix."""
+
+    dimension: int
+    whole: int
+    begin: int
+    size: int
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        return tensor.narrow(self.dimension, self.begin, self.size).contiguous()
+
+
+class ShardWeights:
+    """The tensors of a rank's share, by the names of the whole ones; each to be taken once.
+
+    Shapes are those of the share's configuration, but for the head: it is asked for with the whole
+    vocabulary, and comes with as many rows on each rank.
+    """
+
+    def __init__(self, weights: Weights, share: Shard) -> None:
+        self._weights = weights
+        self._share = share
+        self._cuts = _cuts(share)
+        self._embedding = torch.empty(0)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether a tensor of that name is left to take."""
+        return name in self._weights
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor's share in the network's dtype and on its device."""
+        module, what = name.split(".")[-2:]
+        if module == "lm_head":
+            return self._head(name, *shape)
+        cut = self._cuts.get(module)
+        if cut is None or (cut.dimension == 1 and what == "bias"):
+            tensor = self._weights.take(name, *shape)
+            if module == "embed_tokens":
+                self._embedding = tensor
+            # What is added to a sum is added by one of those who have parts of it.
+            return tensor if cut is None or self._share.rank == 0 else torch.zeros_like(tensor)
+        assert shape[cut.dimension] == cut.size, (name, shape)
+        whole = list(shape)
+        whole[cut.dimension] = cut.whole
+        return self._weights.take(name, *whole, part=cut)
+
+    def drop(self, name: str) -> None:
+        """Say that a tensor may be there and is not needed."""
+        self._weights.drop(name)
+
+    def _head(self, name: str, vocab_size: int, hidden: int) -> Tensor:
+        mine = self._share.vocabulary
+        size = mine.stop - mine.start
+        begin = min(mine.start, vocab_size)
+        cut = _Cut(0, vocab_size, begin, min(mine.stop, vocab_size) - begin)
+        if self._share.whole.tied:
+            self._weights.drop(name)
+            part = self._embedding.narrow(0, cut.begin, cut.size)
+        else:
+            part = self._weights.take(name, vocab_size, hidden, part=cut)
+        return part if cut.size == size else pad(part, (0, 0, 0, size - cut.size))
+
+
+def _cuts(share: Shard) -> dict[str, _Cut]:
+    """Return how the matrices of each name are cut."""
+    whole, config, rank = share.whole, share.config, share.rank
+    dim, middle = whole.head_dim, config.intermediate_size
+    heads = config.heads * dim
+    queries = 0, whole.heads * dim, rank * heads, heads
+    keys = 0, whole.kv_heads * dim, share.kv.start * dim, config.kv_heads * dim
+    middles = whole.intermediate_size, rank * middle, middle
+    return {
+        "q_proj": _Cut(*queries),
+        "k_proj": _Cut(*keys),
+        "v_proj": _Cut(*keys),
+        "o_proj": _Cut(1, *queries[1:]),
+        "gate_proj": _Cut(0, *middles),
+        "up_proj": _Cut(0, *middles),
+        "down_proj": _Cut(1, *middles),
+    }

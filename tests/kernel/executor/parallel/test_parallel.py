@@ -1,0 +1,230 @@
+"""Two ranks on the CPU against one process: the same model, in two parts."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from symphony_kernel.executor.base import Batch
+from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.executor.parallel.ranks import Parallel
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+
+from tests.support.models import (
+    ALL_LOGITS,
+    Rig,
+    as_logits,
+    load,
+    make_checkpoint,
+    make_row,
+    random_tokens,
+    relative_error,
+)
+
+HOST_SLOTS = 6
+ERROR_MAX = 1e-5
+GREEDY = PredOptions(get=Get.ARGMAX)
+
+
+@dataclass
+class Pair:
+    """Two ranks, one process with the same model, and what was heard of lost ranks."""
+
+    two: Rig
+    one: Rig
+    lost: list[str] = field(default_factory=list)
+
+    def each(self) -> tuple[Rig, Rig]:
+        return self.two, self.one
+
+
+# One pair for all: what a rank's process costs is two seconds of importing torch.
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    directory = tmp_path_factory.mktemp("model")
+    made = make_checkpoint(directory, "qwen2", tie_word_embeddings=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SYMPHONY_NATIVE", "0")
+        lost: list[str] = []
+        parallel = Parallel(2, tmp_path_factory.mktemp("room"), lost.append)
+        pair = Pair(load(made, parallel=parallel), load(made), lost)
+    for rig in pair.each():
+        rig.executor.open_host(HOST_SLOTS)
+    yield pair
+    for rig in pair.each():
+        rig.close()
+    assert pair.lost == []
+
+
+def same(pair: Pair, step: Any) -> None:
+    """Check a step's logits; `step` makes its rows for a rig, and maybe copies."""
+    found, expected = (step(rig) for rig in pair.each())
+    for mine, theirs in zip(found, expected, strict=True):
+        assert relative_error(mine, theirs) < ERROR_MAX
+
+
+def test_the_pair_is_one_model_in_two_parts(pair: Pair) -> None:
+    two, one = (rig.executor for rig in pair.each())
+    assert type(two.network).__name__ == "ParallelNetwork"
+    assert two.model == one.model
+    assert two.layout == one.layout
+    # Each of the two has half of the heads of a page, so that twice as many fit into its pool.
+    assert two.pages == 2 * one.pages
+    assert two.network.pages._local.layout.kv_heads == one.layout.kv_heads // 2  # type: ignore[attr-defined]
+
+
+def test_a_ragged_mixed_batch(pair: Pair) -> None:
+    def step(rig: Rig) -> list[Any]:
+        tables = [rig.table(count) for count in (40, 9, 3, 33)]
+        tokens = [random_tokens(count, seed) for seed, count in enumerate((40, 9, 3, 33))]
+        rig.logits([make_row(tokens[0][:39], tables[0]), make_row(tokens[3][:20], tables[3])])
+        rows = [
+            make_row(tokens[0][39:], tables[0], 39),
+            make_row(tokens[1], tables[1]),
+            make_row(tokens[2], tables[2], positions=[5, 6, 9]),
+            make_row(tokens[3][20:], tables[3], 20),
+        ]
+        found = rig.logits(rows)
+        rig.free += [int(page) for table in tables for page in table]
+        return found
+
+    same(pair, step)
+
+
+def test_greedy_tokens_and_seeded_ones_are_the_same(pair: Pair) -> None:
+    sampled = PredOptions(get=Get.SAMPLE, sampling=Sampling(seed=3, temperature=1.0))
+
+    def generate(rig: Rig) -> list[int]:
+        table = rig.table(48)
+        prompt = random_tokens(16, 5)
+        rig.run([make_row(prompt, table)])
+        tokens = [1]
+        for start in range(16, 46):
+            options = sampled if start % 2 else GREEDY
+            [result] = rig.run([make_row(tokens[-1:], table, start, options, seed=3)])
+            assert isinstance(result, bytes)
+            tokens.append(int.from_bytes(result[:4], "little"))
+        rig.free += [int(page) for page in table]
+        return tokens
+
+    two, one = (generate(rig) for rig in pair.each())
+    assert two == one
+    assert len(set(one)) > 10
+
+
+def test_a_tree(pair: Pair) -> None:
+    def step(rig: Rig) -> list[Any]:
+        table = rig.table(24)
+        tokens = random_tokens(19, 7)
+        rig.logits([make_row(tokens[:12], table)])
+        parents = [-1, 0, 0, 1, 2, -1, 5]
+        positions = [12, 13, 13, 14, 14, 12, 13]
+        found = rig.logits([make_row(tokens[12:], table, 12, parents=parents, positions=positions)])
+        rig.free += [int(page) for page in table]
+        return found
+
+    same(pair, step)
+
+
+def test_copies_of_a_prefix(pair: Pair) -> None:
+    def step(rig: Rig) -> list[Any]:
+        table, fork = rig.table(24), rig.table(24)
+        tokens = random_tokens(21, 8)
+        rig.logits([make_row(tokens[:20], table)])
+        entries = np.arange(20)
+        slots = [
+            pages[entries // PAGE_TOKENS].astype(np.int64) * PAGE_TOKENS + entries % PAGE_TOKENS
+            for pages in (table, fork)
+        ]
+        rows = [make_row(tokens[20:], table, 20), make_row(tokens[19:20], fork, 20)]
+        found = rig.logits(rows, [np.stack(slots)])
+        rig.free += [int(page) for page in (*table, *fork)]
+        return found
+
+    same(pair, step)
+
+
+def test_pages_go_through_the_host_tier(pair: Pair) -> None:
+    def step(rig: Rig) -> list[Any]:
+        tokens = random_tokens(41, 9)
+        table, back = rig.table(41), rig.table(41)
+        rig.logits([make_row(tokens[:40], table)])
+        slots = np.array([4, 0, 2], np.int32)
+        moved = Batch(
+            [make_row(tokens[40:], back, 40)],
+            saves=np.stack((table, slots)),
+            poison=table,
+            loads=np.stack((slots, back)),
+        )
+        results = asyncio.run(rig.executor.run(moved))
+        rig.free += [int(page) for page in (*table, *back)]
+        return [as_logits(result) for result in results]
+
+    same(pair, step)
+
+
+def test_pages_leave_and_enter_whole(pair: Pair) -> None:
+    tokens = random_tokens(33, 10)
+    tables = [rig.table(33) for rig in pair.each()]
+    for rig, table in zip(pair.each(), tables, strict=True):
+        rig.logits([make_row(tokens[:32], table)])
+    two, one = (
+        asyncio.run(rig.executor.read_frames(table))
+        for rig, table in zip(pair.each(), tables, strict=True)
+    )
+    assert two.shape == pair.one.executor.layout.shape(3)
+    mine, theirs = (values[:, :, :2].astype(np.float32) for values in (two, one))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    # What one process wrote the two go on from, by way of the host and of frames.
+    other, slots = pair.two.table(33), np.array([5, 1, 3], np.int32)
+    executor = pair.two.executor
+    asyncio.run(executor.write_host(slots, one))
+    np.testing.assert_array_equal(asyncio.run(executor.read_host(slots)), one)
+    asyncio.run(executor.write_frames(other, asyncio.run(executor.read_host(slots))))
+    np.testing.assert_array_equal(asyncio.run(executor.read_frames(other)), one)
+    rows = [make_row(tokens[32:], table, 32) for table in (other, tables[1])]
+    [found], [expected] = (rig.logits([row]) for rig, row in zip(pair.each(), rows, strict=True))
+    assert relative_error(found, expected) < ERROR_MAX
+    pair.two.free += [int(page) for page in (*tables[0], *other)]
+    pair.one.free += [int(page) for page in tables[1]]
+
+
+def test_more_places_than_logits_fit_are_answered_in_portions(pair: Pair) -> None:
+    pair.two.executor._logits_places, before = 7, pair.two.executor._logits_places
+
+    def step(rig: Rig) -> list[Any]:
+        table = rig.table(20)
+        found = rig.logits([make_row(random_tokens(20, 11), table, options=ALL_LOGITS)])
+        rig.free += [int(page) for page in table]
+        return found
+
+    same(pair, step)
+    pair.two.executor._logits_places = before
+
+
+def test_a_model_that_cannot_be_divided_is_refused_before_anything_starts(
+    pair: Pair, tmp_path: Any
+) -> None:
+    made = make_checkpoint(tmp_path, "llama")
+    with pytest.raises(CheckpointError, match="do not divide among 3 ranks"):
+        load(made, parallel=Parallel(3))
+
+
+def test_a_rank_that_is_gone_is_told_of_and_the_others_end_with_rank_0(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    made = make_checkpoint(tmp_path_factory.mktemp("model"), "llama")
+    heard = threading.Event()
+    rig = load(made, parallel=Parallel(2, None, lambda _: heard.set()))
+    ranks = rig.executor.network._ranks  # type: ignore[attr-defined]
+    [process] = ranks._processes
+    # As when rank 0 has been killed: what it held open is closed.
+    process.stdin.close()
+    assert process.wait(20) == 0
+    assert heard.wait(20)
+    rig.close()
+    assert not ranks.meeting.parent.exists()

@@ -1,0 +1,152 @@
+"""A rank's share of a checkpoint: the parts are the whole, and make the same sums."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
+from symphony_kernel.executor.models.decoder import Decoder
+from symphony_kernel.executor.models.loader import Weights
+from symphony_kernel.executor.parallel.sharding import Shard, ShardWeights, shard, whole_pages
+from torch import Tensor
+
+from tests.support.models import VOCAB, Checkpoint, make_checkpoint
+
+CPU = torch.device("cpu")
+HIDDEN, MIDDLE, DIM = 48, 80, 16
+LAYER = "model.layers.1."
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen2", tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Checkpoint) -> ModelConfig:
+    return load_config(checkpoint.directory)
+
+
+def whole(checkpoint: Checkpoint, name: str) -> Tensor:
+    found: Tensor = checkpoint.peer.state_dict()[name]
+    return found
+
+
+def shares(directory: Path, ranks: int) -> list[tuple[ShardWeights, ModelConfig]]:
+    config = load_config(directory)
+    return [
+        shard(Weights(directory, torch.float32, CPU), config, rank, ranks) for rank in range(ranks)
+    ]
+
+
+def taken(checkpoint: Checkpoint, ranks: int, name: str, *shape: int) -> list[Tensor]:
+    found = [weights.take(name, *shape) for weights, _ in shares(checkpoint.directory, ranks)]
+    assert all(tensor.is_contiguous() for tensor in found)
+    return found
+
+
+def test_a_share_looks_like_a_smaller_model(config: ModelConfig) -> None:
+    share = Shard(config, 1, 2)
+    expected = replace(config, heads=2, kv_heads=1, intermediate_size=MIDDLE // 2, tied=False)
+    assert share.config == expected
+    assert (share.kv, share.vocabulary) == (slice(1, 2), slice(51, 102))
+
+
+def test_rows_and_columns_of_all_ranks_are_the_matrix(checkpoint: Checkpoint) -> None:
+    for name, shape in (
+        ("self_attn.q_proj", (2 * DIM, HIDDEN)),
+        ("self_attn.k_proj", (DIM, HIDDEN)),
+        ("self_attn.v_proj", (DIM, HIDDEN)),
+        ("mlp.gate_proj", (MIDDLE // 2, HIDDEN)),
+        ("mlp.up_proj", (MIDDLE // 2, HIDDEN)),
+    ):
+        full = f"{LAYER}{name}.weight"
+        parts = taken(checkpoint, 2, full, *shape)
+        assert torch.equal(torch.cat(parts), whole(checkpoint, full))
+    for name, width in (("self_attn.o_proj", 2 * DIM), ("mlp.down_proj", MIDDLE // 2)):
+        full = f"{LAYER}{name}.weight"
+        parts = taken(checkpoint, 2, full, HIDDEN, width)
+        assert torch.equal(torch.cat(parts, dim=1), whole(checkpoint, full))
+    bias = f"{LAYER}self_attn.q_proj.bias"
+    assert torch.equal(torch.cat(taken(checkpoint, 2, bias, 2 * DIM)), whole(checkpoint, bias))
+
+
+def test_what_is_not_divided_is_whole(checkpoint: Checkpoint) -> None:
+    for name, shape in (
+        ("model.embed_tokens.weight", (VOCAB, HIDDEN)),
+        (f"{LAYER}input_layernorm.weight", (HIDDEN,)),
+    ):
+        for tensor in taken(checkpoint, 2, name, *shape):
+            assert torch.equal(tensor, whole(checkpoint, name))
+
+
+def test_fewer_heads_of_keys_than_ranks_are_on_several(checkpoint: Checkpoint) -> None:
+    name = f"{LAYER}self_attn.k_proj.weight"
+    parts = taken(checkpoint, 4, name, DIM, HIDDEN)
+    assert torch.equal(torch.cat(parts[::2]), whole(checkpoint, name))
+    assert torch.equal(torch.cat(parts[1::2]), whole(checkpoint, name))
+    queries = taken(checkpoint, 4, f"{LAYER}self_attn.q_proj.weight", DIM, HIDDEN)
+    assert torch.equal(torch.cat(queries), whole(checkpoint, f"{LAYER}self_attn.q_proj.weight"))
+
+
+def test_a_vocabulary_that_does_not_divide_is_filled_up(checkpoint: Checkpoint) -> None:
+    parts = taken(checkpoint, 4, "lm_head.weight", VOCAB, HIDDEN)
+    assert [len(part) for part in parts] == [26] * 4
+    together = torch.cat(parts)
+    assert torch.equal(together[:VOCAB], whole(checkpoint, "lm_head.weight"))
+    assert not together[VOCAB:].any()
+
+
+def test_the_head_of_a_tied_model_is_a_part_of_the_embedding(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path, "llama", tie_word_embeddings=True)
+    parts = []
+    for weights, config in shares(tmp_path, 2):
+        assert not config.tied
+        embedding = weights.take("model.embed_tokens.weight", VOCAB, HIDDEN)
+        parts.append(weights.take("lm_head.weight", VOCAB, HIDDEN))
+        assert "lm_head.weight" not in weights
+        assert torch.equal(embedding, whole(made, "model.embed_tokens.weight"))
+    assert torch.equal(torch.cat(parts)[:VOCAB], whole(made, "model.embed_tokens.weight"))
+
+
+def test_a_bias_of_a_sum_is_added_once(tmp_path: Path) -> None:
+    made = make_checkpoint(tmp_path, "llama", attention_bias=True, mlp_bias=True)
+    for name in (f"{LAYER}self_attn.o_proj.bias", f"{LAYER}mlp.down_proj.bias"):
+        first, second = taken(made, 2, name, HIDDEN)
+        assert torch.equal(first, whole(made, name))
+        assert not second.any()
+
+
+def test_a_decoder_takes_all_of_a_share(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3")
+    config = load_config(tmp_path)
+    with Weights(tmp_path, torch.float32, CPU) as weights:
+        tensors, mine = shard(weights, config, 1, 2)
+        Decoder(mine, tensors, torch.float32, reduce=lambda _: None, gather=lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("changed", "ranks", "words"),
+    [
+        ({}, 3, "4 heads do not divide among 3"),
+        ({"heads": 6, "kv_heads": 2}, 3, "2 heads for K and V do not divide among 3"),
+        ({"intermediate_size": 81}, 2, "81 middle neurons do not divide among 2"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    config: ModelConfig, changed: dict[str, Any], ranks: int, words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        Shard(replace(config, **({"intermediate_size": 84} | changed)), 0, ranks)
+
+
+@pytest.mark.parametrize(("kv_heads", "ranks"), [(4, 2), (2, 2), (2, 4), (1, 4)])
+def test_pages_come_apart_and_together(config: ModelConfig, kv_heads: int, ranks: int) -> None:
+    config = replace(config, kv_heads=kv_heads)
+    values = np.random.default_rng(0).random((2, 2, 3, 16, kv_heads, DIM), np.float32)
+    parts = [Shard(config, rank, ranks).part(values) for rank in range(ranks)]
+    assert {part.shape[4] for part in parts} == {max(1, kv_heads // ranks)}
+    np.testing.assert_array_equal(whole_pages(config, list(parts)), values)
