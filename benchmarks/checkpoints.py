@@ -1,6 +1,6 @@
 """Random checkpoints in Hugging Face layout, for benchmarks and tests.
 
-    python benchmarks/checkpoints.py DIR [--shape 135m|0.5b|small] [--dtype bf16|fp32] [--seed 0]
+    python benchmarks/checkpoints.py DIR [--shape 135m] [--dtype bf16|fp32] [--seed 0]
 
 The weights are noise from a seed, so the model says nothing of sense, but its shapes, its speed and
 its tokenizer (byte-level, every id has a text) are a real model's.
@@ -52,18 +52,28 @@ SHAPES = {
     "0.5b": Shape(  # Qwen2-0.5B's
         896, 24, 14, 2, 4864, 151936, kind="qwen2", rope_theta=1e6, norm_eps=1e-6
     ),
+    # Llama 3.2 1B's and Llama 3.1 8B's, without the scaling of their rotation.
+    "1b": Shape(2048, 16, 32, 8, 8192, 128256, rope_theta=5e5),
+    "8b": Shape(4096, 32, 32, 8, 14336, 128256, tied=False, rope_theta=5e5),
     "20m": Shape(384, 12, 6, 2, 1024, 8192),
     "small": Shape(64, 2, 4, 2, 96, 512, 1024),
 }
 
 
 def make_checkpoint(
-    directory: Path, shape: Shape = SHAPES["135m"], dtype: str = "bf16", seed: int = 0
+    directory: Path,
+    shape: Shape = SHAPES["135m"],
+    dtype: str = "bf16",
+    seed: int = 0,
+    weights: dict[str, torch.Tensor] | None = None,
 ) -> Path:
-    """Write a checkpoint with random weights into `directory`, which may exist, and return it."""
+    """Write a checkpoint with random weights into `directory`, which may exist, and return it.
+
+    `weights` are those, if they are there already.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     write = {
-        "config.json": _config(shape, dtype),
+        "config.json": make_config(shape, dtype),
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -76,12 +86,14 @@ def make_checkpoint(
     for name, content in write.items():
         (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     make_tokenizer(shape.vocab, seed).save(str(directory / "tokenizer.json"))
-    weights = make_weights(shape, _DTYPES[dtype][1], seed)
+    if weights is None:
+        weights = make_weights(shape, _DTYPES[dtype][1], seed)
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 
-def _config(shape: Shape, dtype: str) -> dict[str, object]:
+def make_config(shape: Shape, dtype: str) -> dict[str, object]:
+    """Return what stands in config.json; `dtype` is bf16 or fp32."""
     return {
         "architectures": ["Qwen2ForCausalLM" if shape.kind == "qwen2" else "LlamaForCausalLM"],
         "model_type": shape.kind,

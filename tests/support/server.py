@@ -104,8 +104,13 @@ def example_tools() -> str:
     return f'[tools.example]\ncommand = {json.dumps(command)}\ntenants = ["default"]\n'
 
 
-def start_server(data_dir: Path, *options: str, executor: str = "simulated") -> RunningServer:
-    """Start a server and wait until it serves; stop it with `stop`."""
+def start_server(
+    data_dir: Path,
+    *options: str,
+    executor: str = "simulated",
+    seconds: float = START_SECONDS_MAX,
+) -> RunningServer:
+    """Start a server and wait until it serves, so long at most; stop it with `stop`."""
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(data_dir),
@@ -114,7 +119,7 @@ def start_server(data_dir: Path, *options: str, executor: str = "simulated") -> 
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stderr=words, env=_environment(data_dir)
         )
-    deadline = time.monotonic() + START_SECONDS_MAX
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
         place = read_place(data_dir / "server.json")
         if place is not None and place.pid == process.pid:
@@ -127,10 +132,13 @@ def start_server(data_dir: Path, *options: str, executor: str = "simulated") -> 
 
 @contextlib.contextmanager
 def running_server(
-    data_dir: Path, *options: str, executor: str = "simulated"
+    data_dir: Path,
+    *options: str,
+    executor: str = "simulated",
+    seconds: float = START_SECONDS_MAX,
 ) -> Iterator[RunningServer]:
     """A server for the length of a block; it must end well."""
-    server = start_server(data_dir, *options, executor=executor)
+    server = start_server(data_dir, *options, executor=executor, seconds=seconds)
     try:
         yield server
     except BaseException:

@@ -1,0 +1,59 @@
+"""A model over two ranks behind a whole server: it answers, and comes back when a rank dies."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.server import RunningServer, alive, descendants, running_server
+
+WAIT_SECONDS_MAX = 60
+
+
+async def answered(server: RunningServer) -> str:
+    """Return what the model says behind a prompt, greedily."""
+    body = {"model": "tiny", "prompt": "def main(", "max_tokens": 8, "temperature": 0}
+    headers = {"Authorization": f"Bearer {server.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{server.url}/v1/completions", json=body) as response,
+    ):
+        assert response.status == 200, await response.text()
+        text: str = (await response.json())["choices"][0]["text"]
+        return text
+
+
+async def ranks(kernel: int) -> set[int]:
+    """Return the processes below a kernel that is ready."""
+    return {pid for pid in descendants(kernel) if alive(pid)}
+
+
+async def wait_until_gone(pid: int) -> None:
+    async with asyncio.timeout(WAIT_SECONDS_MAX):
+        while alive(pid):  # noqa: ASYNC110 - another's process
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_server_over_two_ranks_comes_back_when_one_of_them_dies(tmp_path: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        wanted = await answered(server)
+        kernel = (await server.pids())["kernel"]
+        [rank] = await ranks(kernel)
+        # Without a rank there is no model: the kernel ends, and another one starts its own.
+        os.kill(rank, signal.SIGKILL)
+        await server.wait_for_another("kernel", kernel, WAIT_SECONDS_MAX)
+        assert await answered(server) == wanted
+        assert "rank 1 has ended" in server.log.read_text()
+        # And no rank outlives its kernel, however that ends.
+        kernel = (await server.pids())["kernel"]
+        [rank] = await ranks(kernel)
+        os.kill(kernel, signal.SIGKILL)
+        await wait_until_gone(rank)
+
+    options = ("--device", "cpu", "--tensor-parallel", "2", "--pool-bytes", "16000000")
+    with running_server(tmp_path, *options, executor="torch") as server:
+        asyncio.run(scenario(server))
