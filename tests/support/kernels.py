@@ -115,6 +115,7 @@ class Generation:
     def __init__(self, worker: Worker, instance: int, seq: int, eager: bool) -> None:
         self.worker, self.instance, self.seq, self.eager = worker, instance, seq, eager
         self.records: list[bytes] = []
+        self.times: list[float] = []  # of the records, in the loop's seconds
         self.end: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
     def put(self, result: Result) -> None:
@@ -123,6 +124,7 @@ class Generation:
             self.end.set_result(result)
             return
         self.records.append(result)
+        self.times.append(asyncio.get_running_loop().time())
         if self.eager:
             self.take(1)
 

@@ -100,6 +100,7 @@ DECODE_GAP_MS_DEFAULT = 200.0
 TENANT_WEIGHT_MAX = 1e6  # of a tenant's share, relative to the others'
 TENANT_WEIGHT_MIN = 1e-6  # what service is divided by must not make it endless
 PREFILL_TOKENS_MIN = 16  # of prompts in a step beside decodes, however little time there is
+PROMPTS_PROBE_STEPS = 32  # with others' prompts, until one without shows what decodes take alone
 DECODING_MS_MAX = 1_000  # since a LIP's last result: so long it counts as decoding
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
@@ -127,6 +128,8 @@ DRAFTS_MAX = 6
 # What such steps have come to may be told together, at most so late, unless the operator says else.
 DELIVERY_MS_DEFAULT = 25.0
 DELIVERY_MS_MAX = 1_000.0
+# Of short steps of which others' prompts have their share at once, where they are told together.
+LOT_MS_MAX = 8.0
 
 # --- A run (worker); each can be lowered by the run ----------------------------------------------
 RUN_WALL_MS_MAX = 3_600_000
@@ -194,7 +197,9 @@ HTTP_DESCRIPTORS_KEPT = 512  # of that limit, for everything else that the gatew
 HTTP_HEAD_SECONDS_MAX = 75.0
 # A tenant may have so many times the connections that nobody holds: one at most 4/5 of them.
 TENANT_CONNECTIONS_TIMES_UNUSED = 4
+REQUESTS_A_PASS = 4  # of a tenant that begin in one pass of the gateway's event loop
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with Retry-After
+TENANT_MEMORY_TOTAL_BYTES_MAX = 8 << 30  # of linear memory and tables, in one worker
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
 TRACE_EVENTS_MAX = 16_384  # of one run, of its calls and again of its preds' steps: the last ones
 TRACE_BUNDLE_EVENTS = 256  # events that leave together, or what there is

@@ -4,8 +4,9 @@ A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is 
 time: after each, whoever has had less service comes first, so that decodes (which cost little) find
 room in every step and a prompt gets what they leave. A tree is taken whole or not at all.
 
-Beside decodes prompts get no more tokens than the step's time allows. While they wait for the next
-step, others with worse claims may fill this one, but get no further ahead than one step's service.
+Beside decodes prompts get no more tokens than the step's time allows, and beside another tenant's
+no more than their tenant's share of it. While they wait for the next step, others with worse claims
+may fill this one, but get no further ahead than one step's service.
 
 A pred reserves the room for all its tokens when its first chunk is taken. So one that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.
@@ -30,6 +31,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.options import DEFAULT, Get
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.pager import Admission, Pager
+from symphony_kernel.scheduler.prompt_shares import PromptShares
 from symphony_kernel.scheduler.work import Work
 
 
@@ -42,6 +44,9 @@ class StepLimits:
     quantum: int = PREFILL_QUANTUM_TOKENS
     # How long one with prompts beside others' decodes may take; inf: any time.
     decode_gap_ms: float = DECODE_GAP_MS_DEFAULT
+    # Steps that take no longer together are told of together: others' prompts may have their share
+    # of all of them in one. 0: they have it of each.
+    lot_ms: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +67,7 @@ class Step:
     tokens: int  # new ones
     launched: float = 0.0  # clock seconds
     decodes: int = 0  # rows of preds with a single token
+    owed: float = 0.0  # tokens for whose time its prompts are to rest, this step included
     adopted: list[int] | None = None  # of a draft: the batch's rows that are its parts'
 
 
@@ -81,11 +87,19 @@ class _Room:
 
     tokens: int
     prefill: int  # of them, for prompts; below 0 after a tree that was taken whole
+    shares: PromptShares | None  # of each tenant's prompts, where others decode
     prefilled: int = 0  # tokens that prompts have got
     limited: bool = False  # others must not get far ahead of a prompt that waits
     held: bool = False  # the pages that are free are for a work that has waited too long
     parked: bool = False  # others must not get far ahead of a work that waits for frames
     masks: float = 0.0  # seconds that the masks of its rows take, as far as that is known
+
+    def prefilled_by(self, work: Work, tokens: int) -> None:
+        """A prompt has got so many tokens."""
+        self.prefill -= tokens
+        self.prefilled += tokens
+        if self.shares is not None:
+            self.shares.took(work.tenant, tokens)
 
     def has_time_for(self, seconds: float) -> bool:
         """Whether one more row whose mask takes so long does not make all others wait for it."""
@@ -96,6 +110,7 @@ class _Room:
 
 
 _READY = Admission.READY
+_ROUNDS_MAX = 3  # of a step: prompts that had their share may have more when others' have come
 
 
 def _constant(*values: int) -> Int32:
@@ -122,21 +137,26 @@ class Batcher:
         """How large a step may be."""
         return self._limits
 
-    def form(self, queue: FairQueue, prefill: int | None = None) -> Formed:
+    def form(
+        self, queue: FairQueue, prefill: int | None = None, shares: PromptShares | None = None
+    ) -> Formed:
         """Take the next step's works from the queue, with at most `prefill` tokens of prompts.
 
-        A work that has been passed over for long while it waited for pages gets the next free
-        ones, unless nothing else could run.
+        Of each tenant's no more than its share, where there are `shares`. A work that has been
+        passed over for long while it waited for pages gets the next free ones, unless nothing else
+        could run.
         """
         prefill = self._limits.tokens if prefill is None else prefill
-        formed = self._form(queue, prefill, hold_pages=True)
+        formed = self._form(queue, prefill, shares, hold_pages=True)
         if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(queue, prefill, hold_pages=False)
+            formed = self._form(queue, prefill, shares, hold_pages=False)
         for work in formed.waiting:
             work.passed += 1
         return formed
 
-    def form_under_pressure(self, queue: FairQueue, prefill: int) -> Formed:
+    def form_under_pressure(
+        self, queue: FairQueue, prefill: int, shares: PromptShares | None = None
+    ) -> Formed:
         """Form a step when nothing computes and `form` has found nothing for want of frames.
 
         First what is parked longest takes what nobody holds. If that is not enough, works that were
@@ -147,7 +167,7 @@ class Batcher:
         failed: list[tuple[Work, Errno]] = []
         forced = pager.force(failed)
         pager.hold(not forced)
-        formed = self._form(queue, prefill, hold_pages=False, limited=forced)
+        formed = self._form(queue, prefill, shares, hold_pages=False, limited=forced)
         pager.hold(False)
         formed.failed += failed
         if formed.step is None and not formed.failed:
@@ -174,13 +194,45 @@ class Batcher:
 
     # -- Forming -------------------------------------------------------------------------------
     def _form(
-        self, queue: FairQueue, prefill: int, hold_pages: bool, limited: bool = True
+        self,
+        queue: FairQueue,
+        prefill: int,
+        shares: PromptShares | None,
+        hold_pages: bool,
+        limited: bool = True,
     ) -> Formed:
         formed, pager = Formed(step=None), self._pager
         parts: dict[Work, Part] = {}
-        room = _Room(self._limits.tokens, prefill)
+        room = _Room(self._limits.tokens, prefill, shares)
         if limited and pager is not None and pager.parked:
             room.limited = room.parked = pager.begin(formed.failed)
+        self._fill(queue, room, parts, formed, hold_pages)
+        queue.restore()
+        if shares is not None:
+            for _ in range(_ROUNDS_MAX - 1):
+                if not _may_have_more(shares, room, formed):
+                    break
+                self._fill(queue, room, parts, formed, hold_pages)
+                queue.restore()
+        self._use_up(queue, parts, room)
+        if parts:
+            taken = list(parts.values())
+            batch = Batch([_row(part) for part in taken])
+            formed.step = Step(taken, batch, self._limits.tokens - room.tokens)
+            if shares is not None and room.prefilled:
+                formed.step.owed = shares.debt()
+        return formed
+
+    def _fill(
+        self,
+        queue: FairQueue,
+        room: "_Room",
+        parts: dict[Work, Part],
+        formed: Formed,
+        hold_pages: bool,
+    ) -> None:
+        """Take works until nothing fits any more, or all that is left is set aside."""
+        pager = self._pager
         while room.tokens and (work := queue.first()) is not None:
             if room.limited and queue.pass_over():
                 if room.parked and pager is not None:
@@ -192,7 +244,7 @@ class Batcher:
                 break
             count = 1 if single else self._chunk(work, room)
             if count == 0:
-                if not self._leave_for_later(queue, room):
+                if not self._leave_for_later(queue, room, work):
                     break
                 continue
             if part is None:
@@ -217,31 +269,28 @@ class Batcher:
             part.count += count
             room.tokens -= count
             if not single:
-                room.prefill -= count
-                room.prefilled += count
-        queue.restore()
-        self._use_up(queue, parts, room)
-        if parts:
-            taken = list(parts.values())
-            batch = Batch([_row(part) for part in taken])
-            formed.step = Step(taken, batch, self._limits.tokens - room.tokens)
-        return formed
+                room.prefilled_by(work, count)
 
     def _chunk(self, work: Work, room: "_Room") -> int:
-        count = work.remaining
+        count, most = work.remaining, room.prefill
+        if room.shares is not None:
+            most = min(most, room.shares.left(work.tenant))
         if work.options.parents is not None:  # among a step's first it may take more than its time
-            early = room.prefilled < PREFILL_TOKENS_MIN
-            fits = count <= room.tokens and (count <= room.prefill or early)
-            return count if fits else 0
-        return min(count, room.tokens, max(room.prefill, 0), self._limits.quantum)
+            early = room.prefilled < PREFILL_TOKENS_MIN and most > 0
+            return count if count <= room.tokens and (count <= most or early) else 0
+        return min(count, room.tokens, max(most, 0), self._limits.quantum)
 
-    def _leave_for_later(self, queue: FairQueue, room: "_Room") -> bool:
+    def _leave_for_later(self, queue: FairQueue, room: "_Room", work: Work) -> bool:
         """Pass over a prompt or tree that has no room; return whether others may have some."""
         if room.prefill <= 0 and not queue.decodes:
             return False
         room.limited = True
         queue.limit_others(self._limits.tokens)
-        queue.set_aside()
+        if room.shares is not None and room.prefill > 0:
+            room.shares.refused(work.tenant)
+        # Of a tree that is too large for what is left: a prompt may still fit in.
+        if work.options.parents is not None or not queue.set_prompts_aside():
+            queue.set_aside()
         return True
 
     def _reserve(self, work: Work, held: bool) -> Errno | None:
@@ -273,11 +322,13 @@ class Batcher:
             return
         for part in parts.values():
             count = min(part.work.remaining, room.tokens, room.prefill)
+            if count > 0 and room.shares is not None:
+                count = min(count, room.shares.left(part.work.tenant))
             if count > 0:
                 queue.extend(part.work, count)
                 part.count += count
                 room.tokens -= count
-                room.prefill -= count
+                room.prefilled_by(part.work, count)
 
 
 # -- Rows --------------------------------------------------------------------------------------
@@ -300,6 +351,16 @@ def _row(part: Part) -> Row:
         seed=work.seed,
         guide=None if work.guide is None else _guide(work, start, count),
     )
+
+
+def _may_have_more(shares: PromptShares, room: _Room, formed: Formed) -> bool:
+    """Whether prompts that had their share may have more, since others' prompts came after them.
+
+    Not where works wait for something else: they would be looked at once more in vain.
+    """
+    if room.parked or formed.waiting or formed.unready or room.prefill <= 0 or not room.tokens:
+        return False
+    return shares.grown()
 
 
 def _has_mask(guide: Guide, room: _Room, formed: Formed) -> bool:

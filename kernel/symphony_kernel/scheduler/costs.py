@@ -8,12 +8,11 @@ prompts takes above it is theirs. No machine's figures are assumed: until someth
 prompt gets one quantum beside decodes, and never more than twice what has been tried already.
 """
 
-from math import inf
-
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.scheduler.estimate import Estimate
 
 _MARGIN = 0.9  # of the bound: what the model does not know of
+_TOKEN_SECONDS_MIN = 1e-9  # what a token takes may be next to nothing
 _SIZES = 24  # powers of two of rows
 
 
@@ -38,25 +37,30 @@ class StepCosts:
         """What a prompt's token takes; 0.0: not known yet."""
         return self._token.mean
 
-    def prefill_tokens(self, decodes: int, seconds: float, times: float = inf) -> int:
-        """Return how many prompt tokens may go beside so many decode rows within `seconds`, and
-        within so many times what the decodes take alone.
+    def prefill_tokens(self, decodes: int, seconds: float) -> int:
+        """Return how many prompt tokens may go beside so many decode rows within `seconds`.
 
         A prompt goes on even where the bound is too small for any: by PREFILL_TOKENS_MIN a step.
         """
         token = self._token
         if not token.known:
             return PREFILL_QUANTUM_TOKENS
-        base = self._base(decodes)
-        if base:
-            seconds = min(seconds, times * base)
-        left = seconds * _MARGIN - base
+        left = seconds * _MARGIN - self._base(decodes)
         if left <= 0.0:  # what a token takes may be next to nothing, too
             return PREFILL_TOKENS_MIN
         each = token.mean + token.deviation
         most = 2 * self._tried
         fits = most if left > each * most else int(left / each)
         return max(fits, PREFILL_TOKENS_MIN)
+
+    def decodes_seconds(self, decodes: int) -> float:
+        """Return what a step of so many decode rows takes alone; 0.0: not known yet."""
+        return self._base(decodes)
+
+    def tokens_in(self, seconds: float) -> float:
+        """Return how many prompt tokens take so long, as far as that is known."""
+        token = self._token
+        return seconds / max(token.mean + token.deviation, _TOKEN_SECONDS_MIN)
 
     def _base(self, decodes: int) -> float:
         """Return what a step takes without prompts: of the nearest number of rows that is known."""

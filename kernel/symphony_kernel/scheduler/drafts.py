@@ -80,16 +80,16 @@ class Drafts:
         self._batcher = batcher
         self._guesses = guesses
         self._soon = soon
-        self._drafts: list[Draft] = []
+        self.there: list[Draft] = []  # to be looked at often
         self._present: Draft | None = None  # that has become the newest step
 
     def __len__(self) -> int:
-        return len(self._drafts)
+        return len(self.there)
 
     def make(self, step: Step) -> Draft | None:
         """Return a draft behind `step` and the drafts there are, if all of it is known."""
-        before = len(self._drafts)
-        if before == DRAFTS_MAX or (before and not self._drafts[-1].follow.lot):
+        before = len(self.there)
+        if before == DRAFTS_MAX or (before and not self.there[-1].follow.lot):
             return None
         heads: list[Head] = []
         rows, behind = [], []
@@ -119,16 +119,16 @@ class Drafts:
         if not lot:
             for row_number, guess in draft.guesses:
                 guess.draft, guess.row = draft, row_number
-        self._drafts.append(draft)
+        self.there.append(draft)
         return draft
 
     def forget(self) -> None:
         """The device computes nothing: there are no drafts."""
-        self._drafts, self._present = [], None
+        self.there, self._present = [], None
 
     def revoke(self) -> None:
         """Take back those that have not begun: somebody else wants to run."""
-        drafts = self._drafts
+        drafts = self.there
         while drafts and drafts[-1].follow.revoke():
             self._taken_back(drafts.pop())
 
@@ -137,7 +137,7 @@ class Drafts:
 
         For when the step before it has ended, and its works are in the queue again.
         """
-        drafts = self._drafts
+        drafts = self.there
         self._present = None
         if not drafts:
             return None
@@ -194,8 +194,8 @@ class Drafts:
     # -- Within --------------------------------------------------------------------------------
     def _heads(self, step: Step) -> Iterable[tuple[int, Head]]:
         """Return whose rows come before the next draft, and which of the batch before they are."""
-        if self._drafts:
-            draft: Draft | None = self._drafts[-1]
+        if self.there:
+            draft: Draft | None = self.there[-1]
         else:
             draft = self._present
         if draft is None or draft.step not in (None, step):
@@ -207,7 +207,7 @@ class Drafts:
         going: list[tuple[int, Head]] = []
         for index, head in heads:
             if isinstance(head, Work):
-                if head.finished:  # what comes of its row is dropped
+                if head.finished or head.remaining:  # what comes of its row is dropped, or a part
                     continue
                 if head.course is not None:
                     if not head.course.goes_on(before + 1):
@@ -235,12 +235,12 @@ class Drafts:
             return False
         if not self._queue.holds(work) or not self._batcher.keep(work):
             return False
-        return bool(file.block_table(row.start + 1)[-1] == row.block_table[-1])
+        return file.block_table(row.start + 1).item(-1) == row.block_table.item(-1)
 
     def _keep(self, draft: Draft, rows: list[int]) -> None:
         """Of the drafts behind it, only what goes on behind these rows."""
         draft.alive = rows
-        for following in self._drafts:
+        for following in self.there:
             if len(rows) == len(draft.heads):
                 return
             kept = set(rows)
@@ -251,7 +251,7 @@ class Drafts:
 
     def _drop_all(self) -> None:
         self.revoke()
-        self._drafts = []
+        self.there = []
 
     def _taken_back(self, draft: Draft) -> None:
         for _, guess in draft.guesses:

@@ -12,6 +12,7 @@ the front, so that thousands may come and go. The first entry of a heap is alway
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TypeVar
@@ -74,6 +75,7 @@ class _Tenant:
     last: float = 0.0  # the counter of the LIP that was active last
     lips_active: int = 0
     prompts: int = 0  # works of more than one token
+    decodes: int = 0  # the others
     active: bool = False
     ceiling: float = _NO_CEILING  # of its LIPs' counters, while a batch is formed
 
@@ -101,6 +103,7 @@ class FairQueue:
         self._limited: list[_Tenant] = []  # those with a ceiling
         self._ceiling = _NO_CEILING  # of tenants' counters, while a batch is formed
         self._last = 0.0  # the counter of the tenant that was active last
+        self._prompting: dict[str, float] = {}
         self._made = 0
         self.works = 0
         self.decodes = 0  # works of one token
@@ -115,15 +118,18 @@ class FairQueue:
         """Return a tenant's share, relative to the others'."""
         return self._tenant(tenant).weight
 
-    def prompting(self) -> set[str]:
-        """Return the tenants of which works of more than one token wait."""
-        return {name for name, tenant in self._tenants.items() if tenant.prompts}
+    @property
+    def prompting(self) -> Mapping[str, float]:
+        """The tenants of which works of more than one token wait, with their weights."""
+        return self._prompting
 
     # -- Coming and going ----------------------------------------------------------------------
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """Give a tenant this share of the service, relative to the others' (1 by default)."""
         assert weight > 0
         self._tenant(tenant).weight = weight
+        if tenant in self._prompting:
+            self._prompting[tenant] = weight
 
     def push(self, work: Work) -> None:
         """Queue a work behind those of its LIP."""
@@ -132,12 +138,7 @@ class FairQueue:
             lip = self._new_lip(work)
         lip.weight = work.weight
         lip.works[work] = None
-        self.works += 1
-        if work.count == 1:
-            self.decodes += 1
-        else:
-            lip.tenant.prompts += 1
-        self.tokens += work.count - work.placed
+        self._entered(lip.tenant, work)
         if not lip.active:
             self._lift(lip)
             self._activate(lip)
@@ -147,12 +148,7 @@ class FairQueue:
         lip = self._lips[work.root]
         lip.works[work] = None
         lip.works.move_to_end(work, last=False)
-        self.works += 1
-        if work.count == 1:
-            self.decodes += 1
-        else:
-            lip.tenant.prompts += 1
-        self.tokens += work.count - work.placed
+        self._entered(lip.tenant, work)
         if not lip.active:
             self._activate(lip)
 
@@ -214,11 +210,7 @@ class FairQueue:
             works.move_to_end(work)
         else:
             del works[work]
-            self.works -= 1
-            if work.count == 1:
-                self.decodes -= 1
-            else:
-                tenant.prompts -= 1
+            self._left(tenant, work)
         self._reorder_first(tenant, lip, bool(works))
 
     def set_aside(self) -> None:
@@ -228,6 +220,18 @@ class FairQueue:
         self._aside.append((lip, lip.works.popitem(last=False)[0]))
         lip.aside += 1
         self._reorder_first(tenant, lip, bool(lip.works) and lip.aside < _ASIDE_MAX)
+
+    def set_prompts_aside(self) -> bool:
+        """Pass over the first work's tenant until `restore` if it has prompts only; return whether.
+
+        However many they are: a look at each, in each step, is what everybody would wait for.
+        """
+        tenant = self._heap[0][2]
+        if tenant.decodes:
+            return False
+        self._remove(tenant)
+        self._passed.append(tenant)
+        return True
 
     def limit_others(self, service: float) -> None:
         """Let nobody be served further ahead of the first work's LIP and tenant than `service`.
@@ -279,8 +283,7 @@ class FairQueue:
         self._charge(tenant, lip, work, tokens)
         if not work.remaining:
             del lip.works[work]
-            self.works -= 1
-            tenant.prompts -= work.count != 1
+            self._left(tenant, work)
         tenant.last, self._last = lip.counter, tenant.counter
         if lip.works:
             self._activate(lip)
@@ -289,7 +292,6 @@ class FairQueue:
 
     def serve_whole(self, work: Work) -> None:
         """Serve a waiting work with all its tokens, though it need not be the first."""
-        self.decodes -= work.count == 1
         self.extend(work, work.remaining)
 
     def serve_at_once(self, work: Work) -> None:
@@ -463,12 +465,28 @@ class FairQueue:
         self.tokens -= tokens
         work.placed += tokens
 
-    def _forgot(self, work: Work) -> None:
+    def _entered(self, tenant: _Tenant, work: Work) -> None:
+        self.works += 1
+        if work.count == 1:
+            self.decodes += 1
+            tenant.decodes += 1
+        else:
+            tenant.prompts += 1
+            self._prompting[tenant.name] = tenant.weight
+        self.tokens += work.count - work.placed
+
+    def _left(self, tenant: _Tenant, work: Work) -> None:
         self.works -= 1
         if work.count == 1:
             self.decodes -= 1
+            tenant.decodes -= 1
         else:
-            self._tenants[work.tenant].prompts -= 1
+            tenant.prompts -= 1
+            if not tenant.prompts:
+                del self._prompting[tenant.name]
+
+    def _forgot(self, work: Work) -> None:
+        self._left(self._tenants[work.tenant], work)
         self.tokens -= work.remaining
 
     def _lift(self, lip: _Lip) -> None:

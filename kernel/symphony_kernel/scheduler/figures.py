@@ -42,20 +42,19 @@ class Figures:
             "step_tokens": Histogram(STEP_TOKENS),
             "step_seconds": Histogram(STEP_SECONDS),
         }
-        self._lips: set[int] = set()  # that have submitted something
+        self.lips: set[int] = set()  # that have submitted something
         self._first: dict[int, float] = {}  # those without a first token, and since when
         self._now = 0.0
         self._gaps: dict[float, int] = {}  # rows of this step by when their files were computed
 
     def submitted(self, root: int, now: float) -> None:
-        """A LIP has submitted a pred."""
-        if root not in self._lips:
-            self._lips.add(root)
-            self._first[root] = now
+        """A LIP that is not in `lips` has submitted a pred."""
+        self.lips.add(root)
+        self._first[root] = now
 
     def forget(self, root: int) -> None:
         """A LIP has ended."""
-        self._lips.discard(root)
+        self.lips.discard(root)
         self._first.pop(root, None)
 
     def launched(self, step: Step) -> None:

@@ -3,44 +3,123 @@
 Service is counted in tokens, and a tenant that decodes wants few: by that count it never waits. But
 it gets a token a step, and a step with another tenant's prompts lasts as long as these take. So
 beside a tenant's decodes others' prompts get no more of the time than their share: with two equal
-tenants as much as the decodes themselves, and a step takes twice as long as without prompts. Within
-one tenant only the operator's bound holds.
+tenants as much as the decodes and the tenant's own prompts, and a step takes twice as long as
+without the others'. What is its own is held to the operator's bound alone: a prompt of a tenant
+that decodes is not cut because somebody else has prompts, too.
+
+Where generations' steps are so short that a reader hears of several at once, prompts have their
+share of a lot of steps in one of them, and rest in the others: these need nobody to form them
+(`drafts`), which would take longer than they do. Also in one step of many, so that it is known what
+decodes take alone.
 """
 
 from typing import Final
 
+from symphony_kernel.protocol.limits import DRAFTS_MAX, PROMPTS_PROBE_STEPS
 from symphony_kernel.scheduler.batcher import Step
+from symphony_kernel.scheduler.costs import StepCosts
 from symphony_kernel.scheduler.fair_queue import FairQueue
+from symphony_kernel.scheduler.prompt_shares import PromptShares
+from symphony_kernel.scheduler.work import Work
 
 _RECENT_SECONDS: Final = 0.25  # since its last step with a decode: so long a tenant decodes
+_LONG_SECONDS: Final = 0.05  # a step: to be launched behind it gains nothing then
+_LONG_AGO: Final = float("-inf")
 
 
 class Neighbours:
-    """Who decodes, by the steps that were launched."""
+    """Who decodes, by the steps that were launched. `lot_ms`: see `StepLimits`."""
 
-    def __init__(self, queue: FairQueue) -> None:
+    def __init__(self, queue: FairQueue, costs: StepCosts, lot_ms: float) -> None:
         self._queue = queue
+        self._costs = costs
+        self._lot_seconds = lot_ms / 1000
         self._decoded: dict[str, float] = {}  # tenants: when a decode of theirs was launched last
+        self._stepwise = _LONG_AGO  # when a pred of one token was launched that is no generation's
+        self._steps = PROMPTS_PROBE_STEPS  # with prompts, since one without
+        self._rested = False  # prompts, in the step that was formed last
+        self._debt = 0.0  # seconds of decodes for which others' prompts are to rest
 
     def launched(self, step: Step, now: float) -> None:
         """A step has been launched."""
-        if self._queue.tenants > 1 and step.decodes:
-            for part in step.parts:
-                if part.work.count == 1:
-                    self._decoded[part.work.tenant] = now
+        self._steps = 0 if step.tokens == step.decodes else self._steps + 1
+        if self._queue.tenants > 1:
+            self._note(step, now)
+        if (self._debt or step.owed) and self._lot_seconds:
+            more = step.owed * self._costs.token_seconds
+            self._debt = max(self._debt + more - self._costs.decodes_seconds(step.decodes), 0.0)
 
-    def times(self, now: float) -> float:
-        """Return how many times its decodes' own time a step with prompts may take; inf: any."""
+    def ended(self, step: Step, now: float) -> None:
+        """A step has ended: prompts may have taken longer than is remembered who decodes."""
+        if step.tokens != step.decodes and self._queue.tenants > 1:
+            self._note(step, now)
+
+    def _note(self, step: Step, now: float) -> None:
+        for part in step.parts:
+            work = part.work
+            if work.count == 1:
+                self._decoded[work.tenant] = now
+                if work.course is None:
+                    self._stepwise = now
+            elif work.course is not None and not work.remaining:  # behind its prompt it decodes
+                self._decoded[work.tenant] = now
+
+    def are_long(self, steps: list[Step]) -> bool:
+        """Whether somebody who comes now waits for so long that nothing should go behind these."""
+        prompts = sum(step.tokens - step.decodes for step in steps)
+        return self._queue.tenants > 1 and prompts * self._costs.token_seconds > _LONG_SECONDS
+
+    def rest(self, ahead: int, decodes: int) -> bool:
+        """Whether all prompts that wait rest in the step behind `ahead` more of so many decodes."""
+        left = self._debt - ahead * self._costs.decodes_seconds(decodes)
+        if left <= 0.0 or self._queue.decodes:
+            return False
+        return self._queue.prompting.keys().isdisjoint(self._decoded)
+
+    def rests(self, work: Work) -> bool:
+        """Whether a work that has just come is a prompt that would rest in the next step."""
+        return work.count > 1 and self._debt > 0.0 and work.tenant not in self._decoded
+
+    def forgive(self) -> bool:
+        """Let prompts rest no longer, since no decode can run; return whether they did."""
+        rested, self._rested = self._rested, False
+        self._debt, self._steps = 0.0, 0
+        return rested
+
+    def hinder(self, now: float) -> bool:
+        """Whether prompts wait beside another tenant that decodes."""
         since = now - _RECENT_SECONDS
         if self._decoded:
             self._decoded = {name: at for name, at in self._decoded.items() if at > since}
-        if not self._decoded:
-            return float("inf")
-        prompting = self._queue.prompting()
-        hindered = set(self._decoded)
-        if len(prompting) == 1:  # nobody is hindered by himself
-            hindered -= prompting
-        if not (hindered and prompting):
-            return float("inf")
+        prompting, decoded = self._queue.prompting, self._decoded
+        if not (decoded and prompting):
+            return False
+        return len(prompting) > 1 or not prompting.keys() >= decoded.keys()  # not by himself
+
+    def shares(self, now: float, decodes: int) -> PromptShares | None:
+        """Return what each tenant's prompts may have of a step with so many decodes; None: any."""
+        if not self.hinder(now):
+            self._debt = 0.0
+            return None
+        prompting, decoded = self._queue.prompting, self._decoded
+        base = self._costs.decodes_seconds(decodes)
+        probes = decodes > 0 and self._steps >= PROMPTS_PROBE_STEPS
+        if not (self._costs.token_seconds and (base or probes)):
+            return None
         weight = self._queue.tenant_weight
-        return sum(map(weight, prompting | set(self._decoded))) / min(map(weight, hindered))
+        weights = {name: weight(name) for name in decoded}
+        everybody = sum(weights.values())
+        everybody += sum(each for name, each in prompting.items() if name not in weights)
+        self._rested = probes or (self._debt > 0.0 and decodes > 0)
+        return PromptShares(
+            self._lot(now - _RECENT_SECONDS, base) * self._costs.tokens_in(base),
+            {name: everybody / each for name, each in weights.items()},
+            self._rested,
+            probes,
+        )
+
+    def _lot(self, since: float, base: float) -> int:
+        """Return of how many steps prompts have their share in one; of one if any need forming."""
+        if self._stepwise > since or not base:
+            return 1
+        return min(max(int(self._lot_seconds / base), 1), DRAFTS_MAX)

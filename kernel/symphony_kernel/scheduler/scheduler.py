@@ -26,6 +26,7 @@ from symphony_kernel.scheduler.figures import Figures
 from symphony_kernel.scheduler.guesses import Guess, Guesses
 from symphony_kernel.scheduler.neighbours import Neighbours
 from symphony_kernel.scheduler.pager import Pager
+from symphony_kernel.scheduler.prompt_shares import PromptShares
 from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
 
@@ -86,7 +87,7 @@ class Scheduler:
         self._batcher = Batcher(pages, limits, self._pager)
         self._answers = answers or Answers()
         self._costs = StepCosts()
-        self._neighbours = Neighbours(self._queue)
+        self._neighbours = Neighbours(self._queue, self._costs, self._batcher.limits.lot_ms)
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail
@@ -104,14 +105,15 @@ class Scheduler:
         """Queue a pred; `work.done` hears of its end."""
         guess = self._claim(work) if self._guesses is not None else None
         if self._replies is None:
-            if guess is None:
+            if guess is None and self._drafts.there and not self._neighbours.rests(work):
                 self._drafts.revoke()
             if self._turn is None:
                 self._turn = self._clock.now()
             self._answers.heard(work.root, self._turn)
         else:  # it waited behind a pred that has just been answered: nobody else need answer
             self._replies[work.root] = self._replies.get(work.root, 0) - 1
-        self._figures.submitted(work.root, self._turn or self._clock.now())
+        if work.root not in self._figures.lips:
+            self._figures.submitted(work.root, self._turn or self._clock.now())
         if self._traces.runs:
             self._traces.submitted(work, self._clock.now())
         if guess is not None:
@@ -260,14 +262,16 @@ class Scheduler:
 
     def draft(self) -> Draft | None:
         """Return a step that the device may go on with, if nobody else wants to run."""
-        if len(self._steps) != 1 or self._queue.works or self._waiting or self._parked:
+        if len(self._steps) != 1 or self._waiting or self._parked:
             return None
-        return self._drafts.make(self._steps[0])
+        step, drafts = self._steps[0], self._drafts
+        wait = not self._queue.works or self._neighbours.rest(len(drafts), step.decodes)
+        return drafts.make(step) if wait else None
 
     def adopt(self) -> Step | None:
         """Return the step that the device went on with behind one that has just ended."""
         step = self._drafts.adopt()
-        if self._queue.works:
+        if self._queue.works and not (step and self._neighbours.rest(0, len(step.parts))):
             self._drafts.revoke()
         if step is not None:
             self._figures.launched(step)
@@ -451,7 +455,7 @@ class Scheduler:
         """
         limits, ready = self._batcher.limits, self._ready
         full = ready >= limits.rows or (ready > 0 and self._queue.tokens >= limits.tokens)
-        if not full or self._prompts_are_bounded(now):
+        if not full or self._prompts_are_bounded(now) or self._neighbours.are_long(self._steps):
             return False
         precedes = self._queue.precedes
         if self._answers.any_expected(precedes):
@@ -469,7 +473,7 @@ class Scheduler:
         queue = self._queue
         if queue.works == queue.decodes or isinf(self._batcher.limits.decode_gap_ms):
             return False
-        if any(step.decodes for step in self._steps):
+        if any(step.decodes for step in self._steps) or self._neighbours.hinder(now):
             return True
         if queue.lips_active > 1:
             return queue.decodes > 0 or self._answers.anybody_decodes(now)
@@ -492,9 +496,9 @@ class Scheduler:
         return self._queue.works - len(self._waiting)
 
     def _form(self, now: float) -> Step | float | None:
-        formed = self._batcher.form(self._queue, self._prefill_tokens(now))
+        formed = self._batcher.form(self._queue, *self._prompt_room(now))
         if formed.step is None and self._parked and not (self._steps or formed.failed):
-            formed = self._batcher.form_under_pressure(self._queue, self._prefill_tokens(now))
+            formed = self._batcher.form_under_pressure(self._queue, *self._prompt_room(now))
         self._waiting = formed.waiting
         for work, errno in formed.failed:
             self._fail(work, errno)
@@ -505,23 +509,23 @@ class Scheduler:
             self._neighbours.launched(step, now)
             self._steps.append(step)
             return step
-        if formed.failed:
-            return 0.0  # what came of their ends may run
+        if formed.failed or (not self._steps and self._neighbours.forgive()):
+            return 0.0  # what came of their ends may run, or prompts that rested
         if formed.unready and not self._steps:
             return _GRAMMARS_SECONDS
         if not formed.waiting or self._steps or (self._pager and self._pager.disk_works):
             return None
         return self._wait_for_pages(now)
 
-    def _prefill_tokens(self, now: float) -> int:
-        """Return how many tokens of prompts the next step may have, and leave the decodes room."""
+    def _prompt_room(self, now: float) -> tuple[int, PromptShares | None]:
+        """Return how many tokens of prompts fit beside decodes, and what of them tenants may."""
         limits = self._batcher.limits
         decodes = min(self._queue.decodes, limits.rows - 1, limits.tokens // 2)
         room = limits.tokens - decodes
         if not self._prompts_are_bounded(now):
-            return room
-        seconds, times = limits.decode_gap_ms / 1000, self._neighbours.times(now)
-        return min(room, self._costs.prefill_tokens(decodes, seconds, times))
+            return room, None
+        fits = self._costs.prefill_tokens(decodes, limits.decode_gap_ms / 1000)
+        return min(room, fits), self._neighbours.shares(now, decodes)
 
     def _wait_for_pages(self, now: float) -> float:
         """Nothing can run for want of pages: wait a little for a program to free some.
@@ -585,6 +589,7 @@ class Scheduler:
         self._completed = max(now, self._completed)
         self._waiting, self._victims = [], 1
         self._figures.stepped(step, seconds)
+        self._neighbours.ended(step, self._changed)
         if seconds or ended is None:
             self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)
         self._answers.stepped(replies, now, seconds)

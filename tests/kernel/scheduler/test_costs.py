@@ -1,5 +1,6 @@
 """How many tokens of prompts a step has room for, by what steps have taken."""
 
+import pytest
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.scheduler.costs import StepCosts
 
@@ -18,11 +19,10 @@ def test_a_prompt_gets_what_is_left_of_the_time() -> None:
     assert costs.prefill_tokens(1, 0.050) in range(30, 36)
 
 
-def test_and_no_more_than_so_many_times_what_decodes_take() -> None:
+def test_how_many_tokens_take_as_long_as_the_decodes() -> None:
     costs = learned(base=0.020, token=0.0002)
-    assert costs.prefill_tokens(1, 0.100, times=2.0) in range(70, 82)
-    assert costs.prefill_tokens(1, 0.100, times=3.0) == 2 * 64
-    assert costs.prefill_tokens(1, 0.100, times=1.0) == PREFILL_TOKENS_MIN
+    assert costs.tokens_in(costs.decodes_seconds(1)) == pytest.approx(100, rel=0.1)
+    assert StepCosts().decodes_seconds(1) == 0.0, "nothing is known"
 
 
 def test_where_decodes_take_all_of_it_a_prompt_goes_on_whatever_its_tokens_take() -> None:
@@ -33,7 +33,7 @@ def test_where_decodes_take_all_of_it_a_prompt_goes_on_whatever_its_tokens_take(
 
 
 def test_while_nothing_is_known_it_gets_a_quantum() -> None:
-    assert StepCosts().prefill_tokens(4, 0.2, times=2.0) == PREFILL_QUANTUM_TOKENS
+    assert StepCosts().prefill_tokens(4, 0.2) == PREFILL_QUANTUM_TOKENS
 
 
 def test_times_below_zero_do_not_spoil_what_was_learned() -> None:

@@ -215,7 +215,8 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
     queue, pool = FairQueue(), Pool()
     alive: list[Work] = []
     for _ in range(data.draw(st.integers(1, 80))):
-        match data.draw(st.sampled_from(["push", "serve", "aside", "remove", "forget", "extend"])):
+        kinds = ["push", "serve", "aside", "prompts aside", "remove", "forget", "extend"]
+        match data.draw(st.sampled_from(kinds)):
             case "push":
                 root = data.draw(st.integers(1, 6))
                 work = make_work(
@@ -237,6 +238,10 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
             case "aside" if queue.first() is not None:
                 queue.set_aside()
                 queue.restore()
+            case "prompts aside" if (first := queue.first()) is not None:
+                mine = [work for work in alive if work.tenant == first.tenant]
+                assert queue.set_prompts_aside() == all(work.count > 1 for work in mine)
+                queue.restore()
             case "remove" if alive:
                 work = data.draw(st.sampled_from(alive))
                 assert queue.remove(work)
@@ -251,6 +256,8 @@ def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> 
         assert statistics.tokens == sum(work.remaining for work in alive)
         assert statistics.lips == len({work.root for work in alive})
         assert statistics.tenants == len({work.tenant for work in alive})
+        assert queue.decodes == sum(work.count == 1 for work in alive)
+        assert queue.prompting.keys() == {work.tenant for work in alive if work.count > 1}
         first = queue.first()
         if first is not None:
             least = min(queue.service(work.root) for work in alive)
@@ -271,6 +278,34 @@ def test_any_of_very_many_works_is_taken_out_at_once() -> None:
         assert queue.remove(work)
     assert time.process_time() - began < 1
     assert (queue.works, queue.first()) == (0, None)
+
+
+def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
+    """A thousand LIPs with prompts for which a step has no time cost it one look."""
+    queue, pool = FairQueue(FLAT), Pool()
+    prompts = [make_work(root, 100, LengthFile(pool), tenant="t") for root in range(1, 1001)]
+    decode = make_work(2000, 1, LengthFile(pool), tenant="u")
+    for work in (*prompts, decode):
+        queue.push(work)
+    assert queue.first() is prompts[0]
+    assert queue.set_prompts_aside()
+    assert queue.first() is decode
+    assert not queue.set_prompts_aside(), "it has more than prompts"
+    queue.serve(1)
+    assert queue.first() is None
+    queue.restore()
+    assert [serve_first(queue, 100)[0] for _ in prompts] == prompts
+
+
+def test_weights_of_those_with_prompts_are_what_an_operator_says() -> None:
+    queue, pool = FairQueue(FLAT), Pool()
+    work = make_work(1, 9, LengthFile(pool), tenant="t")
+    queue.push(work)
+    queue.set_tenant_weight("t", 3.0)
+    assert dict(queue.prompting) == {"t": 3.0}
+    queue.remove(work)
+    queue.put_back(work)
+    assert dict(queue.prompting) == {"t": 3.0}
 
 
 def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:

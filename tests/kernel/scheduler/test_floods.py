@@ -1,0 +1,39 @@
+"""What a tenant's completions get beside another's floods: no less than their fair share."""
+
+import pytest
+
+from tests.support.floods import FLOODS, Completions, Device, fair, measure, prompts
+
+BOUND = 1.25  # times worse than alone on a device of half the speed
+DEVICES = {
+    "a small model on two cores": Device(15_000, 600, 700, 0.1, host_us=300),
+    "a model whose steps take less than the host's part": Device(400, 20, 60, 0.01, host_us=500),
+    "an accelerator": Device(6_000, 15, 20, 0.002, host_us=300),
+}
+SHORT = Completions(prompt=60, tokens=48, each=2)
+LONG = Completions(streams=1, prompt=1_000, tokens=32, each=2)
+
+
+@pytest.mark.parametrize("wanted", [SHORT, LONG], ids=["short prompts", "long prompts"])
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("flood", ["prompts", "all of these"])
+def test_a_tenant_has_its_share_beside_anothers_floods(
+    flood: str, device: Device, wanted: Completions
+) -> None:
+    rate, first, p99 = measure(device, wanted, FLOODS[flood]).worse(fair(device, wanted))
+    assert rate <= BOUND
+    assert p99 <= BOUND
+    assert first <= 2 * BOUND, "the step that computes has to end before it"
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_the_flood_has_its_share_too(device: Device) -> None:
+    """Prompts beside streams, which leave half of the time, are computed for most of that."""
+    got = measure(device, SHORT, [prompts(8_000)])
+    assert got.beside * device.prefill_token_us * 1e-6 >= 0.3
+
+
+def test_short_steps_need_no_host_though_prompts_wait() -> None:
+    """What is drafted of a stream is not taken back for prompts that rest."""
+    device = DEVICES["a model whose steps take less than the host's part"]
+    assert measure(device, SHORT, FLOODS["prompts"]).ahead > 0.5
