@@ -32,7 +32,7 @@ from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.places import pages_of, places_for
 from symphony_kernel.protocol.heartbeat import beat
-from symphony_kernel.protocol.limits import STALL_SECONDS
+from symphony_kernel.protocol.limits import LOT_MS_MAX, STALL_SECONDS
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.scheduler.guesses import Caution
@@ -62,7 +62,10 @@ async def boot(configuration: Configuration) -> int:
     executor, assets = loading.result()
     # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
     options = KernelOptions(
-        steps=StepLimits(decode_gap_ms=configuration.max_decode_gap_ms or inf),
+        steps=StepLimits(
+            decode_gap_ms=configuration.max_decode_gap_ms or inf,
+            lot_ms=min(configuration.delivery_ms, LOT_MS_MAX),
+        ),
         prefix_cache_share=configuration.prefix_cache_share,
         places=places_for(
             executor,
