@@ -7,13 +7,16 @@ little time and no way to write a file. Epochs do not bound a compiler; a proces
 """
 
 import asyncio
+import ctypes
 import os
 import re
 import resource
 import signal
 import struct
 import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -26,7 +29,7 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_FUNCTIONS_MAX,
 )
 
-from symphony_runtime.containment import contain
+from symphony_runtime.containment import PR_SET_PDEATHSIG, contain
 from symphony_runtime.worker.sandbox import cache_identity
 
 __all__ = [
@@ -42,7 +45,9 @@ __all__ = [
 
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, beside the workers'
-_NICENESS = 5  # the kernel and the workers come first: about three times as much of a processor
+_NICENESS = 10  # the other roles come first: about nine times as much of a processor
+_AUTOGROUP = Path("/proc/self/autogroup")
+_AUTOGROUP_ATTEMPTS, _AUTOGROUP_SECONDS = 3, 0.1  # the system lets one be set in so long
 _REQUIRED = "--require-containment"
 _FUNCTIONS = "--functions="  # how many a program may define
 _FUNCTION_WORDS = re.compile(r"the program has \d+ functions; ")
@@ -118,6 +123,7 @@ async def compile_program(wasm: bytes, *options: str) -> Compiled:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+        start_new_session=True,  # so that it can yield to other sessions: the roles
     )
     try:
         async with asyncio.timeout(COMPILE_WALL_SECONDS_MAX):
@@ -161,14 +167,47 @@ def limit_process() -> None:
     }
     for kind, limit in both.items():
         resource.setrlimit(kind, (limit, limit))
-    os.nice(_NICENESS)
+    yield_processor()
     # The soft limit's signal says why it died; the hard one is for who ignores signals.
     resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_CPU_SECONDS_MAX, COMPILE_CPU_SECONDS_MAX + 1))
+
+
+def yield_processor(niceness: int = _NICENESS) -> None:
+    """Let everybody else have the processors first.
+
+    Where sessions share them before processes do (autogroups), niceness says nothing beyond one's
+    own session: one that is this process's alone is made nice as a whole.
+    """
+    os.nice(niceness)
+    if os.getsid(0) != os.getpid():
+        return
+    for _ in range(_AUTOGROUP_ATTEMPTS):
+        try:
+            _AUTOGROUP.write_text(str(niceness))
+        except BlockingIOError:
+            time.sleep(_AUTOGROUP_SECONDS)
+        except OSError:  # this system has none
+            return
+        else:
+            return
+
+
+def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
+    """Let the system kill this process when its parent ends; it is in no group that others kill.
+
+    Behind `contain`: whoever becomes another user loses it. Elsewhere than on Linux its limits end
+    it.
+    """
+    if sys.platform == "linux":
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the gateway has ended")
 
 
 def main() -> None:
     """Read a module from stdin, write the framed outcome to stdout."""
     limit_process()
+    parent, libc = os.getppid(), ctypes.CDLL(None)
     # Whatever a library prints must not get between the frame's bytes.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
@@ -179,6 +218,7 @@ def main() -> None:
 
     allowed_imports()  # read from a file, which is not possible afterwards
     contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
+    end_with_parent(libc, parent)
     given = [a.removeprefix(_FUNCTIONS) for a in sys.argv if a.startswith(_FUNCTIONS)]
     outcome = check_and_compile(wasm, int(given[0]) if given else PROGRAM_FUNCTIONS_MAX)
     fields: dict[str, Any] = {

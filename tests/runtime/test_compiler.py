@@ -4,6 +4,8 @@ import asyncio
 import resource
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from symphony_kernel.protocol.limits import (
@@ -24,6 +26,7 @@ from symphony_runtime.validation import check_and_compile, check_shape
 from symphony_runtime.worker.sandbox import ENGINE_SETTINGS, PROPOSALS_OFF, cache_identity
 from wasmtime import wat2wasm
 
+AUTOGROUP = Path("/proc/self/autogroup")
 MEMORY = '(memory (export "memory") 1)'
 START = '(func (export "_start"))'
 
@@ -38,6 +41,13 @@ def problems(source: str | bytes) -> list[str]:
 
 def compiled(source: bytes) -> Compiled:
     return asyncio.run(compile_program(source))
+
+
+def lives(pid: int) -> bool:
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_program_becomes_a_manifest_and_an_artefact() -> None:
@@ -188,7 +198,7 @@ def test_the_child_is_limited() -> None:
     """The limits hold in a process of their own: this one needs its memory."""
     program = (
         "import os, resource; from symphony_runtime.compiler import limit_process;"
-        "before = os.nice(0); limit_process(); print(os.nice(0) == min(before + 5, 19));"
+        "before = os.nice(0); limit_process(); print(os.nice(0) == min(before + 10, 19));"
         "print([resource.getrlimit(k) for k in (resource.RLIMIT_AS, resource.RLIMIT_CORE,"
         "resource.RLIMIT_FSIZE)]);\n"
         "try:\n bytearray(3 << 30)\nexcept MemoryError: print('refused')"
@@ -201,6 +211,44 @@ def test_the_child_is_limited() -> None:
     assert limits == str([(COMPILE_MEMORY_BYTES_MAX,) * 2, (0, 0), (0, 0)])
     assert refused == "refused"
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 0
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this system shares by processes alone")
+@pytest.mark.parametrize(("own", "nice"), [(True, 10), (False, None)])
+def test_a_session_of_its_own_yields_as_a_whole(own: bool, nice: int | None) -> None:
+    """Niceness counts within a session where sessions share the processors."""
+    program = (
+        "from pathlib import Path; from symphony_runtime.compiler import yield_processor;"
+        "group = Path('/proc/self/autogroup'); print(group.read_text().strip());"
+        "yield_processor(); print(group.read_text().strip())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=True, timeout=60, start_new_session=own,
+    )  # fmt: skip
+    before, after = (int(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
+    assert after == (before if nice is None else nice)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere its limits end it")
+def test_the_child_ends_with_its_parent() -> None:
+    child = (
+        "import ctypes, os, sys, time; from symphony_runtime.compiler import end_with_parent;"
+        "end_with_parent(ctypes.CDLL(None), os.getppid()); print(os.getpid(), flush=True);"
+        "time.sleep(600)"
+    )
+    parent = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]],"
+        "stdout=subprocess.PIPE, start_new_session=True); print(int(child.stdout.readline()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", parent, child],
+        stdout=subprocess.PIPE, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    deadline = time.monotonic() + 20
+    while lives(int(done.stdout)):
+        assert time.monotonic() < deadline, "it has outlived its parent"
+        time.sleep(0.01)
 
 
 def test_compilations_take_turns() -> None:

@@ -22,9 +22,11 @@ from symphony_runtime.containment.contain import (
     expected,
     open_to_workers,
 )
+from symphony_runtime.containment.seccomp import PR_SET_PDEATHSIG
 
 __all__ = [
     "LAYERS",
+    "PR_SET_PDEATHSIG",
     "WORKERS_GROUP",
     "Contained",
     "ContainmentError",

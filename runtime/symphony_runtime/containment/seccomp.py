@@ -13,7 +13,8 @@ _EQUAL, _MASKED_EQUAL = 4, 7
 
 _CLONE_NAMESPACES, _CLONE_THREAD = 0x7E020080, 0x10000  # every CLONE_NEW*; no new process
 _TERMINAL_REQUESTS = (0x5401, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONBIO, FIONCLEX, FIOCLEX
-_PRCTL_NAMES = (15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
+PR_SET_PDEATHSIG = 1  # to end with one's parent
+_PRCTL_OPTIONS = (PR_SET_PDEATHSIG, 15, 16, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_SET_VMA
 
 # What an interpreter, an event loop, threads and compiled guests need once all is loaded. Names
 # that a processor does not have are left out by themselves.
@@ -103,7 +104,7 @@ def prepared() -> Filter:
     rules.allow("socket", (0, _EQUAL, socket.AF_UNIX, 0))
     for request in _TERMINAL_REQUESTS:
         rules.allow("ioctl", (1, _EQUAL, request, 0))
-    for option in _PRCTL_NAMES:
+    for option in _PRCTL_OPTIONS:
         rules.allow("prctl", (0, _EQUAL, option, 0))
     rules.allow("tgkill", (0, _EQUAL, os.getpid(), 0))  # abort() signals its own thread
     rules.allow("prlimit64", (0, _EQUAL, 0, 0))
