@@ -15,8 +15,10 @@ from benchmarks.checkpoints import SHAPES, make_config
 from benchmarks.gpu.model import NAMES, Model, Pool, pages_for
 from benchmarks.gpu.reference import reference_logits
 from benchmarks.gpu.report import Finding
-from benchmarks.gpu.served import Prompts
+from benchmarks.gpu.served import Load
 
+_PAGE_TOKENS, _BATCH_TOKENS = 32, 512  # of transformers on a CPU
+_STOP_SECONDS_MAX = 5
 _TIE = 0.05  # of the logits' spread: less is decided by rounding in bf16
 
 
@@ -57,11 +59,10 @@ def greedy(executor: TorchExecutor, prompt: np.ndarray[Any, Any], new: int) -> l
     return asyncio.run(main())
 
 
-def compare_greedy(
-    model: Model, executor: TorchExecutor, peer: Any, given: Prompts, new: int
-) -> Finding:
+def compare_greedy(model: Model, executor: TorchExecutor, peer: Any, load: Load) -> Finding:
     """Compare greedy tokens, up to where rounding decides between two tokens."""
     equal = ties = wrong = 0
+    given, new = load.prompts(0), load.new
     for prompt in given:
         ids = torch.from_numpy(prompt.astype(np.int64)).to(model.tensors.device)[None]
         with torch.inference_mode():
@@ -92,24 +93,47 @@ def _is_tie(
     return bool((logits[one] - logits[other]).abs() < _TIE * logits.std())
 
 
-def batched(peer: Any, given: list[Prompts], new: int, repeats: int) -> list[float]:
-    """Return the best seconds of its continuous batching for each set of prompts."""
+def batched(peer: Any, loads: list[Load], repeats: int) -> list[float]:
+    """Return the best seconds of its continuous batching for each load."""
+    return [min(_batched(peer, load, repeats)) for load in loads]
+
+
+def _batched(peer: Any, load: Load, repeats: int) -> Iterator[float]:
     from transformers import GenerationConfig
 
     config = GenerationConfig(
-        max_new_tokens=new, min_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0
-    )
-    return [min(_batched(peer, config, each, new, repeats)) for each in given]
-
-
-def _batched(peer: Any, config: Any, given: Prompts, new: int, repeats: int) -> Iterator[float]:
-    inputs = [prompt.tolist() for prompt in given]
-    with torch.inference_mode():
-        for _ in range(repeats + 1):  # the first one captures what it captures
+        max_new_tokens=load.new, min_new_tokens=load.new, do_sample=False, eos_token_id=-1,
+        pad_token_id=0,
+    )  # fmt: skip
+    room = _small_room(load) if peer.device.type == "cpu" else None
+    with peer.continuous_batching_context_manager(
+        generation_config=config, continuous_batching_config=room, timeout=_STOP_SECONDS_MAX
+    ) as manager:
+        for turn in range(repeats + 1):  # the first one finds nothing warm
+            inputs = [prompt.tolist() for prompt in load.prompts(turn)]
             began = time.perf_counter()
-            outputs = peer.generate_batch(inputs, generation_config=config, progress_bar=False)
+            manager.add_requests(inputs=inputs, max_new_tokens=load.new)
+            counts = [_finished(manager) for _ in inputs]
             seconds = time.perf_counter() - began
-            counts = {len(output.generated_tokens) for output in outputs.values()}
-            if len(outputs) != len(inputs) or counts != {new}:
-                raise RuntimeError(f"{len(outputs)} answers of {sorted(counts)} tokens")
+            if set(counts) != {load.new}:
+                raise RuntimeError(f"transformers made {sorted(set(counts))} tokens")
             yield seconds
+
+
+def _finished(manager: Any) -> int:
+    """Wait for the next request that is done; return its new tokens."""
+    while manager.is_running():
+        result = manager.get_result(timeout=1)
+        if result is not None and result.is_finished():
+            return len(result.generated_tokens)
+    raise RuntimeError("transformers' continuous batching has ended")
+
+
+def _small_room(load: Load) -> Any:
+    """Left to itself it fills nine tenths of the memory with pages, which are a CPU's to touch."""
+    from transformers import ContinuousBatchingConfig
+
+    blocks = 2 * load.streams * -(-(load.prompt + load.new) // _PAGE_TOKENS)
+    return ContinuousBatchingConfig(
+        page_size=_PAGE_TOKENS, num_blocks=blocks, max_batch_tokens=_BATCH_TOKENS
+    )

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,20 @@ _LAST = np.zeros(1, np.int32)
 Prompts = list[npt.NDArray[np.uint32]]
 
 
-def prompts(streams: int, count: int, vocab_size: int) -> Prompts:
-    """Return prompts of so many tokens, a different one for each stream."""
-    random = np.random.default_rng(streams)
-    draw = random.integers(_FIRST_TOKEN, vocab_size, (streams, count))
-    return list(draw.astype(np.uint32))
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is completed at once: so many prompts of `prompt` tokens, `new` behind each."""
+
+    streams: int
+    prompt: int
+    new: int
+    vocab_size: int
+
+    def prompts(self, turn: int) -> Prompts:
+        """Return the prompts of a turn: none comes twice, so that no cache knows it."""
+        random = np.random.default_rng((self.streams, turn))
+        draw = random.integers(_FIRST_TOKEN, self.vocab_size, (self.streams, self.prompt))
+        return list(draw.astype(np.uint32))
 
 
 # -- The executor alone --------------------------------------------------------------------------
@@ -120,61 +130,64 @@ def write_checkpoint(model: Model, directory: Path) -> Path:
     return make_checkpoint(directory, SHAPES[NAMES[model.name]], dtype, weights=weights)
 
 
-async def _ask(url: str, key: str, given: list[Prompts], name: str, new: int) -> list[float]:
+async def _ask(url: str, key: str, loads: list[Load], name: str, repeats: int) -> list[float]:
     timeout = aiohttp.ClientTimeout(total=_REQUEST_SECONDS_MAX)
     headers = {"Authorization": f"Bearer {key}"}
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(
         url, headers=headers, timeout=timeout, connector=connector
     ) as session:
-        await served(session, given[0], name, new)  # what comes first finds nothing warm
-        return [await served(session, each, name, new) for each in given]
+        return [
+            min(
+                # What comes first finds nothing warm, and is one more.
+                [await served(session, load.prompts(t), name, load.new) for t in range(repeats + 1)]
+            )
+            for load in loads
+        ]
 
 
 def serve(
-    model: Model, given: list[Prompts], new: int, repeats: int, room: Path | None
+    model: Model, loads: list[Load], repeats: int, room: Path | None, more: list[str]
 ) -> list[float]:
-    """Return the best seconds of a whole server for each set of prompts."""
+    """Return the best seconds of a whole server for each load; `more` are options of its own."""
     # What tests start, too; it needs what the server needs.
     from tests.support.server import running_server
 
     device = model.tensors.device.type
     dtype = "bf16" if model.tensors.dtype == torch.bfloat16 else "fp32"
-    entries = max(len(each) for each in given) * (len(given[0][0]) + new + 32)
+    entries = max(load.streams * (load.prompt + load.new + 32) for load in loads)
     pool = entries * 2 * model.sizes.layers * model.sizes.kv_inner * model.tensors.dtype.itemsize
     with tempfile.TemporaryDirectory(dir=room) as made:
         directory = write_checkpoint(model, Path(made) / "model")
         options = ["--model", str(directory), "--device", device, "--dtype", dtype]
-        options += ["--pool-bytes", str(pool), "--host-pool-tokens", "0"]
+        options += ["--pool-bytes", str(pool), "--host-pool-tokens", "0", *more]
         data = Path(made) / "data"
         with running_server(data, *options, executor="torch", seconds=_START_SECONDS_MAX) as server:
-            runs = [
-                asyncio.run(_ask(server.url, server.key, given, directory.name, new))
-                for _ in range(repeats)
-            ]
-    return [min(times) for times in zip(*runs, strict=True)]
+            return asyncio.run(_ask(server.url, server.key, loads, directory.name, repeats))
 
 
-def alone(model: Model, kind: str, given: list[Prompts], new: int, repeats: int) -> list[float]:
-    """Return the best seconds of an executor driven directly for each set of prompts."""
-    most = max(len(each) for each in given)
-    executor = make_executor(model, kind, most * pages_for(len(given[0][0]) + new))
+def alone(model: Model, kind: str, loads: list[Load], repeats: int) -> list[float]:
+    """Return the best seconds of an executor driven directly for each load."""
+    pages = max(load.streams * pages_for(load.prompt + load.new) for load in loads)
+    executor = make_executor(model, kind, pages)
     try:
         times = [
-            min(asyncio.run(direct(executor, each, new)) for _ in range(repeats + 1))
-            for each in given
+            min(
+                asyncio.run(direct(executor, load.prompts(turn), load.new))
+                for turn in range(repeats + 1)
+            )
+            for load in loads
         ]
     finally:
         asyncio.run(executor.close())
     return times
 
 
-def compare(
-    model: Model, given: list[Prompts], new: int, seconds: dict[str, list[float]]
-) -> Iterator[Finding]:
+def compare(model: Model, loads: list[Load], seconds: dict[str, list[float]]) -> Iterator[Finding]:
     """Return tokens a second of each, and the server's share of its executor's."""
-    for index, each in enumerate(given):
-        rates = {name: len(each) * new / times[index] for name, times in seconds.items()}
+    for index, load in enumerate(loads):
+        tokens = load.streams * load.new
+        rates = {name: tokens / times[index] for name, times in seconds.items()}
         figures: dict[str, Any] = {f"{name} (tokens/s)": rate for name, rate in rates.items()}
         ok = None
         if "server" in rates:
@@ -184,4 +197,6 @@ def compare(
             best = rates.get("server", rates["executor"])
             figures["Symphony / transformers"] = best / rates["transformers"]
         gated = model.tensors.device.type == "cuda"
-        yield Finding("server", model.name, f"{len(each)} streams", figures, ok if gated else None)
+        yield Finding(
+            "server", model.name, f"{load.streams} streams", figures, ok if gated else None
+        )
