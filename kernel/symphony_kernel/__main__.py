@@ -6,6 +6,7 @@ supervisor is gone. Events leave on stdout as JSON lines, logs on stderr.
 
 import asyncio
 import gc
+import io
 import json
 import logging
 import os
@@ -27,12 +28,13 @@ from symphony_kernel.configuration import (
 )
 from symphony_kernel.durability import DurableOptions
 from symphony_kernel.executor.models.config import CheckpointError
-from symphony_kernel.journal.keeper import NoRoomError
+from symphony_kernel.journal.keeper import LOG_BYTES, NoRoomError
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.places import pages_of, places_for
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.limits import LOT_MS_MAX, STALL_SECONDS
+from symphony_kernel.protocol.processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.scheduler.guesses import Caution
@@ -47,9 +49,9 @@ _COLLECTOR_THRESHOLDS = (50_000, 20, 50)  # objects, then young and middle colle
 
 async def boot(configuration: Configuration) -> int:
     """Bring the kernel up, run it until it is told to stop, and return the exit code."""
-    stop = asyncio.Event()
+    stop, processes = asyncio.Event(), Processes()
     # 1. The supervisor can stop us from here on: SIGTERM, or the end of stdin.
-    await _watch(stop)
+    await _watch(stop, processes)
     # 2. Time.
     clock = RealClock()
     # 3. The executor: the device, the model's weights and the pool of pages.
@@ -98,7 +100,7 @@ async def boot(configuration: Configuration) -> int:
     # 6. The step loop.
     running = asyncio.create_task(kernel.run())
     # 7. The door: from now on the gateway and the workers may come in.
-    server = Server(kernel, configuration.secrets)
+    server = Server(kernel, configuration.secrets, processes if configuration.processes else None)
     await server.listen(configuration.socket)
     emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.pages)
     beating = asyncio.create_task(beat(configuration.beat_seconds, lambda: emit("alive")))
@@ -111,8 +113,13 @@ async def boot(configuration: Configuration) -> int:
     return 1 if failed else 0
 
 
-def revive(configuration: Configuration, make: Callable[[], Kernel]) -> Kernel:
-    """Return a kernel that goes on from its journal, or an empty one; it says why, if loudly."""
+def revive(
+    configuration: Configuration, make: Callable[[], Kernel], log_bytes: int = LOG_BYTES
+) -> Kernel:
+    """Return a kernel that goes on from its journal, or an empty one; it says why, if loudly.
+
+    `log_bytes` of records make a new image due.
+    """
     kernel = make()
     if configuration.journal is None:
         _open_names(kernel, known=False)
@@ -123,7 +130,7 @@ def revive(configuration: Configuration, make: Callable[[], Kernel]) -> Kernel:
         found = store.find(time.monotonic(), configuration.ended)
         _open_names(kernel, known=found is not None)
         try:
-            kernel.keep_journal(store, found)
+            kernel.keep_journal(store, found, log_bytes)
         except Exception as error:
             if found is None or isinstance(error, NoRoomError):
                 raise
@@ -131,7 +138,7 @@ def revive(configuration: Configuration, make: Callable[[], Kernel]) -> Kernel:
             store.set_aside("it cannot be followed")
             kernel = make()
             _open_names(kernel, known=False)
-            kernel.keep_journal(store)
+            kernel.keep_journal(store, log_bytes=log_bytes)
     except (OSError, NoRoomError) as error:
         _log.error("THERE IS NO JOURNAL: %s; a kernel that dies takes all runs along", error)
         if isinstance(error, OSError) and found is None:
@@ -146,11 +153,11 @@ def _open_names(kernel: Kernel, *, known: bool) -> None:
         raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
 
 
-async def _watch(stop: asyncio.Event) -> None:
+async def _watch(stop: asyncio.Event, processes: Processes) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.set)
-    await loop.connect_read_pipe(lambda: _EndOfInput(stop), sys.stdin)
+    await loop.connect_read_pipe(lambda: _Supervisor(stop, processes), sys.stdin)
 
 
 async def _first(task: "asyncio.Task[Any]", stop: asyncio.Event) -> bool:
@@ -161,11 +168,19 @@ async def _first(task: "asyncio.Task[Any]", stop: asyncio.Event) -> bool:
     return task.done()
 
 
-class _EndOfInput(asyncio.Protocol):
-    """Notices that the supervisor has gone."""
+class _Supervisor(asyncio.Protocol):
+    """What the supervisor says, and that it has gone."""
 
-    def __init__(self, stop: asyncio.Event) -> None:
+    def __init__(self, stop: asyncio.Event, processes: Processes) -> None:
         self._stop = stop
+        self._processes = processes
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        """Some lines, or a part of one."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._processes.take(json.loads(line))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """The other end of stdin is closed."""
@@ -199,7 +214,9 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="kernel: %(message)s")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
-        configuration = parse_configuration(sys.stdin.readline())
+        # Unbuffered: the lines that follow are for the event loop.
+        with io.FileIO(sys.stdin.fileno(), closefd=False) as first:
+            configuration = parse_configuration(first.readline().decode())
     except ConfigurationError as error:
         _log.error("%s", error)
         return 2

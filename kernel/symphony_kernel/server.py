@@ -22,6 +22,7 @@ from symphony_kernel.kernel import Kernel, Port
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import HELLO_SECONDS_MAX, WORKER_FRAME_BYTES_MAX
 from symphony_kernel.protocol.links import Link, LinkError, SocketLink, serve_unix
+from symphony_kernel.protocol.processes import Processes
 from symphony_kernel.protocol.sessions import BEGIN, SessionLink, SessionState
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,12 @@ _log = logging.getLogger(__name__)
 class Server:
     """Lets in those that know a secret; `names` maps "gateway" and workers' names to theirs."""
 
-    def __init__(self, kernel: Kernel, names: Mapping[str, bytes]) -> None:
+    def __init__(
+        self, kernel: Kernel, names: Mapping[str, bytes], processes: Processes | None = None
+    ) -> None:
+        """`processes`: from which alone each may come; None: from any."""
         self._kernel = kernel
+        self._processes = processes
         self._names = dict(names)
         self._nobody = secrets.token_bytes(32)  # what an unknown name is compared with
         self._listener: asyncio.AbstractServer | None = None
@@ -68,6 +73,8 @@ class Server:
         known = hmac.compare_digest(self._names.get(hello.name, self._nobody), hello.secret)
         if not known or hello.role != ("gateway" if hello.name == "gateway" else "worker"):
             raise m.MessageError(f"{hello.role} {hello.name!r} has not the right secret")
+        if self._processes is not None and self._processes.at(hello.name, visitor.link) is None:
+            raise m.MessageError(f"{hello.name!r} is not the process that was started for it")
         self.leave(visitor)
         _log.info("%s has connected, process %d", hello.name, hello.pid)
         if not hello.session:

@@ -22,6 +22,7 @@ from symphony_kernel.protocol.limit_table import (
     KERNEL_TENANT_LIMITS,
     LIMITS,
     RUN_LIMITS,
+    WORKER_TENANT_LIMITS,
     Limit,
     Of,
 )
@@ -86,6 +87,10 @@ class TenantLimits:
     def of_kernel(self) -> dict[str, int | None]:
         """Return those of the tenant that the kernel looks after."""
         return {name: self.bounds[name].most for name in KERNEL_TENANT_LIMITS}
+
+    def of_worker(self, run: Mapping[str, int]) -> dict[str, int]:
+        """Return what a worker is told of a run with these limits: those of its tenant, too."""
+        return {**run, **{name: self.at_most(name) for name in WORKER_TENANT_LIMITS}}
 
     def view(self) -> dict[str, Any]:
         """Return what its owner is shown: by name, with default and maximum."""

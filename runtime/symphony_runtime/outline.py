@@ -16,10 +16,11 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_IMPORTS_MAX,
     PROGRAM_NAMES_BYTES_MAX,
     PROGRAM_TYPES_MAX,
+    TABLE_ELEMENTS_MAX,
 )
 
 HEADER: Final = b"\0asm\x01\0\0\0"
-TYPE, IMPORT, FUNCTION, GLOBAL, EXPORT, ELEMENT = 1, 2, 3, 6, 7, 9
+TYPE, IMPORT, FUNCTION, TABLE, GLOBAL, EXPORT, ELEMENT = 1, 2, 3, 4, 6, 7, 9
 _LISTS: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11})  # sections that begin with a number
 _NUMBER_BYTES_MAX: Final = 5  # of a u32 in LEB128
 
@@ -75,6 +76,35 @@ def read_outline(wasm: bytes) -> Outline:
         outline.sizes[section] += size
         at += size
     return outline
+
+
+def table_elements(wasm: bytes) -> int:
+    """Return how many elements the tables of a module may grow to together, in an instance.
+
+    Of a module that the compiler has found valid, without proposals that the ABI does not list.
+    """
+    at = len(HEADER)
+    while at < len(wasm):
+        section = wasm[at]
+        size, at = _number(wasm, at + 1)
+        if section == TABLE:
+            return _elements(wasm, at)
+        at += size
+    return 0
+
+
+def _elements(wasm: bytes, at: int) -> int:
+    """Return the sum over the entries of the table section at `at`."""
+    count, at = _number(wasm, at)
+    total = 0
+    for _ in range(count):
+        has_most = wasm[at + 1] & 1  # behind the type of its elements
+        _, at = _number(wasm, at + 2)
+        most = TABLE_ELEMENTS_MAX
+        if has_most:
+            most, at = _number(wasm, at)
+        total += min(most, TABLE_ELEMENTS_MAX)
+    return total
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from symphony_kernel.protocol.processes import Started, notice
+
 from symphony_runtime.config import (
     ServeOptions,
     ServerPlace,
@@ -36,6 +38,7 @@ from symphony_runtime.config import (
     user_server_file,
     write_place,
 )
+from symphony_runtime.console import Console
 from symphony_runtime.containment import open_to_workers
 
 START_ATTEMPTS = 3
@@ -47,7 +50,6 @@ _STOP_SECONDS = 5.0  # from a role's SIGTERM to its SIGKILL
 _GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
 _LINE_BYTES_MAX = 1 << 20  # of a role's output
-_BAR_WIDTH = 30  # characters
 _WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
 # What a worker may see of our environment: where Python and its packages are, nothing else.
 _WORKER_ENVIRONMENT = (
@@ -80,10 +82,16 @@ class Role:
         spec: RoleSpec,
         console: "Console",
         on_progress: Callable[[str, dict[str, Any] | None], None] = lambda _role, _event: None,
+        on_process: Callable[[str, Started], None] = lambda _role, _started: None,
+        on_retired: Callable[[str, int], None] = lambda _role, _start: None,
     ) -> None:
-        """`on_progress` hears of a role how far it is (its event), and None when it begins."""
+        """`on_progress` hears of a role how far it is (its event), and None when it begins.
+
+        `on_process` hears of each process of it, and `on_retired` what it says of other roles.
+        """
         self.spec = spec
-        self._on_progress = on_progress
+        self._on_progress, self._on_process = on_progress, on_process
+        self._on_retired = on_retired
         self._notices: dict[str, dict[str, Any]] = {}  # the last of each key, for the process
         self.about: dict[str, Any] = {}  # of the last ready event
         self.ready = asyncio.Event()
@@ -140,6 +148,18 @@ class Role:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps(notice).encode() + b"\n")
 
+    async def retire(self, start: int) -> None:
+        """Kill the process that was started so, unless it ends by itself in time."""
+        process = self._process
+        if process is None or self.starts != start:
+            return  # it has
+        try:
+            async with asyncio.timeout(self.spec.stop_seconds):
+                await process.wait()
+        except TimeoutError:
+            self._console.line(self.spec.name, "did not retire in time; it is killed")
+            _kill_group(process)
+
     def kill(self) -> None:
         """SIGKILL the role's whole process group."""
         self._stopping.set()
@@ -162,6 +182,7 @@ class Role:
             limit=_LINE_BYTES_MAX,
         )
         self._process = process
+        self._on_process(self.spec.name, Started(process.pid, self.starts))
         try:
             if self._stopping.is_set():  # it was asked to stop while it was started
                 _signal(process, signal.SIGTERM)
@@ -172,7 +193,7 @@ class Role:
             watching = asyncio.create_task(self._watch(process))
             code = await process.wait()
             watching.cancel()
-            _kill_group(process)  # a compiler that it started must not outlive it
+            _kill_group(process)  # nothing that it started may outlive it
             await reading
             return code
         finally:
@@ -210,6 +231,8 @@ class Role:
             elif event.get("event") == "progress":
                 self._console.progress(self.spec.name, str(event.get("what")), event.get("share"))
                 self._on_progress(self.spec.name, event)
+            elif event.get("event") == "retired":
+                self._on_retired(str(event.get("role")), int(event.get("start", 0)))
 
     async def _read_words(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -229,45 +252,6 @@ class Role:
         return f"{self.spec.name} does not start ({_ending(code)}):\n{said}"
 
 
-class Console:
-    """Where the operator reads: progress on one line of a terminal, plain lines elsewhere."""
-
-    def __init__(self, write: Callable[[str], object], *, terminal: bool) -> None:
-        self._write = write
-        self._terminal = terminal
-        self._shown: tuple[str, str, int] | None = None
-        self._unfinished = False
-
-    def line(self, role: str, words: str) -> None:
-        """Show one line of a role."""
-        self._end_progress()
-        self._write(f"{role}: {words}\n")
-
-    def say(self, words: str) -> None:
-        """Show a line of our own."""
-        self._end_progress()
-        self._write(f"{words}\n")
-
-    def progress(self, role: str, what: str, share: object) -> None:
-        """Show how far a role is; elsewhere than on a terminal once for each quarter."""
-        percent = int(100 * share) if isinstance(share, (int, float)) else 0
-        shown = (role, what, percent if self._terminal else percent // 25)
-        if shown == self._shown:
-            return
-        self._shown = shown
-        if self._terminal:
-            bar = "#" * (percent * _BAR_WIDTH // 100)
-            self._write(f"\r\x1b[K{role}: {what} [{bar:{_BAR_WIDTH}}] {percent:3d} %")
-            self._unfinished = True
-        else:
-            self._write(f"{role}: {what} {percent} %\n")
-
-    def _end_progress(self) -> None:
-        if self._unfinished:
-            self._write("\r\x1b[K")
-            self._unfinished = False
-
-
 class Supervisor:
     """One server: its roles, from boot to drain."""
 
@@ -275,7 +259,10 @@ class Supervisor:
         self._options = options
         self._console = console
         specs = role_specs(options, run_dir)
-        self._roles = [Role(spec, console, self._pass_on) for spec in specs]
+        self._roles = [
+            Role(spec, console, self._pass_on, self._introduce, self._retire) for spec in specs
+        ]
+        self._retiring: set[asyncio.Task[None]] = set()
         self._gateway = self._roles[-1]
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -348,6 +335,20 @@ class Supervisor:
             progress = {key: (event or {}).get(key) for key in ("what", "share")}
             self._gateway.tell(role, {"event": "progress", "role": role, **progress})
 
+    def _introduce(self, role: str, started: Started) -> None:
+        """Tell kernel and gateway which process a role is: no other is let in for it."""
+        for who in (self._roles[0], self._gateway):
+            if who.spec.name != role:
+                who.tell(f"process of {role}", notice(role, started))
+
+    def _retire(self, role: str, start: int) -> None:
+        """The gateway has told a worker to retire."""
+        for each in self._roles[1:-1]:
+            if each.spec.name == role:
+                task = asyncio.get_running_loop().create_task(each.retire(start))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
     def _signalled(self) -> None:
         (self._stop_now if self._stop.is_set() else self._stop).set()
 
@@ -386,12 +387,13 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "gateway_socket": str(run_dir / "gateway.sock"),
     }
     hang = options.hang_seconds
-    kernel = {"secrets": to_kernel, **_kernel_config(options, run_dir)}
+    kernel = {"secrets": to_kernel, "processes": True, **_kernel_config(options, run_dir)}
     gateway = {
         "secrets": {name: to_kernel[name] for name in workers},
         "secret": to_kernel["gateway"],
         "kernel_socket": sockets["kernel_socket"],
         "socket": sockets["gateway_socket"],
+        "processes": True,
         **_gateway_config(options),
     }
     beat = {"beat_seconds": hang / BEATS}
@@ -433,6 +435,7 @@ def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
         "device": options.device,
         "dtype": options.dtype,
         "quantize": options.quantize,
+        "tensor_parallel": options.tensor_parallel,
         "pool_bytes": options.pool_bytes,
         "prefix_cache_share": options.prefix_cache_share,
         "host_pool_tokens": options.host_pool_tokens,

@@ -25,7 +25,8 @@ from wasmtime import (
 )
 
 from symphony_runtime.abi import Signature, allowed_imports
-from symphony_runtime.outline import FUNCTION, HEADER, read_outline
+from symphony_runtime.outline import FUNCTION, HEADER, read_outline, table_elements
+from symphony_runtime.worker.artefact import seal
 from symphony_runtime.worker.fiber import new_engine
 
 COMPONENT_HEADER = b"\0asm\x0d\0\x01\0"
@@ -33,7 +34,7 @@ WASM_PAGE_BYTES = 65_536
 _PROBLEM_MAX = 1_000  # characters
 SUPPORTED = (
     "bulk memory, sign extension, non-trapping float-to-int, multi-value, reference types "
-    "(functions only) and fixed-width SIMD"
+    "(functions only), mutable globals, extended constant expressions and fixed-width SIMD"
 )
 
 # A part of wasmtime's message -> the proposal that the program needs, in its own name.
@@ -89,7 +90,7 @@ def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -
         imports=[f"{i.module}.{i.name}" for i in imports],
         exports=[e.name for e in exports],
         entries=[e.name for e in exports if is_entry(e)],
-        artefact=bytes(module.serialize()),
+        artefact=seal(bytes(module.serialize()), table_elements(wasm)),
     )
 
 

@@ -10,14 +10,15 @@ import argparse
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from tests.fuzz import frames, links, modules, sequences
 
-NAMES = ("calls", "frames", "links", "modules", "native")
+NAMES = ("calls", "disk", "journal", "frames", "links", "modules", "native")
 _TELL_SECONDS = 10.0
 _SMALLER_SECONDS = 60.0
 
@@ -29,6 +30,7 @@ class Played:
     calls: int
     wrong: list[str]
     seconds: float  # of the processor
+    met: Counter[str] = field(default_factory=Counter)  # what befell disk and kernel, by name
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Kind:
 
 def _play_sequence(case: sequences.Case) -> Played:
     seen, seconds = sequences.play(case, Random(0))
-    return Played(sequences.calls_of(seen), seen.wrong, seconds)
+    return Played(sequences.calls_of(seen), seen.wrong, seconds, seen.met)
 
 
 def _play_links(case: links.Case) -> Played:
@@ -67,6 +69,8 @@ def kinds(child: modules.Child) -> dict[str, Kind]:
 
     return {
         "calls": Kind(1.0, sequences.make, _play_sequence, sequences.smaller),
+        "disk": Kind(0.1, sequences.make_disk, _play_sequence, sequences.smaller),
+        "journal": Kind(0.1, sequences.make_journal, _play_sequence, sequences.smaller),
         "frames": Kind(0.3, frames.make, _play_frames, frames.smaller),
         "links": Kind(0.01, links.make, _play_links, links.smaller),
         "modules": Kind(0.05, modules.make, play_module, modules.smaller),
@@ -112,6 +116,7 @@ def _fuzz(all_kinds: dict[str, Kind], given: argparse.Namespace) -> int:
     names = [given.only] if given.only else list(all_kinds)
     began, told, findings = time.monotonic(), time.monotonic(), 0
     calls, cases = dict.fromkeys(names, 0), dict.fromkeys(names, given.from_case)
+    met: Counter[str] = Counter()
     until = began + 60 * given.minutes if given.minutes else float("inf")
     while sum(calls.values()) < given.calls and time.monotonic() < until:
         # The kind that is furthest behind its share.
@@ -121,6 +126,7 @@ def _fuzz(all_kinds: dict[str, Kind], given: argparse.Namespace) -> int:
         case = kind.make(_random(name, given.seed, number))
         played = kind.play(case)
         calls[name] += max(played.calls, 1)
+        met += played.met
         if played.wrong:
             findings += 1
             print(f"\nFOUND by seed {given.seed}, case {number} of {name}:")
@@ -132,15 +138,19 @@ def _fuzz(all_kinds: dict[str, Kind], given: argparse.Namespace) -> int:
                 break
         if time.monotonic() > told + _TELL_SECONDS:
             told = time.monotonic()
-            _figures(calls, cases, told - began)
-    _figures(calls, cases, time.monotonic() - began)
-    print(f"{findings} findings" if findings else "nothing was found")
+            print(_figures(calls, cases, told - began), flush=True)
+    if met:
+        print("what befell them:", ", ".join(f"{n} {what}" for what, n in sorted(met.items())))
+    found = f"{findings} FINDINGS" if findings else "nothing was found"
+    print(f"{_figures(calls, cases, time.monotonic() - began)}; seed {given.seed}; {found}")
     return 1 if findings else 0
 
 
-def _figures(calls: dict[str, int], cases: dict[str, int], seconds: float) -> None:
+def _figures(calls: dict[str, int], cases: dict[str, int], seconds: float) -> str:
+    """Return what was played so far, in words."""
     each = ", ".join(f"{calls[kind]} {kind} in {cases[kind]} cases" for kind in calls)
-    print(f"{seconds:6.0f} s: {each}; {sum(calls.values()) / seconds:.0f} a second", flush=True)
+    total = sum(calls.values())
+    return f"{seconds:6.0f} s: {total} calls: {each}; {total / seconds:.0f} a second"
 
 
 def _smaller(kind: Kind, case: Any) -> Any:

@@ -14,6 +14,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.links import Link
 
 CHANNEL_ITEMS = 4
+KERNEL_GONE = "the kernel died"
 _OUTSIDE_ERRNOS = (Errno.EACCES, Errno.ENOENT, Errno.ETIMEDOUT, Errno.EIO)
 
 
@@ -34,8 +35,9 @@ class Run:
 class Gateway:
     """Registers runs with the kernel, starts them at workers, answers what they ask."""
 
-    def __init__(self, kernel: Link, rng: Random) -> None:
-        self._kernel, self._rng = kernel, rng
+    def __init__(self, rng: Random) -> None:
+        self._kernel: Link
+        self._rng = rng
         self._workers: dict[str, Link] = {}
         self.runs: dict[int, Run] = {}
         self._places: dict[int, tuple[str, str]] = {}  # of live instances: tenant, worker
@@ -46,7 +48,23 @@ class Gateway:
         self._receivers: dict[tuple[str, str], deque[tuple[str, int]]] = defaultdict(deque)
         self.errors: list[BaseException] = []
         self._welcomes: dict[str, asyncio.Event] = {}
-        kernel.receive(self._on_kernel, lambda: None)
+
+    def use(self, kernel: Link) -> None:
+        """Ask this kernel from now on, whose frames come to `on_kernel`."""
+        self._kernel = kernel
+
+    def lose_kernel(self) -> None:
+        """It has forgotten everything: what was asked is not answered, and all runs end."""
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(SyscallError(Errno.EPIPE, KERNEL_GONE))
+        places, self._places = self._places, {}
+        for instance in places:
+            run = self.runs.get(instance)
+            if run is not None:
+                self.tell(run, m.Kill(instance, KERNEL_GONE))
+                self._ended(instance, "failed", KERNEL_GONE)
 
     def attach(self, worker: str, link: Link, artefact: bytes) -> None:
         """Take a worker's link; it gets the program "player"."""
@@ -120,7 +138,8 @@ class Gateway:
             self._places.pop(instance, None)
             raise
 
-    def _on_kernel(self, frame: list[Any]) -> None:
+    def on_kernel(self, frame: list[Any]) -> None:
+        """Take a frame of the kernel's."""
         message = m.decode(frame)
         if isinstance(message, m.Answer):
             self._answers.pop(message.seq).set_result(message)

@@ -7,12 +7,14 @@ agree; another tenant's program got what it would have got alone.
 
 import asyncio
 import contextlib
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -24,9 +26,10 @@ from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs import TenantLimits
 from symphony_kernel.kvfs.places import Places
+from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.links import MemoryLink, memory_pair
-from symphony_kernel.protocol.sessions import LinkLostError
+from symphony_kernel.protocol.links import Link, MemoryLink, memory_pair
+from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.server import Server
@@ -36,8 +39,10 @@ from symphony_runtime.worker.fiber import Fiber
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.worker import Worker
 
+from tests.fuzz.disk import give_disk
 from tests.fuzz.gateway import Gateway
 from tests.fuzz.guest import CALLS, player
+from tests.fuzz.mortal import Journal, doom, kill
 from tests.fuzz.values import CONTEXT
 from tests.support.byte_model import byte_assets
 from tests.support.kernels import poisoned
@@ -71,6 +76,14 @@ class Setting:
     step_ms: float = 10.0
     tenant_pages: int = 0  # 0: all of them
     native: bool = False  # the embedded model on the device's own thread, in real time
+    disk: int = 0  # slots of a disk tier
+    faults: tuple[str, ...] = ()  # of its file: see `disk.FAULTS`
+    journal: bool = False  # the kernel may die, and comes back
+
+    @property
+    def rich(self) -> bool:
+        """Whether the victim holds pages for a while: see `victim`."""
+        return bool(self.disk or self.journal)
 
 
 @dataclass
@@ -79,6 +92,7 @@ class Seen:
 
     calls: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)  # what befell disk and kernel, by name
 
     def result(self, call: int, args: tuple[int, ...], result: int) -> None:
         """Look at a call's result."""
@@ -146,33 +160,149 @@ class House:
 
     secret = SECRET
 
-    def __init__(self, clock: Clock, setting: Setting, rng: Random) -> None:
+    def __init__(
+        self, clock: Clock, setting: Setting, rng: Random, folder: Path | None = None
+    ) -> None:
+        """`folder`: where the journal goes, if there is one."""
         self._clock, self._setting, self._rng = clock, setting, rng
         self.seen = Seen()
         self._fiber = _looking(self.seen)
         self.workers: dict[str, _Looking] = {}
         self._links: dict[str, MemoryLink] = {}  # of workers and kernel
+        self._kernel_links: list[MemoryLink] = []  # its ends, where it has a journal
         self._gateway_links: dict[str, MemoryLink] = {}
         self.calm = {name: asyncio.Lock() for name in WORKERS}  # one thing at a time befalls one
+        self._running: asyncio.Task[None] | None = None
+        self._journal = Journal(folder, rng) if folder is not None else None
+        self.over = asyncio.Event()  # a kernel has ended by itself
+        self.losses = 0  # kernels, or sessions of them, that took runs along
 
     async def open(self) -> None:
         """Bring all up."""
         asyncio.get_running_loop().set_exception_handler(self._unheard)
-        setting = self._setting
-        executor, assets = self._native() if setting.native else self._simulated()
-        options = KernelOptions(
-            guesses=Caution(least=0, odd=0, vain=0) if setting.guesses else None,
-            places=Places(host_slots=setting.host, pages_a_frame=setting.a_frame),
-            tenants=TenantLimits(setting.tenant_pages) if setting.tenant_pages else None,
-        )
-        self.kernel = Kernel(executor, describe(assets), self._clock, poisoned(options))
-        self._running = asyncio.create_task(self.kernel.run())
-        self.server = Server(self.kernel, dict.fromkeys((*WORKERS, "evil"), SECRET))
-        ours, theirs = memory_pair()
-        self.kernel.attach_gateway(theirs)
-        self.gateway = Gateway(ours, self._rng)
+        self.gateway = Gateway(self._rng)
+        if self._journal is not None:
+            self._dialer = Dialer("gateway", "gateway", SECRET, self.gateway.on_kernel, self)
+        await self._begin_kernel()
         for name in WORKERS:
             await self.begin_worker(name)
+
+    # -- The kernel ----------------------------------------------------------------------------
+    async def _begin_kernel(self) -> None:
+        journal = self._journal
+        self.kernel = self._make_kernel() if journal is None else journal.boot(self._make_kernel)
+        self._running = asyncio.create_task(self.kernel.run())
+        self._running.add_done_callback(self._kernel_ended)
+        self.server = Server(self.kernel, dict.fromkeys((*WORKERS, "evil", "gateway"), SECRET))
+        if journal is None:
+            ours, theirs = memory_pair()
+            self.kernel.attach_gateway(theirs)
+            ours.receive(self.gateway.on_kernel, lambda: None)
+            self.gateway.use(ours)
+        else:
+            await self._again(self._dialer.meet)
+
+    def _make_kernel(self) -> Kernel:
+        setting = self._setting
+        executor, assets = self._native() if setting.native else self._simulated()
+        slots = setting.host + setting.disk
+        options = KernelOptions(
+            guesses=Caution(least=0, odd=0, vain=0) if setting.guesses else None,
+            places=Places(
+                host_slots=setting.host,
+                # With a disk there are as many pages as there are places.
+                pages_a_frame=1 + -(-slots // setting.pages) if setting.disk else setting.a_frame,
+            ),
+            tenants=TenantLimits(setting.tenant_pages) if setting.tenant_pages else None,
+        )
+        kernel = Kernel(executor, describe(assets), self._clock, poisoned(options))
+        if setting.disk:
+            give_disk(kernel, setting.disk, setting.faults, self._rng, self.seen.met)
+        return kernel
+
+    def _kernel_ended(self, running: "asyncio.Task[None]") -> None:
+        if running is self._running:
+            self.over.set()
+
+    async def fell_kernel(self, how: str, damage: str, rng: Random) -> None:
+        """Let the kernel die or stop, its journal be damaged perhaps, and another one come."""
+        async with contextlib.AsyncExitStack() as stack:
+            for lock in self.calm.values():
+                await stack.enter_async_context(lock)
+            assert self._journal is not None
+            self.seen.met[damage or how] += 1
+            self._compare()
+            await self._end_kernel(how, rng)
+            if damage:
+                self._journal.harm(damage, rng)
+            await asyncio.sleep(rng.choice((0, 0.001, 0.02)))
+            before = self.losses
+            await self._begin_kernel()
+            for name in WORKERS:
+                self.losses += await self._link_again(name)
+            if self.losses > before:
+                self.seen.met["lost"] += 1
+                if not damage:
+                    self.seen.wrong.append(f"a kernel came back ({how}) and knew nothing")
+
+    def _compare(self) -> None:
+        """Without tiers the journal says what the kernel is, to the page."""
+        setting = self._setting
+        if not setting.host and setting.a_frame == 1 and self._journal is not None:
+            found = self._journal.differences(self.kernel, self._make_kernel())
+            self.seen.wrong += [f"the journal is not what the kernel is: {each}" for each in found]
+
+    async def _end_kernel(self, how: str, rng: Random) -> None:
+        if how == "stop":
+            running = self._leave_running()
+            self._kernel_links = []
+            await self.kernel.close()
+            await running
+            return
+        fallen = asyncio.Event()
+
+        def fall() -> None:
+            if not fallen.is_set():
+                fallen.set()
+                self._drop_kernel(rng)
+
+        if how == "doom":
+            doom(self.kernel, rng, fall)
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+                if fallen.is_set():
+                    return
+        fall()
+
+    def _leave_running(self) -> "asyncio.Task[None]":
+        """Return the task of the kernel, whose end is no fault from now on."""
+        running, self._running = self._running, None
+        assert running is not None
+        return running
+
+    def _drop_kernel(self, rng: Random) -> None:
+        running = self._leave_running()
+        kill(self.kernel)
+        running.cancel()
+        links, self._kernel_links = self._kernel_links, []
+        for link in links:  # what it has written may have reached its peers, or not
+            (link.close if rng.random() < 0.5 else link.abort)()
+
+    # -- SessionEvents, of the gateway -----------------------------------------------------------
+    def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
+        """A kernel that knows nothing of us yet."""
+        self.gateway.use(session)
+
+    def session_resumed(self, welcome: m.Welcome) -> None:
+        """It is what it was."""
+
+    def session_cut(self) -> None:
+        """It is away."""
+
+    def session_ended(self) -> None:
+        """It has forgotten all."""
+        self.losses += 1
+        self.gateway.lose_kernel()
 
     def _simulated(self) -> tuple[Executor, Assets]:
         asyncio.get_running_loop().set_default_executor(_Inline())
@@ -205,17 +335,38 @@ class House:
     async def _link_to_kernel(self, name: str) -> None:
         ours, theirs = memory_pair()
         self._links[name] = ours
+        self._kernel_links.append(theirs)
         self.server.meet(theirs)
         await self.workers[name].attach_kernel(ours)
+
+    async def _link_again(self, name: str) -> bool:
+        """Link a worker; whether its session was not known any more and another one has begun."""
+        try:
+            await self._link_to_kernel(name)
+        except LinkLostError:
+            await self._link_to_kernel(name)
+            return True
+        return False
+
+    async def _again(self, meet: Callable[[Link], Coroutine[Any, Any, Any]]) -> None:
+        """Introduce the gateway; where its session is not known any more, with another one."""
+        for last in (False, True):
+            ours, theirs = memory_pair()
+            self._kernel_links.append(theirs)
+            self.server.meet(theirs)
+            try:
+                await meet(ours)
+            except LinkLostError:
+                if last:
+                    raise
+            else:
+                return
 
     async def cut(self, name: str) -> None:
         """Cut a worker's link to the kernel, and let it come back."""
         self._links[name].abort()
         await asyncio.sleep(self._rng.choice((0, 0.001, 0.02)))
-        with contextlib.suppress(LinkLostError):
-            await self._link_to_kernel(name)
-            return
-        await self._link_to_kernel(name)
+        await self._link_again(name)
 
     async def kill_worker(self, name: str) -> None:
         """Let a worker die and another one come."""
@@ -246,8 +397,15 @@ class House:
                 self.seen.wrong.append(f"instances left: {sorted(worker.instances)}")
             worker.close()
         self.seen.wrong += [f"the gateway: {error!r}" for error in self.gateway.errors]
+        self._count_pages()
+        running = self._leave_running()
         await self.kernel.close()
-        await self._running
+        await running
+
+    def _count_pages(self) -> None:
+        found = self.kernel.statistics()
+        for name in ("tiers_spilled_pages", "tiers_read_pages"):
+            self.seen.met[name] += found[name]
 
     async def _check(self) -> None:
         ask = self.gateway.ask
@@ -266,11 +424,12 @@ class House:
     @property
     def failed(self) -> bool:
         """Whether the kernel has stopped."""
-        return self._running.done()
+        return self.over.is_set()
 
     def why(self) -> str:
         """Return why the kernel has stopped."""
-        return repr(self._running.exception()) if self._running.done() else ""
+        running = self._running
+        return repr(running.exception()) if running is not None and running.done() else ""
 
 
 def played(
@@ -278,32 +437,35 @@ def played(
 ) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
     clock: Clock = RealClock() if setting.native else VirtualClock()
-    house = House(clock, setting, rng)
-
-    async def whole() -> None:
-        await house.open()
-        playing = asyncio.ensure_future(case(house))
-        await asyncio.wait(
-            {playing, house._running},
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if house.failed:
-            house.seen.wrong.append(f"the kernel has stopped: {house.why()}")
-            playing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await playing
-            for worker in house.workers.values():
-                worker.close()
-            return
-        await playing
-        await house.close()
-
     began = time.thread_time()
-    try:
-        if isinstance(clock, VirtualClock):
-            clock.run(whole())
-        else:
-            asyncio.run(asyncio.wait_for(whole(), _NATIVE_SECONDS))
-    except (RuntimeError, SyscallError, AssertionError, LinkLostError, TimeoutError) as error:
-        house.seen.wrong.append(f"{type(error).__name__}: {error}")
+    with contextlib.ExitStack() as stack:
+        folder = None
+        if setting.journal:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "journal"
+        house = House(clock, setting, rng, folder)
+        try:
+            if isinstance(clock, VirtualClock):
+                clock.run(_whole(house, case))
+            else:
+                asyncio.run(asyncio.wait_for(_whole(house, case), _NATIVE_SECONDS))
+        except (RuntimeError, SyscallError, AssertionError, LinkLostError, TimeoutError) as error:
+            house.seen.wrong.append(f"{type(error).__name__}: {error}")
     return house.seen, time.thread_time() - began
+
+
+async def _whole(house: House, case: Callable[[House], Coroutine[Any, Any, None]]) -> None:
+    await house.open()
+    playing = asyncio.ensure_future(case(house))
+    failing = asyncio.ensure_future(house.over.wait())
+    await asyncio.wait({playing, failing}, return_when=asyncio.FIRST_COMPLETED)
+    failing.cancel()
+    if house.failed:
+        house.seen.wrong.append(f"the kernel has stopped: {house.why()}")
+        playing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await playing
+        for worker in house.workers.values():
+            worker.close()
+        return
+    await playing
+    await house.close()

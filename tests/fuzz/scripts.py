@@ -48,8 +48,11 @@ def _wasi() -> dict[str, Params]:
 class Writer:
     """Writes one script of about `length` records."""
 
-    def __init__(self, rng: Random, length: int, patient: bool = True) -> None:
+    def __init__(
+        self, rng: Random, length: int, patient: bool = True, courses: "Courses | None" = None
+    ) -> None:
         self.rng = rng
+        self._courses = courses or _COURSES
         self.image = Image(rng)
         self.arguments = Arguments(rng, self.image)
         self.records: list[Record] = []
@@ -66,7 +69,7 @@ class Writer:
             self._give_input(children)
         while len(self.records) < self._length:
             if self.rng.random() < 0.25:
-                self.rng.choice(_COURSES)(self)
+                self.rng.choice(self._courses)(self)
             else:
                 self.any_call()
         return Script(tuple(self.records), self.image.packed())
@@ -277,6 +280,22 @@ def several(writer: Writer) -> None:
     writer.call("wait", SCRATCH[0], len(tickets), writer.rng.choice((0, 1, 20, 200)))
 
 
-_COURSES: tuple[Callable[[Writer], None], ...] = (
+def rest(writer: Writer) -> None:
+    """A long prompt that is left alone for a while, again and again: its pages go away."""
+    rng = writer.rng
+    kv = writer.call("kv_create")
+    count = rng.choice((33, 64, 140))
+    writer.claim(writer.call("pred", (kv, 0), _tokens(writer, count), count, 0, 0, 0))
+    if rng.random() < 0.3:
+        kv = writer.call("kv_fork", (kv, 0))
+    before = len(writer.records)
+    writer.claim(writer.call("sleep", rng.choice((20, 100, 300))))
+    writer.claim(writer.call("pred", (kv, 0), OUT, 1, 0, 0, 0))
+    writer.again(len(writer.records) - before, rng.choice((1, 3, 6)))
+
+
+Courses = tuple[Callable[[Writer], None], ...]
+_COURSES: Courses = (
     decode, decode, sink, sink, generate, generate, branches, named, family, several, Writer.pause,
 )  # fmt: skip
+RESTING: Courses = (*_COURSES, *[rest] * 10)

@@ -7,16 +7,19 @@ from random import Random
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import SyscallError
 
-from tests.fuzz.gateway import Run
+from tests.fuzz.disk import FAULTS
+from tests.fuzz.gateway import KERNEL_GONE, Run
 from tests.fuzz.guest import OWN, Record, Script, number
 from tests.fuzz.house import LIMITS, NATIVE_WALL_MS, WORKERS, House, Seen, Setting, played
-from tests.fuzz.scripts import Writer, branches, decode, sink
+from tests.fuzz.mortal import DAMAGES, DEATHS
+from tests.fuzz.scripts import RESTING, Courses, Writer, branches, decode, sink
 from tests.fuzz.victim import ended, expected_of_victim, victim_beside
 
 TENANTS = ("t0", "t1")
 CALLS_A_SCRIPT = 120
 _EVENTS = ("kill", "deliver", "close_input", "cut", "die")
 _EVENT_WEIGHTS = (6, 4, 2, 2, 1)
+KERNEL = "kernel: "  # begins what befalls it: a death, and what is done to its journal
 _LOW = {"memory_bytes": 5 * 65_536, "tokens": 300, "kv_tokens": 200}
 
 
@@ -70,12 +73,50 @@ def make(rng: Random, calls: int = CALLS_A_SCRIPT) -> Case:
         tenant_pages=rng.choice((0, 0, 16)),
     )
     guests = tuple(_guest(rng, calls) for _ in range(rng.choice((1, 2, 3, 4, 6))))
+    return Case(setting, guests, _events(rng, len(guests)))
+
+
+def make_disk(rng: Random) -> Case:
+    """Return a case whose pages go to disk and come back, and what that meets."""
+    setting = Setting(
+        pages=rng.choice((20, 24, 32)),
+        host=rng.choice((8, 8, 16)),
+        disk=rng.choice((16, 128, 512)),
+        guesses=rng.random() < 0.5,
+        step_ms=rng.choice((0.1, 1.0)),
+        tenant_pages=rng.choice((0, 0, 16)),
+        faults=tuple(fault for fault in FAULTS if rng.random() < 0.4),
+    )
+    guests = tuple(_guest(rng, 60, RESTING) for _ in range(rng.choice((4, 6, 8))))
+    return Case(setting, guests, _events(rng, len(guests)))
+
+
+def make_journal(rng: Random) -> Case:
+    """Return a case whose kernel dies or stops, and whose journal may be damaged meanwhile."""
+    setting = Setting(
+        pages=rng.choice((48, 64, 256)),
+        host=rng.choice((0, 0, 0, 16)),
+        guesses=rng.random() < 0.5,
+        step_ms=rng.choice((0.1, 1.0, 10.0)),
+        tenant_pages=rng.choice((0, 0, 16)),
+        journal=True,
+    )
+    courses = rng.choice((None, RESTING))
+    guests = tuple(_guest(rng, 60, courses) for _ in range(rng.choice((1, 2, 4))))
+    falls = []
+    for at in sorted(rng.expovariate(3.0) for _ in range(rng.choice((1, 2, 4)))):
+        damage = rng.choice(DAMAGES) if rng.random() < 0.3 else ""
+        falls.append(Event(at, f"{KERNEL}{rng.choice(DEATHS)} {damage}", 0))
+    others = _events(rng, len(guests)) if rng.random() < 0.3 else ()
+    return Case(setting, guests, (*falls, *others))
+
+
+def _events(rng: Random, guests: int) -> tuple[Event, ...]:
     count = rng.choice((0, 0, 1, 2, 4))
-    events = tuple(
-        Event(rng.expovariate(2.0), what, rng.randrange(len(guests)))
+    return tuple(
+        Event(rng.expovariate(2.0), what, rng.randrange(guests))
         for what in rng.choices(_EVENTS, _EVENT_WEIGHTS, k=count)
     )
-    return Case(setting, guests, events)
 
 
 def make_native(rng: Random) -> Case:
@@ -92,9 +133,9 @@ def make_native(rng: Random) -> Case:
     return Case(setting, tuple(guests), events)
 
 
-def _guest(rng: Random, calls: int) -> Guest:
+def _guest(rng: Random, calls: int, courses: Courses | None = None) -> Guest:
     children = tuple(Writer(rng, rng.choice((3, 12))).script() for _ in range(2))
-    writer = Writer(rng, max(calls * rng.choice((1, 2, 4)) // 2, 4))
+    writer = Writer(rng, max(calls * rng.choice((1, 2, 4)) // 2, 4), courses=courses)
     limits = tuple((key, _LOW[key]) for key in sorted(_LOW) if rng.random() < 0.08)
     starts = rng.choice((0.0, 0.0, rng.random()))
     script = writer.script(children)
@@ -105,13 +146,14 @@ def _guest(rng: Random, calls: int) -> Guest:
 def play(case: Case, rng: Random) -> tuple[Seen, float]:
     """Play a case; return what was seen, and the processor's seconds that it took."""
 
-    alone = expected_of_victim(case.setting.native)
+    rich = case.setting.rich
+    alone = expected_of_victim(case.setting.native, rich)
 
     async def whole(house: House) -> None:
         runs: dict[int, Run] = {}
         tasks = [asyncio.ensure_future(_run(house, case, i, runs)) for i in range(len(case.guests))]
         tasks += [asyncio.ensure_future(_befall(house, each, runs)) for each in case.events]
-        tasks.append(asyncio.ensure_future(victim_beside(house, alone, _dies(case))))
+        tasks.append(asyncio.ensure_future(victim_beside(house, alone, _dies(case), rich)))
         await asyncio.gather(*tasks)
 
     return played(case.setting, rng, whole)
@@ -131,7 +173,7 @@ async def _run(house: House, case: Case, index: int, runs: dict[int, Run]) -> No
     try:
         run = await house.gateway.start(guest.tenant, guest.worker, data, limits, guest.reads)
     except SyscallError as error:
-        if error.detail != f"{guest.worker} is not connected":
+        if error.detail not in (f"{guest.worker} is not connected", KERNEL_GONE):
             house.seen.wrong.append(f"guest {index} was not registered: {error}")
         return
     runs[index] = run
@@ -140,6 +182,10 @@ async def _run(house: House, case: Case, index: int, runs: dict[int, Run]) -> No
 
 async def _befall(house: House, event: Event, runs: dict[int, Run]) -> None:
     await asyncio.sleep(event.at)
+    if event.what.startswith(KERNEL):
+        how, damage = event.what.removeprefix(KERNEL).split(" ")
+        await house.fell_kernel(how, damage, Random(event.what + str(event.at)))
+        return
     run = runs.get(event.guest)
     if run is None:
         return

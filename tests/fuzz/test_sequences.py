@@ -1,5 +1,6 @@
 """A short, seeded part of the fuzzer's cases of calls, and that it would find what it looks for."""
 
+from collections import Counter
 from dataclasses import replace
 from random import Random
 
@@ -7,8 +8,10 @@ import pytest
 from symphony_runtime.abi import table
 
 from tests.fuzz import sequences
+from tests.fuzz.disk import FAULTS
 from tests.fuzz.guest import NUMBERS, Record, Script, number
 from tests.fuzz.house import Seen, Setting
+from tests.fuzz.mortal import DAMAGES, DEATHS
 from tests.fuzz.scripts import OUT, Writer
 
 
@@ -19,6 +22,30 @@ def test_nothing_is_found(seed: int) -> None:
         seen, _ = sequences.play(case, Random(0))
         assert seen.wrong == [], str(case)
         assert sequences.calls_of(seen) > 10
+
+
+def test_nothing_is_found_where_pages_go_to_a_disk_that_fails() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(6):
+        case = sequences.make_disk(Random(f"suite/{seed}"))
+        seen, _ = sequences.play(case, Random(0))
+        assert seen.wrong == [], str(case)
+        met += seen.met
+    assert met["tiers_spilled_pages"] > 30
+    assert met["tiers_read_pages"] > 10
+    assert set(FAULTS) <= set(met), "each fault has happened"
+
+
+def test_nothing_is_found_where_the_kernel_dies_and_its_journal_is_damaged() -> None:
+    met: Counter[str] = Counter()
+    for seed in range(12):
+        case = sequences.make_journal(Random(f"suite/{seed}"))
+        seen, _ = sequences.play(case, Random(0))
+        assert seen.wrong == [], str(case)
+        met += seen.met
+    assert set(DEATHS) <= set(met)
+    assert met["lost"], "no damage was ever told"
+    assert sum(met[damage] for damage in DAMAGES) > met["lost"], "none was ever healed"
 
 
 def test_every_call_of_the_table_is_made() -> None:

@@ -16,6 +16,7 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import WORKER_FRAME_BYTES_MAX
 from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_kernel.protocol.messages import Op
+from symphony_kernel.protocol.processes import Started, notice
 
 from tests.support.kernels import Gateway, Worker, pairs, tokens
 
@@ -116,6 +117,28 @@ def run(
             await asyncio.wait_for(test(process), 60)
 
     asyncio.run(main())
+
+
+def test_only_the_processes_that_were_started_are_let_in(tmp_path: Path) -> None:
+    async def test(process: Process) -> None:
+        def started(role: str, pid: int) -> None:
+            assert process.process.stdin is not None
+            line = json.dumps(notice(role, Started(pid, 1)))
+            process.process.stdin.write(line.encode() + b"\n")
+
+        started("worker-0", process.process.pid)  # another process than this one
+        for name, role in (("worker-0", "worker"), ("gateway", "gateway")):
+            stranger = Worker(await process.connect())
+            hello(stranger.link, role, name)
+            await asyncio.wait_for(stranger.closed.wait(), 20)
+            assert not stranger.welcome.done()
+        started("gateway", os.getpid())
+        started("worker-0", os.getpid())
+        gateway = await process.gateway()
+        await process.worker()
+        assert (await gateway.ask("workers")).value == ["worker-0"]
+
+    run(tmp_path, test, processes=True)
 
 
 def test_a_run_through_the_door(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony_kernel.protocol.processes import Started
 from symphony_runtime.config import (
     OptionsError,
     ServeOptions,
@@ -19,8 +20,8 @@ from symphony_runtime.config import (
     remove_place,
     write_place,
 )
+from symphony_runtime.console import Console
 from symphony_runtime.supervisor import (
-    Console,
     Role,
     RoleSpec,
     SupervisorError,
@@ -193,6 +194,40 @@ while True:
 def test_every_role_beats_often_enough(tmp_path: Path) -> None:
     for spec in role_specs(ServeOptions(data_dir=tmp_path, hang_seconds=8), tmp_path):
         assert (spec.hang_seconds, spec.config["beat_seconds"]) == (8, 2)
+
+
+def test_a_role_that_does_not_retire_is_killed_and_started_again(tmp_path: Path) -> None:
+    script = f"""
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{READY}
+while True:
+    time.sleep(60)
+"""
+
+    async def scenario() -> None:
+        said: list[str] = []
+        small = role(tmp_path, script, said)
+        started: list[Started] = []
+        small._on_process = lambda name, process: started.append(process)
+        keeping = asyncio.create_task(small.keep())
+        await asyncio.wait_for(small.ready.wait(), 20)
+        first = small.about["pid"]
+        assert started == [Started(first, 1)]
+        await small.retire(2)  # another one, which is not there yet
+        assert alive(first)
+        await small.retire(1)
+        async with asyncio.timeout(20):
+            while small.about["pid"] == first or not small.ready.is_set():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert not alive(first)
+        assert started[1] == Started(small.about["pid"], 2)
+        assert any("did not retire in time" in line for line in said)
+        await small.retire(1)  # it has gone already
+        assert alive(small.about["pid"])
+        await small.stop()
+        await keeping
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(("code", "starts"), [(1, 3), (2, 1)])

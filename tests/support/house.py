@@ -22,6 +22,7 @@ from symphony_kernel.executor.simulated import (
 )
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.protocol.links import connect_unix
+from symphony_kernel.protocol.processes import Processes
 from symphony_kernel.protocol.sessions import LinkLostError
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.server import Server
@@ -41,9 +42,17 @@ class House:
     """Enter it to have all roles up and linked; leaving it checks the kernel's books."""
 
     def __init__(
-        self, data_dir: Path, *, worker: bool = True, step_ms: float = 0.0, **config: Any
+        self,
+        data_dir: Path,
+        *,
+        worker: bool = True,
+        step_ms: float = 0.0,
+        processes: Processes | None = None,
+        **config: Any,
     ) -> None:
+        """`processes`: the only ones that may be a worker; here its links come from this one."""
         self._with_worker = worker
+        self._processes = processes
         self._cost = CostModel(fixed_us=1000 * step_ms)
         self._sockets = Path(tempfile.mkdtemp(prefix="sy-"))  # short: sockets have a limit
         self.data_dir = data_dir
@@ -67,7 +76,8 @@ class House:
         self._stack = contextlib.AsyncExitStack()
         self._stack.callback(shutil.rmtree, self._sockets)
         await self.start_kernel()
-        self.gateway = await self._stack.enter_async_context(serve(self.config))
+        serving = serve(self.config, processes=self._processes)
+        self.gateway = await self._stack.enter_async_context(serving)
         if self._with_worker:
             self.worker = Worker("worker-0", WORKER_SECRET)
             await self.link_worker()

@@ -57,7 +57,7 @@ class Spill:
             self._check(data)
             at = slot * self._slot_bytes
             while data:
-                written = os.pwrite(self._file, data, at)
+                written = self._write_some(data, at)
                 data, at = data[written:], at + written
 
     def _read(self, pieces: Sequence[Piece]) -> None:
@@ -65,10 +65,16 @@ class Spill:
             self._check(data)
             at = slot * self._slot_bytes
             while data:
-                count = os.preadv(self._file, [data], at)
+                count = self._read_some(data, at)
                 if not count:
                     raise OSError(f"slot {slot} of the disk tier ends early")
                 data, at = data[count:], at + count
+
+    def _write_some(self, data: memoryview, at: int) -> int:
+        return os.pwrite(self._file, data, at)
+
+    def _read_some(self, data: memoryview, at: int) -> int:
+        return os.preadv(self._file, [data], at)
 
     def _check(self, data: memoryview) -> None:
         assert data.format == "B", "bytes are written and read"

@@ -122,6 +122,10 @@ _PROGRAM: Final = (
 _TENANT: Final = (
     Limit("live_runs", Of.TENANT, n.TENANT_RUNS_LIVE_MAX, n.RUNS_LIVE_MAX,
           "runs that have not ended", "gateway", "429"),
+    Limit("memory_total_bytes", Of.TENANT, n.TENANT_MEMORY_TOTAL_BYTES_MAX, 1 << 50,
+          "bytes of linear memory of its instances, and of what their tables may grow to, in one "
+          "worker", "worker", "`memory.grow` gives -1; killed at the start: `memory limit: the "
+          "tenant's programs`"),
     Limit("programs", Of.TENANT, n.TENANT_PROGRAMS_MAX, 1 << 20, "programs kept; names of them",
           "gateway", "429"),
     Limit("programs_kept_bytes", Of.TENANT, n.TENANT_PROGRAMS_KEPT_BYTES_MAX, 1 << 50,
@@ -157,6 +161,9 @@ KERNEL_TENANT_LIMITS: Final = tuple(
     limit.name for limit in _TENANT if limit.by.startswith("kernel")
 )
 
+# What a worker counts for a tenant, which it is told with each run.
+WORKER_TENANT_LIMITS: Final = tuple(limit.name for limit in _TENANT if limit.by == "worker")
+
 # How the reason of a run begins that was ended by a limit; the longest comes first where one begins
 # as another does. What a worker says is not believed: it becomes one of these, or no limit at all.
 REASONS: Final = (
@@ -164,6 +171,7 @@ REASONS: Final = (
     ("wall time limit", "wall_ms"),
     ("the run took longer", "wall_ms"),
     ("memory limit: it and its children", "tree_memory_bytes"),
+    ("memory limit: the tenant's programs", "memory_total_bytes"),
     ("memory limit", "memory_bytes"),
     ("table limit: resource limit exceeded: table count", "tables"),
     ("table limit", "table_elements"),

@@ -10,6 +10,8 @@ Everything runs on one event loop; nothing here is thread-safe.
 """
 
 import asyncio
+import os
+import socket
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ OnFrame = Callable[[list[Any]], None]
 OnClosed = Callable[[], None]
 
 _LENGTH = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
 _INBOUND_BYTES: Final = 64 << 10  # of a socket's buffer, but for one frame that is larger
 # One for all: it keeps nothing between two frames, and making one costs more than a small frame.
 _pack = msgpack.Packer(use_bin_type=True).pack
@@ -123,6 +126,22 @@ class SocketLink(asyncio.BufferedProtocol):
     def closed(self) -> bool:
         """Whether the link has ended."""
         return self._closed
+
+    @property
+    def peer_pid(self) -> int:
+        """The process that has connected, or listens, at the other end of a Unix socket.
+
+        The system says it, whatever the peer does; 0 where it does not.
+        """
+        own = self._transport.get_extra_info("socket") if self._transport else None
+        if own is None or own.fileno() < 0 or not hasattr(socket, "SO_PEERCRED"):
+            return 0
+        with socket.socket(fileno=os.dup(own.fileno())) as same:  # a transport's own is no real one
+            if same.family != socket.AF_UNIX:
+                return 0
+            found = same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid: int = _CREDENTIALS.unpack(found)[0]
+        return pid
 
     def send(self, frame: Frame, now: bool = False) -> None:
         """Queue one frame for this turn's write, or write it `now`."""

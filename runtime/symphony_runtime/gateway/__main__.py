@@ -16,10 +16,12 @@ import sys
 from typing import Any
 
 from symphony_kernel.protocol.heartbeat import ALIVE, beat
+from symphony_kernel.protocol.processes import Processes
 
 from symphony_runtime import loops
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.links import Worker
 from symphony_runtime.gateway.progress import Progress
 
 _COLLECTOR_THRESHOLDS = (5_000, 20, 20)  # objects, then young and middle collections
@@ -29,9 +31,10 @@ async def _run(config: GatewayConfig) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    progress = Progress()
-    await loop.connect_read_pipe(lambda: _Supervisor(progress), sys.stdin)
-    async with serve(config, progress) as gateway:
+    progress, processes = Progress(), Processes()
+    await loop.connect_read_pipe(lambda: _Supervisor(progress, processes), sys.stdin)
+    async with serve(config, progress, processes if config.processes else None) as gateway:
+        gateway.services.runs.own_workers.on_retire = _tell_of_retired
         ready: dict[str, Any] = {"event": "ready", "pid": os.getpid(), "port": gateway.port}
         if gateway.default_key is not None:
             ready["default_key"] = gateway.default_key
@@ -51,8 +54,8 @@ async def _run(config: GatewayConfig) -> None:
 class _Supervisor(asyncio.Protocol):
     """What the supervisor says; its end leaves no kernel and no worker either."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, processes: Processes) -> None:
+        self._progress, self._processes = progress, processes
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
@@ -60,7 +63,8 @@ class _Supervisor(asyncio.Protocol):
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             notice = json.loads(line)
-            self._progress.note(notice["role"], notice["what"], notice["share"])
+            if not self._processes.take(notice):
+                self._progress.note(notice["role"], notice["what"], notice["share"])
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Exit at once; the next start fails the runs that were live."""
@@ -71,6 +75,12 @@ class _Supervisor(asyncio.Protocol):
 def _emit(event: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
+
+
+def _tell_of_retired(worker: Worker) -> None:
+    """The supervisor sees to it that the process of a retired worker ends."""
+    if worker.process is not None:
+        _emit({"event": "retired", "role": worker.name, "start": worker.process.start})
 
 
 def _log_level() -> str:

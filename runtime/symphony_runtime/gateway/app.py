@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from symphony_kernel.protocol.processes import Processes
 
 from symphony_runtime.compiler import Compiler
 from symphony_runtime.gateway.administration import Administration
@@ -71,8 +72,12 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def serve(config: GatewayConfig, progress: Progress | None = None) -> AsyncIterator[Gateway]:
-    """Boot the gateway, and stop it at the end of the block; `progress` is the other roles'.
+async def serve(
+    config: GatewayConfig, progress: Progress | None = None, processes: Processes | None = None
+) -> AsyncIterator[Gateway]:
+    """Boot the gateway, and stop it at the end of the block.
+
+    `progress` and `processes` are the other roles'; without these a worker may be any process.
 
     Raises:
         ConfigError: what the operator asked for cannot be served.
@@ -113,7 +118,7 @@ async def serve(config: GatewayConfig, progress: Progress | None = None) -> Asyn
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
         administration.attach(runs)
-        workers = WorkerLinks(config.socket, config.secrets, runs)
+        workers = WorkerLinks(config.socket, config.secrets, runs, processes)
         runs.attach(kernel, workers)
         if store.shared:
             _beside(stack, Peers(store, administration, programs).run())

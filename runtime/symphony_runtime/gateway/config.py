@@ -53,6 +53,7 @@ class GatewayConfig:
     slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring or take nothing
     slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring or take, at least
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
+    processes: bool = False  # it says which process each worker is, and no other may come for it
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
     require_containment: bool = False  # of what compiles uploads
     store: str = field(default="", repr=False)  # URL of a PostgreSQL database; else a file

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from symphony_kernel.protocol.histogram import FIRST_TOKEN_SECONDS, RUN_SECONDS, Histogram
-from symphony_kernel.protocol.limit_table import RUN_LIMITS, limit_of
+from symphony_kernel.protocol.limit_table import RUN_LIMITS, WORKER_TENANT_LIMITS, limit_of
 
 from symphony_runtime.gateway.run import FINAL, Record
 
@@ -29,6 +29,7 @@ _KINDS = (
     ("log limit", "log"),
 )
 KILL_KINDS = (*dict.fromkeys(kind for _, kind in _KINDS), "other")
+_WORKERS_LIMITS = (*(limit.name for limit in RUN_LIMITS), *WORKER_TENANT_LIMITS)
 _HITS_MAX = 1 << 48  # of one run: more is no count
 _TENANTS_MAX = 500  # with a count of their own; whoever comes later is counted among the others
 OTHERS = "(others)"  # no tenant is called so: names have no parentheses
@@ -111,10 +112,10 @@ class RunFigures:
     def worker_hits(self, tenant: str, hits: Mapping[Any, Any]) -> None:
         """A worker tells how often a run's calls were refused for limits: as far as it can be."""
         limits = self.of(tenant).limits
-        for limit in RUN_LIMITS:
-            count = hits.get(limit.name, 0)
+        for name in _WORKERS_LIMITS:
+            count = hits.get(name, 0)
             if type(count) is int and 0 < count < _HITS_MAX:
-                limits[limit.name] += count
+                limits[name] += count
 
     def answered(self, route: str, status: int) -> None:
         """A request of a route of the table has been answered."""

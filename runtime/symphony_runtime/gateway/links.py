@@ -24,6 +24,7 @@ from symphony_kernel.protocol.limits import (
     WORKER_PROGRAMS_BYTES_MAX,
 )
 from symphony_kernel.protocol.links import Link, SocketLink, connect_unix, serve_unix
+from symphony_kernel.protocol.processes import Processes, Started
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
 from symphony_runtime.containment import LAYERS
@@ -271,7 +272,12 @@ class Worker:
         self.tenant: str | None = None  # whose alone it is, where workers are divided
         self.used = 0.0  # by the clock of `OwnWorkers`
         self.retiring = False  # its process is about to end
+        self.process: Started | None = None  # as the system and the supervisor say
         self._link = link
+
+    def is_again(self, before: "Worker") -> None:
+        """It is the process that another one's link was of: whose it is, it stays."""
+        self.tenant, self.retiring = before.tenant, before.retiring
 
     @property
     def away(self) -> bool:
@@ -314,9 +320,18 @@ class WorkerEvents(Protocol):
 class WorkerLinks:
     """Listens for workers and knows those that are there."""
 
-    def __init__(self, path: Path, secrets: Mapping[str, bytes], events: WorkerEvents) -> None:
+    def __init__(
+        self,
+        path: Path,
+        secrets: Mapping[str, bytes],
+        events: WorkerEvents,
+        processes: Processes | None = None,
+    ) -> None:
+        """`processes`: from which alone each may come; None: from any."""
         self._path = path
         self._secrets = secrets
+        self._processes = processes
+        self._gone: dict[str, Worker] = {}  # the last one of each name, once its link has ended
         self._events = events
         self._server: asyncio.AbstractServer | None = None
         self.workers: dict[str, Worker] = {}
@@ -379,11 +394,21 @@ class WorkerLinks:
             raise m.MessageError(f"{message.name!r} has not the secret of that worker")
         if message.version != m.PROTOCOL_VERSION:
             raise m.MessageError(f"{message.name} speaks version {message.version}")
+        process = None
+        if self._processes is not None:
+            process = self._processes.at(message.name, link)
+            if process is None:
+                raise m.MessageError(f"{message.name!r} is not the process that was started for it")
         before = self.workers.get(message.name)
         if before is not None:
             before.drop()
             self._forget(before)
-        worker = self.workers[message.name] = Worker(message.name, message.pid, link, message.about)
+        pid = process.pid if process is not None else message.pid
+        worker = self.workers[message.name] = Worker(message.name, pid, link, message.about)
+        worker.process = process
+        gone = self._gone.pop(message.name, None)
+        if process is not None and gone is not None and gone.process == process:
+            worker.is_again(gone)
         worker.send(m.Welcome(os.getpid(), {}))
         _log.info("%s is here, process %d", worker.name, worker.pid)
         return worker
@@ -391,5 +416,6 @@ class WorkerLinks:
     def _forget(self, worker: Worker) -> None:
         if self.workers.get(worker.name) is worker:
             del self.workers[worker.name]
+            self._gone[worker.name] = worker
             _log.warning("the link to %s ended", worker.name)
             self._events.worker_lost(worker)

@@ -5,6 +5,10 @@ run, and serves nobody else for as long as its process lives; when it has had no
 another tenant needs one and none is free, the one that was idle longest is told to retire: its
 process ends, the supervisor starts another, and that one serves nobody yet. So no process ever
 runs two tenants' programs, one after the other either.
+
+A worker that was taken over need not do what it is told. The supervisor kills one that is there
+some seconds after it was to retire; and one that closes its link and comes back is the same process
+by what the system says, so it stays its tenant's, and retired (`links`).
 """
 
 import asyncio
@@ -35,6 +39,8 @@ class OwnWorkers:
         self._idle_seconds = idle_seconds
         self._now = now
         self.retired = 0
+        # Who sees to it that the process of one ends, whether it wants to or not.
+        self.on_retire: Callable[[Worker], None] = lambda _: None
 
     def choose(self, tenant: str) -> list[Worker]:
         """Return the workers that may take a tenant's run, best first; [] is not now."""
@@ -75,3 +81,4 @@ class OwnWorkers:
             worker.retiring = True
             worker.send(m.Retire())
             self.retired += 1
+            self.on_retire(worker)

@@ -318,8 +318,8 @@ class Runs:
             self._leave(run)
             raise
         self.send_module(worker, run.program, artefact)
-        module, limits, traced = run.program.module, dict(record.limits), run.trace is not None
-        tenant = record.tenant
+        tenant, module, traced = record.tenant, run.program.module, run.trace is not None
+        limits = self.limits.of(tenant).of_worker(record.limits)
         worker.send(m.Start(record.seq, module, record.entry, data, limits, traced, tenant))
         run.started = True
         if run.trace is not None:

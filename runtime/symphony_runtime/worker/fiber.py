@@ -12,8 +12,8 @@ memory meanwhile, and `Fiber.resume` gives the result and makes the continuation
 
 Rules that the experiment behind this file taught:
 - A callback must never raise: an unset continuation aborts the process. It does nothing else.
-- While a future is alive nothing but the callback calls into the store, but for two words of it:
-  the size of a suspended guest's memory is read, its epoch deadline is set.
+- While a future is alive nothing but the callback calls into the store, but for three words of it:
+  the size of a suspended guest's memory is read, its bound and the epoch's deadline are set.
 - Everything a future points at stays referenced until the future is deleted.
 """
 
@@ -43,6 +43,7 @@ from wasmtime import (
 from wasmtime import _ffi as ffi
 
 from symphony_runtime.abi import Signature
+from symphony_runtime.worker.artefact import unseal
 from symphony_runtime.worker.sandbox import ENGINE_SETTINGS
 from symphony_runtime.worker.ticker import Ticker
 
@@ -171,6 +172,7 @@ class Program:
     pre: "ctypes._Pointer[Any]"
     entries: dict[str, int]
     initialize: bool
+    table_bytes: int = 0  # that an instance's tables may take
 
     @property
     def default_entry(self) -> str:
@@ -210,8 +212,9 @@ class FiberHost:
         Raises:
             HostFault: it is for another engine, or imports what is not there.
         """
+        code, table_bytes = unseal(artefact)
         try:
-            module = Module.deserialize(self._engine, artefact)
+            module = Module.deserialize(self._engine, code)
         except WasmtimeError as error:
             raise HostFault(f"an artefact does not load: {error}") from error
         pre = ctypes.POINTER(ffi.wasmtime_instance_pre_t)()
@@ -222,7 +225,7 @@ class FiberHost:
             raise HostFault(f"a program does not link: {WasmtimeError._from_ptr(failed)}")
         functions = {e.name: e.type for e in module.exports if isinstance(e.type, FuncType)}
         entries = {n: len(t.results) for n, t in functions.items() if _is_entry(n, t)}
-        return Program(module, pre, entries, "_initialize" in functions)
+        return Program(module, pre, entries, "_initialize" in functions, table_bytes)
 
     def unload(self, program: Program) -> None:
         """Give a program back; its fibers must have been closed."""
@@ -282,8 +285,8 @@ class Fiber:
     """One guest: made suspended before its first instruction, driven by `poll` and `resume`."""
 
     __slots__ = (
-        "_buffer", "_entry", "_future", "_host", "_phases", "_store", "_ticker", "args",
-        "base", "buffer_at", "call", "context", "continuation_at", "end", "epoch", "memory_at",
+        "_buffer", "_entry", "_future", "_host", "_phases", "_store", "_table_elements", "_ticker",
+        "args", "base", "bound", "buffer_at", "call", "context", "continuation_at", "end", "epoch", "memory_at",
         "program", "ready", "results_at", "size",
     )  # fmt: skip
 
@@ -319,7 +322,8 @@ class Fiber:
         self.end: End | None = None
         self._store: int = _store_new(host.engine_at, None, None)
         self.context: int = _store_context(self._store)
-        _store_limiter(self._store, memory_bytes_max, table_elements_max, 1, TABLES_MAX, 1)
+        self._table_elements = table_elements_max
+        self.limit_memory(memory_bytes_max)
         _yield_on_epoch(self.context, 1)
         self.epoch = -1  # so that the first poll sets its deadline
         self._future: int | None = None
@@ -358,6 +362,11 @@ class Fiber:
                 self.end = next(self._phases)
             if self.end is not None:
                 return ENDED
+
+    def limit_memory(self, bytes_max: int) -> None:
+        """Let the memory grow to so many bytes (`bound`); it keeps what it has."""
+        self.bound = bytes_max
+        _store_limiter(self._store, bytes_max, self._table_elements, 1, TABLES_MAX, 1)
 
     def resume(self, result: int, wide: bool = False) -> None:
         """Give the pending call's result (an i64 where `wide`); the guest is runnable again."""

@@ -425,17 +425,19 @@ class Instance:
         """The guest's memory has grown to `size` bytes."""
         change, self.memory_bytes = size - self.memory_bytes, size
         self.memory_peak = size
+        self.run.share.memory.count(change)
         self.run.count_memory(change)
 
     def assume_memory(self) -> None:
         """Until it is measured next: it may hold as much as its limit lets it."""
-        most = self.run.memory_limit
+        most = self.fiber.bound
         change, self.memory_bytes = most - self.memory_bytes, most
+        self.run.share.memory.count(change)
         self.run.count_memory(change, measured=False)
 
     def memory_words(self) -> str:
         """What a guest's author must hear who did not look at what `memory.grow` returned."""
-        size, limit = self.fiber.measure(), self.run.memory_limit
+        size, limit = self.fiber.measure(), self.fiber.bound
         return f"; its memory had {size} of at most {limit} bytes" if size > limit * 7 // 8 else ""
 
     def drop_input(self) -> None:
@@ -469,6 +471,7 @@ class Instance:
             self.run.memory_peak, self.run.memory_bytes - self.memory_bytes + size
         )
         self.run.memory_bytes -= self.memory_bytes
+        self.run.share.memory.count(-self.memory_bytes - self.fiber.program.table_bytes)
         self.drop_input()
         self.tickets.close()
         self.handles.end()

@@ -8,9 +8,11 @@ from symphony_kernel.protocol.limits import (
     RUN_RESULT_BYTES_MAX,
     RUN_TICKETS_MAX,
     TABLE_ELEMENTS_MAX,
+    TENANT_MEMORY_TOTAL_BYTES_MAX,
 )
 
 from symphony_runtime.worker.shares import Pool
+from symphony_runtime.worker.tenant_memory import NAME as MEMORY_TOTAL
 from symphony_runtime.worker.turns import Share
 
 EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
@@ -49,9 +51,13 @@ class Run:
     )  # fmt: skip
 
     def __init__(self, root: int, limits: dict[str, int], share: Share | None = None) -> None:
-        """`limits`: by their names; what is missing has its default. `share`: its tenant's."""
+        """`limits`: by their names; what is missing has its default. `share`: its tenant's.
+
+        Of `memory_total_bytes`, which is the tenant's, the one that came last holds.
+        """
         self.id = root
         self.share = share or Share()
+        self.share.memory.allow(limits.get(MEMORY_TOTAL, TENANT_MEMORY_TOTAL_BYTES_MAX))
         most = {**_DEFAULTS, **limits}
         self.wall_limit_ms = most["wall_ms"]
         self.cpu_limit_ns = most["cpu_ms"] * 1_000_000

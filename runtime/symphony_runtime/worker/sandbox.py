@@ -16,6 +16,8 @@ from symphony_kernel.protocol.limits import (
     RUN_MEMORY_BYTES_MAX,
 )
 
+_FORMAT = 2  # of what is behind an artefact's machine code (`artefact`)
+
 # Proposals that the ABI lists.
 PROPOSALS_ON = (
     "wasm_bulk_memory",
@@ -69,7 +71,7 @@ ENGINE_SETTINGS: dict[str, bool | int] = {
 def cache_identity() -> str:
     """Return what an artefact depends on beside the program: engine, settings, processor."""
     settings = ",".join(f"{name}={value}" for name, value in sorted(ENGINE_SETTINGS.items()))
-    digest = hashlib.sha256(f"{settings};{_processor()}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{_FORMAT};{settings};{_processor()}".encode()).hexdigest()[:16]
     return f"wasmtime-{version('wasmtime')}-{platform.machine()}-{digest}"
 
 

@@ -19,9 +19,15 @@ from symphony_kernel.protocol.limits import CHAT_DEPTH_MAX
 from symphony_kernel.protocol.packed import unpack_untrusted
 from tokenizers import Tokenizer
 
-# Characters that stand for nothing (Unicode noncharacters): one that a conversation does not
-# contain splits the spellings of special tokens in it while the template is filled.
-_NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+from symphony_runtime.worker.guard import (
+    Guard,
+    Marks,
+    controls_of,
+    texts_of,
+    unknown_token,
+    with_texts,
+)
+
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 # What a template meets in messages that are not as its author thought.
 _TEMPLATE_ERRORS = (
@@ -42,14 +48,17 @@ class Text:
         self.info: bytes = msgpack.packb(self.model, use_bin_type=True)
         source: bytes = about.get("tokenizer") or b""
         self._plain: Tokenizer | None = None
+        self._specials: dict[str, int] = {}
+        self._added: list[str] = []  # spellings of tokens that are ordinary text
         if source:
             self._plain, self._marked = _load(source, plain=True), _load(source, plain=False)
             self._bytes = token_bytes(json.loads(source), self._plain)
-            self._specials = _special_ids(self._plain)
-            spellings = sorted(self._specials, key=len, reverse=True)
-            self._special = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
-            self._beginnings = tuple({s[:n] for s in spellings for n in range(1, len(s))})
+            self._specials, self._added = _added_tokens(self._plain)
+            unknown = unknown_token(json.loads(source)["model"], self._plain.get_vocab())
+            # That say something: any text may come to the one for what is not known.
+            self._told = frozenset(self._specials.values()) - {unknown}
         template = about.get("chat_template")
+        self._guard = Guard(self._specials, controls_of(self._added, template or ""))
         self._template = _environment().from_string(template) if template else None
         self._names: dict[str, Any] = about.get("special") or {}
 
@@ -78,23 +87,21 @@ class Text:
         if template is None:
             raise SyscallError(Errno.ENOSYS, "the model has no chat template")
         messages = _messages(data)
-        strings = _strings(messages)
-        text = "\0".join(strings)
-        if not self._special.search(text) and not any(map(self._begins, strings)):
-            return self._encode(self._marked, self._render(template, messages))
-        mark = next((c for c in _NONCHARACTERS if c not in text), None)
-        if mark is None:
-            raise SyscallError(Errno.EINVAL, "the messages hold every noncharacter there is")
-        split = _map_strings(messages, lambda s: self._split(s, mark))
-        return self._encode_segments(tokenizer, self._render(template, split), mark)
-
-    def _begins(self, text: str) -> bool:
-        """Whether a text ends with what a special token begins with: another may follow it."""
-        return text.endswith(self._beginnings)
-
-    def _split(self, text: str, mark: str) -> str:
-        split = self._special.sub(lambda found: _mark(found, mark), text)
-        return split + mark if self._begins(text) else split
+        guard, texts = self._guard, texts_of(messages, _strings)
+        if not guard.suspects(texts):
+            filled = self._render(template, messages)
+            tokens = self._encode_filled(filled)
+            if tokens is not None:
+                return tokens
+        marks = guard.marks(texts)
+        marked = with_texts(messages, lambda value: _marked(value, guard, marks))
+        filled = self._render(template, marked)
+        clean = marks.removed(filled)
+        if guard.is_as_written(filled, clean, marks):
+            tokens = self._encode_filled(clean)
+            if tokens is not None:
+                return tokens
+        return self._encode_pieces(tokenizer, filled, marks)
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -114,14 +121,31 @@ class Text:
         ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return np.asarray(ids, dtype="<u4").tobytes()
 
-    def _encode_segments(self, tokenizer: Tokenizer, text: str, mark: str) -> bytes:
-        """Encode what the template wrote; special tokens are those without a mark in them."""
-        pieces, at = [], 0
-        for found in self._special.finditer(text):
-            pieces.append(self._encode(tokenizer, text[at : found.start()].replace(mark, "")))
+    def _encode_filled(self, text: str) -> bytes | None:
+        """Encode a filled template that is as it was written.
+
+        None: there are other special tokens than those that it spells. A tokenizer may change a
+        text (letters to small ones, say) before it looks for them.
+        """
+        tokens = self._encode(self._marked, text)
+        found = np.isin(np.frombuffer(tokens, "<u4"), list(self._told)).sum()
+        spelt = (self._specials[each[0]] for each in self._guard.special.finditer(text))
+        return tokens if found == sum(map(self._told.__contains__, spelt)) else None
+
+    def _encode_pieces(self, tokenizer: Tokenizer, filled: str, marks: Marks) -> bytes:
+        """Encode a filled template; special tokens are those without a mark in them."""
+        pieces: list[bytes] = []
+        at = 0
+
+        def plain(text: str) -> None:
+            texts = text.replace(marks.inside, "").split(marks.cut)
+            pieces.extend(self._encode(tokenizer, each) for each in texts)
+
+        for found in self._guard.special.finditer(filled):
+            plain(filled[at : found.start()])
             pieces.append(np.asarray([self._specials[found[0]]], dtype="<u4").tobytes())
             at = found.end()
-        pieces.append(self._encode(tokenizer, text[at:].replace(mark, "")))
+        plain(filled[at:])
         return b"".join(pieces)
 
 
@@ -134,9 +158,11 @@ def _load(source: bytes, plain: bool) -> Tokenizer:
     return tokenizer
 
 
-def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+def _added_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
+    """Return the special tokens with their ids, and the spellings of the other added ones."""
     added = tokenizer.get_added_tokens_decoder()
-    return {token.content: number for number, token in added.items() if token.special}
+    special = {token.content: number for number, token in added.items() if token.special}
+    return special, [token.content for token in added.values() if not token.special]
 
 
 def token_bytes(source: dict[str, Any], tokenizer: Tokenizer) -> list[bytes]:
@@ -216,7 +242,7 @@ def _messages(data: bytes) -> list[dict[str, Any]]:
     return messages
 
 
-def _strings(value: Any, depth: int = 0) -> list[str]:
+def _strings(value: Any, depth: int = 2) -> list[str]:
     """Return every string in msgpack data, keys too: a template may write them as it does values.
 
     EINVAL for bytes and for data nested too deep.
@@ -239,16 +265,15 @@ def _decode(text: bytes) -> str:
         raise SyscallError(Errno.EINVAL, "no UTF-8") from error
 
 
-def _mark(found: re.Match[str], mark: str) -> str:
-    spelling = found[0]
-    return spelling[:1] + mark + spelling[1:]
-
-
-def _map_strings(value: Any, change: Callable[[str], str]) -> Any:
+def _marked(value: Any, guard: Guard, marks: Marks) -> Any:
+    """Return a message's value with marks in its texts, keys included."""
     if isinstance(value, str):
-        return change(value)
+        return guard.marked(value, marks)
     if isinstance(value, list):
-        return [_map_strings(item, change) for item in value]
+        return [_marked(item, guard, marks) for item in value]
     if isinstance(value, dict):
-        return {change(key): _map_strings(item, change) for key, item in value.items()}
+        return {
+            guard.marked(key, marks, key=True): _marked(item, guard, marks)
+            for key, item in value.items()
+        }
     return value

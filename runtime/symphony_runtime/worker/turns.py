@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 
 from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TURN_MS_MAX
 
+from symphony_runtime.worker.tenant_memory import TenantMemory
+
 if TYPE_CHECKING:
     from symphony_runtime.worker.instance import Instance
 
@@ -34,11 +36,14 @@ class Share:
     tenant does not count.
     """
 
-    __slots__ = ("ahead_ns", "computing", "listed", "live", "ready", "tenant", "used_ns")
+    __slots__ = (
+        "ahead_ns", "computing", "listed", "live", "memory", "ready", "tenant", "used_ns",
+    )  # fmt: skip
 
     def __init__(self, tenant: str = "") -> None:
         self.tenant = tenant
         self.live = 0  # instances
+        self.memory = TenantMemory()
         self.used_ns = 0
         self.ahead_ns = 0  # what the ready ones had since one that computes had a slice
         self.ready: deque[Instance] = deque()
@@ -92,6 +97,7 @@ class Turns:
         if not share.live:
             share.ready.clear()  # what is left there has ended
             share.computing.clear()
+            share.memory.rest()
             self._living -= 1
             if self._living <= 1:
                 self._reset()

@@ -23,12 +23,12 @@ from symphony_kernel.protocol.limits import (
     EPOCH_TICK_MS,
     TURN_MS_MAX,
     WORKER_FRAME_BYTES_MAX,
-    WORKER_INSTANCES_MAX,
 )
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
-from symphony_runtime.worker.fiber import CALLED, PREEMPTED, EndKind, Fiber, FiberHost, HostFault
+from symphony_runtime.worker.beginnings import give_fiber
+from symphony_runtime.worker.fiber import CALLED, PREEMPTED, EndKind, FiberHost, HostFault
 from symphony_runtime.worker.instance import Instance, check_released
 from symphony_runtime.worker.meeting import meet
 from symphony_runtime.worker.programs import Programs
@@ -307,7 +307,8 @@ class Worker:
             share.ready.append(lip)
             if not share.listed:
                 self._turns.enlist(share)
-            self._plan_turn()
+            if not self._turn_planned:
+                self._plan_turn()
 
     def waits_outside(self, lip: Instance) -> None:
         """The kernel hears of it when it takes long."""
@@ -370,27 +371,13 @@ class Worker:
             family.reap(lip.parent, lip)
 
     def _begin(self, lip: Instance, module: str, entry: str) -> bool:
-        problem = ""
-        program = self._programs.get(module)
-        if self._kernel is None:
-            problem = "the kernel is not there"
-        elif program is None:
-            problem = "the worker does not have the program"
-        elif len(self.instances) >= WORKER_INSTANCES_MAX:
-            problem = "the worker is full"
-        else:
-            entry = entry or program.default_entry
-            if entry not in program.entries:
-                problem = f"the program has no entry {entry}"
-            else:
-                run, began = lip.run, time.perf_counter()
-                lip.fiber = Fiber(
-                    self._fibers, program, entry, run.memory_limit, run.table_elements
-                )
-                run.share.used_ns += int((time.perf_counter() - began) * 1e9)
-        if problem:
-            lip.ended, lip.end_code = True, FAILED_CODE
-            self._report(lip, FAILED, FAILED_CODE, problem)
+        try:
+            if self._kernel is None:
+                raise Ending(FAILED, FAILED_CODE, "the kernel is not there")
+            give_fiber(self._fibers, lip, self._programs.get(module), entry, len(self.instances))
+        except Ending as end:
+            lip.ended, lip.end_code = True, end.code
+            self._report(lip, end.status, end.code, end.reason)
             return False
         self.instances[lip.id] = lip
         self._turns.enter(lip.run.share)
@@ -492,6 +479,9 @@ class Worker:
         """Poll a fiber and make its calls; whether it wants to go on later."""
         fiber, now = lip.fiber, time.perf_counter
         table = self._tracing_handlers if lip.traced else self._handlers
+        memory = lip.run.share.memory
+        if memory.watched:
+            memory.bound(lip)
         began = now()
         until = began + _SLICE_S
         poll, resume = fiber.poll, fiber.resume
@@ -539,8 +529,8 @@ class Worker:
         elif end.kind is EndKind.TRAPPED:
             self._end(lip, TRAPPED, TRAPPED_CODE, end.words + lip.memory_words())
         elif end.kind is EndKind.REFUSED:
-            kind = "table" if "table" in end.words else "memory"
-            self._end(lip, KILLED, KILLED_CODE, f"{kind} limit: {end.words}")
+            reason = lip.run.share.memory.why_refused(lip, end.words)
+            self._end(lip, KILLED, KILLED_CODE, reason)
         else:
             self.fault(lip, HostFault(end.words))
 

@@ -15,6 +15,7 @@ from symphony_runtime.gateway.openai.constraints import read_constraint
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.fields import Fields
 from symphony_runtime.gateway.openai.model import Model
+from symphony_runtime.worker.guard import ROLES
 
 CHOICES_MAX = 1_024  # answers of one request, all prompts together
 STOPS_MAX = 16
@@ -229,6 +230,8 @@ def _token_ids(value: Any, model: Model) -> bytes:
 def _message(value: Any, param: str) -> dict[str, str]:
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise refused(f"`{param}` must be an object with a `role`", param)
+    if value["role"] not in ROLES:
+        raise refused(f"`role` must be one of {', '.join(sorted(ROLES))}", f"{param}.role")
     for key in ("tool_calls", "function_call", "tool_call_id", "audio", "refusal"):
         if value.get(key):
             raise refused(f"`{key}` is not supported", f"{param}.{key}")

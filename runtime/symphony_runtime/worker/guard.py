@@ -1,0 +1,143 @@
+"""What keeps a conversation's text from becoming its frame: the end of a message, another speaker.
+
+A template writes control strings (`<|im_end|>`, `<tool_call>`), which the tokenizer knows as tokens
+of their own, around what it is given. What it is given may spell them, in whole or in part: in a
+content, a name, a key of a call's arguments, and with what the template writes next to it or with
+the next text. So before the template is filled, such texts get *marks*, characters that no message
+has: inside a spelling, and at an end that could be a part of one. A control string of the filled
+template is the template's when no mark is in it.
+
+Roles that everybody knows are the template's words: `<|{{ role }}|>` is how some write a speaker.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+# Characters that stand for nothing (Unicode noncharacters).
+_NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_CONTROL = re.compile(r"[<\[{|].*[>\]}|]", re.DOTALL)
+
+
+def controls_of(added: Iterable[str], template: str) -> list[str]:
+    """Return those of these tokens' spellings that a template writes as its own.
+
+    Not all that a tokenizer has added: runs of spaces, and words, are ordinary text.
+    """
+    return [each for each in added if _CONTROL.fullmatch(each) and each in template]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """`inside` is taken out of the text again; at `cut` it is encoded in two pieces."""
+
+    inside: str
+    cut: str
+
+    def removed(self, text: str) -> str:
+        """Return a text without them."""
+        return text.replace(self.inside, "").replace(self.cut, "")
+
+
+class Guard:
+    """Knows the spellings of `special` tokens, which are text when a tokenizer is told so, and of
+    `controls`, which never are where they stand in one piece.
+    """
+
+    def __init__(self, special: Iterable[str], controls: Iterable[str]) -> None:
+        specials = sorted(special, key=len, reverse=True)
+        self._controls = frozenset(controls) - set(specials)
+        both = sorted((*specials, *self._controls), key=len, reverse=True)
+        self.special, self._both = _any_of(specials), _any_of(both)
+        self._heads = tuple({s[:n] for s in both for n in range(1, len(s))})
+        self._tails = tuple({s[n:] for s in both for n in range(1, len(s))})
+        self._all = "\0".join(both)
+
+    def suspects(self, texts: list[str]) -> bool:
+        """Whether any of these could be more than text behind a template."""
+        return any(self._both.search(text) or self._could_join(text) for text in texts)
+
+    def marks(self, texts: list[str]) -> Marks:
+        """Return marks that are in none of the texts; EINVAL when there are none."""
+        used = set().union(*texts)
+        free = [each for each in _NONCHARACTERS if each not in used]
+        if len(free) < 2:
+            raise SyscallError(Errno.EINVAL, "the messages hold every noncharacter there is")
+        return Marks(free[0], free[1])
+
+    def marked(self, text: str, marks: Marks, key: bool = False) -> str:
+        """Return a text with marks where it could become a control string.
+
+        A `key` that a template may ask for keeps its name, though that be a part of a spelling.
+        """
+
+        def split(found: re.Match[str]) -> str:
+            spelling = found[0]
+            mark = marks.cut if spelling in self._controls else marks.inside
+            return spelling[:1] + mark + spelling[1:]
+
+        if not text:
+            return text
+        part = not key and self._is_part(text)
+        ends = marks.inside + marks.cut
+        before = ends if part or text.startswith(self._tails) else ""
+        behind = ends if part or text.endswith(self._heads) else ""
+        return before + self._both.sub(split, text) + behind
+
+    def is_as_written(self, filled: str, clean: str, marks: Marks) -> bool:
+        """Whether all control strings of a filled template, without its marks, are its own."""
+        own, lost, at = [], 0, 0
+        for found in self._both.finditer(filled):
+            before = filled[at : found.start()]
+            lost += before.count(marks.inside) + before.count(marks.cut)
+            own.append((found.start() - lost, found[0]))
+            at = found.end()
+        return own == [(found.start(), found[0]) for found in self._both.finditer(clean)]
+
+    def _could_join(self, text: str) -> bool:
+        """Whether a text may be a part of a spelling, or have one at an end."""
+        return bool(text) and (
+            text.endswith(self._heads) or text.startswith(self._tails) or self._is_part(text)
+        )
+
+    def _is_part(self, text: str) -> bool:
+        """Whether a template could spell something with it alone; it may compare known words."""
+        return text in self._all and text not in ROLES
+
+
+def texts_of(messages: list[dict[str, Any]], strings: Any) -> list[str]:
+    """Return all texts of messages that are data; `strings` finds those of a value."""
+    return [
+        text
+        for message in messages
+        for key, value in message.items()
+        if not _is_known_role(key, value)
+        for text in strings(value)
+    ]
+
+
+def with_texts(messages: list[dict[str, Any]], change: Any) -> list[dict[str, Any]]:
+    """Return the messages with each value that is data changed."""
+    return [
+        {k: v if _is_known_role(k, v) else change(v) for k, v in message.items()}
+        for message in messages
+    ]
+
+
+def _is_known_role(key: str, value: object) -> bool:
+    return key == "role" and value in ROLES
+
+
+def unknown_token(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
+    """Return the id that a tokenizer.json's model gives for what it does not know, if any."""
+    if isinstance(model.get("unk_id"), int):
+        return int(model["unk_id"])
+    return ids.get(str(model.get("unk_token")))
+
+
+def _any_of(spellings: list[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
