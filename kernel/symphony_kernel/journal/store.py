@@ -20,6 +20,7 @@ import shutil
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -137,10 +138,15 @@ class Store:
         return attempts
 
     def _attempts(self) -> Attempts:
+        """Return what is known of them; of what is damaged nothing is."""
         try:
-            return Attempts(**json.loads((self._folder / "attempts").read_text()))
+            found = Attempts(**json.loads((self._folder / "attempts").read_text()))
         except (OSError, ValueError, TypeError):
             return Attempts()
+        counts = found.sequence, found.failures, found.kills
+        whole = all(type(count) is int and count >= 0 for count in counts)
+        began = type(found.began) in (int, float) and isfinite(found.began)
+        return found if whole and began and type(found.recovered) is bool else Attempts()
 
     def _write_attempts(self, attempts: Attempts) -> None:
         partial = self._folder / "attempts.partial"

@@ -118,6 +118,18 @@ def test_a_kernel_that_dies_while_it_comes_back_counts(tmp_path: Path) -> None:
     assert store.find(105.0, -11) is None
 
 
+@pytest.mark.parametrize(
+    "words",
+    [b"", b"{", b"[]", b"\xff", b'{"began": "x"}', b'{"began": NaN}', b'{"failures": 1e999}',
+     b'{"kills": "many"}', b'{"sequence": -1}', b'{"recovered": 5}', b'{"more": 1}'],
+)  # fmt: skip
+def test_damaged_attempts_are_none_and_take_no_journal_along(tmp_path: Path, words: bytes) -> None:
+    store = begun(tmp_path)
+    (tmp_path / "attempts").write_bytes(words)
+    for n in range(3):
+        assert come_back(store, 100.0 + n, 1, RECORDS_PROOF) is not None
+
+
 def test_nothing_is_left_when_there_shall_be_nothing(tmp_path: Path) -> None:
     store = begun(tmp_path)
     store.remove()
