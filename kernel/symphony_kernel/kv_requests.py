@@ -8,6 +8,7 @@
     kv_put       {tenant, transfer, path, replace, public, expires_ms, rebuild} -> as kv_stat, or
                  {refused, detail} of a file that is not taken
     kv_close     {tenant, transfer} -> 0
+    kv_changes   {tenant} -> changes of its names that wait for the disk
 
 Pieces are small and asked for one by one, so that a large file holds up nobody. Transfers end with
 the kernel: after a restart what has not been answered is answered with EIO.
@@ -68,7 +69,7 @@ class KvRequests:
 
     def take(self, ask: m.Ask) -> bool:
         """Take a request; return whether it is one of these."""
-        if ask.what not in (*self._pieces, "kv_remove", "kv_put", "kv_close"):
+        if ask.what not in (*self._pieces, "kv_remove", "kv_put", "kv_close", "kv_changes"):
             return False
         try:
             self._take(ask.seq, ask.what, dict(ask.args))
@@ -101,6 +102,9 @@ class KvRequests:
             tenant, number = _values(args, {"tenant": str, "transfer": int})
             self._transfers.close(tenant, number)
             self._ended(seq, None)
+        elif what == "kv_changes":
+            (tenant,) = _values(args, {"tenant": str})
+            self._reply(seq, self._saving.waiting(tenant))
         elif what == "kv_put":
             self._take_put(seq, args)
         else:

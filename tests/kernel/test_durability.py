@@ -197,9 +197,25 @@ def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
         assert await worker.call(5, Op.KV_REMOVE, "public/t/a") == -Errno.EACCES
         assert await worker.call(5, Op.KV_OPEN, 1 << 16 | 5, "a", 1) == -Errno.ENOENT
 
+    async def unseen(rig: Rig) -> None:
+        """The operator has thought better of it: nothing is public, whatever files say."""
+        worker = await start(rig, 5, tenant="other")
+        assert await worker.call(5, Op.KV_OPEN, B, "/public/t/a", 31) == -Errno.ENOENT
+        for ask, more in (("kv_list", {"prefix": "public/t/"}), ("kv_stat", {"path": "public/t/a"}),
+                          ("kv_download", {"path": "public/t/a"})):  # fmt: skip
+            answer = await rig.gateway.ask(ask, tenant="other", **more)
+            assert (answer.value == []) if ask == "kv_list" else (answer.errno == -Errno.ENOENT)
+        # Nor by a file that says of itself that it is public.
+        data = await download(rig, "a")
+        assert b'"public":"1"' in data
+        assert (await upload(rig, "b", data))["public"] is False
+        assert await upload(rig, "c", data, public=True) == -Errno.EACCES
+        assert [file["public"] for file in await listing(rig)] == [False, False]
+
     lives(tmp_path, denied)
     lives(tmp_path, allowed, durable={"publish": True})
-    lives(tmp_path, read)
+    lives(tmp_path, unseen)
+    lives(tmp_path, read, durable={"publish": True})
 
 
 def test_a_file_ends_when_its_program_said(tmp_path: Path) -> None:

@@ -127,12 +127,14 @@ class Saving:
     def restore(self, found: list[Found]) -> None:
         """Name what lies on disk, before anybody calls. What is past a quota is named all the same.
 
-        Its content comes when somebody opens it.
+        Its content comes when somebody opens it. What was public is so only while the operator lets
+        tenants publish: the file goes on to say it, for a life in which they may again.
         """
         for label, size in found:
             file = self._kvfs.create_named(label.tenant)
             file.path, file.expires_ms = label.path, label.expires_ms
-            name = Name(True, label.public, size, label.entries, loaded=False)
+            public = label.public and self._publish
+            name = Name(True, public, size, label.entries, loaded=False)
             self._kvfs.put_name(label.path, file, name)
         if found:
             self.ending()
@@ -288,6 +290,10 @@ class Saving:
     def _gone(self, tenant: str, path: str, error: SyscallError | None) -> None:
         if error is not None and error.errno is not Errno.ENOENT:
             _log.error("%s of %s should have gone and has not: %s", path, tenant, error)
+
+    def waiting(self, tenant: str) -> int:
+        """Return how many changes of a tenant's names wait: for the disk, or for one that does."""
+        return len(self.queues.get(tenant, ()))
 
     def held(self) -> Counter[KVFile]:
         """Return the references of what is under way, for the audit."""

@@ -116,7 +116,8 @@ class Ask(Message):
     gateway -> kernel: "limit_tenant" {tenant, limits} (see `limit_table`; nil: everybody's) -> 0,
     "tokens_left" {tenant} -> [tokens, ms until there are some], or nil where nothing is counted,
     "kv_list" {tenant, prefix}, "kv_stat" {tenant, path},
-    "kv_remove" {tenant, path}, "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
+    "kv_remove" {tenant, path}, "kv_changes" {tenant} -> changes of names that wait for the disk,
+    "statistics" {}, "metrics" {}, "workers" {}, "lips" {tenant},
     "waiting" {}, "forget_prefixes" {tenant} -> pages, "check_integrity" {}.
     worker -> gateway: "spawn" {parent, program (str or nil), entry, input, stage} ->
     {instance, module, entries}; "channel_send" {instance, name, item} -> 0;

@@ -344,7 +344,14 @@ def test_a_public_file_is_public_in_the_next_life(tmp_path: Path) -> None:
         shop = make_shop(tmp_path, publish=True)
         shop.save("p", make_file(shop, 1, 2), "a", public=True)
         await shop.finish()
-        later = make_shop(tmp_path)
+        # Without the operator's consent it is its owner's alone, whatever the file says.
+        alone = make_shop(tmp_path)
+        assert refused(alone.kvfs.named, "other", "public/t/a") is Errno.ENOENT
+        assert alone.kvfs.listing("other", "public/t/") == []
+        assert [file.public for file in alone.kvfs.listing("t")] == [False]
+        assert (await alone.opened("a")).tokens.tolist() == [1, 2]
+        # Once it is given again the file is what its owner has made it.
+        later = make_shop(tmp_path, publish=True)
         view = await later.opened("public/t/a", "other")
         assert view.tokens.tolist() == [1, 2]
         assert view.tenant == "other"
