@@ -34,6 +34,7 @@ from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.places import pages_of, places_for
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.limits import LOT_MS_MAX, STALL_SECONDS
+from symphony_kernel.protocol.log_lines import log_to_stderr
 from symphony_kernel.protocol.processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.clock import RealClock
@@ -211,7 +212,7 @@ def main() -> int:
 
     A model that cannot be used is a bad configuration: another start would not help.
     """
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="kernel: %(message)s")
+    log_to_stderr(logging.INFO, "kernel: %(message)s")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     try:
         # Unbuffered: the lines that follow are for the event loop.

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from symphony_kernel.protocol.heartbeat import ALIVE, beat
+from symphony_kernel.protocol.log_lines import log_to_stderr
 from symphony_kernel.protocol.processes import Processes
 
 from symphony_runtime import loops
@@ -90,7 +91,7 @@ def _log_level() -> str:
 
 def main() -> int:
     """Run the gateway until SIGTERM; return the exit code."""
-    logging.basicConfig(level=_log_level(), format="%(levelname)s %(name)s: %(message)s")
+    log_to_stderr(_log_level(), "%(levelname)s %(name)s: %(message)s")
     try:
         # Unbuffered: the lines that follow are for the event loop.
         with io.FileIO(sys.stdin.fileno(), closefd=False) as first:

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.links import Link, connect_unix
+from symphony_kernel.protocol.log_lines import log_to_stderr
 from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import loops
@@ -169,11 +170,7 @@ async def serve(config: WorkerConfig, contained: Contained) -> None:
 
 def main() -> None:
     """Read the configuration and serve."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(levelname)s %(name)s: %(message)s",
-    )
+    log_to_stderr(logging.INFO, "%(levelname)s %(name)s: %(message)s")
     config = WorkerConfig.parse(sys.stdin.buffer.readline().decode())
     try:
         contained = lock_down(config)  # before there is a loop, whose threads would not be
