@@ -63,8 +63,8 @@ async def resume_tenant(client: Client, options: argparse.Namespace) -> int:
 
 
 async def delete_tenant(client: Client, options: argparse.Namespace) -> int:
-    """Forget a tenant that has nothing any more."""
-    await client.delete_tenant(options.tenant)
+    """Forget a tenant that has nothing any more, or everything that it has."""
+    await client.delete_tenant(options.tenant, everything=options.everything)
     return 0
 
 
@@ -146,6 +146,29 @@ def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> int:
     return 0
 
 
+# --- Gateways ------------------------------------------------------------------------------------
+async def list_gateways(client: Client, options: argparse.Namespace) -> int:
+    """Show the gateways that share the database."""
+    gateways = await first(client.gateways(), options.limit)
+    rows = (
+        (
+            gateway["id"],
+            "here" if gateway["here"] else "",
+            local_time(gateway["seen_ms"]),
+            " ".join(gateway["forgetting"]),
+        )
+        for gateway in gateways
+    )
+    print_listing(options, gateways, ("GATEWAY", "", "SEEN", "HAS YET TO FORGET"), rows)
+    return 0
+
+
+async def drop_gateway(client: Client, options: argparse.Namespace) -> int:
+    """Wait no more for a gateway that is gone for good."""
+    await client.drop_gateway(options.gateway)
+    return 0
+
+
 # --- Usage and the audit log ---------------------------------------------------------------------
 async def show_usage(client: Client, options: argparse.Namespace) -> int:
     """Show what tenants used, by day."""
@@ -213,6 +236,11 @@ def add_admin(
 
     _add_tenants(group("tenants", "who may use the server"), add, parents["limited"])
     _add_keys(group("keys", "a tenant's keys, or without --tenant the operators'"), add)
+    gateways = group("gateways", "the gateways that share a database")
+    add(gateways, "list", "list them, with the deleted tenants each has yet to forget",
+        list_gateways, parents["limited"])  # fmt: skip
+    dropped = add(gateways, "drop", "wait no more for one that is gone for good", drop_gateway)
+    dropped.add_argument("gateway", help="its id, as `list` shows it")
     used = add(things, "usage", "what tenants used, by day (UTC)", show_usage)
     used.add_argument("--tenant", help="only this one's")
     used.add_argument("--from", dest="first", metavar="DAY", help="the first day, as 2026-11-21")
@@ -243,7 +271,12 @@ def _add_tenants(group: Any, add: Any, limited: argparse.ArgumentParser) -> None
         ("resume", "let a suspended tenant go on", resume_tenant),
         ("delete", "forget a tenant that has nothing any more", delete_tenant),
     ):
-        add(group, name, words, action).add_argument("tenant")
+        command = add(group, name, words, action)
+        command.add_argument("tenant")
+        if action is delete_tenant:
+            command.add_argument(
+                "--everything", action="store_true", help="and first of all whatever it has"
+            )
 
 
 def _add_keys(group: Any, add: Any) -> None:

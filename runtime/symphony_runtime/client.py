@@ -262,9 +262,10 @@ class Client:
         """Change what is said of a tenant."""
         return await self._json("PATCH", _tenant_path(tenant), None, _encoded(said))
 
-    async def delete_tenant(self, tenant: str) -> None:
-        """Forget a tenant that has nothing any more."""
-        await self._json("DELETE", _tenant_path(tenant))
+    async def delete_tenant(self, tenant: str, *, everything: bool = False) -> None:
+        """Forget a tenant that has nothing any more, or with `everything` whatever it has."""
+        query = {"everything": "1"} if everything else None
+        await self._json("DELETE", _tenant_path(tenant), query)
 
     async def keys(self, tenant: str | None) -> list[JsonObject]:
         """Return a tenant's keys, or the operators' (None)."""
@@ -283,6 +284,14 @@ class Client:
     async def revoke_key(self, tenant: str | None, key: str) -> None:
         """Take a key away."""
         await self._json("DELETE", f"{_keys_path(tenant)}/{_quoted(key)}")
+
+    def gateways(self) -> AsyncIterator[JsonObject]:
+        """Give the gateways that share the server's database."""
+        return self._pages("/v1/admin/gateways")
+
+    async def drop_gateway(self, gateway: str) -> None:
+        """Wait no more for a gateway that is gone for good."""
+        await self._json("DELETE", f"/v1/admin/gateways/{_quoted(gateway)}")
 
     def usage(self, query: Mapping[str, str] | None = None) -> AsyncIterator[JsonObject]:
         """Give what tenants used, by day and tenant; `query` is tenant, from, to."""

@@ -481,6 +481,7 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "run_kept_seconds_max": options.run_kept_seconds_max,
         "tenant_runs_kept_max": options.tenant_runs_kept_max,
         "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
+        "program_unused_days_max": options.program_unused_days_max,
         "drain_seconds": options.drain_seconds,
         "queue_seconds_max": options.queue_seconds_max,
         "memory_free_bytes_min": options.memory_free_bytes_min,

@@ -51,3 +51,7 @@ def test_an_operator_lets_a_tenant_in_and_out(server: RunningServer, tmp_path: A
     assert "listTenants" in {note["action"] for note in admin("audit", "--kind", "denied")}
     admin("keys", "revoke", renewed["id"], "--tenant", "acme")
     assert admin("keys", "list", "--tenant", "acme") == []
+    (here,) = admin("gateways", "list")
+    assert (here["here"], here["forgetting"]) == (True, [])
+    admin("tenants", "delete", "acme", "--everything")
+    assert "acme" not in {tenant["id"] for tenant in admin("tenants", "list")}

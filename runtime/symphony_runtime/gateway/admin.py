@@ -9,10 +9,9 @@ from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway import audit
+from symphony_runtime.gateway import audit, forgetting
 from symphony_runtime.gateway.administration import WORDS
 from symphony_runtime.gateway.auth import Key
-from symphony_runtime.gateway.forgetting import forget_tenant, forget_traces
 from symphony_runtime.gateway.http import (
     answer,
     flag,
@@ -22,10 +21,9 @@ from symphony_runtime.gateway.http import (
     services,
 )
 from symphony_runtime.gateway.key_ring import GRACE_MS_MAX, parse_key
-from symphony_runtime.gateway.links import KernelAwayError
-from symphony_runtime.gateway.problems import bad_request, unavailable
+from symphony_runtime.gateway.problems import bad_request
 from symphony_runtime.gateway.run import now_ms
-from symphony_runtime.gateway.tenants import Tenant, not_empty, parse_change
+from symphony_runtime.gateway.tenants import Tenant, parse_change
 from symphony_runtime.gateway.usage import COLUMNS, Chosen, usage_page
 
 CSV = "text/csv"
@@ -79,17 +77,10 @@ async def change_tenant(request: web.Request) -> web.StreamResponse:
 
 async def delete_tenant(request: web.Request) -> web.StreamResponse:
     """Forget a tenant that has nothing any more, with its keys; or that with all it has."""
-    with_, tenant = services(request), _tenant(request).id
-    if flag(request, "everything"):
+    everything = flag(request, "everything")
+    if everything:
         request[WORDS] = "everything"
-        await forget_tenant(with_, tenant)
-    left = ["live runs"] if with_.runs.live(tenant) else []
-    if await _names_kv_files(request, tenant):
-        left.append("KV files")
-    if left:
-        raise not_empty(left)
-    await with_.administration.delete_tenant(tenant)
-    await forget_traces(with_, tenant)
+    await forgetting.delete_tenant(services(request), _tenant(request).id, everything=everything)
     return web.Response(status=204)
 
 
@@ -104,13 +95,6 @@ def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
         "keys": len(with_.keys.of(tenant.id)),
         "live_runs": len(with_.runs.live(tenant.id)),
     }
-
-
-async def _names_kv_files(request: web.Request, tenant: str) -> bool:
-    try:
-        return bool(await services(request).runs.kernel.ask("kv_list", tenant=tenant, limit=1))
-    except KernelAwayError as error:
-        raise unavailable(str(error)) from error
 
 
 # --- Keys ----------------------------------------------------------------------------------------
@@ -155,6 +139,19 @@ async def _shown_once(text: str, key: Key) -> web.StreamResponse:
     response = await answer({**key.view(), "key": text}, status=201)
     response.headers["Cache-Control"] = "no-store"
     return response
+
+
+# --- Gateways ------------------------------------------------------------------------------------
+async def list_gateways(request: web.Request) -> web.StreamResponse:
+    """List the gateways of the database, with the tenants that each has yet to forget."""
+    members = services(request).forgetting.members
+    return await answer({"data": await members.listing(), "next": None})
+
+
+async def drop_gateway(request: web.Request) -> web.StreamResponse:
+    """Wait no more for a gateway that is gone for good."""
+    await services(request).forgetting.members.drop(request.match_info["gateway"])
+    return web.Response(status=204)
 
 
 # --- What was used, and what was done ------------------------------------------------------------

@@ -46,7 +46,7 @@ def _key_routes(base: str, whose: str, one: str) -> tuple[Route, ...]:
         _route(
             "POST", f"{base}/keys/{{key}}/rotate", f"rotate{one}Key", admin.rotate_key,
             f"Make a key in place of one of {whose}, which stays for a time of grace",
-            {201: Answer("the new key", "NewKey")}, problems=(400, 404), parameters=(_GRACE,),
+            {201: Answer("the new key", "NewKey")}, problems=(400, 404, 409), parameters=(_GRACE,),
         ),
     )  # fmt: skip
 
@@ -79,6 +79,16 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     ),
     *_key_routes(_TENANT, "a tenant's", "Tenant"),
     *_key_routes("/v1/admin", "the operators'", "Admin"),
+    _route(
+        "GET", "/v1/admin/gateways", "listGateways", admin.list_gateways,
+        "List the gateways that share the database, and the deleted tenants each has yet to forget",
+        {200: Answer("all of them", "GatewayList")},
+    ),
+    _route(
+        "DELETE", "/v1/admin/gateways/{gateway}", "dropGateway", admin.drop_gateway,
+        "Wait no more for a gateway that is gone for good; its live runs have failed",
+        {204: Answer("dropped")}, problems=(404, 409),
+    ),
     _route(
         "GET", "/v1/admin/usage", "getUsage", admin.get_usage,
         "What tenants used, by day (UTC) on which runs ended and by tenant",

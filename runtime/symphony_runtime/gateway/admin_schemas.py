@@ -80,6 +80,15 @@ ADMIN_SCHEMAS: dict[str, Any] = {
         [],
     ),
     "NewKey": _object({**_KEY, "key": {"type": "string", "description": "shown this once"}}),
+    "Gateway": _object(
+        {
+            "id": _STRING,
+            "seen_ms": _INTEGER,
+            "forgetting": {"type": "array", "items": _STRING},
+            "here": {"type": "boolean"},
+        }
+    ),
+    "GatewayList": _page("Gateway"),
     "Usage": _object({n: _STRING if n in ("tenant", "day") else _INTEGER for n in COLUMNS}),
     "UsagePage": _page("Usage"),
     "Audit": _object(

@@ -9,8 +9,10 @@ cut off. A weight goes to the kernel at once, and again whenever a kernel is the
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from aiohttp import web
@@ -22,6 +24,7 @@ from symphony_runtime.gateway.kernel_limits import KernelLimits
 from symphony_runtime.gateway.key_ring import KeyRing
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.problems import not_found
 from symphony_runtime.gateway.run import now_ms
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tenants import Change, Tenant, Tenants, not_empty, read_tenants
@@ -100,15 +103,17 @@ class Administration:
         """Check that a tenant may begin something.
 
         Raises:
-            Problem: 403, it is suspended; whoever asks was there before.
+            Problem: 403, it is suspended, or 404, deleted; whoever asks was there before.
         """
         if tenant in self.keys.suspended:
             raise suspended()
+        if tenant not in self.tenants:
+            raise not_found("tenant")
 
     # -- Tenants -------------------------------------------------------------------------------
     async def took_effect(self, tenant: Tenant, change: Change) -> None:
         """Have what was said of a tenant take effect."""
-        self.keys.suspended = self.tenants.suspended()
+        self._heed()
         if change.weighs:
             await self._tell_weight(self.runs.kernel, tenant.id, tenant.weight)
         if change.quotas:
@@ -137,15 +142,31 @@ class Administration:
         Raises:
             Problem: 404; 409, something is left of it.
         """
-        self.keys.suspended.add(tenant)  # nothing of it begins meanwhile
-        try:
+        with self.closed(tenant):
             if self.runs.runs_of(tenant):  # one that began just before
                 raise not_empty(["live runs"])
             await self.tenants.delete(tenant)
             self.ring.gone(key.id for key in self.keys.of(tenant))
-        finally:
-            self.keys.suspended = self.tenants.suspended()
         await self._tell_weight(self.runs.kernel, tenant, None)  # the next one may be called so
+
+    @contextlib.contextmanager
+    def closed(self, tenant: str) -> Iterator[None]:
+        """Let nobody of a tenant in, and nothing of it begin, for the length of the block."""
+        self.tenants.leaving[tenant] += 1
+        self._heed()
+        try:
+            yield
+        finally:
+            self.tenants.leaving -= Counter({tenant: 1})
+            self._heed()
+
+    def withhold(self, tenants: Iterable[str]) -> None:
+        """Let nobody in who is called like these: they are being forgotten."""
+        self.tenants.forgetting = set(tenants)
+        self._heed()
+
+    def _heed(self) -> None:
+        self.keys.suspended = self.tenants.suspended()
 
     async def expel(self, tenant: str) -> None:
         """End a suspended tenant's runs; then cut off what it still has open."""
@@ -154,7 +175,7 @@ class Administration:
             self.runs.kill(run, SUSPENDED)
         if live:  # their readers are told of the end
             await asyncio.wait([run.over for run in live], timeout=_END_SECONDS_MAX)
-        self.visits.end(key.id for key in self.keys.of(tenant))
+        self.visits.end_tenant(tenant)
 
     def tell_weights(self, kernel: KernelLink) -> None:
         """Tell a kernel that is there anew."""

@@ -26,11 +26,13 @@ from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.figures import RunFigures
+from symphony_runtime.gateway.forgetting import Forgetting
 from symphony_runtime.gateway.http import SERVICES, Services
 from symphony_runtime.gateway.idempotency import Idempotency
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.links import KernelLink, WorkerLinks
 from symphony_runtime.gateway.listening import check_host, listen
+from symphony_runtime.gateway.members import Members
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
@@ -53,6 +55,7 @@ from symphony_runtime.gateway.run import next_boot, now_ms
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store, StoreError
 from symphony_runtime.gateway.tail import clear_tail, read_tail
+from symphony_runtime.gateway.unused import Unused
 from symphony_runtime.gateway.vault import Vault, VaultError
 from symphony_runtime.limits import Bound, Limits
 
@@ -97,10 +100,9 @@ async def serve(
         clear_tail(config.data_dir)
         if failed:
             _log.warning("%d runs were live when the last gateway died", failed)
-        boot = await store.write(lambda connection: next_boot(connection, name))
-        programs = Programs(
-            store, config.data_dir, Compiler(require_containment=config.require_containment)
-        )
+        boot, forgetting = await _enter(store, name, administration)
+        compiler = Compiler(require_containment=config.require_containment)
+        programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
         figures = RunFigures()
         channels = Channels(limits=limits, reached=figures.hit)
@@ -121,9 +123,10 @@ async def serve(
         workers = WorkerLinks(config.socket, config.secrets, runs, processes)
         runs.attach(kernel, workers)
         if store.shared:
-            _beside(stack, Peers(store, administration, programs).run())
+            holders = forgetting, administration, programs
+            _beside(stack, Peers(store, forgetting.members.beat, *holders).run())
         _beside(stack, runs.own_workers.run())
-        idempotency = Idempotency(store, now_ms)
+        idempotency = Idempotency(store, now_ms, boot)
         _beside(stack, idempotency.run())
         await workers.open()
         stack.push_async_callback(workers.close)
@@ -133,11 +136,12 @@ async def serve(
         services = Services(
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
             administration, Rates(limits, figures.hit),
-            idempotency, vault, retention,
+            idempotency, vault, retention, forgetting,
             connections=Connections(bounded_addresses=not config.behind_proxy),
             slow=SlowClients(SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
+        _forget_beside(stack, services, config)
         app = build_app(services)
         runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
         await runner.setup()
@@ -150,6 +154,26 @@ async def serve(
 def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
     """Do something beside the requests, until the stack ends."""
     stack.push_async_callback(_cancel, asyncio.create_task(work))
+
+
+def _forget_beside(
+    stack: contextlib.AsyncExitStack, with_: Services, config: GatewayConfig
+) -> None:
+    """Forget tenants that are gone, and programs that nobody uses: which use is noted."""
+    _beside(stack, with_.forgetting.run(with_))
+    uses, days = with_.programs.uses, config.program_unused_days_max
+    stack.push_async_callback(uses.flush)
+    _beside(stack, uses.run())
+    _beside(stack, Unused(with_.store, with_.programs, with_.runs, days, now_ms).run())
+
+
+async def _enter(store: Store, name: str, administration: Administration) -> tuple[int, Forgetting]:
+    """Count this start of a gateway; return its number, and what there is to forget at once."""
+    boot = await store.write(lambda connection: next_boot(connection, name))
+    forgetting = Forgetting(Members(store, name, boot, now_ms), administration)
+    await forgetting.members.enter()
+    await forgetting.reload()
+    return boot, forgetting
 
 
 async def _open_outside(
@@ -226,7 +250,10 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         if not route.frees:
             with_.rates.request(key.tenant)
     counted = None if route.frees else key.tenant
-    with with_.connections.of(counted), with_.administration.visits.visit(key.id, request):
+    visit = with_.administration.visits.visit(key.id, key.tenant, request)
+    with with_.connections.of(counted), visit:
+        if counted is not None:
+            await with_.arrivals.turn(counted)
         return await handler(request)
 
 

@@ -5,36 +5,43 @@
 
 No part of a key that could help to guess it is ever noted. Whoever guesses keys makes many requests
 that are alike: those of one key (or address), route and answer become one row with their number, a
-few seconds at a time, and what is denied has a bound of its own, so that it pushes out nothing of
-what operators did.
+few seconds at a time. Who is denied often pushes out nothing of others': what operators did, what
+was denied to tenants, to each of them, and to strangers have bounds of their own, and each source
+has so many rows an hour; what is more is added up in one for the hour.
 """
 
 import asyncio
-import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from symphony_runtime.gateway.auth import Key
 from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.lots import Lots
 from symphony_runtime.gateway.store import Store
 
-_log = logging.getLogger(__name__)
 _LOT_SECONDS = 5.0  # denied requests that are alike share a row for so long
-_LOT_KINDS = 256  # different ones of a lot; the others share a row
+_LOT_KINDS = 256  # different ones of a lot and a source; the others share a row
+_HOUR_MS = 3_600_000
+_HOUR_ROWS = 120  # of one source in an hour; the others share a row
 _TEXT_MAX = 512  # characters of a path or of words
 _OTHERS = "(many)"
 ADMIN, DENIED = "admin", "denied"
 LATEST = 1 << 62, ""  # a place behind every note
-KEPT_MAX = {ADMIN: 100_000, DENIED: 20_000}  # rows
 KEPT_SECONDS_MAX = 400 * 86_400
 _PRUNE_ROWS = 500  # written between two looks for what is too much
 _COLUMNS = (
     "at_ms", "id", "kind", "key", "tenant", "address", "action", "target", "status", "detail",
     "times",
 )  # fmt: skip
-_INSERT = f"INSERT INTO audit VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - ours
+_INSERT = (
+    f"INSERT INTO audit VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - ours
+    " ON CONFLICT (at_ms, id) DO UPDATE SET times = audit.times + excluded.times"
+)
+_Alike = tuple[str, str, int]  # key or address, action, status
+_Noted = list[Any]  # at_ms, asked, times
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +65,38 @@ class Wanted:
     before: tuple[int, str] = LATEST
 
 
-class Audit:
-    """Notes; `run` until it is cancelled, then `flush`."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many rows are kept: of what operators did; and of what was denied, to whom."""
 
-    def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
-        self._store = store
+    admin: int = 100_000
+    known: int = 20_000  # denied to keys that there are
+    tenant: int = 2_000  # of them to those of one tenant
+    strangers: int = 10_000  # denied to whoever has none
+
+
+@dataclass(slots=True)
+class _Lot:
+    """What was denied in some seconds, by source; its rows; and whether to look for too many."""
+
+    noted: dict[str, dict[_Alike, _Noted]]
+    rows: list[tuple[Any, ...]]
+    prune: bool
+
+
+class Audit(Lots[_Lot]):
+    """Notes of what was done, and lots of what was denied."""
+
+    def __init__(
+        self, store: Store, now_ms: Callable[[], int], bounds: Bounds | None = None
+    ) -> None:
+        super().__init__(store, _LOT_SECONDS, "the audit log")
         self._now_ms = now_ms
-        self._lot: dict[tuple[Any, ...], list[Any]] = {}  # what is denied: [at_ms, asked, times]
+        self._bounds = bounds or Bounds()
+        self._denied: dict[str, dict[_Alike, _Noted]] = {}  # by source
+        self._hour = 0  # since 1970
+        self._rows_of: Counter[str] = Counter()  # in it, by source
         self._noting: asyncio.Future[int] | None = None  # the last one
-        self._wake = asyncio.Event()
         self._noted = 0
         self._unpruned = _PRUNE_ROWS  # look at the start
 
@@ -74,84 +104,102 @@ class Audit:
         """An operator's request was answered."""
         row = self._row(self._now_ms(), ADMIN, asked, 1)
         # Queued behind what it tells of, and never waited for.
-        self._noting = self._store.write(lambda c: c.execute(_INSERT, row).rowcount)
+        self._noting = self.store.write(lambda c: c.execute(_INSERT, row).rowcount)
         self._unpruned += 1
         if self._unpruned >= _PRUNE_ROWS:
-            self._wake.set()
+            self.wake()
 
     def denied(self, asked: Asked) -> None:
         """A request was refused to whoever asked."""
-        who = asked.key.id if asked.key else asked.address
-        alike: tuple[Any, ...] = (who, asked.action, asked.status)
-        if alike not in self._lot and len(self._lot) >= _LOT_KINDS:
-            asked = Asked(None, _OTHERS, _OTHERS, "", asked.status)
-            alike = (_OTHERS, asked.status)
-        noted = self._lot.get(alike)
-        if noted is None:
-            self._lot[alike] = [self._now_ms(), asked, 1]
-            self._wake.set()
-        else:
-            noted[2] += 1
+        self._deny(_source(asked), asked, self._now_ms(), 1)
+        self.wake()
 
-    async def run(self) -> None:
-        """Write what was denied, a moment after it was, and forget what is too old or too much."""
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(_LOT_SECONDS)
-            try:
-                await self.flush()
-            except self._store.errors:
-                _log.exception("the audit log could not be written")
+    def _deny(self, source: str, asked: Asked, at_ms: int, times: int) -> None:
+        """Count what was denied with what was alike, or past some kinds with all the others."""
+        noted = self._denied.setdefault(source, {})
+        alike = _alike(asked)
+        if alike not in noted and len(noted) >= _LOT_KINDS:
+            asked = _many(asked)
+            alike = _alike(asked)
+        noted.setdefault(alike, [at_ms, asked, 0])[2] += times
 
-    async def flush(self) -> None:
-        """Write what was denied so far."""
-        self._wake.clear()
-        lot, self._lot = self._lot, {}
-        rows = [self._row(at, DENIED, asked, times) for at, asked, times in lot.values()]
+    # -- Lots ----------------------------------------------------------------------------------
+    def take(self) -> _Lot | None:
+        """See `Lots`."""
+        denied, self._denied = self._denied, {}
+        rows = [
+            self._denial(source, *each) for source, lot in denied.items() for each in lot.values()
+        ]
         self._unpruned += len(rows)
         prune = self._unpruned >= _PRUNE_ROWS
-        if not rows and not prune:
-            return
-        oldest = self._now_ms() - 1000 * KEPT_SECONDS_MAX
-
-        def write(connection: Connection) -> None:
-            for row in rows:
-                connection.execute(_INSERT, row)
-            if prune:
-                prune_audit(connection, KEPT_MAX, oldest)
-
-        try:
-            await self._store.write(write)
-        except self._store.errors:
-            self._take_back(lot)
-            raise
         if prune:
             self._unpruned = 0
+        return _Lot(denied, rows, prune) if rows or prune else None
 
-    def _take_back(self, lot: dict[tuple[Any, ...], list[Any]]) -> None:
-        """Keep what could not be written for the next time."""
-        for alike, noted in lot.items():
-            now = self._lot.setdefault(alike, [*noted[:2], 0])
-            now[2] += noted[2]
-        self._wake.set()
+    def insert(self, connection: Connection, lot: _Lot) -> None:
+        """See `Lots`."""
+        for row in lot.rows:
+            connection.execute(_INSERT, row)
+        if lot.prune:
+            prune_audit(connection, self._bounds, self._now_ms() - 1000 * KEPT_SECONDS_MAX)
 
+    def take_back(self, lot: _Lot) -> None:
+        """See `Lots`."""
+        later, self._denied = self._denied, lot.noted
+        for source, noted in later.items():
+            for at_ms, asked, times in noted.values():
+                self._deny(source, asked, at_ms, times)
+        if lot.prune:
+            self._unpruned = _PRUNE_ROWS
+
+    def _denial(self, source: str, at_ms: int, asked: Asked, times: int) -> tuple[Any, ...]:
+        """Return a row of its own while its source has some left in this hour, else its sum's."""
+        hour = at_ms // _HOUR_MS
+        if hour > self._hour:
+            self._hour = hour
+            self._rows_of.clear()
+        if self._rows_of[source] < _HOUR_ROWS and asked.address != _OTHERS:
+            self._rows_of[source] += 1
+            return self._row(at_ms, DENIED, asked, times)
+        number = f"many {source} {asked.status}"
+        return self._row(hour * _HOUR_MS, DENIED, _many(asked), times, number)
+
+    # -- Reading -------------------------------------------------------------------------------
     async def page(self, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
         """Return what was noted, the newest first."""
         await self.flush()
         if self._noting is not None:
             await asyncio.wait([self._noting])
-        return await self._store.read(lambda c: audit_page(c, wanted, limit))
+        return await self.store.read(lambda c: audit_page(c, wanted, limit))
 
-    def _row(self, at_ms: int, kind: str, asked: Asked, times: int) -> tuple[Any, ...]:
+    def _row(
+        self, at_ms: int, kind: str, asked: Asked, times: int, number: str = ""
+    ) -> tuple[Any, ...]:
         self._noted += 1
         # Its first half says which came first in one millisecond.
-        number = f"{self._noted:010x}{secrets.token_hex(4)}"
+        number = number or f"{self._noted:010x}{secrets.token_hex(4)}"
         key = asked.key
         return (
             at_ms, number, kind, key.id if key else None, key.tenant if key else None,
             asked.address, asked.action, _words(asked.target), asked.status,
             _words(asked.detail), times,
         )  # fmt: skip
+
+
+def _source(asked: Asked) -> str:
+    """Return who was denied, as far as rows are shared out: a tenant, operators, or strangers."""
+    if asked.key is None:
+        return "strangers"
+    return "operators" if asked.key.tenant is None else f"tenant {asked.key.tenant}"
+
+
+def _alike(asked: Asked) -> _Alike:
+    return asked.key.id if asked.key else asked.address, asked.action, asked.status
+
+
+def _many(asked: Asked) -> Asked:
+    """Return what is said of many requests of one source."""
+    return Asked(asked.key, _OTHERS, _OTHERS, "", asked.status)
 
 
 def _words(text: str) -> str:
@@ -170,13 +218,24 @@ def audit_page(connection: Connection, wanted: Wanted, limit: int) -> list[dict[
     return [dict(row) for row in rows]
 
 
-def prune_audit(connection: Connection, kept: dict[str, int], oldest_ms: int) -> None:
-    """Forget what is older than a moment, and of each kind what is more than so many rows."""
+def prune_audit(connection: Connection, bounds: Bounds, oldest_ms: int) -> None:
+    """Forget what is older than a moment, and the oldest of what is more than so many rows."""
     connection.execute("DELETE FROM audit WHERE at_ms < ?", (oldest_ms,))
-    for kind, most in kept.items():
-        connection.execute(
-            "DELETE FROM audit WHERE kind = ? AND (at_ms, id) <= ("
-            " SELECT at_ms, id FROM audit WHERE kind = ? ORDER BY at_ms DESC, id DESC"
-            " LIMIT 1 OFFSET ?)",
-            (kind, kind, most),
-        )
+    crowded = (
+        "SELECT tenant FROM audit WHERE kind = 'denied' AND tenant IS NOT NULL"
+        " GROUP BY tenant HAVING COUNT(*) > ?"
+    )
+    for row in connection.execute(crowded, (bounds.tenant,)).fetchall():
+        _prune(connection, "kind = 'denied' AND tenant = ?", bounds.tenant, row["tenant"])
+    _prune(connection, "kind = 'admin'", bounds.admin)
+    _prune(connection, "kind = 'denied' AND key IS NOT NULL", bounds.known)
+    _prune(connection, "kind = 'denied' AND key IS NULL", bounds.strangers)
+
+
+def _prune(connection: Connection, which: str, most: int, *values: str) -> None:
+    connection.execute(
+        f"DELETE FROM audit WHERE {which} AND (at_ms, id) <= ("  # noqa: S608 - ours
+        f" SELECT at_ms, id FROM audit WHERE {which} ORDER BY at_ms DESC, id DESC"
+        " LIMIT 1 OFFSET ?)",
+        (*values, *values, most),
+    )

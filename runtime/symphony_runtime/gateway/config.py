@@ -46,6 +46,7 @@ class GatewayConfig:
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX
+    program_unused_days_max: int = 0  # then a program goes; 0: never
     drain_seconds: float = DRAIN_SECONDS_MAX
     workers_per_tenant: bool = False  # no worker's process runs two tenants' programs
     queue_seconds_max: float = QUEUE_SECONDS_MAX  # that a new run may have to wait; 0: any time

@@ -1,60 +1,137 @@
-"""Everything of a tenant goes at once, when an operator says so.
+"""Everything of a tenant goes at once, when an operator says so; and at every gateway.
 
-    suspend -> its runs end -> KV files, offered prefixes -> programs, in workers too -> runs,
-    secrets, keys of requests -> what is left of them in logs -> the tenant itself
+    suspend -> its runs end -> its requests end -> KV files, offered prefixes -> programs, also in
+    workers -> runs, secrets, keys of requests -> what is left of them in logs -> the tenant itself
+    -> whatever came in between, here and at each other gateway of the database (`members`)
 
 Each step can be done again: what fails leaves a suspended tenant, and asking again goes on from
-there. What it used stays in the books, and what was done and denied in the audit log: neither holds
-anything that its programs or users said.
+there. Once the tenant itself is deleted nothing can fail any more that is not done later: which
+gateways have yet to forget it is in the database, each one does as soon as it can, after a start,
+too, and its name can be given again when all have. What it used stays in the books, and what was
+done and denied in the audit log: neither holds anything that its programs or users said.
 """
 
+import asyncio
 import logging
+from collections.abc import Iterable
 
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.errno import Errno, SyscallError
 
+from symphony_runtime.gateway.administration import Administration
 from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.http import Services
 from symphony_runtime.gateway.links import KernelAwayError
+from symphony_runtime.gateway.members import Members
 from symphony_runtime.gateway.problems import Problem, unavailable
 from symphony_runtime.gateway.runs import Runs
-from symphony_runtime.gateway.tenants import Change
+from symphony_runtime.gateway.tenants import Change, not_empty
 
 _log = logging.getLogger(__name__)
 _NAMES = 500  # of KV files, at once
-_TABLES = ("idempotency", "secrets")
+_TABLES = ("idempotency", "idempotency_counts", "secrets")
+_END_SECONDS_MAX = 10.0  # that a tenant's requests, and its runs elsewhere, get to end in
+_LOOK_SECONDS = 0.1  # between looks at what has to end
+_AGAIN_SECONDS = 1.0  # after a gateway could not forget
 
 
-async def forget_tenant(with_: Services, tenant: str) -> None:
-    """Delete all that a tenant has; it is suspended then, and ready to be deleted itself.
+async def delete_tenant(with_: Services, tenant: str, *, everything: bool) -> None:
+    """Delete a tenant: with all that it has, or else if it has nothing.
 
     Raises:
-        Problem: 404; 503, a run has not ended, or the kernel is away: ask again.
+        Problem: 404; 409, it has something; 503, what it has under way has not ended, or the kernel
+            is away: ask again.
     """
-    await _end_runs(with_, tenant)
+    administration = with_.administration
+    administration.tenants.get(tenant)
+    if everything:
+        change = Change(suspended=True)
+        suspended = await administration.tenants.change(tenant, change)
+        await administration.took_effect(suspended, change)
+        await _wait_for_others(with_, tenant)
+        await forget_here(with_, tenant)
+    await _check_empty(with_, tenant)  # before anything is cut off
+    with administration.closed(tenant):
+        await _end_requests(with_, tenant)
+        await _check_empty(with_, tenant)
+        await administration.delete_tenant(tenant)
+    await with_.forgetting.now(with_, tenant)
+
+
+async def forget_here(with_: Services, tenant: str, *, rows: bool = True) -> None:
+    """Delete all that this gateway has of a tenant whose keys are refused.
+
+    Without `rows` only what is not in the database: another tenant is called so by now.
+
+    Raises:
+        Problem: 503, a run or a request has not ended, or the kernel is away. OSError.
+    """
+    await with_.administration.expel(tenant)
+    await _end_requests(with_, tenant)
+    if with_.runs.runs_of(tenant):
+        raise unavailable("a run of the tenant has not ended yet: ask again")
     await _forget_kv(with_, tenant)
-    await with_.programs.forget_tenant(tenant)
+    await with_.programs.forget_tenant(tenant, rows=rows)
     unload(with_.runs, tenant, f"{tenant}/")
     with_.channels.forget(tenant)
-    await with_.retention.forget_tenant(tenant)
-    await with_.store.write(lambda connection: _delete_rows(connection, tenant))
+    if rows:
+        await with_.retention.forget_tenant(tenant)
+        await with_.store.write(lambda connection: _delete_rows(connection, tenant))
     await with_.store.scrub()
 
 
-async def forget_traces(with_: Services, tenant: str) -> None:
-    """Forget what no listing shows of a tenant that is gone: the next one may be called so."""
-    await with_.programs.forget_tenant(tenant)  # uploads that were under way, too
-    unload(with_.runs, tenant, f"{tenant}/")
-    with_.channels.forget(tenant)
-    try:
-        await with_.runs.kernel.ask("forget_prefixes", tenant=tenant)
-    except KernelAwayError:
-        _log.warning("prefixes that %s offered may be left in the kernel's journal", tenant)
+class Forgetting:
+    """Has this gateway forget tenants that are gone; `run` until it is cancelled."""
 
+    def __init__(self, members: Members, administration: Administration) -> None:
+        self.members = members
+        self._administration = administration
+        self._pending: set[str] = set()
+        self._said: dict[str, str] = {}  # why one of them is not forgotten yet
+        self._wake = asyncio.Event()
 
-def _delete_rows(connection: Connection, tenant: str) -> None:
-    for table in _TABLES:
-        connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608 - ours
+    async def reload(self) -> None:
+        """See `peers.Holder`: until a tenant is forgotten here, nobody of its name is let in."""
+        await self.members.beat()
+        self._expect(await self.members.pending())
+
+    async def run(self, with_: Services) -> None:
+        """Forget what is to be forgotten; what fails is tried again."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for tenant in sorted(self._pending):
+                await self._forget(with_, tenant)
+            if self._pending:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                self._wake.set()
+
+    async def now(self, with_: Services, tenant: str) -> None:
+        """Forget a tenant that was deleted just now; if that fails it is done later."""
+        await self._forget(with_, tenant)
+        await self.reload()
+
+    async def _forget(self, with_: Services, tenant: str) -> None:
+        failures: tuple[type[Exception], ...] = (Problem, OSError, *with_.store.errors)
+        try:
+            sql = "SELECT 1 FROM tenants WHERE id = ?"
+            another = await with_.store.read(lambda c: c.execute(sql, (tenant,)).fetchone())
+            await forget_here(with_, tenant, rows=another is None)
+            await self.members.forgotten(tenant)
+        except failures as error:
+            if self._said.get(tenant) != str(error):
+                self._said[tenant] = str(error)
+                _log.warning("what there was of %s is not forgotten here yet: %s", tenant, error)
+            return
+        self._said.pop(tenant, None)
+        self._expect(self._pending - {tenant})
+
+    def _expect(self, pending: Iterable[str]) -> None:
+        """These are to be forgotten."""
+        self._pending = set(pending)
+        self._administration.withhold(self._pending)
+        if self._pending:
+            self._wake.set()
 
 
 def unload(runs: Runs, tenant: str, prefix: str) -> None:
@@ -66,22 +143,70 @@ def unload(runs: Runs, tenant: str, prefix: str) -> None:
             worker.send(m.Unload(module))
 
 
-async def _end_runs(with_: Services, tenant: str) -> None:
-    administration, change = with_.administration, Change(suspended=True)
-    found = await administration.tenants.change(tenant, change)
-    await administration.took_effect(found, change)
-    if with_.runs.runs_of(tenant):
-        raise unavailable("a run of the tenant has not ended yet: ask again")
+# --- Steps ---------------------------------------------------------------------------------------
+async def _check_empty(with_: Services, tenant: str) -> None:
+    """Check that a tenant has nothing; Problem 409 with what it has, 503."""
+    left = ["live runs"] if with_.runs.live(tenant) else []
+    try:
+        if await with_.runs.kernel.ask("kv_list", tenant=tenant, limit=1):
+            left.append("KV files")
+    except KernelAwayError as error:
+        raise unavailable(str(error)) from error
+    left += await with_.administration.tenants.left_of(tenant)
+    if left:
+        raise not_empty(left)
+
+
+async def _end_requests(with_: Services, tenant: str) -> None:
+    """Cut off what a tenant has open, and wait until nothing of it is under way: Problem 503."""
+    visits = with_.administration.visits
+    visits.end_tenant(tenant)
+    with_.programs.abandon(tenant)
+    if not await visits.wait_ended(tenant, _END_SECONDS_MAX):
+        raise unavailable("a request of the tenant has not ended yet: ask again")
+
+
+async def _wait_for_others(with_: Services, tenant: str) -> None:
+    """Wait until other gateways, too, have ended the runs of a suspended tenant: Problem 503."""
+    sql = "SELECT 1 FROM runs WHERE tenant = ? AND status IN ('queued', 'running') LIMIT 1"
+    try:
+        async with asyncio.timeout(_END_SECONDS_MAX):
+            while await with_.store.read(  # noqa: ASYNC110 - other processes'
+                lambda c: c.execute(sql, (tenant,)).fetchone()
+            ):
+                await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        detail = "a run of the tenant has not ended yet, here or at another gateway: ask again"
+        raise unavailable(detail) from None
 
 
 async def _forget_kv(with_: Services, tenant: str) -> None:
     kernel = with_.runs.kernel
     try:
-        while names := await kernel.ask("kv_list", tenant=tenant, limit=_NAMES):
-            for name in names:
-                await kernel.ask("kv_remove", tenant=tenant, path=name["path"])
+        while not await _no_names(with_, tenant):  # noqa: ASYNC110 - the kernel's
+            await asyncio.sleep(_LOOK_SECONDS)
         await kernel.ask("forget_prefixes", tenant=tenant)
     except KernelAwayError as error:
         raise with_.runs.admission.away("kernel", str(error)) from error
     except SyscallError as error:
         raise Problem(503, "unavailable", f"KV files are left: {error}", retry_after=1) from error
+
+
+async def _no_names(with_: Services, tenant: str) -> bool:
+    """Take away the names that there are; return whether there were none and none can come."""
+    kernel = with_.runs.kernel
+    # First: what its runs and requests have begun gets its name after they have ended.
+    changes = await kernel.ask("kv_changes", tenant=tenant)
+    names = await kernel.ask("kv_list", tenant=tenant, limit=_NAMES)
+    for name in names:
+        try:
+            await kernel.ask("kv_remove", tenant=tenant, path=name["path"])
+        except SyscallError as error:
+            if error.errno is not Errno.ENOENT:  # its time was over
+                raise
+    return not changes and not names
+
+
+def _delete_rows(connection: Connection, tenant: str) -> None:
+    for table in _TABLES:
+        connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608 - ours

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
@@ -16,6 +16,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.administration import Administration
+from symphony_runtime.gateway.arrivals import Arrivals
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.connections import Connections
@@ -32,6 +33,9 @@ from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.turns import TenantTurns
 from symphony_runtime.gateway.vault import Vault
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.forgetting import Forgetting
 
 T = TypeVar("T")
 _IN_THREAD_BYTES = 256 << 10  # larger JSON would hold up everybody else's requests
@@ -97,10 +101,12 @@ class Services:
     idempotency: Idempotency
     vault: Vault
     retention: Retention
+    forgetting: "Forgetting"
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
     answers: TenantTurns = field(default_factory=TenantTurns)  # to encode large ones
+    arrivals: Arrivals = field(default_factory=Arrivals)
 
 
 SERVICES = web.AppKey("services", Services)

@@ -6,14 +6,19 @@
     done     noted behind it
 
 A gateway that died between the first two begins anew under the same id; one that died later finds
-what there is. A request that fails lets go of its key. Keys are kept for a day, as digests.
+what there is. A request that fails lets go of its key. Keys are kept for a day, as digests, and
+each tenant's are counted as they come and go.
+
+Of two gateways with one database that get the same key one claims it; the other waits until what
+the key is for is done, or is let go, or the one that is at it has started anew or was dropped.
 """
 
 import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
@@ -23,12 +28,19 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.members import is_there
 from symphony_runtime.gateway.overload.pace import retry_after
 from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
 _PURGE_SECONDS = 600.0
+_PURGE_KEYS = 500  # of one operation
+_CLAIM_PURGE_KEYS = 100  # old ones that a new one takes along
+_PAUSE_SECONDS = 0.01  # between operations, so that others' come in between
+_ELSEWHERE_SECONDS_MAX = 30.0  # that another gateway's is waited for
+_LOOK_SECONDS = 0.05, 1.0  # between looks at it: at first, and at most
+_KEPT_MS = 1000 * IDEMPOTENCY_SECONDS
 HEADER = "Idempotency-Key"
 REPLAYED = {"Idempotent-Replayed": "true"}  # the headers of a second answer
 
@@ -44,12 +56,16 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What is known of a key: by now, or by an earlier request (`known`)."""
+    """What is known of a key: by now, or by an earlier request (`known`).
+
+    `elsewhere`: another gateway is at it.
+    """
 
     digest: bytes
     outcome: str
     done: bool = False
     known: bool = True
+    elsewhere: bool = False
 
 
 Act = Callable[[str, bool], Awaitable[None]]
@@ -80,9 +96,11 @@ def read_once(request: web.Request, tenant: str, body: bytes, *aside: str) -> On
 class Idempotency:
     """The keys of all tenants. Belongs to the event loop."""
 
-    def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
+    def __init__(self, store: Store, now_ms: Callable[[], int], boot: int) -> None:
+        """`boot` is the number of this gateway's start."""
         self._store = store
         self._now_ms = now_ms
+        self._boot = boot
         self._under_way: dict[tuple[str, bytes], tuple[bytes, asyncio.Future[str]]] = {}
 
     async def perform(self, once: Once, outcome: str, act: Act) -> tuple[str, bool]:
@@ -123,29 +141,61 @@ class Idempotency:
                 _log.exception("old keys of requests could not be deleted")
 
     async def purge(self) -> int:
-        """Forget keys that are old; return how many."""
-        before = self._now_ms() - 1000 * IDEMPOTENCY_SECONDS
-        sql = "DELETE FROM idempotency WHERE created_ms <= ?"
-        return await self._store.write(lambda c: int(c.execute(sql, (before,)).rowcount))
+        """Forget keys that are old, some at a time; return how many."""
+        before, gone = self._now_ms() - _KEPT_MS, 0
+        while some := await self._store.write(lambda c: _purge(c, before)):
+            gone += some
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return gone
 
     async def _perform(self, once: Once, outcome: str, act: Act) -> tuple[str, bool]:
-        now = self._now_ms()
-        claim = await self._store.write(lambda c: _claim(c, once, outcome, now))
-        if isinstance(claim, int):
-            detail = f"the tenant has {TENANT_IDEMPOTENCY_KEYS_MAX} keys of a day, its limit"
-            seconds = (claim + 1000 * IDEMPOTENCY_SECONDS - now) / 1000
-            raise Problem(429, "too-many-keys", detail, retry_after=retry_after(seconds))
-        _check(once, claim.digest)
+        claim = await self._claim(once, outcome)
         if claim.done:
             return claim.outcome, True
         try:
             await act(claim.outcome, claim.known)
         except BaseException:
-            await self._store.write(lambda c: _forget(c, once))
+            await self._store.write(lambda c: _forget(c, once, self._boot))
             raise
         # Behind what `act` has queued: there is no note of what is not there.
         await self._store.write(lambda c: _note(c, once))
         return claim.outcome, False
+
+    def _claim_now(
+        self, once: Once, outcome: str, now_ms: int, connection: Connection
+    ) -> _Claim | int | None:
+        """Claim a key in the database; in the store's thread."""
+        _forget_old(connection, once.tenant, now_ms - _KEPT_MS, _CLAIM_PURGE_KEYS)
+        if _insert(connection, once, outcome, now_ms, self._boot):
+            if _count(connection, once.tenant, 1) <= TENANT_IDEMPOTENCY_KEYS_MAX:
+                return _Claim(once.digest, outcome, known=False)
+            _forget(connection, once, self._boot)
+            return _oldest(connection, once.tenant)
+        return _known(connection, once, outcome, now_ms, self._boot)
+
+    async def _claim(self, once: Once, outcome: str) -> _Claim:
+        """Return the claim of a key, once nobody else is at it.
+
+        Raises:
+            Problem: 409, another gateway is, for long; 422, 429 as `perform`.
+        """
+        loop = asyncio.get_running_loop()
+        until, (pause, pause_max) = loop.time() + _ELSEWHERE_SECONDS_MAX, _LOOK_SECONDS
+        while True:
+            now = self._now_ms()
+            claim = await self._store.write(partial(self._claim_now, once, outcome, now))
+            if isinstance(claim, int):
+                detail = f"the tenant has {TENANT_IDEMPOTENCY_KEYS_MAX} keys of a day, its limit"
+                seconds = (claim + _KEPT_MS - now) / 1000
+                raise Problem(429, "too-many-keys", detail, retry_after=retry_after(seconds))
+            if claim is not None:
+                _check(once, claim.digest)
+                if not claim.elsewhere:
+                    return claim
+            if loop.time() >= until:
+                raise _under_way("the first request of this key is under way at another gateway")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, pause_max)
 
 
 def _check(once: Once, digest: bytes) -> None:
@@ -157,30 +207,87 @@ def _check(once: Once, digest: bytes) -> None:
 def _for_others(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
-    detail = "the first request of this key was cut off; try again"
+    return _under_way("the first request of this key was cut off; try again")
+
+
+def _under_way(detail: str) -> Problem:
     return Problem(409, "idempotency-under-way", detail, retry_after=1)
 
 
 # --- The database --------------------------------------------------------------------------------
-def _claim(connection: Connection, once: Once, outcome: str, now_ms: int) -> _Claim | int:
-    """Return the claim of a key, made now if there is none; or when the oldest of too many was."""
-    mark = (once.tenant, once.key)
-    old = (once.tenant, now_ms - 1000 * IDEMPOTENCY_SECONDS)
-    connection.execute("DELETE FROM idempotency WHERE tenant = ? AND created_ms <= ?", old)
-    sql = "SELECT digest, outcome, done FROM idempotency WHERE tenant = ? AND key = ?"
-    row = connection.execute(sql, mark).fetchone()
-    if row is not None:
-        return _Claim(bytes(row["digest"]), row["outcome"], bool(row["done"]))
-    sql = "SELECT COUNT(*) AS keys, MIN(created_ms) AS oldest FROM idempotency WHERE tenant = ?"
-    counted = connection.execute(sql, (once.tenant,)).fetchone()
-    if counted["keys"] >= TENANT_IDEMPOTENCY_KEYS_MAX:
-        return int(counted["oldest"])
-    connection.execute(
-        "INSERT INTO idempotency (tenant, key, digest, outcome, done, created_ms)"
-        " VALUES (?, ?, ?, ?, 0, ?)",
-        (*mark, once.digest, outcome, now_ms),
+def _insert(connection: Connection, once: Once, outcome: str, now_ms: int, boot: int) -> bool:
+    """Claim a key unless it is claimed; of several gateways in the same moment one does."""
+    sql = (
+        "INSERT INTO idempotency (tenant, key, digest, outcome, done, created_ms, boot)"
+        " VALUES (?, ?, ?, ?, 0, ?, ?) ON CONFLICT (tenant, key) DO NOTHING"
     )
-    return _Claim(once.digest, outcome, known=False)
+    values = (once.tenant, once.key, once.digest, outcome, now_ms, boot)
+    return bool(connection.execute(sql, values).rowcount)
+
+
+def _known(
+    connection: Connection, once: Once, outcome: str, now_ms: int, boot: int
+) -> _Claim | None:
+    """Return the claim of a key that there is, ours from now on if nobody is at it.
+
+    None: it has changed in between.
+    """
+    mark = (once.tenant, once.key)
+    sql = (
+        "SELECT digest, outcome, done, created_ms, boot FROM idempotency"
+        " WHERE tenant = ? AND key = ?"
+    )
+    row = connection.execute(sql, mark).fetchone()
+    if row is None:
+        return None
+    if row["created_ms"] <= now_ms - _KEPT_MS:  # more were old than could be forgotten just now
+        renewed = (
+            "UPDATE idempotency SET digest = ?, outcome = ?, done = 0, created_ms = ?, boot = ?"
+            " WHERE tenant = ? AND key = ? AND created_ms = ?"
+        )
+        values = (once.digest, outcome, now_ms, boot, *mark, row["created_ms"])
+        ours = connection.execute(renewed, values).rowcount
+        return _Claim(once.digest, outcome, known=False) if ours else None
+    claim = _Claim(bytes(row["digest"]), row["outcome"], bool(row["done"]))
+    if claim.done or row["boot"] == boot or claim.digest != once.digest:
+        return claim
+    if is_there(connection, row["boot"]):
+        return replace(claim, elsewhere=True)
+    taken = "UPDATE idempotency SET boot = ? WHERE tenant = ? AND key = ? AND boot = ? AND done = 0"
+    return claim if connection.execute(taken, (boot, *mark, row["boot"])).rowcount else None
+
+
+def _count(connection: Connection, tenant: str, more: int) -> int:
+    """Count keys that have come, or gone; return how many a tenant has."""
+    sql = (
+        "INSERT INTO idempotency_counts (tenant, keys) VALUES (?, ?) ON CONFLICT (tenant) DO"
+        " UPDATE SET keys = idempotency_counts.keys + excluded.keys RETURNING keys"
+    )
+    return int(connection.execute(sql, (tenant, more)).fetchone()["keys"])
+
+
+def _oldest(connection: Connection, tenant: str) -> int:
+    sql = "SELECT created_ms FROM idempotency WHERE tenant = ? ORDER BY created_ms LIMIT 1"
+    row = connection.execute(sql, (tenant,)).fetchone()
+    return int(row["created_ms"]) if row else 0
+
+
+def _forget_old(connection: Connection, tenant: str, before_ms: int, most: int) -> int:
+    """Forget a tenant's oldest keys, of those up to a moment, at most so many; return how many."""
+    sql = (
+        "DELETE FROM idempotency WHERE tenant = ? AND key IN (SELECT key FROM idempotency"
+        " WHERE tenant = ? AND created_ms <= ? ORDER BY created_ms LIMIT ?)"
+    )
+    gone = int(connection.execute(sql, (tenant, tenant, before_ms, most)).rowcount)
+    if gone:
+        _count(connection, tenant, -gone)
+    return gone
+
+
+def _purge(connection: Connection, before_ms: int) -> int:
+    sql = "SELECT tenant FROM idempotency WHERE created_ms <= ? ORDER BY created_ms LIMIT 1"
+    row = connection.execute(sql, (before_ms,)).fetchone()
+    return _forget_old(connection, row["tenant"], before_ms, _PURGE_KEYS) if row else 0
 
 
 def _note(connection: Connection, once: Once) -> None:
@@ -188,6 +295,7 @@ def _note(connection: Connection, once: Once) -> None:
     connection.execute(sql, (once.tenant, once.key))
 
 
-def _forget(connection: Connection, once: Once) -> None:
-    sql = "DELETE FROM idempotency WHERE tenant = ? AND key = ?"
-    connection.execute(sql, (once.tenant, once.key))
+def _forget(connection: Connection, once: Once, boot: int) -> None:
+    sql = "DELETE FROM idempotency WHERE tenant = ? AND key = ? AND boot = ?"
+    if connection.execute(sql, (once.tenant, once.key, boot)).rowcount:
+        _count(connection, once.tenant, -1)

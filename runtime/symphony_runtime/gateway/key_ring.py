@@ -45,10 +45,8 @@ class KeyRing:
         Raises:
             Problem: 409, there are as many as may be.
         """
-        if len(self._keys.of(tenant)) >= TENANT_KEYS_MAX:
-            detail = f"there are {TENANT_KEYS_MAX} keys, and no more may be: revoke some"
-            raise Problem(409, "too-many-keys", detail, limit=TENANT_KEYS_MAX)
         async with self.changing:
+            self._check_room(tenant)
             text, key = new_key(tenant, role, name, expires_ms)
             await self._store.write(lambda c: insert_key(c, key))
             self._keys.put(key)
@@ -71,10 +69,12 @@ class KeyRing:
         """Make a key like another, which goes after a time of grace; return it as `create` does.
 
         Raises:
-            Problem: 404.
+            Problem: 404; 409, both at once would be more keys than may be.
         """
         async with self.changing:
             old = self._find(tenant, key_id)
+            if grace_ms:
+                self._check_room(tenant)
             text, key = new_key(tenant, old.role, old.name, old.expires_ms)
             until = key.created_ms + grace_ms
             if old.expires_ms is not None:
@@ -125,6 +125,12 @@ class KeyRing:
         if key is None:
             raise not_found("key")
         return key
+
+    def _check_room(self, tenant: str | None) -> None:
+        """Check that there may be a key more."""
+        if len(self._keys.of(tenant)) >= TENANT_KEYS_MAX:
+            detail = f"there are {TENANT_KEYS_MAX} keys, and no more may be: revoke some"
+            raise Problem(409, "too-many-keys", detail, limit=TENANT_KEYS_MAX)
 
     def _check_another(self, key: Key) -> None:
         """Check that the operators have another key that may change things, and has no end."""

@@ -125,13 +125,14 @@ async def _read(request: web.Request, transfer: dict[str, int], at: int) -> byte
 @contextlib.asynccontextmanager
 async def _transfer(request: web.Request, what: str, **args: Any) -> AsyncIterator[dict[str, int]]:
     """Open a transfer in the kernel; it is closed whatever happens."""
+    kernel, tenant = services(request).runs.kernel, tenant_of(request)
     transfer: dict[str, int] = await _ask(request, what, **args)
     try:
         yield transfer
     finally:
-        # A kernel that went away has closed it.
-        with contextlib.suppress(Problem):
-            await _ask(request, "kv_close", transfer=transfer["transfer"])
+        # Also when whoever asked may ask no more; a kernel that went away has closed it.
+        with contextlib.suppress(KernelAwayError, SyscallError):
+            await kernel.ask("kv_close", tenant=tenant, transfer=transfer["transfer"])
 
 
 async def _is_there(request: web.Request, path: str) -> bool:

@@ -8,12 +8,14 @@
                    changes it; each gateway looks at the count once a second, and reads anew
 
 So a key that one gateway has revoked is refused by the others, and what it has open there is cut
-off, a moment later. While the database is away what was known goes on to hold.
+off, a moment later. While the database is away what was known goes on to hold. Each gateway says
+now and then that it is there (`members`).
 """
 
 import asyncio
 import logging
 import secrets
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +24,7 @@ from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
+_BEAT_SECONDS = 15.0
 
 
 class Holder(Protocol):
@@ -53,17 +56,24 @@ def read_changes(connection: Connection) -> int:
 class Peers:
     """Sees what other gateways change; `run` until it is cancelled."""
 
-    def __init__(self, store: Store, *holders: Holder) -> None:
+    def __init__(self, store: Store, beat: Callable[[], Awaitable[None]], *holders: Holder) -> None:
+        """`beat` says that this gateway is there; holders hear of a change in their order."""
         self._store = store
+        self._beat = beat
         self._holders = holders
         self._seen = -1
 
     async def run(self) -> None:
         """Look once in a while."""
+        loop = asyncio.get_running_loop()
+        beaten = loop.time()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self.look()
+                if loop.time() - beaten > _BEAT_SECONDS:
+                    await self._beat()
+                    beaten = loop.time()
             except self._store.errors as error:
                 _log.warning("what other gateways change is not seen: %s", error)
 

@@ -1,27 +1,20 @@
 """Programs: uploaded modules, their names, and the machine code made of them.
 
-On disk, below the data directory, each tenant apart (that another tenant has uploaded the same
-bytes must not show, not even in how long an upload takes):
-
-    programs/<tenant>/<hash>.wasm               the bytes as uploaded
-    programs/<tenant>/<hash>.<compiler>.cwasm   what the compiler with that identity made of them
-
-An artefact is loaded only if its SHA-256 is the one in the database, so that none is ever run which
-this server did not make; a missing, stale or altered one is compiled again from the bytes.
+Their files lie on disk (`program_files`), each tenant's apart: that another tenant has uploaded the
+same bytes must not show, not even in how long an upload takes. An artefact is loaded only if its
+SHA-256 is the one in the database, so that none is ever run which this server did not make; a
+missing, stale or altered one is compiled again from the bytes.
 """
 
 import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import re
-import shutil
-import tempfile
-import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +39,11 @@ from symphony_runtime.gateway.database import Connection, Row
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, too_large
+from symphony_runtime.gateway.program_files import ProgramFiles
+from symphony_runtime.gateway.run import now_ms
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.turns import TenantTurns
+from symphony_runtime.gateway.uses import Uses
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
@@ -113,8 +109,9 @@ class Programs:
     """The programs of all tenants."""
 
     def __init__(self, store: Store, data_dir: Path, compiler: Compiler) -> None:
+        self.uses = Uses(store, now_ms)
         self._store = store
-        self._root = data_dir / "programs"
+        self._files = ProgramFiles(data_dir / "programs")
         self._compiler = compiler
         self._artefacts: OrderedDict[str, bytes] = OrderedDict()
         self._loading: dict[str, asyncio.Task[bytes]] = {}
@@ -122,6 +119,7 @@ class Programs:
         self._changes = 0
         self._changing = asyncio.Lock()  # files and rows change together
         self._turns = TenantTurns()  # to be compiled: a program may take as long as it is let
+        self._compiling: dict[str, set[asyncio.Future[Compiled]]] = {}  # of each tenant
         self._forgotten: Counter[str] = Counter()  # how often all of a tenant's went
 
     async def upload(
@@ -142,26 +140,25 @@ class Programs:
         if len(wasm) > PROGRAM_BYTES_MAX:
             raise too_large("a program", PROGRAM_BYTES_MAX)
         forgotten, digest = self._forgotten[tenant], _digest(await digest_of(wasm))
-        known = await self.find(tenant, f"sha256:{digest}")
+        program_id = f"sha256:{digest}"
+        known = await self.find(tenant, program_id)
         new = 0 if known is not None else len(wasm)
         await self._check_room(tenant, name, new, room)
-        if known is None:
-            try:
-                async with self._turns.of(tenant):
-                    compiled = await self._compiler.compile(wasm, functions_max)
-            except ProgramError as error:
-                raise _refusal(error) from error
-            _check_artefact(compiled)
-            async with self._changing:
-                if self._forgotten[tenant] != forgotten:
-                    raise not_found("tenant")  # while it was compiled
+        compiled = None if known is not None else await self._compile(tenant, wasm, functions_max)
+        async with self._changing:
+            if self._forgotten[tenant] != forgotten:
+                raise not_found("tenant")  # meanwhile
+            if compiled is not None:
                 await self._check_room(tenant, name, new, room)
-                await asyncio.to_thread(self._write_files, tenant, digest, wasm, compiled)
+                await asyncio.to_thread(self._files.write, tenant, digest, wasm, compiled.artefact)
                 await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
-        if name is not None:
-            await self._point(tenant, name, f"sha256:{digest}")
-        return await self.get(tenant, f"sha256:{digest}"), known is None
+            there = compiled is not None or await self._use_again(tenant, program_id)
+            if there and name is not None:
+                await self._point(tenant, name, program_id)
+        if not there:  # it was deleted meanwhile
+            return await self.upload(tenant, name, wasm, functions_max, room)
+        return await self.get(tenant, program_id), known is None
 
     async def get(self, tenant: str, reference: str) -> Program:
         """Return a program by its id or a name.
@@ -229,36 +226,67 @@ class Programs:
             Problem: 404.
         """
         program = await self.get(tenant, reference)
-
-        def delete(connection: Connection) -> None:
-            key = (tenant, program.id)
-            connection.execute("DELETE FROM program_names WHERE tenant = ? AND program = ?", key)
-            connection.execute("DELETE FROM programs WHERE tenant = ? AND id = ?", key)
-            connection.execute("DELETE FROM program_bytes WHERE tenant = ? AND id = ?", key)
-            note_change(connection)
-
         async with self._changing:
-            await self._store.write(delete)
-            self._forget_known()
-            self._artefacts.pop(program.module, None)
-            await asyncio.to_thread(self._remove_files, tenant, _digest(program.id))
+            await self._store.write(lambda c: _delete_program(c, program))
+            await self._gone(program)
         return program
 
-    async def forget_tenant(self, tenant: str) -> None:
-        """Forget all programs of a tenant, with their names and files; no upload comes after it."""
+    async def delete_unused(self, tenant: str, program_id: str, before_ms: int) -> Program | None:
+        """Do the same unless it was used after a moment; None: it was, or is gone."""
+        program = await self.find(tenant, program_id)
+        if program is None:
+            return None
+        await self.uses.flush()
+        async with self._changing:
+            if not await self._store.write(lambda c: _delete_program(c, program, before_ms)):
+                return None
+            await self._gone(program)
+        return program
+
+    async def _gone(self, program: Program) -> None:
+        """A program is in the database no more."""
+        self._forget_known()
+        self.uses.forget(program.tenant, program.id)
+        self._artefacts.pop(program.module, None)
+        await asyncio.to_thread(self._files.remove, program.tenant, _digest(program.id))
+
+    def abandon(self, tenant: str) -> None:
+        """End what a tenant has compiled: whoever waits for it is told that it has gone."""
+        for compiling in self._compiling.get(tenant, ()):
+            compiling.cancel()
+
+    async def forget_tenant(self, tenant: str, *, rows: bool = True) -> None:
+        """Forget all programs of a tenant, with their names and files; no upload comes after it.
+
+        Without `rows` only what this gateway has of them: another tenant is called so by now.
+        OSError: files are left.
+        """
 
         def delete(connection: Connection) -> None:
             for table in ("program_names", "programs", "program_bytes"):
                 connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
             note_change(connection)
 
+        self.abandon(tenant)
         async with self._changing:
             self._forgotten[tenant] += 1
-            await self._store.write(delete)
+            if rows:
+                await self._store.write(delete)
             self._forget_known()
             for module in [each for each in self._artefacts if each.startswith(f"{tenant}/")]:
                 del self._artefacts[module]
-            await asyncio.to_thread(shutil.rmtree, self._root / tenant, ignore_errors=True)
+            await asyncio.to_thread(self._files.remove_tenant, tenant)
+
+    async def remove_strays(self) -> int:
+        """Remove the files of programs that another gateway has deleted; return of how many."""
+        removed = 0
+        for tenant in await asyncio.to_thread(self._files.tenants):
+            async with self._changing:  # no file comes before its row
+                kept = await self._store.read(partial(_digests, tenant=tenant))
+                for digest in await asyncio.to_thread(self._files.digests, tenant) - kept:
+                    await asyncio.to_thread(self._files.remove, tenant, digest)
+                    removed += 1
+        return removed
 
     async def artefact(self, program: Program) -> bytes:
         """Return the machine code of a program, compiled again if there is none that fits.
@@ -291,8 +319,9 @@ class Programs:
         row = await self._store.read(lambda c: _artefact_row(c, program))
         artefact = None
         if row is not None and row["compiler"] == cache_identity():
-            path = self._artefact_path(program.tenant, _digest(program.id))
-            artefact = await asyncio.to_thread(_read_checked, path, row["artefact_hash"])
+            wanted, digest = bytes(row["artefact_hash"]), _digest(program.id)
+            read = partial(self._files.artefact, program.tenant, digest, wanted)
+            artefact = await asyncio.to_thread(read)
         if artefact is None:
             artefact = await self._compile_again(program)
         self._hold(program.module, artefact)
@@ -301,17 +330,45 @@ class Programs:
     async def _compile_again(self, program: Program) -> bytes:
         digest = _digest(program.id)
         wasm = await self._wasm(program)
-        try:
-            async with self._turns.of(program.tenant):
-                compiled = await self._compiler.compile(wasm, PROGRAM_FUNCTIONS_CEILING)
-        except ProgramError as error:  # an older compiler has taken it
-            raise _refusal(error) from error
+        compiled = await self._compile(program.tenant, wasm, PROGRAM_FUNCTIONS_CEILING)
         async with self._changing:
             if await self.find(program.tenant, program.id) is None:
                 raise not_found("program")
-            await asyncio.to_thread(self._write_files, program.tenant, digest, wasm, compiled)
+            await asyncio.to_thread(
+                self._files.write, program.tenant, digest, wasm, compiled.artefact
+            )
             await self._insert(program.tenant, digest, program.size, compiled, program.created_ms)
         return compiled.artefact
+
+    async def _compile(self, tenant: str, wasm: bytes, functions_max: int) -> Compiled:
+        """Compile in the tenant's turn.
+
+        Raises:
+            Problem: 400; 404, all of the tenant's programs were forgotten meanwhile.
+        """
+
+        async def compile_in_turn() -> Compiled:
+            async with self._turns.of(tenant):
+                return await self._compiler.compile(wasm, functions_max)
+
+        work = asyncio.ensure_future(compile_in_turn())
+        under_way = self._compiling.setdefault(tenant, set())
+        under_way.add(work)
+        try:
+            await asyncio.wait([work])
+        finally:
+            work.cancel()  # if whoever asked has gone
+            under_way.discard(work)
+            if not under_way and self._compiling.get(tenant) is under_way:
+                del self._compiling[tenant]
+        if work.cancelled():
+            raise not_found("tenant")
+        try:
+            compiled = work.result()
+        except ProgramError as error:  # in `_compile_again`: an older compiler has taken it
+            raise _refusal(error) from error
+        _check_artefact(compiled)
+        return compiled
 
     def _hold(self, module: str, artefact: bytes) -> None:
         self._artefacts[module] = artefact
@@ -320,9 +377,8 @@ class Programs:
 
     async def _wasm(self, program: Program) -> bytes:
         """Return a program's bytes, which another gateway may have taken; Problem 404."""
-        path = self._wasm_path(program.tenant, _digest(program.id))
         try:
-            return await asyncio.to_thread(path.read_bytes)
+            return await asyncio.to_thread(self._files.wasm, program.tenant, _digest(program.id))
         except FileNotFoundError:
             sql = "SELECT body FROM program_bytes WHERE tenant = ? AND id = ?"
             key = program.tenant, program.id
@@ -370,20 +426,32 @@ class Programs:
             json.dumps(manifest.entries),
             cache_identity(),
             _sha256(compiled.artefact),
-            time.time_ns() // 1_000_000 if created_ms is None else created_ms,
+            self.uses.now_ms() if created_ms is None else created_ms,
+            self.uses.now_ms(),
         )
         # Two uploads of the same bytes at once: the second finds what the first made.
         sql = (
-            "INSERT INTO programs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, id)"
-            " DO UPDATE SET size = excluded.size, imports = excluded.imports,"
-            " exports = excluded.exports, entries = excluded.entries, compiler = excluded.compiler,"
-            " artefact_hash = excluded.artefact_hash, created_ms = excluded.created_ms"
+            "INSERT INTO programs (tenant, id, size, imports, exports, entries, compiler,"
+            " artefact_hash, created_ms, used_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (tenant, id) DO UPDATE SET size = excluded.size,"
+            " imports = excluded.imports, exports = excluded.exports, entries = excluded.entries,"
+            " compiler = excluded.compiler, artefact_hash = excluded.artefact_hash,"
+            " created_ms = excluded.created_ms, used_ms = excluded.used_ms"
         )
         await self._store.write(lambda connection: _changing(connection, sql, values))
         self._forget_known()
 
+    async def _use_again(self, tenant: str, program: str) -> bool:
+        """Note that known bytes have come again; return whether they are still known."""
+        sql = "UPDATE programs SET used_ms = ? WHERE tenant = ? AND id = ?"
+        values = self.uses.now_ms(), tenant, program
+        there = await self._store.write(lambda c: c.execute(sql, values).rowcount)
+        if not there:
+            self._forget_known()  # another gateway has deleted them
+        return bool(there)
+
     async def _point(self, tenant: str, name: str, program: str) -> None:
-        values = (tenant, name, program, time.time_ns() // 1_000_000, tenant)
+        values = (tenant, name, program, self.uses.now_ms(), tenant)
         sql = (
             "INSERT INTO program_names VALUES (?, ?, ?, ?,"
             " (SELECT COALESCE(MAX(turn), 0) + 1 FROM program_names WHERE tenant = ?))"
@@ -392,26 +460,6 @@ class Programs:
         )
         await self._store.write(lambda connection: _changing(connection, sql, values))
         self._forget_known()
-
-    # -- Files (in threads) --------------------------------------------------------------------
-    def _wasm_path(self, tenant: str, digest: str) -> Path:
-        return self._root / tenant / f"{digest}.wasm"
-
-    def _artefact_path(self, tenant: str, digest: str) -> Path:
-        return self._root / tenant / f"{digest}.{cache_identity()}.cwasm"
-
-    def _write_files(self, tenant: str, digest: str, wasm: bytes, compiled: Compiled) -> None:
-        folder = self._root / tenant
-        for private in (self._root, folder):
-            private.mkdir(exist_ok=True, mode=0o700)
-        for stale in folder.glob(f"{digest}.*.cwasm"):
-            stale.unlink(missing_ok=True)
-        _write_durably(self._wasm_path(tenant, digest), wasm)
-        _write_durably(self._artefact_path(tenant, digest), compiled.artefact)
-
-    def _remove_files(self, tenant: str, digest: str) -> None:
-        for path in (self._root / tenant).glob(f"{digest}.*"):
-            path.unlink(missing_ok=True)
 
 
 _SELECT = """SELECT p.*, (
@@ -499,6 +547,27 @@ def _changing(connection: Connection, sql: str, values: tuple[Any, ...]) -> None
     note_change(connection)
 
 
+def _delete_program(connection: Connection, program: Program, before_ms: int | None = None) -> bool:
+    """Delete a program with its names; unless it was used after a moment, if one is named."""
+    key = (program.tenant, program.id)
+    if before_ms is None:
+        gone = connection.execute("DELETE FROM programs WHERE tenant = ? AND id = ?", key)
+    else:
+        sql = "DELETE FROM programs WHERE tenant = ? AND id = ? AND used_ms <= ?"
+        gone = connection.execute(sql, (*key, before_ms))
+    if not gone.rowcount:
+        return False
+    connection.execute("DELETE FROM program_names WHERE tenant = ? AND program = ?", key)
+    connection.execute("DELETE FROM program_bytes WHERE tenant = ? AND id = ?", key)
+    note_change(connection)
+    return True
+
+
+def _digests(connection: Connection, tenant: str) -> set[str]:
+    rows = connection.execute("SELECT id FROM programs WHERE tenant = ?", (tenant,))
+    return {_digest(row["id"]) for row in rows}
+
+
 def _kept(connection: Connection, tenant: str, name: str | None) -> tuple[int, int, int]:
     """Return a tenant's programs, the bytes of their modules, and its names but for one."""
     sql = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM programs WHERE tenant = ?"
@@ -522,26 +591,3 @@ def _digest(program_id: str) -> str:
 
 def _sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
-
-
-def _read_checked(path: Path, wanted: bytes) -> bytes | None:
-    try:
-        artefact = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    return artefact if _sha256(artefact) == wanted else None
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename into place, flush the folder: all of it or nothing."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -23,7 +23,7 @@ _RESUME = (
     ),
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
-_OPENAI_PROBLEMS = (400, 404, 410, 413, 415, 422, 429, 503)
+_OPENAI_PROBLEMS = (400, 404, 409, 410, 413, 415, 422, 429, 503)
 _ONCE = Parameter(
     "Idempotency-Key",
     "a text of the client's own: a second request with it gets what the first got, for a day",
@@ -49,7 +49,7 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/programs", "uploadProgram", handlers.upload_program,
         "Check, compile and keep a program",
         {201: Answer("kept", "Program"), 200: Answer("its bytes were known", "Program")},
-        problems=(400, 413, 415, 422, 429),
+        problems=(400, 409, 413, 415, 422, 429),
         parameters=(Parameter("name", "a name, which then points at this program"), _ONCE),
         body=("application/wasm", "Wasm"),
     ),
@@ -77,7 +77,7 @@ ROUTES: tuple[Route, ...] = (
             ),
             202: Answer("it has started (`detach`)", "RunStarted"),
         },
-        problems=(400, 404, 410, 413, 415, 422, 429, 503),
+        problems=(400, 404, 409, 410, 413, 415, 422, 429, 503),
         parameters=(Parameter("detach", "answer as soon as it has started", FLAG), _ONCE),
         body=("application/json", "RunRequest"),
     ),

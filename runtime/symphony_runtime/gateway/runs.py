@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 from symphony_kernel.protocol import messages as m
@@ -23,12 +23,7 @@ from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.gateway.deadlines import Deadlines
 from symphony_runtime.gateway.figures import RunFigures
-from symphony_runtime.gateway.journal import (
-    LiveReader,
-    Reader,
-    StoredReader,
-    stored_messages,
-)
+from symphony_runtime.gateway.journal import LiveReader, Reader, StoredReader, stored_messages
 from symphony_runtime.gateway.keeping import keep_end
 from symphony_runtime.gateway.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
@@ -203,6 +198,11 @@ class Runs:
         """Return a tenant's live runs, children not counted."""
         return [run for run in self._live.values() if run.record.tenant == tenant]
 
+    def programs_in_use(self) -> Iterator[Program]:
+        """Give the programs of all live instances."""
+        for run in self._live.values():
+            yield from run.instances.values()
+
     async def delete(self, tenant: str, run_id: str) -> None:
         """Forget a run that has ended, with its messages and its log.
 
@@ -334,7 +334,8 @@ class Runs:
             self._send_kill(run)
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
-        """Return the artefact that a worker lacks, or None if it has it."""
+        """Return the artefact that a worker lacks, or None if it has it; the program is used."""
+        self._programs.uses.note(program.tenant, program.id)
         if worker.modules.use(program.module):
             return None
         return await self._programs.artefact(program)

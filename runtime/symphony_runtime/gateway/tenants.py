@@ -7,6 +7,7 @@ What a tenant uses is in `usage`, its keys are in `auth`.
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,7 @@ from symphony_kernel.protocol.limit_table import LIMITS
 from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 
 from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.members import depart, remembering
 from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.store import Store
@@ -22,7 +24,9 @@ from symphony_runtime.gateway.store import Store
 OPERATOR = "operator"
 _ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 # What a tenant has beside programs and runs: it goes with it, for the next one may be called so.
-_ALONG = ("keys", "secrets", "idempotency", "program_names", "program_bytes")
+_ALONG = (
+    "keys", "secrets", "idempotency", "idempotency_counts", "program_names", "program_bytes",
+)  # fmt: skip
 # What an operator may set for a tenant, with the least and the most that it can be.
 QUOTAS: dict[str, tuple[int, int]] = {
     limit.name: (limit.least, limit.ceiling)
@@ -62,6 +66,8 @@ class Tenants:
         self._store = store
         self._now_ms = now_ms
         self._tenants = {tenant.id: tenant for tenant in tenants}
+        self.forgetting: set[str] = set()  # names whose last owner is not forgotten here yet
+        self.leaving: Counter[str] = Counter()  # those that are being deleted
         self.changing = asyncio.Lock()  # each change builds on the one before
 
     # -- Looking -------------------------------------------------------------------------------
@@ -82,8 +88,17 @@ class Tenants:
         return [self._tenants[tenant] for tenant in ids[:limit]]
 
     def suspended(self) -> set[str]:
-        """Return the ids of those that are suspended."""
-        return {t.id for t in self._tenants.values() if t.suspended_ms is not None}
+        """Return the ids of those that are not let in: suspended, or about to be no more."""
+        suspended = {t.id for t in self._tenants.values() if t.suspended_ms is not None}
+        return suspended | self.forgetting | set(self.leaving)
+
+    def __contains__(self, tenant: str) -> bool:
+        """Whether there is a tenant."""
+        return tenant in self._tenants
+
+    async def left_of(self, tenant: str) -> list[str]:
+        """Return what the database has of a tenant that keeps it from being deleted, in words."""
+        return await self._store.read(lambda c: _left_of(c, tenant))
 
     def weights(self) -> dict[str, float]:
         """Return the shares of the device that operators have set."""
@@ -99,7 +114,7 @@ class Tenants:
         """Make a tenant.
 
         Raises:
-            Problem: 400, 409.
+            Problem: 400; 409, there is one, or one of the name is not forgotten everywhere yet.
         """
         if not _ID.fullmatch(tenant):
             detail = (
@@ -110,9 +125,11 @@ class Tenants:
         made = self._changed(Tenant(tenant, OPERATOR, self._now_ms()), change)
         async with self.changing:
             try:
-                await self._store.write(lambda c: insert_tenant(c, made))
+                gateways = await self._store.write(lambda c: insert_tenant(c, made))
             except self._store.conflicts as error:
                 raise Problem(409, "exists", f"there is a tenant {tenant}") from error
+            if gateways:
+                raise _not_forgotten(tenant, gateways)
             self._tenants[tenant] = made
         return made
 
@@ -136,7 +153,7 @@ class Tenants:
         """
         async with self.changing:
             self.get(tenant)
-            left = await self._store.write(lambda c: delete_tenant(c, tenant))
+            left = await self._store.write(lambda c: delete_tenant(c, tenant, self._now_ms()))
             if left:
                 raise not_empty(left)
             del self._tenants[tenant]
@@ -157,6 +174,14 @@ class Tenants:
             weight=change.weight if change.weighs else tenant.weight,
             quotas={name: value for name, value in quotas.items() if value is not None},
         )
+
+
+def _not_forgotten(tenant: str, gateways: list[str]) -> Problem:
+    detail = (
+        f"a tenant {tenant} was deleted, and not every gateway has forgotten it: they do as soon as"
+        " they are there, unless an operator drops them (/v1/admin/gateways)"
+    )
+    return Problem(409, "being-forgotten", detail, retry_after=1, gateways=gateways)
 
 
 def not_empty(left: list[str]) -> Problem:
@@ -220,12 +245,18 @@ def read_tenants(connection: Connection) -> list[Tenant]:
     return [Tenant(**{**dict(row), "quotas": json.loads(row["quotas"])}) for row in rows]
 
 
-def insert_tenant(connection: Connection, tenant: Tenant) -> None:
-    """Store a tenant that is new."""
+def insert_tenant(connection: Connection, tenant: Tenant) -> list[str]:
+    """Store a tenant that is new; or return the gateways that have yet to forget its name."""
     values = (tenant.id, tenant.made_by, tenant.created_ms, tenant.suspended_ms, tenant.weight,
               json.dumps(dict(tenant.quotas)))  # fmt: skip
     connection.execute(f"INSERT INTO tenants ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)  # noqa: S608
-    note_change(connection)
+    # Behind it: what deletes the one before at another gateway has been waited for by now.
+    gateways = remembering(connection, tenant.id)
+    if gateways:
+        connection.execute("DELETE FROM tenants WHERE id = ?", (tenant.id,))
+    else:
+        note_change(connection)
+    return gateways
 
 
 def update_tenant(connection: Connection, tenant: Tenant) -> None:
@@ -237,9 +268,20 @@ def update_tenant(connection: Connection, tenant: Tenant) -> None:
     note_change(connection)
 
 
-def delete_tenant(connection: Connection, tenant: str) -> list[str]:
+def delete_tenant(connection: Connection, tenant: str, now_ms: int) -> list[str]:
     """Delete a tenant that has no programs and no runs; return what it has, in words."""
-    left = [
+    left = _left_of(connection, tenant)
+    if not left:
+        for table in _ALONG:
+            connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
+        connection.execute("DELETE FROM tenants WHERE id = ?", (tenant,))
+        depart(connection, tenant, now_ms)
+        note_change(connection)
+    return left
+
+
+def _left_of(connection: Connection, tenant: str) -> list[str]:
+    return [
         words
         for words, table in (("programs", "programs"), ("runs", "runs"))
         if connection.execute(
@@ -247,9 +289,3 @@ def delete_tenant(connection: Connection, tenant: str) -> list[str]:
             (tenant,),
         ).fetchone()
     ]
-    if not left:
-        for table in _ALONG:
-            connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
-        connection.execute("DELETE FROM tenants WHERE id = ?", (tenant,))
-        note_change(connection)
-    return left

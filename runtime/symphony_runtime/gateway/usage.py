@@ -2,20 +2,18 @@
 
 A run that is kept is counted in the transaction that stores its end, so that neither is there
 without the other. One that passes (see `live.Run`) and is not kept costs no write of its own: such
-runs are added up in memory and written in lots, and a gateway that is killed loses the last lot.
+runs are added up in memory and written in lots (see `lots`).
 """
 
-import asyncio
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.lots import Lots
 from symphony_runtime.gateway.store import Store
 
-_log = logging.getLogger(__name__)
 _LOT_SECONDS = 1.0
 # Sums of a run's usage. Not `peak_memory_bytes`: peaks do not add up.
 SUMMED = (
@@ -67,14 +65,13 @@ def usage_page(connection: Connection, chosen: Chosen, limit: int) -> list[dict[
     return [dict(row) for row in rows]
 
 
-class Ledger:
-    """Counts the runs of which nothing else is kept; `run` until it is cancelled, then `flush`."""
+class Ledger(Lots[dict[tuple[str, str], _Sums]]):
+    """Counts the runs of which nothing else is kept, by tenant and day."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
-        self._store = store
+        super().__init__(store, _LOT_SECONDS, "what tenants used")
         self._now_ms = now_ms
         self._sums: dict[tuple[str, str], _Sums] = {}
-        self._wake = asyncio.Event()
 
     def count(self, tenant: str, usage: Mapping[str, int]) -> None:
         """Count a run that has ended now."""
@@ -82,42 +79,23 @@ class Ledger:
         sums = self._sums.get(key)
         if sums is None:
             sums = self._sums[key] = [0] * (1 + len(SUMMED))
-            self._wake.set()
+            self.wake()
         sums[0] += 1
         for place, name in enumerate(SUMMED, 1):
             sums[place] += usage.get(name, 0)
 
-    async def run(self) -> None:
-        """Write what was counted, a moment after it was."""
-        while True:
-            await self._wake.wait()
-            await asyncio.sleep(_LOT_SECONDS)
-            try:
-                await self.flush()
-            except self._store.errors:
-                _log.exception("what tenants used could not be written yet")
-
-    async def flush(self) -> None:
-        """Write what was counted so far."""
-        self._wake.clear()
+    def take(self) -> dict[tuple[str, str], _Sums] | None:
+        """See `Lots`."""
         sums, self._sums = self._sums, {}
-        if not sums:
-            return
-        rows = [(*key, *counted) for key, counted in sums.items()]
+        return sums or None
 
-        def write(connection: Connection) -> None:
-            for row in rows:
-                connection.execute(_ADD, row)
+    def insert(self, connection: Connection, lot: dict[tuple[str, str], _Sums]) -> None:
+        """See `Lots`."""
+        for key, counted in lot.items():
+            connection.execute(_ADD, (*key, *counted))
 
-        try:
-            await self._store.write(write)
-        except self._store.errors:  # and not a cancel: the write is under way
-            self._take_back(sums)
-            raise
-
-    def _take_back(self, unwritten: dict[tuple[str, str], _Sums]) -> None:
-        """Keep what could not be written for the next time."""
-        for key, sums in unwritten.items():
+    def take_back(self, lot: dict[tuple[str, str], _Sums]) -> None:
+        """See `Lots`."""
+        for key, sums in lot.items():
             now = self._sums.get(key, [0] * len(sums))
             self._sums[key] = [a + b for a, b in zip(now, sums, strict=True)]
-        self._wake.set()

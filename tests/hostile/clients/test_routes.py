@@ -73,6 +73,8 @@ RULES: dict[str, frozenset[str]] = {
     "createAdminKey": MANAGE,
     "revokeAdminKey": MANAGE,
     "rotateAdminKey": MANAGE,
+    "listGateways": LOOK,
+    "dropGateway": MANAGE,
     "getUsage": LOOK,
     "getAudit": LOOK,
 }
@@ -151,7 +153,7 @@ def with_callers(tmp_path: Path, scenario: Callable[[Callers], Awaitable[None]])
 
 def filled(path: str, /, **names: str) -> str:
     """A route's path with names in it; what has none is nothing that there is."""
-    for part in ("program", "run", "path", "model", "tenant", "key", "name"):
+    for part in ("program", "run", "path", "model", "tenant", "key", "name", "gateway"):
         path = path.replace(f"{{{part}}}", names.get(part, "nothing"))
     assert "{" not in path, f"what is {path}?"
     return path

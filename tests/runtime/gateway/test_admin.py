@@ -158,7 +158,7 @@ def test_a_key_that_only_reads_changes_nothing(tmp_path: Path) -> None:
         eyes = (await admin.create_key("default", role="read-only"))["key"]
         looks = (await admin.create_key(None, role="read-only"))["key"]
         names = {"program": "p", "run": "r", "path": "a", "model": "m", "tenant": "t", "key": "k",
-                 "name": "n"}  # fmt: skip
+                 "name": "n", "gateway": "g"}  # fmt: skip
         async with aiohttp.ClientSession() as session:
             for route in ROUTES:
                 if route.access is Access.OPEN:
@@ -202,6 +202,18 @@ def test_keys_are_shown_once_rotate_and_keep_operators_in(tmp_path: Path) -> Non
             notes = await all_of(renewed.audit({"kind": "admin"}))
             assert [note["action"] for note in notes[-2:]] == ["rotateAdminKey", "revokeAdminKey"]
             assert made["key"] not in repr(notes)
+
+    administer(tmp_path, scenario)
+
+
+def test_gateways_are_listed_and_those_that_are_there_stay(tmp_path: Path) -> None:
+    async def scenario(house: House, admin: Client) -> None:
+        (here,) = await all_of(admin.gateways())
+        name = (tmp_path / "gateway.id").read_text().strip()
+        assert (here["id"], here["here"], here["forgetting"]) == (name, True, [])
+        assert await refusal(admin.drop_gateway(name)) == (409, "alive")
+        assert await refusal(admin.drop_gateway("nobody")) == (404, "not-found")
+        assert await all_of(admin.gateways()) == [here]
 
     administer(tmp_path, scenario)
 

@@ -1,10 +1,12 @@
 from pathlib import Path
 
+import pytest
 from symphony_runtime.gateway.audit import (
     ADMIN,
     DENIED,
     Asked,
     Audit,
+    Bounds,
     Wanted,
     prune_audit,
 )
@@ -83,13 +85,66 @@ def test_what_is_too_old_or_too_much_goes_and_denials_push_nothing_else_out(
             audit.done(Asked(None, "", "a", "", 200, str(number)))
             audit.denied(denied(str(number)))
             await audit.flush()
-        await store.write(lambda c: prune_audit(c, {ADMIN: 5, DENIED: 2}, NOW))
+        few = Bounds(admin=5, strangers=2)
+        await store.write(lambda c: prune_audit(c, few, NOW))
         assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == list("54321")
         assert [n["address"] for n in await audit.page(Wanted(DENIED), 10)] == ["5", "4"]
-        await store.write(lambda c: prune_audit(c, {ADMIN: 5, DENIED: 2}, NOW + 4))
+        await store.write(lambda c: prune_audit(c, few, NOW + 4))
         assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == ["5", "4"]
 
     with_store(tmp_path, store_url, scenario)
+
+
+def test_who_floods_the_log_pushes_out_nothing_of_others(tmp_path: Path, store_url: str) -> None:
+    async def scenario(store: Store) -> None:
+        now = NOW
+        audit = Audit(store, lambda: now)
+        _, quiet = new_key("quiet", Role.TENANT, "", None)
+        _, loud = new_key("loud", Role.TENANT, "", None)
+        audit.denied(Asked(quiet, "::1", "startRun", "/v1/programs/a/runs", 403))
+        for lot in range(4):
+            now = NOW + lot
+            for number in range(300):
+                audit.denied(denied(f"10.0.{lot}.{number}"))
+                audit.denied(Asked(loud, "::1", f"route{number}", "/v1/runs", 403))
+            await audit.flush()
+        # Each source has its rows of the hour, and one for all that was more.
+        notes = await audit.page(Wanted(), 10_000)
+        by_tenant = {t: [n for n in notes if n["tenant"] == t] for t in (None, "quiet", "loud")}
+        assert {t: len(each) for t, each in by_tenant.items()} == {
+            None: 121, "quiet": 1, "loud": 121
+        }  # fmt: skip
+        for tenant in (None, "loud"):
+            assert sum(note["times"] for note in by_tenant[tenant]) == 1_200
+        # And what is kept in the end is each one's, too.
+        few = Bounds(known=1_000, tenant=5, strangers=7)
+        await store.write(lambda c: prune_audit(c, few, NOW - 3_600_000))
+        notes = await audit.page(Wanted(DENIED), 10_000)
+        assert len([n for n in notes if n["tenant"] is None]) == 7
+        assert len([n for n in notes if n["tenant"] == "loud"]) == 5
+        assert [n["key"] for n in notes if n["tenant"] == "quiet"] == [quiet.id]
+
+    with_store(tmp_path, store_url, scenario)
+
+
+def test_what_could_not_be_written_is_bounded_and_not_lost(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        audit = Audit(store, lambda: NOW)
+        await store.write(lambda c: c.execute("ALTER TABLE audit RENAME TO away") and None)
+        for lot in range(3):
+            for number in range(300):
+                audit.denied(denied(f"10.{lot}.0.{number}"))
+            with pytest.raises(store.errors):
+                await audit.flush()
+        held = audit.take()
+        assert held is not None
+        assert len(held.rows) == 257
+        audit.take_back(held)
+        await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO audit") and None)
+        notes = await audit.page(Wanted(), 10_000)
+        assert sum(note["times"] for note in notes) == 900
+
+    with_store(tmp_path, "", scenario)
 
 
 def test_notes_can_be_chosen_by_tenant(tmp_path: Path, store_url: str) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,17 @@ def test_keys_have_a_number(tmp_path: Path, store_url: str) -> None:
             await ring.create("acme", Role.TENANT, "", None)
         assert status_of(problem) == (409, "too-many-keys")
         await ring.create("other", Role.TENANT, "", None)
+        # Nor by rotation, which is how a key is changed all the same: without a time of grace.
+        for kept in many[:2]:
+            await store.write(partial(insert_key, key=kept))
+        with pytest.raises(Problem) as problem:
+            await ring.rotate("acme", many[0].id, 60_000)
+        assert status_of(problem) == (409, "too-many-keys")
+        await ring.rotate("acme", many[0].id, 0)
+        await ring.revoke("acme", many[1].id)
+        both = [ring.create("acme", Role.TENANT, "", None) for _ in range(2)]
+        ends: list[Any] = await asyncio.gather(*both, return_exceptions=True)
+        assert sorted(isinstance(end, Problem) for end in ends) == [False, True]
 
     with_store(tmp_path, store_url, scenario)
 

@@ -1,0 +1,71 @@
+"""What is gathered in memory and written in lots: many notes a second, a write now and then.
+
+    note -> wake -> a moment passes -> the lot is taken and written in one go
+
+What could not be written is taken back and goes with the next lot. A gateway that is killed loses
+its last one.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.store import Store
+
+_log = logging.getLogger(__name__)
+Lot = TypeVar("Lot")
+
+
+class Lots(ABC, Generic[Lot]):
+    """Gathers and writes; `run` until it is cancelled, then `flush`. Belongs to the event loop."""
+
+    def __init__(self, store: Store, seconds: float, words: str) -> None:
+        """A lot is gathered for so many seconds; `words` say in the log what it is."""
+        self.store = store
+        self._seconds = seconds
+        self._words = words
+        self._wake = asyncio.Event()
+
+    # -- What there is to write ----------------------------------------------------------------
+    @abstractmethod
+    def take(self) -> Lot | None:
+        """Return what was gathered, and begin anew; None: there is nothing to write."""
+
+    @abstractmethod
+    def insert(self, connection: Connection, lot: Lot) -> None:
+        """Write a lot; in the store's thread."""
+
+    @abstractmethod
+    def take_back(self, lot: Lot) -> None:
+        """Keep what could not be written for the next time: no more than there is room for."""
+
+    # -- When ----------------------------------------------------------------------------------
+    def wake(self) -> None:
+        """There is something to write."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Write what was gathered, a moment after it was."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self._seconds)
+            try:
+                await self.flush()
+            except self.store.errors:
+                _log.exception("%s could not be written yet", self._words)
+
+    async def flush(self) -> None:
+        """Write what was gathered so far."""
+        self._wake.clear()
+        lot = self.take()
+        if lot is None:
+            return
+        taken: Lot = lot
+        try:
+            await self.store.write(lambda connection: self.insert(connection, taken))
+        except self.store.errors:  # and not a cancel: the write is under way
+            self.take_back(lot)
+            self.wake()
+            raise
