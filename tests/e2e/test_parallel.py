@@ -26,9 +26,14 @@ async def answered(server: RunningServer) -> str:
         return text
 
 
-async def ranks(kernel: int) -> set[int]:
-    """Return the processes below a kernel that is ready."""
-    return {pid for pid in descendants(kernel) if alive(pid)}
+def ranks(kernel: int) -> set[int]:
+    """Return the ranks' processes of a kernel that is ready."""
+    command = "symphony_kernel.executor.parallel"
+    return {
+        pid
+        for pid in descendants(kernel)
+        if command in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    }
 
 
 async def wait_until_gone(pid: int) -> None:
@@ -42,7 +47,7 @@ def test_a_server_over_two_ranks_comes_back_when_one_of_them_dies(tmp_path: Path
     async def scenario(server: RunningServer) -> None:
         wanted = await answered(server)
         kernel = (await server.pids())["kernel"]
-        [rank] = await ranks(kernel)
+        [rank] = ranks(kernel)
         # Without a rank there is no model: the kernel ends, and another one starts its own.
         os.kill(rank, signal.SIGKILL)
         await server.wait_for_another("kernel", kernel, WAIT_SECONDS_MAX)
@@ -50,7 +55,7 @@ def test_a_server_over_two_ranks_comes_back_when_one_of_them_dies(tmp_path: Path
         assert "rank 1 has ended" in server.log.read_text()
         # And no rank outlives its kernel, however that ends.
         kernel = (await server.pids())["kernel"]
-        [rank] = await ranks(kernel)
+        [rank] = ranks(kernel)
         os.kill(kernel, signal.SIGKILL)
         await wait_until_gone(rank)
 

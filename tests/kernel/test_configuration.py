@@ -40,3 +40,18 @@ def test_the_device_is_shared_as_the_operator_says() -> None:
 def test_a_share_that_is_none_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         parse(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tensor_parallel": 0}, "at least 1"),
+        ({"tensor_parallel": "2"}, "at least 1"),
+        ({"tensor_parallel": 2, "executor": "simulated"}, "one device"),
+        ({"tensor_parallel": 2, "disk_pool_tokens": 1600}, "no disk tier"),
+    ],
+)
+def test_several_devices_have_what_they_can_have(wrong: dict[str, Any], words: str) -> None:
+    assert parse(tensor_parallel=2, host_pool_tokens=1600).tensor_parallel == 2
+    with pytest.raises(ConfigurationError, match=words):
+        parse(**wrong)

@@ -338,6 +338,17 @@ def test_how_the_device_is_shared_reaches_the_kernel(tmp_path: Path) -> None:
             read_options(config, {})
 
 
+def test_over_how_many_devices_a_model_goes_reaches_the_kernel(tmp_path: Path) -> None:
+    config = tmp_path / "symphony.toml"
+    config.write_text("tensor_parallel = 4\n")
+    kernel, *_ = role_specs(read_options(config, {}), tmp_path)
+    assert kernel.config["tensor_parallel"] == 4
+    for wrong, words in (({"tensor_parallel": 0}, "tensor_parallel must be from 1"),
+                         ({"disk_pool_tokens": 1600}, "no disk tier")):  # fmt: skip
+        with pytest.raises(OptionsError, match=words):
+            read_options(config, wrong)
+
+
 def test_where_the_books_are_is_told_to_the_gateway_and_to_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,7 +80,8 @@ class Ranks:
         self._notes: list[bytes] = []  # calls that go with the next one
         self._notes_bytes = 0
         self._lost = parallel.lost
-        self._ending = threading.Event()
+        self._lock = threading.Lock()
+        self._ending = threading.Event()  # they are being ended, or are lost
 
     def __len__(self) -> int:
         """Return how many there are beside rank 0."""
@@ -118,8 +119,10 @@ class Ranks:
         self._fail(f"rank {rank} has ended (exit code {code})")
 
     def _fail(self, words: str) -> None:
-        if self._ending.is_set():
-            return
+        with self._lock:
+            if self._ending.is_set():
+                return
+            self._ending.set()
         _log.error("%s: the model is not whole any more", words)
         if self._lost is not None:
             self._lost(words)

@@ -64,7 +64,7 @@ def start_parallel(
         RankError: a rank ended before they met.
     """
     ranks = Ranks(parallel)
-    share = replace(share, meeting=str(ranks.meeting))
+    share = replace(share, meeting=str(ranks.meeting), threads=_threads(share))
     group = Group(share.ranks)
     try:
         device_of(replace(share, rank=share.ranks - 1))
@@ -79,3 +79,12 @@ def start_parallel(
         ranks.release()
         raise
     return ParallelNetwork(local, ranks, load_config(Path(share.directory)))
+
+
+def _threads(share: Share) -> int | None:
+    """Return how many threads a rank computes with: of one machine's, each has its part."""
+    if share.threads is not None or share.device != "cpu":
+        return share.threads
+    threads = max(1, torch.get_num_threads() // share.ranks)
+    torch.set_num_threads(threads)
+    return threads
