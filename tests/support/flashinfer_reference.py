@@ -202,28 +202,38 @@ class BatchPrefillWithPagedKVCacheWrapper:
         return out
 
 
-def rmsnorm(x: Tensor, weight: Tensor, eps: float = 1e-6, out: Tensor | None = None) -> Tensor:
-    assert x.ndim in (2, 3)
-    assert x.stride(-1) == 1
-    exact = x.double()
+def rmsnorm(
+    input: Tensor,  # noqa: A002 - FlashInfer's name
+    weight: Tensor,
+    eps: float = 1e-6,
+    out: Tensor | None = None,
+) -> Tensor:
+    assert input.ndim in (2, 3)
+    assert input.stride(-1) == 1
+    exact = input.double()
     normed = exact / (exact.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
-    out = torch.empty(x.shape, dtype=x.dtype) if out is None else out
-    assert out.shape == x.shape
+    out = torch.empty(input.shape, dtype=input.dtype) if out is None else out
+    assert out.shape == input.shape
     return out.copy_(normed)
 
 
-def fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> None:
-    assert x.shape == residual.shape
-    assert x.ndim == 2
-    assert x.is_contiguous()
-    residual.add_(x)
-    rmsnorm(residual, weight, eps, out=x)
+def fused_add_rmsnorm(
+    input: Tensor,  # noqa: A002
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+) -> None:
+    assert input.shape == residual.shape
+    assert input.ndim == 2
+    assert input.is_contiguous()
+    residual.add_(input)
+    rmsnorm(residual, weight, eps, out=input)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    assert x.shape[-1] * x.dtype.itemsize % 16 == 0
-    gate, up = x.double().chunk(2, -1)
-    return (gate / (1 + (-gate).exp()) * up).to(x.dtype)
+def silu_and_mul(input: Tensor) -> Tensor:  # noqa: A002
+    assert input.shape[-1] * input.dtype.itemsize % 16 == 0
+    gate, up = input.double().chunk(2, -1)
+    return (gate / (1 + (-gate).exp()) * up).to(input.dtype)
 
 
 def apply_rope_with_cos_sin_cache_inplace(

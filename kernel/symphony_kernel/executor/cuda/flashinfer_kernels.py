@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.cuda.inputs import Inputs, Kind
+from symphony_kernel.executor.cuda.inputs import KINDS, Inputs, Kind
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -75,7 +75,9 @@ class _Turn:
 
     def __init__(self, wrapper: Any, device: torch.device) -> None:
         self.wrapper = wrapper
-        self._planned = torch.cuda.Event() if device.type == "cuda" else None
+        self._planned: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def plan(self, **given: Any) -> None:
         """Plan it for the step that is computed next."""
@@ -128,11 +130,8 @@ class FlashInferAttention:
         assert self._inputs is not None
         plan = self._inputs.plan
         begin = 0
-        for kind, count in (
-            ("decodes", plan.decodes),
-            ("chunks", int(plan.chunks_indptr[-1])),
-            ("trees", int(plan.trees_indptr[-1])),
-        ):
+        counts = plan.decodes, int(plan.chunks_indptr[-1]), int(plan.trees_indptr[-1])
+        for kind, count in zip(KINDS, counts, strict=True):
             if count:
                 tokens = slice(begin, begin + count)
                 wrapper = self._turns[kind, window].wrapper
@@ -142,9 +141,7 @@ class FlashInferAttention:
     def _turn(self, kind: Kind, number: int) -> _Turn:
         turn = self._turns.get((kind, number))
         if turn is None:
-            turn = self._turns[kind, number] = _Turn(
-                self._make(kind), self._workspace.device
-            )
+            turn = self._turns[kind, number] = _Turn(self._make(kind), self._workspace.device)
         return turn
 
     def _make(self, kind: Kind) -> Any:

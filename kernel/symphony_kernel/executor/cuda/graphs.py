@@ -9,6 +9,7 @@ are computed in the same padded way, which is how the tests of it run on a CPU.
 import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,11 +61,11 @@ class DecodeGraph:
         self._graph.replay()
         return self._hidden
 
-    def capture(self, inputs: Inputs, memory: tuple[int, int]) -> None:
+    def capture(self, inputs: Inputs, memory: Any) -> None:
         """Capture the computation, with the plan of some step, in a pool of memory of graphs."""
         self._attention.plan(inputs)
         self._fixed.copy_(inputs.moved.buffer[: len(self._fixed)])
-        aside = torch.cuda.Stream(self._decoder.device)
+        aside = torch.cuda.Stream(self._decoder.device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(self._decoder.device))
         with torch.cuda.stream(aside):
             for _ in range(_WARM_RUNS):

@@ -37,7 +37,7 @@ def pack(
                 arrays[f"{kind} {number} indptr"] = paged.indptr
                 arrays[f"{kind} {number} indices"] = paged.indices
                 arrays[f"{kind} {number} last_page_len"] = paged.last_page_len
-    return Packed(arrays | others, pinned)
+    return Packed({**arrays, **others}, pinned)
 
 
 @dataclass(slots=True)

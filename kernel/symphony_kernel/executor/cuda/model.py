@@ -145,9 +145,7 @@ class CudaDecoder:
             keys = operators.norm_heads(keys, layer.key_norm)
         operators.rotate(queries, keys, tables)
         operators.append(keys, values, cache, tokens.pages, tokens.offsets)
-        out = torch.empty(
-            (len(qkv), heads, config.head_dim), dtype=self.dtype, device=self.device
-        )
+        out = torch.empty((len(qkv), heads, config.head_dim), dtype=self.dtype, device=self.device)
         attention.run(layer.window, queries, cache, out)
         return self._summed(layer.output(out.flatten(1)))
 

@@ -179,9 +179,7 @@ class CudaNetwork:
         if step.takes_from(before, follow):
             before.following = step
 
-    def compute(
-        self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None
-    ) -> Results:
+    def compute(self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None) -> Results:
         """Compute a step, and begin with what follows it, if that is known."""
         if step.launched is None:
             self._launch(step)
@@ -229,7 +227,7 @@ class CudaNetwork:
                 record.copy_(chosen.record, non_blocking=True)
         done = None
         if self._pinned:
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
         step.launched = Launched(inputs, logits, chosen, record, done)
 
@@ -248,7 +246,7 @@ class CudaNetwork:
         assert step.launched is not None
         done = step.launched.done
         while not self._launch_following(step):
-            if step.before is None or done is None or done.query():
+            if step.before is None or done is None or _is_over(done):
                 break
             time.sleep(_LOOK_SECONDS)
         step.launched.wait()
@@ -268,3 +266,7 @@ class CudaNetwork:
         if np.array_equal(wanted, np.arange(len(wanted))):
             return hidden[: len(wanted)]
         return hidden.index_select(0, inputs.moved["wanted"])
+
+
+def _is_over(done: torch.cuda.Event) -> bool:
+    return bool(done.query())  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Row
-from symphony_kernel.executor.cuda.staging import Moved, Packed
+from symphony_kernel.executor.cuda.staging import Moved
 from symphony_kernel.executor.sampling import Ask, best_keys, noise_from, noise_keys, tokens_of_keys
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
@@ -137,9 +137,7 @@ def choose(logits: Tensor, choices: Choices, moved: Moved) -> Chosen:
     return Chosen(everywhere.index_copy_(0, moved["chosen"].long(), tokens), record)
 
 
-def _draw(
-    logits: Tensor, choices: Choices, moved: Moved, tokens: Tensor, decided: Tensor
-) -> None:
+def _draw(logits: Tensor, choices: Choices, moved: Moved, tokens: Tensor, decided: Tensor) -> None:
     """Put drawn tokens in their places."""
     drawn = moved["drawn"].long()
     scaled = logits if len(drawn) == len(logits) else logits.index_select(0, drawn)
@@ -147,7 +145,7 @@ def _draw(
     keys = moved["keys"].view(-1, 2)
     if len(choices.truncated) < len(choices.drawn):
         ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-        parts = zip(scaled.split(_ROWS_AT_ONCE), keys.split(_ROWS_AT_ONCE), strict=True)
+        parts = zip(*(torch.split(each, _ROWS_AT_ONCE) for each in (scaled, keys)), strict=True)
         found = torch.cat([noise_from(ids, key).add_(part).argmax(-1) for part, key in parts])
         tokens.index_copy_(0, drawn, found)
     if len(choices.truncated):

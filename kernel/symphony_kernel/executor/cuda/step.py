@@ -10,6 +10,7 @@ ends of its rows' files, which nobody reads. If it is taken back, or does not be
 computed is let go of.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,13 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, Results, Row
+from symphony_kernel.executor.base import Int32, Results, UInt32
 from symphony_kernel.executor.cuda.inputs import Inputs
 from symphony_kernel.executor.cuda.plan import StepPlan
 from symphony_kernel.executor.cuda.sampler import Choices, Chosen
 from symphony_kernel.executor.cuda.staging import Packed, to_device
 from symphony_kernel.executor.follow import Follow
-from symphony_kernel.executor.masks import RowMasks
 from symphony_kernel.executor.sampling import Ask, answer
 
 _RECORD_BYTES = 8  # of a place: token and log-probability
@@ -115,7 +115,7 @@ class PreparedStep:
         self.launched = self.before = self.following = None
 
     # -- Results ---------------------------------------------------------------------------------
-    def results(self, masks: RowMasks) -> Results:
+    def results(self, masks: Mapping[int, UInt32]) -> Results:
         """Return each row's result, after it was done."""
         results: Results = [b""] * self.count
         launched, owners = self.launched, self.plan.owners
@@ -155,7 +155,7 @@ class PreparedStep:
         found = np.searchsorted(starts, places, side="right") - 1
         return [int(number) for number in np.unique(found)]
 
-    def _answers(self, numbers: list[int], masks: RowMasks) -> Results:
+    def _answers(self, numbers: list[int], masks: Mapping[int, UInt32]) -> Results:
         """Answer asks from the logits, as `sampling` does."""
         assert self.launched is not None
         logits = self.launched.logits

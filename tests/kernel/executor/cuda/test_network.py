@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.base import Batch, Row
+from symphony_kernel.executor.base import Batch, Row, UInt32
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -246,11 +246,35 @@ def test_every_kind_of_answer_is_that_of_plain_torch(
         kind = options[number].get
         if kind is Get.OF:
             logs = [np.frombuffer(data, "<f4") for data in (mine, theirs)]
-            np.testing.assert_allclose(*logs, atol=1e-3)
+            np.testing.assert_allclose(logs[0], logs[1], atol=1e-3)
             continue
         pairs = [np.frombuffer(data, PAIR) for data in (mine, theirs)]
         assert pairs[0]["token"].tolist() == pairs[1]["token"].tolist(), number
         np.testing.assert_allclose(pairs[0]["value"], pairs[1]["value"], atol=1e-3)
+
+
+class Odd:
+    """A guide that lets odd tokens come."""
+
+    ended = 0.0
+
+    def fill(
+        self, start: int, tokens: UInt32, mask: UInt32, *_: object, **__: object
+    ) -> SyscallError | None:
+        mask[:] = 0xAAAAAAAA
+        return None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_with_a_guide_have_what_it_allows_beside_others(rig: Rig, way: Way) -> None:
+    tokens = random_tokens(6)
+    [logits] = rig.logits([make_row(tokens, rig.table(6))])
+    rows = [make_row(tokens, rig.table(6), options=PredOptions()) for _ in range(3)]
+    rows[1].guide = Odd()
+    free, guided, other = rig.run(rows)
+    assert isinstance(guided, bytes)
+    assert free == other
+    assert int.from_bytes(guided[:4], "little") == 2 * int(logits[5][1::2].argmax()) + 1
 
 
 @pytest.mark.parametrize("way", [CPU_WAYS["torch, padded"]], ids=["padded"])

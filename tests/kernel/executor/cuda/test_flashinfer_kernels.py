@@ -1,0 +1,94 @@
+"""Which models FlashInfer computes, and with how much memory beside them.
+
+What its kernels are given is tested with the network: `tests/support/flashinfer_reference.py` takes
+it, and beside a GPU FlashInfer itself.
+"""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from symphony_kernel.executor.cuda.flashinfer_kernels import (
+    find_flashinfer,
+    unsupported,
+    window_left,
+    workspace_bytes,
+)
+from symphony_kernel.executor.cuda.graphs import LADDER
+from symphony_kernel.executor.models.config import ModelConfig, load_config
+from symphony_kernel.protocol.limits import STEP_ROWS_MAX
+
+from tests.support import flashinfer_reference
+from tests.support.cuda import SIZES
+from tests.support.models import make_checkpoint
+
+PROCESSORS = 132  # of an H200
+MIB = 1 << 20
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> ModelConfig:
+    return load_config(make_checkpoint(tmp_path, "llama", **SIZES).directory)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "says"),
+    [
+        ({}, torch.bfloat16, None),
+        ({}, torch.float32, "bfloat16"),
+        ({"head_dim": 80}, torch.bfloat16, "heads of 64, 128, 256, not 80"),
+        ({"hidden_size": 52}, torch.bfloat16, "multiples of 8"),
+        ({"intermediate_size": 84}, torch.bfloat16, "multiples of 8"),
+    ],
+)
+def test_what_it_does_not_compute_it_says(
+    config: ModelConfig, changes: dict[str, Any], dtype: torch.dtype, says: str | None
+) -> None:
+    found = unsupported(replace(config, **changes), dtype)
+    if says is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert says in found
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(32, 8, 128), (64, 8, 128), (14, 2, 64)]
+)
+def test_the_workspace_holds_what_its_scheduler_asks_for(
+    config: ModelConfig, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    shape = replace(config, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    size = workspace_bytes(shape, PROCESSORS, STEP_ROWS_MAX)
+    assert size >= 128 * MIB
+    # PrefillPlan's: room for sums of [blocks, tile, head_dim] and their scales, for each head.
+    split = 2 * PROCESSORS // kv_heads
+    for rows in LADDER:
+        tiles = -(-rows * (heads // kv_heads) // 16) + rows - 1
+        assert size >= heads * max(split, tiles) * 16 * (head_dim + 1) * 4
+    assert size >= heads * split * 128 * (head_dim + 1) * 4
+
+
+def test_a_window_counts_what_is_before_a_token() -> None:
+    assert [window_left(window) for window in (None, 1, 4096)] == [-1, 0, 4095]
+
+
+def test_the_reference_takes_what_flashinfer_takes() -> None:
+    library = find_flashinfer()
+    if library is None:
+        pytest.skip("FlashInfer is not installed")
+    for name in ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"):
+        for method in ("__init__", "plan", "run"):
+            ours = inspect.signature(getattr(getattr(flashinfer_reference, name), method))
+            theirs = inspect.signature(getattr(getattr(library, name), method))
+            assert set(ours.parameters) <= set(theirs.parameters), (name, method)
+    for name in (
+        "rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "append_paged_kv_cache",
+        "apply_rope_with_cos_sin_cache_inplace",
+    ):  # fmt: skip
+        ours = inspect.signature(getattr(flashinfer_reference, name))
+        theirs = inspect.signature(getattr(library, name))
+        assert list(ours.parameters) == list(theirs.parameters)[: len(ours.parameters)], name
