@@ -173,6 +173,7 @@ class House:
         self.calm = {name: asyncio.Lock() for name in WORKERS}  # one thing at a time befalls one
         self._running: asyncio.Task[None] | None = None
         self._journal = Journal(folder, rng) if folder is not None else None
+        self._compared = False  # kernel and journal, before the first death
         self.over = asyncio.Event()  # a kernel has ended by itself
         self.losses = 0  # kernels, or sessions of them, that took runs along
 
@@ -245,9 +246,14 @@ class House:
                     self.seen.wrong.append(f"a kernel came back ({how}) and knew nothing")
 
     def _compare(self) -> None:
-        """Without tiers the journal says what the kernel is, to the page."""
-        setting = self._setting
-        if not setting.host and setting.a_frame == 1 and self._journal is not None:
+        """The journal says what the kernel is, to the page.
+
+        But of what was computed again, since there are tiers or an earlier kernel's death, it notes
+        where it came from, and when is the device's doing.
+        """
+        setting, again = self._setting, self._compared
+        self._compared = True
+        if not (again or setting.host or setting.a_frame > 1) and self._journal is not None:
             found = self._journal.differences(self.kernel, self._make_kernel())
             self.seen.wrong += [f"the journal is not what the kernel is: {each}" for each in found]
 
