@@ -31,7 +31,7 @@ from symphony_kernel.kernel_options import KernelOptions
 from symphony_kernel.kvfs import KVFS
 from symphony_kernel.pending_calls import Result
 from symphony_kernel.ports import GatewayPort, Port, WorkerPort, after_hello, describe
-from symphony_kernel.process_table import ProcessTable
+from symphony_kernel.process_table import Instance, ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.links import Link, decode
@@ -532,13 +532,12 @@ class Kernel:
         self._flush()
 
     # -- Replies ---------------------------------------------------------------------------------
-    def _reply(self, instance: int, seq: int, result: Result) -> None:
-        caller = self._processes.get(instance)
-        assert caller is not None, "nothing is replied to an instance that has ended"
+    def _reply(self, caller: Instance, seq: int, result: Result) -> None:
         port = self._workers[caller.worker]
-        if not port.replies:
+        replies = port.replies
+        if not replies:
             self._dirty.add(port)
-        port.replies.append((instance, seq, result))
+        replies.append((caller.id, seq, result))
 
     def _turn_over(self) -> None:
         """Send what has gathered, and look at what there is to compute."""

@@ -24,7 +24,7 @@ from symphony_kernel.protocol.limits import (
     LIP_CALL_BYTES_MAX,
     SINCE_TOKENS_MAX,
 )
-from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions
 from symphony_kernel.scheduler.run_ahead import RunAhead
 from symphony_kernel.scheduler.work import Work
 
@@ -53,13 +53,13 @@ class Call(NamedTuple):
 
 @dataclass(slots=True)
 class Turns:
-    """What calls need when their turn comes. `reply` takes (instance, seq, result)."""
+    """What calls need when their turn comes. `reply` takes (caller, seq, result)."""
 
     kvfs: KVFS
     processes: ProcessTable
     scheduler: WorkQueue
     entries_max: int  # of any file
-    reply: Callable[[int, int, Result], None]
+    reply: Callable[[Instance, int, Result], None]
     draw_seed: Callable[[], int]
     witness: PredWitness | None = None
     failed: int = 0  # calls answered with an errno
@@ -121,7 +121,7 @@ class Turns:
         if type(result) is int and result < 0:
             self.failed += 1
         if seq and not caller.ended:
-            self.reply(caller.id, seq, result)
+            self.reply(caller, seq, result)
 
 
 class _Pending(Operation):
@@ -130,7 +130,6 @@ class _Pending(Operation):
     __slots__ = ("caller", "seq", "size", "turns")
 
     def __init__(self, turns: Turns, call: Call, files: tuple[KVFile, ...], size: int) -> None:
-        # All of `Operation`, too: a call less for each token.
         self.files = files
         self.started = False
         self._waits = 0
@@ -208,7 +207,8 @@ class Pred(_Pending):
     def __init__(
         self,
         turns: Turns,
-        call: Call,
+        caller: Instance,
+        seq: int,
         file: KVFile,
         tokens: UInt32,
         positions: Int32 | None,
@@ -216,8 +216,20 @@ class Pred(_Pending):
         size: int,
     ) -> None:
         # First, since it may be that there is none.
-        self.constraint = call.caller.constraint(options.constraint) if options.constraint else None
-        _Pending.__init__(self, turns, call, (file,), size)
+        self.constraint = caller.constraint(options.constraint) if options.constraint else None
+        # All of `_Pending`, too: each token makes one of these.
+        self.files = (file,)
+        self.started = False
+        self._waits = 0
+        self.turns = turns
+        self.caller = caller
+        self.seq = seq
+        self.size = size
+        caller.lip.call_bytes += size
+        caller.operations[self] = None
+        if seq:
+            caller.pending[seq] = self
+        file.references += 1
         self.tokens = tokens
         self.positions = positions  # [n], or None: those after the file's end
         self.options = options
@@ -256,20 +268,33 @@ class Pred(_Pending):
     def finished(self) -> None:
         """Leave; the circle with its work is broken, so that no token leaves garbage to collect."""
         self.work = None
-        _Pending.finished(self)
+        # As `_Pending`'s, with the one file that it has.
+        caller, file = self.caller, self.files[0]
+        caller.lip.call_bytes -= self.size
+        del caller.operations[self]
+        if self.seq:
+            del caller.pending[self.seq]
+        if file.references > 1:
+            file.references -= 1
+        else:
+            self.turns.kvfs.release(file)
 
     def _work(self) -> Work:
-        file, caller = self.files[0], self.caller
-        n = len(self.tokens)
+        file, caller, turns, options = self.files[0], self.caller, self.turns, self.options
+        n, length, positions = len(self.tokens), file.length, self.positions
         if file.error is not None:
             raise SyscallError(file.error)
-        if file.length + n > self.turns.entries_max:
-            raise SyscallError(Errno.EFBIG, f"{file.length} entries, {n} more")
-        if self.options.parents is not None and self.options.keep:
-            file.prepare_tree(self.tokens, self.options.parents)
-        self.turns.processes.charge_tokens(caller, n)
-        self.turns.made += 1
+        if length + n > turns.entries_max:
+            raise SyscallError(Errno.EFBIG, f"{length} entries, {n} more")
+        if options.parents is not None and options.keep:
+            file.prepare_tree(self.tokens, options.parents)
+        turns.processes.charge_tokens(caller, n)
+        turns.made += 1
         lip = caller.lip
+        if positions is None:
+            positions = turns.positions[length : length + n]
+            if options.parents is not None:
+                positions = tree_depths(options.parents) + np.int32(length)
         return Work(  # by position: names cost as much again
             caller.id,
             lip.root,
@@ -277,12 +302,12 @@ class Pred(_Pending):
             self.seq,
             file,
             self.tokens,
-            self._positions(file.length, n),
-            self.options,
-            self._done if self.turns.witness is None else self._witnessed,
-            0 if self.options.sampling is None else self._seed(),
+            positions,
+            options,
+            self._done if turns.witness is None else self._witnessed,
+            0 if options.sampling is None else self._seed(),
             lip.weight,
-            self.turns.made,
+            turns.made,
             None,
             None if self.constraint is None else self._guide(file, self.constraint),
         )
@@ -299,13 +324,6 @@ class Pred(_Pending):
         elif end - base > SINCE_TOKENS_MAX and base != known:
             raise SyscallError(Errno.EFBIG, f"a text begins with at most {SINCE_TOKENS_MAX} tokens")
         return Guide(constraint, file, base, kept=self.options.keep)
-
-    def _positions(self, length: int, n: int) -> Int32:
-        if self.positions is not None:
-            return self.positions
-        if self.options.parents is not None:
-            return tree_depths(self.options.parents) + np.int32(length)
-        return self.turns.positions[length : length + n]
 
     def _seed(self) -> int:
         sampling = self.options.sampling
@@ -340,12 +358,15 @@ class Pred(_Pending):
 
     def _done(self, result: bytes | int) -> None:
         if isinstance(result, bytes):
-            self._note_text()
-            usage, n = self.caller.usage, len(self.tokens)
+            if self.constraint is not None:
+                self._note_text()
+            options, usage, n = self.options, self.caller.usage, len(self.tokens)
             if n > 1:
                 usage.prompt_tokens += n
-            if self.options.get in _SAMPLED:
-                usage.completion_tokens += self.options.places(n)
+            if options is DEFAULT:
+                usage.completion_tokens += 1
+            elif options.get in _SAMPLED:
+                usage.completion_tokens += options.places(n)
         self.turns.answer(self.caller, self.seq, result)
         finish(self)
 
@@ -363,13 +384,14 @@ class Generation(Pred):
     def __init__(
         self,
         turns: Turns,
-        call: Call,
+        caller: Instance,
+        seq: int,
         file: KVFile,
         tokens: UInt32,
         options: GenerateOptions,
         size: int,
     ) -> None:
-        super().__init__(turns, call, file, tokens, None, options.pred, size)
+        super().__init__(turns, caller, seq, file, tokens, None, options.pred, size)
         self.asked = options
         self.run_ahead: RunAhead  # set when it starts
         self.token: UInt32 | None = None  # [1], the last one given, while its step is not launched

@@ -6,7 +6,7 @@ was doing; parents may end before their children and the other way round.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -159,6 +159,11 @@ class ProcessTable:
     def get(self, instance: int) -> Instance | None:
         """Return a live instance."""
         return self._instances.get(instance)
+
+    @property
+    def live(self) -> Mapping[int, Instance]:
+        """All live instances, as long as nobody comes or goes."""
+        return self._instances
 
     @property
     def lips_live(self) -> int:

@@ -54,6 +54,8 @@ Handler: TypeAlias = Callable[..., Result | None]
 
 SEQ_MAX: Final = (1 << 63) - 1
 _READ_APPEND: Final = READ | APPEND
+_PRED: Final = int(Op.PRED)
+_PRED_ITEMS: Final = 7  # instance, op, seq, and its arguments
 _PUBLIC_LISTED: Final = 256  # names that a listing of public ones counts for, besides
 
 
@@ -72,7 +74,7 @@ class SyscallStatistics:
 
 
 class Syscalls:
-    """Executes workers' calls. `reply` takes (instance, seq, result) of those that want one."""
+    """Executes workers' calls. `reply` takes (caller, seq, result) of those that want one."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Syscalls:
         processes: ProcessTable,
         scheduler: WorkQueue,
         model: ModelInfo,
-        reply: Callable[[int, int, Result], None],
+        reply: Callable[[Instance, int, Result], None],
         draw_seed: Callable[[], int] | None = None,
         saving: Saving | None = None,
         grammars: Grammars | None = None,
@@ -129,7 +131,7 @@ class Syscalls:
             Op.WAITS: (self._waits, 1),  # whether it does
             Op.CONSTRAINT: (self.constraints.begin, 2),  # kind, text -> handle
             Op.CONSTRAINT_CLOSE: (self.constraints.close, 1),  # handle
-            Op.PRED: (self._pred, 4),  # handle, tokens, positions, options -> results
+            Op.PRED: (self._other_pred, 4),  # handle, tokens, positions, options -> results
             Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
             Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
             Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
@@ -145,14 +147,14 @@ class Syscalls:
         """Execute one frame's calls, in order."""
         self._listed.clear()
         self._calls += len(calls)
-        answer = self._turns.answer
+        answer, live = self._turns.answer, self._processes.live
         for call in calls:
             # Nearly all calls come through here once a token: it is written for few steps.
             if type(call) is not list or len(call) < 3:
                 self._dropped += 1
                 continue
-            number, op, seq, *given = call
-            caller = self._processes.get(number) if type(number) is int else None
+            number, op, seq = call[0], call[1], call[2]
+            caller = live.get(number) if type(number) is int else None
             if (
                 caller is None
                 or caller.worker != worker
@@ -162,7 +164,15 @@ class Syscalls:
                 self._dropped += 1
                 continue
             try:
-                result = self._handle(caller, op, seq, given)
+                if (
+                    op == _PRED
+                    and type(op) is int
+                    and len(call) == _PRED_ITEMS
+                    and seq not in caller.pending
+                ):
+                    self._pred(caller, seq, call[3], call[4], call[5], call[6])
+                    continue
+                result = self._handle(caller, op, seq, call[3:])
             except SyscallError as error:
                 result = -error.errno
             if result is not None:
@@ -298,10 +308,16 @@ class Syscalls:
         caller.handles.insert(number, file, ALL_RIGHTS)
 
     # -- Calls on a file's content ----------------------------------------------------------------
-    def _pred(
+    def _other_pred(
         self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
     ) -> Result | None:
-        caller, turns, model = call.caller, self._turns, self._model
+        self._pred(*call, number, tokens, positions, options)
+        return None
+
+    def _pred(
+        self, caller: Instance, seq: int, number: Any, tokens: Any, positions: Any, options: Any
+    ) -> None:
+        turns, model = self._turns, self._model
         file = caller.handles.get(number, _READ_APPEND).file
         ids = arguments.token_ids(tokens, model)
         given, parsed = None, DEFAULT  # as most preds want it
@@ -313,8 +329,7 @@ class Syscalls:
         if file.generating:
             turns.check_file(file)
         turns.check_room(caller, size)
-        submit(Pred(turns, call, file, ids, given, parsed, size))
-        return None
+        submit(Pred(turns, caller, seq, file, ids, given, parsed, size))
 
     def _generate(self, call: Call, number: Any, tokens: Any, options: Any) -> Result | None:
         file = call.caller.handles.get(number, APPEND).file
@@ -325,7 +340,7 @@ class Syscalls:
         size = len(tokens) + len(options)
         self._turns.check_file(file)
         self._turns.check_room(call.caller, size)
-        Generation(self._turns, call, file, ids, parsed, size).begin()
+        Generation(self._turns, *call, file, ids, parsed, size).begin()
         return None
 
     def _taken(self, call: Call, target: Any, count: Any) -> Result | None:

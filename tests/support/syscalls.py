@@ -98,7 +98,7 @@ class SyscallRig:
             self.processes,
             self.scheduler,
             MODEL,
-            lambda *reply: self.replies.append(reply),
+            lambda caller, seq, result: self.replies.append((caller.id, seq, result)),
             draw_seed=lambda: 4321,
             grammars=NoGrammars(b"", MODEL.vocab_size, MODEL.eos),
         )

@@ -99,11 +99,16 @@ class KVFile:
         Raises:
             SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
         """
-        owner = self.owner
-        if owner.closed or self.length + n > owner.entries_allowed:
+        owner, length, pool = self.owner, self.length, self._storage.pool
+        if owner.closed or length + n > owner.entries_allowed:
             self._allow_entries(n)
+        within = length % PAGE_TOKENS
+        if within and within + n <= PAGE_TOKENS and not pool.copies:  # as most have room
+            page: int = self._table.item(length // PAGE_TOKENS)
+            if pool.each_references[page] == 1:
+                return
         needed = self.pages_needed(n)
-        if self._storage.pool.copies and n:
+        if pool.copies and n:
             self._write_last_page()
         if not needed:
             return

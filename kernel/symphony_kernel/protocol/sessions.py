@@ -154,10 +154,11 @@ class SessionLink:
         self.sent += 1
         self._kept.append(body)
         self._kept_bytes += len(body)
-        if self._link is not None:
-            self._link.send_encoded(body, now)
+        link = self._link
+        if link is not None:
             if self.sent >= self._want_at or self._kept_bytes >= self._want_at_bytes:
-                self._want_receipt()
+                self._want_receipt()  # before the frame: in one write, and answered in one
+            link.send_encoded(body, now)
         if self._timer is None:
             self._timer = self._loop.call_later(SESSION_RECEIPT_SECONDS, self._pause)
 

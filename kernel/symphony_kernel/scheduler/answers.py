@@ -79,9 +79,12 @@ class Answers:
             past = self._lips.get(root)
             if past is None:
                 past = self._lips[root] = _Past()
-            past.replied, past.owed = now, max(count, 0)
+            past.replied = now
             if count > 0:
+                past.owed = count
                 self._expected.add(root)
+            else:
+                past.owed = 0
 
     def heard(self, root: int, now: float) -> None:
         """A LIP has submitted a work."""
@@ -132,20 +135,24 @@ class Answers:
         bound = self._ended + self._soon
         if not self._expected or now >= bound:
             return 0.0
-        worth = self._step_seconds * self._share(ready)
-        latest = now
+        new, soon = False, []  # those that may answer in time
         for root in self._expected:
             past = self._lips[root]
             seconds = past.seconds
             if not seconds.known:  # it has never answered soon, or never yet
-                if past.odds == 1.0:
-                    latest = max(latest, min(self._ended + worth, bound))
+                new = new or past.odds == 1.0
                 continue
             likely = past.replied + seconds.mean + seconds.deviation
-            if likely <= bound and likely - now <= worth:
-                due = likely + 3 * seconds.deviation
-                latest = max(latest, min(due, bound, now + worth))
-        return latest - now
+            if likely <= bound:
+                soon.append((likely, seconds.deviation))
+        if not (new or soon):
+            return 0.0  # as where nobody ever answers soon: they need not be weighed
+        worth = self._step_seconds * self._share(ready)
+        latest = min(self._ended + worth, bound) if new else now
+        for likely, deviation in soon:
+            if likely - now <= worth:
+                latest = max(latest, min(likely + 3 * deviation, bound, now + worth))
+        return max(latest - now, 0.0)
 
     def _share(self, ready: Ready) -> float:
         """Return the share of a step for which it pays to wait from now on."""

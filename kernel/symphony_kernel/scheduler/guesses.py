@@ -31,7 +31,7 @@ from symphony_kernel.kvfs import KVFS, KVFile
 from symphony_kernel.kvfs.pages import PagePool, page_count
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, PAGE_TOKENS
-from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions
 from symphony_kernel.scheduler.batcher import ONLY
 from symphony_kernel.scheduler.work import Work
 
@@ -99,7 +99,10 @@ class Past:
     def add(self, credit: int) -> None:
         """Add what a pred, or the lack of one, has shown."""
         self.sum += credit
-        self.credit = min(max(self.credit + credit, _CREDIT_LEAST), _CREDIT_MAX)
+        now = self.credit + credit
+        if now > _CREDIT_MAX:
+            now = _CREDIT_MAX
+        self.credit = now if now > _CREDIT_LEAST else _CREDIT_LEAST
 
 
 class Guesses:
@@ -184,7 +187,7 @@ class Guesses:
         if line.spare >= 0 and guess.frame == line.spare:
             line.spare = -1
             return file.use_spare(guess.frame, line)
-        return bool(file.block_table(guess.start + 1)[-1] == guess.frame)
+        return file.block_table(guess.start + 1).item(-1) == guess.frame
 
     def claimed(self) -> None:
         """A claimed guess is a pred's from now on: its line goes on when that has ended."""
@@ -246,14 +249,14 @@ class Guesses:
         if guess is None or guess.start != start:
             guess = Guess(line, start)
             line.guesses.append(guess)
-        guess.frame, guess.moved = int(table[-1]), self._pool.moved
+        guess.frame, guess.moved = table.item(-1), self._pool.moved
         position = self._positions[start : start + 1]
         return guess, Row(BLANK, position, start, table, ONLY, options, None, seed)
 
     def _table(self, line: Line, start: int) -> Int32 | None:
         """Return the frames for the entries up to `start`, that one included."""
         file = line.file
-        if len(file.absent_pages()):
+        if self._pool.absent and len(file.absent_pages()):
             return None
         wanted, there = page_count(start + 1), len(file.pages)
         if there >= wanted:
@@ -349,9 +352,11 @@ class Guesses:
 def _is_of_a_course(work: Work) -> bool:
     """Whether a pred could be one of a course: its token is the next one's, where it ends."""
     options = work.options
-    if work.course is not None or work.rebuilds or options.at != "last" or not options.keep:
+    if work.course is not None or work.rebuilds or work.guide is not None:
         return False
-    if work.guide is not None:
+    if options is DEFAULT:  # as most
+        return True
+    if options.at != "last" or not options.keep:
         return False
     if options.get not in _BEST_FIRST or options.parents is not None:
         return False
@@ -368,8 +373,8 @@ def _is_guessed(guess: Guess, work: Work) -> bool:
         work.count == 1
         and work.course is None
         and work.file.length == guess.start
-        and int(work.tokens[0]) == guess.token
-        and int(work.positions[0]) == guess.start
+        and work.tokens.item() == guess.token
+        and work.positions.item() == guess.start
         and (work.options is line.options or work.options == line.options)
         and work.seed == line.seed
     )

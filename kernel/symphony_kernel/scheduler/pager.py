@@ -33,7 +33,7 @@ from symphony_kernel.scheduler.parking import Parking
 from symphony_kernel.scheduler.rebuild import Rebuild, plan
 from symphony_kernel.scheduler.work import Work
 
-_RESERVED_MAX: Final = 4_096  # admitted works, before those that have ended are dropped
+_RESERVED_SPARE: Final = 64  # admitted works that have ended, before all of them are dropped
 REBUILD_SLICES: Final = 4.0  # a slice is so many times what a rebuild costs, at least
 _GAIN: Final = 1 / 4
 
@@ -68,6 +68,7 @@ class Pager:
         self._blocked: dict[Work, None] = {}
         self._leftovers: dict[Work, None] = {}  # parked ones whose files may still have frames
         self._reserved: list[Work] = []  # admitted, and some that have ended
+        self._reserved_max = _RESERVED_SPARE
         self._held: Bool = np.zeros(self._pool.pages, np.bool_)  # scratch
         self._rebuilding = 0.0  # tokens that were computed again for one admission, of late
         self._over = False  # somebody has been served a slice more than the first that is parked
@@ -358,14 +359,19 @@ class Pager:
             ranking.used(file)
         reserved = self._reserved
         reserved.append(work)
-        if len(reserved) > _RESERVED_MAX:
-            self._reserved = _alive(reserved)
+        if len(reserved) > self._reserved_max:
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Drop works that have ended: soon, while their memory is still near."""
+        self._reserved = _alive(self._reserved)
+        self._reserved_max = 2 * len(self._reserved) + _RESERVED_SPARE
 
     def _held_pages(self) -> Bool:
         """Return a mask of the pages that admitted works read and write; the caller may add."""
         held = self._held
         held[:] = False
-        self._reserved = _alive(self._reserved)
+        self._forget_ended()
         for work in self._reserved:
             held[cast(KVFile, work.file).pages] = True
         return held
