@@ -14,6 +14,8 @@ Rules that the experiment behind this file taught:
 - A callback must never raise: an unset continuation aborts the process. It does nothing else.
 - While a future is alive nothing but the callback calls into the store, but for three words of it:
   the size of a suspended guest's memory is read, its bound and the epoch's deadline are set.
+- A call's arguments and results are one block of values, at the same address again and again, as is
+  the continuation: Python looks at them through windows that are kept, not by a function's call.
 - Everything a future points at stays referenced until the future is deleted.
 """
 
@@ -53,8 +55,8 @@ _NO_CALL = -1
 
 # The buffer that a fiber's futures point into: [name, bytes], at fixed offsets.
 _INSTANCE, _TRAP, _ERROR, _RESULT = 0, 16, 24, 32
-_MEMORY, _FUNCTION, _READY, _CONTINUATION = 64, 96, 128, 136
-_BUFFER_BYTES = 160
+_MEMORY, _FUNCTION, _READY = 64, 96, 128
+_BUFFER_BYTES = 136
 _EXTERN_OF = ffi.wasmtime_extern_t.of.offset
 _VAL_BYTES = ctypes.sizeof(ffi.wasmtime_val_t)
 _VAL_OF = ffi.wasmtime_val_t.of.offset
@@ -62,21 +64,35 @@ _VAL_OF = ffi.wasmtime_val_t.of.offset
 assert ctypes.sizeof(ffi.wasmtime_instance_t) <= _TRAP - _INSTANCE
 assert ctypes.sizeof(ffi.wasmtime_extern_t) <= _FUNCTION - _MEMORY
 assert _VAL_BYTES <= _MEMORY - _RESULT
-assert ctypes.sizeof(ffi.wasmtime_async_continuation_t) == _BUFFER_BYTES - _CONTINUATION == 24
+assert ctypes.sizeof(ffi.wasmtime_async_continuation_t) == 24
 
-_pack_value = struct.Struct("<Qq").pack  # kind (i32 0, i64 1), value sign-extended
+_put_value = struct.Struct("<Qq").pack_into  # kind (i32 0, i64 1), value sign-extended
 _read_i32 = ctypes.c_int32.from_address
 _now = time.perf_counter
-# ctypes' own are wrapped in Python and release the interpreter, which costs more than they do.
-_string_at = PYFUNCTYPE(ctypes.py_object, c_void_p, c_size_t)(ctypes._string_at_addr)  # type: ignore[attr-defined]
-_memmove = PYFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)(ctypes._memmove_addr)  # type: ignore[attr-defined]
+# Memory as Python sees it: to look through a window costs a third of a C function's call.
+_view = PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.c_ssize_t, ctypes.c_int)(
+    ctypes.cast(ctypes.pythonapi.PyMemoryView_FromMemory, c_void_p).value or 0
+)
+_WRITABLE = 0x200  # PyBUF_WRITE
+_NOTHING = memoryview(bytearray())
+_WINDOW_BYTES = 512  # more than all arguments and results of a call take
+_WINDOWS_MAX = 8  # of a fiber: calls come with the same few addresses again and again
+_put_continuation = struct.Struct("24s").pack_into
 
 
 def _bind(name: str, result: Any, *arguments: Any, release_gil: bool = False) -> Callable[..., Any]:
-    """Bind a C function with plain integers as pointers: several times cheaper than `_ffi`'s."""
+    """Bind a C function with plain integers as pointers: several times cheaper than `_ffi`'s.
+
+    Without `arguments` it takes what `_pointer` returns: nothing has to be converted.
+    """
     address = ctypes.cast(getattr(ffi.dll, name), c_void_p).value
     prototype = CFUNCTYPE if release_gil else PYFUNCTYPE
     return prototype(result, *arguments)(address or 0)
+
+
+def _pointer(address: int) -> Any:
+    """Return an address as an argument of C functions that is made once for many calls."""
+    return ctypes.byref(ctypes.c_char.from_address(address))
 
 
 _store_new = _bind("wasmtime_store_new", c_void_p, c_void_p, c_void_p, c_void_p)
@@ -100,8 +116,8 @@ _call_async = _bind(
     c_size_t, c_void_p, c_void_p,
 )  # fmt: skip
 _memory_data = _bind("wasmtime_memory_data", c_void_p, c_void_p, c_void_p)
-_memory_data_size = _bind("wasmtime_memory_data_size", c_size_t, c_void_p, c_void_p)
-_future_poll = _bind("wasmtime_call_future_poll", c_bool, c_void_p, release_gil=True)
+_memory_data_size = _bind("wasmtime_memory_data_size", c_size_t)  # two pointers
+_future_poll = _bind("wasmtime_call_future_poll", c_bool, release_gil=True)  # a pointer
 _future_delete = _bind("wasmtime_call_future_delete", None, c_void_p, release_gil=True)
 _increment_epoch = _bind("wasmtime_engine_increment_epoch", None, c_void_p)
 
@@ -198,8 +214,8 @@ class FiberHost:
         self._engine = new_engine()
         self._linker = Linker(self._engine)
         self._callback = _ON_CALL(self._on_call)
-        # For each import: takes its arguments apart, and the bytes that they have.
-        self._unpack: list[tuple[Callable[[bytes], tuple[int, ...]], int]] = []
+        # For each import: takes its arguments apart.
+        self._unpack: list[Callable[[memoryview], tuple[int, ...]]] = []
         for index, item in enumerate(imports):
             self._define(index, item)
         self.polled: Fiber | None = None
@@ -240,8 +256,8 @@ class FiberHost:
     def _define(self, index: int, item: Import) -> None:
         formats = {"i32": "I20x", "i64": "q16x"}
         layout = "<" + "".join(f"8x{formats[p]}" for p in item.signature.params)
-        arguments = struct.Struct(layout)
-        self._unpack.append((arguments.unpack, arguments.size))
+        assert struct.calcsize(layout) + _VAL_BYTES <= _WINDOW_BYTES
+        self._unpack.append(struct.Struct(layout).unpack_from)
         types = {"i32": ValType.i32, "i64": ValType.i64}
         kind = FuncType(
             [types[p]() for p in item.signature.params],
@@ -272,22 +288,30 @@ class FiberHost:
         if not fiber.base:
             fiber.find_memory(caller)
         if fiber.base:  # else the module's start function runs, and it exports no memory yet
-            fiber.size = _memory_data_size(fiber.context, fiber.memory_at)
-        unpack, size = self._unpack[index]
-        fiber.args = unpack(_string_at(args, size))
-        fiber.results_at = results
+            fiber.size = _memory_data_size(*fiber.memory_pointers)
+        windows = fiber.windows
+        window = windows.get(args)
+        if window is None:
+            window = fiber.look_at(args)
+        fiber.args = self._unpack[index](window)
+        fiber.results = window
+        fiber.results_from = results - args  # they lie in one block
         fiber.ready.value = 0
         fiber.call = index
-        _memmove(continuation, fiber.continuation_at, 24)
+        window = windows.get(continuation)
+        if window is None:
+            window = fiber.look_at(continuation)
+        _put_continuation(window, 0, fiber.continuation)
 
 
 class Fiber:
     """One guest: made suspended before its first instruction, driven by `poll` and `resume`."""
 
     __slots__ = (
-        "_buffer", "_entry", "_future", "_host", "_phases", "_store", "_table_elements", "_ticker",
-        "args", "base", "bound", "buffer_at", "call", "context", "continuation_at", "end", "epoch", "memory_at",
-        "program", "ready", "results_at", "size",
+        "_buffer", "_entry", "_future", "_host", "_memory", "_phases", "_polled", "_seen", "_store",
+        "_table_elements", "_ticker", "args", "base", "bound", "buffer_at", "call", "context",
+        "continuation", "end", "epoch", "memory_at", "memory_pointers", "program", "ready",
+        "results", "results_from", "size", "windows",
     )  # fmt: skip
 
     def __init__(
@@ -310,23 +334,26 @@ class Fiber:
         self._buffer = (c_uint64 * (_BUFFER_BYTES // 8))()
         self.buffer_at: int = ctypes.addressof(self._buffer)
         self.memory_at = self.buffer_at + _MEMORY + int(_EXTERN_OF)
-        self.continuation_at = self.buffer_at + _CONTINUATION
         self.ready = ctypes.c_uint8.from_address(self.buffer_at + _READY)
-        self._buffer[_CONTINUATION // 8] = _STRLEN or 0
-        self._buffer[_CONTINUATION // 8 + 1] = self.buffer_at + _READY
+        self.continuation = struct.pack("<QQQ", _STRLEN or 0, self.buffer_at + _READY, 0)
         # What the last call left: its index in the host's imports, and its arguments, unsigned
         # where they are i32 and signed where they are i64.
         self.call = _NO_CALL
         self.args: tuple[int, ...] = ()
-        self.results_at = self.base = self.size = 0
+        self.results, self.results_from = _NOTHING, 0  # where its result goes
+        self.windows: dict[int, memoryview] = {}  # by addresses
+        self.base = self.size = 0
+        self._memory, self._seen = _NOTHING, 0  # the first so many bytes of its memory
         self.end: End | None = None
         self._store: int = _store_new(host.engine_at, None, None)
         self.context: int = _store_context(self._store)
+        self.memory_pointers = _pointer(self.context), _pointer(self.memory_at)
         self._table_elements = table_elements_max
         self.limit_memory(memory_bytes_max)
         _yield_on_epoch(self.context, 1)
         self.epoch = -1  # so that the first poll sets its deadline
         self._future: int | None = None
+        self._polled: tuple[Any, ...] = ()  # the same, for `_future_poll`
         next(self._phases)
 
     def poll(self) -> int:
@@ -347,13 +374,13 @@ class Fiber:
             ticker.since = _now()
             if not ticker.armed:
                 ticker.arm()
-            done = _future_poll(self._future)
+            done = _future_poll(*self._polled)
             ticker.since = 0.0
             if not done:
                 if self.call >= 0:
                     return CALLED
                 if self.base:
-                    self.size = _memory_data_size(self.context, self.memory_at)
+                    self.size = _memory_data_size(*self.memory_pointers)
                 return PREEMPTED
             _future_delete(self._future)
             self._future = None
@@ -370,7 +397,7 @@ class Fiber:
 
     def resume(self, result: int, wide: bool = False) -> None:
         """Give the pending call's result (an i64 where `wide`); the guest is runnable again."""
-        _memmove(self.results_at, _pack_value(wide, result), 16)
+        _put_value(self.results, self.results_from, wide, result)
         self.ready.value = 1
 
     def resume_void(self) -> None:
@@ -388,12 +415,15 @@ class Fiber:
             _store_delete(self._store)
             self._store = self.context = self.base = 0
         size, self.size = self.size, 0
+        self._memory, self._seen = _NOTHING, 0  # none of that is there any more
+        self.results = _NOTHING
+        self.windows.clear()
         return size
 
     def measure(self) -> int:
         """Return the size of the memory in bytes (0: there is none yet); no call may run."""
         if self.base or self._find_exported_memory():
-            self.size = _memory_data_size(self.context, self.memory_at)
+            self.size = _memory_data_size(*self.memory_pointers)
         return self.size
 
     # -- Memory, while a call is pending -------------------------------------------------------
@@ -404,18 +434,34 @@ class Fiber:
 
     def read(self, pointer: int, length: int) -> bytes:
         """Return a copy of guest memory, or EFAULT."""
-        if pointer + length > self.size:
+        end = pointer + length
+        if end > self.size:
             raise SyscallError(Errno.EFAULT)
-        data: bytes = _string_at(self.base + pointer, length)
-        return data
+        if self._seen != self.size:
+            self._see()
+        return self._memory[pointer:end].tobytes()
 
     def write(self, pointer: int, data: bytes) -> None:
         """Copy `data` into guest memory, or EFAULT."""
-        if pointer + len(data) > self.size:
+        end = pointer + len(data)
+        if end > self.size:
             raise SyscallError(Errno.EFAULT)
-        _memmove(self.base + pointer, data, len(data))
+        if self._seen != self.size:
+            self._see()
+        self._memory[pointer:end] = data
 
     # -- Inside --------------------------------------------------------------------------------
+    def _see(self) -> None:
+        self._memory, self._seen = _view(self.base, self.size, _WRITABLE), self.size
+
+    def look_at(self, address: int) -> memoryview:
+        """Return a window on what a call points at, which is valid while that call is pending."""
+        if len(self.windows) >= _WINDOWS_MAX:
+            self.windows.clear()
+        window: memoryview = _view(address, _WINDOW_BYTES, _WRITABLE)
+        self.windows[address] = window
+        return window
+
     def find_memory(self, caller: int) -> None:
         """Learn where linear memory lies; called on the guest's stack, so it must not raise.
 
@@ -434,7 +480,7 @@ class Fiber:
         """Start one future after the other; each `next` is due when the one before has ended."""
         at = self.buffer_at
         pre = ctypes.cast(self.program.pre, c_void_p).value
-        self._future = _instantiate(pre, self.context, at + _INSTANCE, at + _TRAP, at + _ERROR)
+        self._begin(_instantiate(pre, self.context, at + _INSTANCE, at + _TRAP, at + _ERROR))
         yield None
         if not self.base and self._find_exported_memory():
             self.base = _memory_data(self.context, self.memory_at) or 0
@@ -452,10 +498,14 @@ class Fiber:
         found = _export_get(self.context, at + _INSTANCE, encoded, len(encoded), at + _FUNCTION)
         if not found:
             raise KernelBug(f"the export {name} was there when the program was loaded")
-        self._future = _call_async(
+        future = _call_async(
             self.context, at + _FUNCTION + _EXTERN_OF, None, 0, at + _RESULT, results,
             at + _TRAP, at + _ERROR,
         )  # fmt: skip
+        self._begin(future)
+
+    def _begin(self, future: int) -> None:
+        self._future, self._polled = future, (_pointer(future),)
 
     def _fault(self) -> End | None:
         """Return how the future that has just ended went wrong, if it did."""

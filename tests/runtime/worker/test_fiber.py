@@ -95,6 +95,30 @@ def test_many_fibers_interleave(host: FiberHost) -> None:
         guest.close()
 
 
+def test_calls_from_any_depth_of_the_stack_get_their_own_results(host: FiberHost) -> None:
+    deep = """(func $deep (param i32) (result i32)
+        (if (i32.eqz (local.get 0)) (then (return (i32.const 0))))
+        (call $void (i32.mul (local.get 0) (i32.const 10)))
+        (i32.add (call $first (local.get 0) (i64.const 1) (i32.const 2))
+                 (i32.add (call $deep (i32.sub (local.get 0) (i32.const 1)))
+                          (i32.wrap_i64 (call $wide)))))"""
+    guest = fiber(host, "(call $deep (i32.const 30))", deep)
+    made = []
+    while until_stop(guest) == CALLED:
+        made.append((guest.call, guest.args))
+        if guest.call == 0:
+            guest.resume(guest.args[0] * 1_000)
+        elif guest.call == 1:
+            guest.resume(1, wide=True)
+        else:
+            guest.resume_void()
+    down = [call for n in range(30, 0, -1) for call in ((2, (10 * n,)), (0, (n, 1, 2)))]
+    assert made == down + [(1, ())] * 30
+    assert guest.end is not None
+    assert guest.end.code == 1_000 * sum(range(31)) + 30
+    guest.close()
+
+
 def test_memory_is_read_and_written_while_a_call_is_pending(host: FiberHost) -> None:
     guest = fiber(
         host,

@@ -124,7 +124,9 @@ def claim(lip: Instance, number: int, pointer: int, capacity: int, timeout_ms: i
     lip.fiber.check(pointer, capacity)
     if timeout_ms < -1:
         raise SyscallError(Errno.EINVAL, f"{timeout_ms} ms")
-    ticket = lip.tickets.get(number)
+    ticket = lip.tickets.live.get(number)
+    if ticket is None:
+        raise SyscallError(Errno.EBADF)
     if ticket.result is not None:
         return _take(lip, ticket, pointer, capacity)
     if timeout_ms:
