@@ -1,0 +1,254 @@
+"""One role by itself in one process: frames in, frames out, without sockets or the other role.
+
+    python -m benchmarks.host_overhead --role kernel|worker [--lips 1,16,256]
+
+What a pred costs the kernel, or the worker, of its processor's time: all frames are made before the
+clock starts, and all LIPs make their preds at the same pace, so that each turn of the role takes a
+frame with one pred (or one reply) for each of them. The least of several rounds, since whatever
+else the machine does only adds. With another checkout beside this one, run both by turns.
+"""
+
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Iterable
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+from symphony_kernel.__main__ import new_loop
+from symphony_kernel.executor.simulated import SimulatedExecutor, simulated_model
+from symphony_kernel.kernel import Kernel
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.links import Frame, OnClosed, OnFrame, decode, encode
+from symphony_kernel.protocol.sessions import BEGIN
+from symphony_kernel.scheduler.clock import RealClock
+from symphony_kernel.server import Server
+from symphony_runtime import loops
+from symphony_runtime.compiler import compile_program
+from symphony_runtime.worker.__main__ import tune
+from symphony_runtime.worker.worker import Worker
+from wasmtime import wat2wasm
+
+WORKER, TENANT, MODULE = "worker-0", "tenant", "guest"
+SECRET = b"secret"
+PAGES = 1 << 18
+HANDLE = 1 << 16
+ENTRIES_MAX = 256  # of a file, before it is cut to nothing
+ROUNDS = 7
+ROUND_PREDS = 20_000  # of all LIPs, about; fewer where each makes ENTRIES_MAX
+WARM_TURNS = 64
+LIMITS = {"wall_ms": 600_000, "cpu_ms": 600_000, "memory_bytes": 1 << 20}
+_WANTED = encode([m.ReceiptWanted.KIND])
+
+
+class Peer:
+    """A link whose other end is this script: what is sent is counted, and the next frame fed."""
+
+    backlog = 0
+    closed = False
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_frame: OnFrame | None = None
+        self._bodies: list[bytes] = []
+        self._items_each = 0  # that answer one body
+        self._items = self._next = self._numbered = 0
+        self._over: asyncio.Future[None] | None = None
+        self.heard: list[bytes] = []  # while nothing is driven
+
+    # -- Link ----------------------------------------------------------------------------------
+    def send(self, frame: Frame, now: bool = False) -> None:
+        """See `Link`."""
+        self.send_encoded(encode(frame), now)
+
+    def send_encoded(self, body: bytes, now: bool = False) -> None:  # noqa: ARG002
+        """See `Link`."""
+        if body == _WANTED:
+            self._loop.call_soon(self.say, [m.Receipt.KIND, self._numbered])
+        elif self._over is None:
+            self.heard.append(body)
+            self._numbered += body[1] in (m.Calls.KIND, m.Replies.KIND)
+        else:
+            self._numbered += 1
+            self._items += _items(body)
+            if self._items >= self._items_each:
+                self._items = 0
+                self._loop.call_soon(self._feed)
+
+    def flush(self) -> None:
+        """See `Link`."""
+
+    def receive(self, on_frame: OnFrame, on_closed: OnClosed) -> None:  # noqa: ARG002
+        """See `Link`."""
+        self._on_frame = on_frame
+
+    def close(self) -> None:
+        """See `Link`."""
+
+    def abort(self) -> None:
+        """See `Link`."""
+        raise AssertionError("a frame was not understood")
+
+    # -- The other end -------------------------------------------------------------------------
+    def say(self, frame: Frame) -> None:
+        """Let the role take a frame."""
+        self._take(encode(frame))
+
+    async def hears(self, items: int) -> None:
+        """Return once so many calls, replies or messages have come; they are forgotten."""
+        while sum(map(_items, self.heard)) < items:
+            await asyncio.sleep(0.001)
+        self.heard.clear()
+
+    async def drive(self, bodies: Iterable[bytes], items_each: int) -> float:
+        """Feed frames, each when the last one is answered; return the processor's seconds."""
+        self._bodies, self._next, self._items_each = list(bodies), 0, items_each
+        self._over = self._loop.create_future()
+        began = _processor_seconds()
+        self._feed()
+        await self._over
+        self._over = None
+        return _processor_seconds() - began
+
+    def _feed(self) -> None:
+        if self._next == len(self._bodies):
+            assert self._over is not None
+            self._over.set_result(None)
+            return
+        body = self._bodies[self._next]
+        self._next += 1
+        self._take(body)
+
+    def _take(self, body: bytes) -> None:
+        assert self._on_frame is not None
+        self._on_frame(decode(body))
+
+
+def _items(body: bytes) -> int:
+    """Return how many items the list of a frame [kind, list] has; 0 of any other frame."""
+    if body[0] != 0x92:  # no array of two
+        return 0
+    if body[2] >> 4 == 0x9:
+        return body[2] & 15
+    return int.from_bytes(body[3:5], "big") if body[2] == 0xDC else 0
+
+
+def _processor_seconds() -> float:
+    used = getrusage(RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def _turns(lips: int) -> int:
+    """Return how many preds each LIP makes in a round."""
+    return max(min(ROUND_PREDS // lips, 4_000), ENTRIES_MAX // 4)
+
+
+# --- The kernel ----------------------------------------------------------------------------------
+def calls(lips: int, turn: int) -> bytes:
+    """Return the frame of one pred of each LIP, the `turn`-th (from 1 on)."""
+    made: list[list[Any]] = []
+    for lip in range(1, lips + 1):
+        if turn % ENTRIES_MAX == 0:
+            made.append([lip, int(m.Op.KV_TRUNCATE), 0, HANDLE, 0])
+        made.append([lip, int(m.Op.PRED), turn, HANDLE, b"\7\0\0\0", None, b""])
+    return encode([m.Calls.KIND, made])
+
+
+async def kernel_alone(lips: int) -> float:
+    """Return the microseconds of a pred in a kernel."""
+    clock = RealClock()
+    executor = SimulatedExecutor(clock, PAGES, simulated_model(), hashed=False)
+    kernel = Kernel(executor, {}, clock)
+    running = asyncio.create_task(kernel.run())
+    server = Server(kernel, {"gateway": SECRET, WORKER: SECRET})
+    gateway, worker = Peer(), Peer()
+    for peer, role, name, session in (
+        (gateway, "gateway", "gateway", b""),
+        (worker, "worker", WORKER, b"a session of this"),
+    ):
+        server.meet(peer)
+        hello = m.Hello(m.PROTOCOL_VERSION, role, name, SECRET, 0, session, BEGIN)
+        peer.say(m.encode(hello))
+    for lip in range(1, lips + 1):
+        gateway.say(m.encode(m.Register(lip, lip, TENANT, WORKER, 0, 0, {})))
+    made = [[lip, int(m.Op.KV_CREATE), 0, HANDLE] for lip in range(1, lips + 1)]
+    worker.say([m.Calls.KIND, made])
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+    turns, least = _turns(lips), float("inf")
+    await worker.drive([calls(lips, turn) for turn in range(1, WARM_TURNS + 1)], lips)
+    for number in range(ROUNDS):
+        first = 1 + WARM_TURNS + number * turns
+        bodies = [calls(lips, turn) for turn in range(first, first + turns)]
+        least = min(least, await worker.drive(bodies, lips))
+    await kernel.close()
+    await running
+    return least / (turns * lips) * 1e6
+
+
+# --- The worker ----------------------------------------------------------------------------------
+def replies(lips: int, seq: int) -> bytes:
+    """Return the frame of one reply to each LIP."""
+    return encode([m.Replies.KIND, [[lip, seq, bytes(8)] for lip in range(1, lips + 1)]])
+
+
+async def _attach(peer: Peer, attaching: Any) -> None:
+    """Welcome the worker on a link."""
+    attached = asyncio.create_task(attaching)
+    await asyncio.sleep(0)  # it says hello
+    about = {"model": {"name": "", "vocab_size": 4_096}}
+    peer.say(m.encode(m.Welcome(0, about)))
+    await attached
+
+
+async def worker_alone(lips: int, guest: str) -> float:
+    """Return the microseconds of a pred in a worker. `guest` never cuts its file."""
+    compiled = await compile_program(bytes(wat2wasm(guest)))
+    worker = Worker(WORKER, SECRET, now=time.monotonic, early_ms=loops.EARLY_MS)
+    kernel, gateway = Peer(), Peer()
+    await _attach(kernel, worker.attach_kernel(kernel))
+    await _attach(gateway, worker.attach_gateway(gateway))
+    turns, least = _turns(lips), float("inf")
+    preds = WARM_TURNS + ROUNDS * turns + 1
+    gateway.say(m.encode(m.Module(MODULE, compiled.artefact)))
+    for lip in range(1, lips + 1):
+        start = m.Start(lip, MODULE, "", preds.to_bytes(4, "little"), LIMITS, tenant=TENANT)
+        gateway.say(m.encode(start))
+    await kernel.hears(lips)  # a file each
+    tune()
+    for lip in range(1, lips + 1):
+        gateway.say(m.encode(m.Deliver(lip, b"go")))
+    await kernel.hears(lips)  # the first preds
+    first = 2  # the number of their tickets: the message had one before
+    await kernel.drive([replies(lips, first + turn) for turn in range(WARM_TURNS)], lips)
+    first += WARM_TURNS
+    for _ in range(ROUNDS):
+        bodies = [replies(lips, first + turn) for turn in range(turns)]
+        least = min(least, await kernel.drive(bodies, lips))
+        first += turns
+    worker.close()
+    return least / (turns * lips) * 1e6
+
+
+def measure(role: str, lips: list[int], guest: str) -> dict[int, float]:
+    """Return the microseconds of a pred in a role, by the number of LIPs."""
+    if role == "worker":
+        endless = guest.replace(f"i32.const {ENTRIES_MAX}", f"i32.const {1 << 30}")
+        return {number: loops.run(worker_alone(number, endless)) for number in lips}
+    found: dict[int, float] = {}
+    for number in lips:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            found[number] = runner.run(kernel_alone(number))
+    return found
+
+
+def show(role: str, found: dict[int, float], as_json: bool) -> None:
+    """Print what `measure` returns."""
+    if as_json:
+        print(json.dumps({"role": role, "us_per_pred": found}))
+        return
+    print(f"{'LIPs':>6} {role + ', cpu us a pred':>24}")
+    for lips, microseconds in found.items():
+        print(f"{lips:>6} {microseconds:>24.1f}")
