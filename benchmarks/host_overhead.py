@@ -1,6 +1,7 @@
 """What the host costs a pred: a real kernel and a real worker, and a device that takes no time.
 
     python -m benchmarks.host_overhead [--lips 1,16,256,4096] [--journal] [--json] [--profile DIR]
+    python -m benchmarks.host_overhead --role kernel|worker [--lips 1,16,256]
 
 The kernel's executor is the simulated one with every cost zero, so all that is measured is the way
 of a pred: guest, worker, socket, kernel, scheduler, and back. This script plays the gateway. Each
@@ -10,6 +11,7 @@ to its first message, and to end one.
 
 With --journal the kernel keeps one, as it does behind `symphony serve`.
 With --profile each role runs under cProfile and leaves DIR/<role>.prof.
+With --role only that one runs, in this process, and without sockets (`benchmarks.role_alone`).
 """
 
 import argparse
@@ -32,12 +34,14 @@ from symphony_runtime.compiler import compile_program
 from symphony_runtime.containment import open_to_workers
 from wasmtime import wat2wasm
 
+from benchmarks import role_alone
 from benchmarks.kernel_client import KernelClient
 
 WORKER = "worker-0"
 MODULE = "guest"
 SECONDS_MAX = 80  # for everything
 LIPS_DEFAULT = (1, 16, 256, 4096)
+ROLE_LIPS = (1, 16, 256)
 PREDS = {1: 4_000, 16: 20_000, 256: 60_000, 4096: 60_000}  # in all, at so many LIPs
 START_COUNT = 1_000
 PAGES = 1 << 18
@@ -297,14 +301,19 @@ def show(figures: dict[str, Any]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--lips", default=",".join(map(str, LIPS_DEFAULT)))
+    parser.add_argument("--lips")
+    parser.add_argument("--role", choices=("kernel", "worker"))
     parser.add_argument("--journal", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--profile", type=Path)
     given = parser.parse_args()
     if given.profile:
         given.profile.mkdir(parents=True, exist_ok=True)
-    lips = [int(number) for number in given.lips.split(",")]
+    usual = ROLE_LIPS if given.role else LIPS_DEFAULT
+    lips = [int(number) for number in given.lips.split(",")] if given.lips else list(usual)
+    if given.role:
+        role_alone.show(given.role, role_alone.measure(given.role, lips, GUEST), given.json)
+        return
     work = benchmark(lips, given.profile, given.journal)
     figures = asyncio.run(asyncio.wait_for(work, SECONDS_MAX))
     if given.json:

@@ -28,6 +28,7 @@ from symphony_kernel.configuration import (
 )
 from symphony_kernel.durability import DurableOptions
 from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.fine_loop import FineLoop
 from symphony_kernel.journal.keeper import LOG_BYTES, NoRoomError
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
@@ -169,6 +170,14 @@ async def _first(task: "asyncio.Task[Any]", stop: asyncio.Event) -> bool:
     return task.done()
 
 
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop whose timers are as fine as the scheduler's waits."""
+    if sys.platform != "linux":
+        # select() keeps waits below a millisecond, which other ways round up to one.
+        return asyncio.SelectorEventLoop(selectors.SelectSelector())
+    return FineLoop()
+
+
 class _Supervisor(asyncio.Protocol):
     """What the supervisor says, and that it has gone."""
 
@@ -222,10 +231,7 @@ def main() -> int:
         _log.error("%s", error)
         return 2
     try:
-        # select() keeps waits below a millisecond, which epoll rounds up to one.
-        with asyncio.Runner(
-            loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())
-        ) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(boot(configuration))
     except (CheckpointError, ConfigurationError) as error:
         _log.error("%s", error)

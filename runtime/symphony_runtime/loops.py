@@ -2,7 +2,7 @@
 
 uvloop does in C what asyncio does in Python for each read and write: a fifth of what a worker's
 message costs. Its timers count whole milliseconds, and its own time stands still during a turn. The
-kernel's loop is asyncio's own: it waits for less, and makes one step of many messages.
+kernel's loop is the same with finer timers.
 """
 
 from collections.abc import Coroutine
