@@ -45,7 +45,7 @@ class Neighbours:
         self._steps = 0 if step.tokens == step.decodes else self._steps + 1
         if self._queue.tenants > 1:
             self._note(step, now)
-        if (self._debt or step.owed) and self._lot_seconds:
+        if step.decodes and (self._debt or step.owed) and self._lot_seconds:
             more = step.owed * self._costs.token_seconds
             self._debt = max(self._debt + more - self._costs.decodes_seconds(step.decodes), 0.0)
 
@@ -112,14 +112,18 @@ class Neighbours:
         everybody += sum(each for name, each in prompting.items() if name not in weights)
         self._rested = probes or (self._debt > 0.0 and decodes > 0)
         return PromptShares(
-            self._lot(now - _RECENT_SECONDS, base) * self._costs.tokens_in(base),
+            self._lot(now, decodes) * self._costs.tokens_in(base),
             {name: everybody / each for name, each in weights.items()},
             self._rested,
             probes,
         )
 
-    def _lot(self, since: float, base: float) -> int:
-        """Return of how many steps prompts have their share in one; of one if any need forming."""
-        if self._stepwise > since or not base:
+    def _lot(self, now: float, decodes: int) -> int:
+        """Return of how many steps prompts have their share in one.
+
+        Of one where any needs forming, and where none decodes now: whoever goes on shall not wait.
+        """
+        base = self._costs.decodes_seconds(decodes)
+        if not (decodes and base) or self._stepwise > now - _RECENT_SECONDS:
             return 1
         return min(max(int(self._lot_seconds / base), 1), DRAFTS_MAX)
