@@ -123,25 +123,31 @@ async def served(model: Path, threads: int) -> AsyncIterator[Worker]:
         await running
 
 
-async def step_seconds(worker: Worker, options: argparse.Namespace, handles: list[int]) -> float:
-    """Return the time between two tokens of a stream, on average over all of them.
+async def step_seconds(
+    worker: Worker, options: argparse.Namespace, handles: list[int], turn: int
+) -> tuple[float, float]:
+    """Return the time between two tokens of a stream, on average over all of them, and the
+    processor time of a step, prompts and all.
 
-    From the fourth on: all are there then. Ends of steps may be told of late and together, and
-    streams may take turns in two groups: neither matters to a mean over whole streams.
+    The time from the fourth token on: all are there then. Ends of steps may be told of late and
+    together, and streams may take turns in two groups: neither matters to a mean over whole
+    streams. Each turn has prompts and seeds of its own: no text has been seen before.
     """
-    random = np.random.default_rng(1)
+    random = np.random.default_rng([1, turn])
+    began = time.process_time()
     streams = []
     for number in range(options.streams):
         tokens = random.integers(300, 3_000, PROMPT, dtype=np.uint32).tobytes()
         given: dict[str, Any] = {"max": options.new}
-        given["get"] = {"sample": {"temperature": 1.0, "seed": number}}
+        seed = turn * options.streams + number
+        given["get"] = {"sample": {"temperature": 1.0, "seed": seed}}
         if handles:
             given["constraint"] = handles[number % len(handles)]
         streams.append(worker.stream(tokens, given))
     times = np.array(await asyncio.gather(*streams))
     assert times.shape == (options.streams, options.new), "a stream ended early"
-    seconds: float = np.mean(times[:, -1] - times[:, 3]) / (options.new - 4)
-    return seconds
+    seconds = float(np.mean(times[:, -1] - times[:, 3])) / (options.new - 4)
+    return seconds, (time.process_time() - began) / options.new
 
 
 async def start_seconds(worker: Worker) -> list[float]:
@@ -164,15 +170,17 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
         handles = [await worker.call(m.Op.CONSTRAINT, *each) for each in grammars]
         first = time.perf_counter() - began
         assert all(isinstance(each, int) and each > 0 for each in handles), handles
-        await step_seconds(worker, options, handles)  # warms up both
+        await step_seconds(worker, options, handles, 0)  # warms up both
         pairs: list[tuple[float, float]] = []
+        processor: list[float] = []  # that the constraints add
         until = time.perf_counter() + options.seconds
         while len(pairs) < 3 or time.perf_counter() < until:
             order = [handles, []] if len(pairs) % 2 else [[], handles]
             found = {}
             for given in order:
-                found[bool(given)] = await step_seconds(worker, options, given)
-            pairs.append((found[False], found[True]))
+                found[bool(given)] = await step_seconds(worker, options, given, len(pairs) + 1)
+            pairs.append((found[False][0], found[True][0]))
+            processor.append(found[True][1] - found[False][1])
         starts = await start_seconds(worker)
     ratios = sorted(constrained / plain for plain, constrained in pairs)
     quarter = len(ratios) // 4
@@ -186,6 +194,7 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
         "least_ratio": min(c for _, c in pairs) / min(p for p, _ in pairs),
         "ratio": statistics.median(ratios),
         "ratio_quartiles": [ratios[quarter], ratios[-1 - quarter]],
+        "added_processor_ms": 1000 * statistics.median(processor),
         "compiled_ms": 1000 * first,
         "cached_start_ms": {
             "median": 1000 * statistics.median(starts),
@@ -204,6 +213,7 @@ def report(found: dict[str, Any]) -> None:
         f"ratio {found['ratio']:.3f} ({low:.3f} to {high:.3f} in the middle half), of the fastest "
         f"rounds {found['least_ratio']:.3f}"
     )
+    print(f"processor time that constraints add to a step: {found['added_processor_ms']:.2f} ms")
     print(f"both compiled for the first time: {found['compiled_ms']:.0f} ms")
     print(f"a cached schema starts in {start['median']:.3f} ms, p99 {start['p99']:.3f} ms")
 

@@ -27,6 +27,7 @@ from symphony_kernel.constraints.grammar import (
     make_tokenizer,
 )
 from symphony_kernel.constraints.states import KeptMatchers
+from symphony_kernel.constraints.walks import Walk, walk_of
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
@@ -56,6 +57,12 @@ class Vocabulary:
     def tokenizer(self) -> LLTokenizer:
         """The tokenizer; ValueError when llguidance does not know its kind."""
         return make_tokenizer(*self.about)
+
+    @cached_property
+    def reach(self) -> int:
+        """Bytes of the longest token. To look takes a tenth of a second for some 100,000."""
+        bytes_of = self.tokenizer.decode_bytes
+        return max(len(bytes_of([token])) for token in range(self.tokenizer.vocab_size))
 
 
 class Era:
@@ -95,6 +102,7 @@ class Grammar:
         self.asked = False  # to be built
         self.problem: GrammarError | None = None  # why it could not be
         self.era: Era | None = None
+        self.walk: Walk | None = None  # of a regular expression
         self.seconds = 0.0  # that a mask takes
         self.token_seconds = 0.0  # that a text's token takes, where one begins to follow it
         self.build_seconds = 0.0
@@ -111,6 +119,8 @@ class Grammar:
         began = time.thread_time()
         fresh.deep_copy().compute_bitmask()
         self.took(time.thread_time() - began)
+        if self.era is None and self.walk is None:
+            self.walk = walk_of(self.source, tokenizer, lambda: self._vocabulary.reach)
         self.era = era
 
     def ready(self) -> bool:

@@ -16,7 +16,9 @@ import numpy as np
 from llguidance import LLMatcher
 
 from symphony_kernel.constraints.compiler import Era, Grammar
+from symphony_kernel.constraints.expressions import NOTHING
 from symphony_kernel.constraints.grammar import GrammarError, error_of
+from symphony_kernel.constraints.walks import Walk
 from symphony_kernel.executor.base import UInt32
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TEXT_MS_MAX
@@ -29,6 +31,7 @@ LATER: Final = SyscallError(Errno.EAGAIN, "the mask is not there yet")
 _PIECE: Final = 4  # tokens that are consumed before somebody looks at the time
 _FEW: Final = 4  # tokens of a row that is like most
 _WORTH_KEEPING: Final = 32  # tokens of a text
+_WALK_MAX: Final = 4_096  # tokens of a text whose state is looked for
 _RENEWALS_MAX: Final = 3  # of its grammar that a text waits for, without a mask between them
 
 
@@ -68,8 +71,9 @@ class Guide:
     """
 
     __slots__ = (
-        "_again", "_before", "_era", "_file", "_matcher", "_renewals", "_text", "_told", "_until",
-        "base", "constraint", "ended", "kept", "spent",
+        "_again", "_before", "_era", "_file", "_late", "_matcher", "_renewals", "_state",
+        "_state_era", "_stated", "_text", "_told", "_until", "base", "constraint", "ended", "kept",
+        "spent",
     )  # fmt: skip
 
     def __init__(self, constraint: Constraint, file: Text, base: int, *, kept: bool) -> None:
@@ -79,7 +83,10 @@ class Guide:
         self.kept = kept  # others may go on from where it ends: its matcher is worth keeping
         self._matcher: LLMatcher | None = None
         self._era: Era | None = None  # of the grammar, that the matcher belongs to
-        self._text: list[int] = []  # what the matcher has seen
+        self._text: list[int] = []  # what the matcher has seen, but for the last ones
+        self._late = 0  # so many of these it has not: their masks were known
+        # Where the grammar's walk is, when it knows: behind so many tokens of the text.
+        self._state = self._state_era = self._stated = 0
         self._told: UInt32 | None = None
         self._before = b""  # where a matcher of this text is kept
         self._renewals = 0  # of the grammar since the last mask
@@ -121,21 +128,33 @@ class Guide:
 
     # -- On the thread that makes masks --------------------------------------------------------
     def fill(
-        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+        self,
+        start: int,
+        tokens: UInt32,
+        mask: UInt32,
+        began: float | None = None,
+        address: int | None = None,
     ) -> SyscallError | None:
         """Write which tokens may come behind a row's own, which begin at entry `start`.
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. EAGAIN: the
-        same row is to come again. `began` is now, of the thread's time, for who knows it.
+        same row is to come again. `began` is now, of the thread's time, and `address` where the
+        mask lies, for who knows them.
         """
         if began is None:
             began = time.thread_time()
         self._until = began + TEXT_MS_MAX / 1000
         error: SyscallError | None = None
+        if self._state and not self.kept and self._goes_known(start, tokens, mask):
+            self.ended = ended = time.thread_time()
+            self._grammar.took(ended - began)
+            self.spent += ended - began
+            return None
         try:
+            self._catch_up()
             few = self._advance(start, tokens)
             reached = began if few else time.thread_time()
-            self._fill(mask)
+            self._fill(mask, mask.ctypes.data if address is None else address)
             ended = time.thread_time()
             self._grammar.took(ended - reached)
         except _LaterError:
@@ -148,11 +167,63 @@ class Guide:
         self.ended = ended
         return error
 
+    def _goes_known(self, start: int, tokens: UInt32, mask: UInt32) -> bool:
+        """Write a mask that is known, without the matcher; return whether it is."""
+        walk = self._grammar.walk
+        if len(tokens) != 1 or start - self.base != len(self._text) or walk is None:
+            return False
+        if self._stated != len(self._text) or self._state_era != walk.era:
+            return False
+        token: int = tokens.item()
+        state = walk.after(self._state, token)
+        known = walk.mask(state, token)
+        if known is None:
+            return False
+        mask[:] = known
+        self._text.append(token)
+        self._late += 1
+        self._state, self._stated = state, len(self._text)
+        return True
+
+    def _catch_up(self) -> None:
+        """Let the matcher see what it has not."""
+        if not self._late:
+            return
+        whole, seen = self._text, len(self._text) - self._late
+        self._text, self._late = whole[:seen], 0
+        try:
+            self._consume(whole[seen:])
+        except _LaterError:
+            self._told = np.array(whole, np.uint32)
+            raise
+
+    def _walk_on(self, walk: Walk) -> int:
+        """Return where the walk is behind the whole text, or NOTHING."""
+        if self._stated > len(self._text) or self._state_era != walk.era:
+            self._stated = 0
+        if not self._stated:
+            self._state, self._state_era = walk.start, walk.era
+            if len(self._text) > _WALK_MAX:
+                self._state, self._stated = NOTHING, len(self._text)
+        for token in self._text[self._stated :] if self._state else ():
+            self._state = walk.after(self._state, token)
+        self._stated = len(self._text)
+        return self._state
+
     def _advance(self, start: int, tokens: UInt32) -> bool:
         """Come behind a row's tokens; return whether it was by hardly any."""
+        if (
+            self._matcher is not None and len(tokens) == 1 and start - self.base == len(self._text)
+        ):  # most rows
+            token: int = tokens.item()
+            if self._matcher.consume_tokens([token]):
+                self._text.append(token)
+            else:
+                self._stop_before([token])
+            return True
         seen = max(start - self.base, 0)
         own: list[int] = tokens[max(self.base - start, 0) :].tolist()
-        if self._matcher is not None and len(self._text) == seen:  # most rows
+        if self._matcher is not None and len(self._text) == seen:
             self._consume(own)
             return len(own) <= _FEW
         if self._matcher is None:
@@ -185,6 +256,7 @@ class Guide:
         known = grammar.matcher(era, text)
         self._before = text if known is not None else b""
         self._text = self._told[:seen].tolist() if known is not None else []
+        self._stated = 0
         self._matcher = known if known is not None else era.fresh.deep_copy()
 
     def _follow(self, seen: int) -> None:
@@ -220,6 +292,8 @@ class Guide:
         assert self._matcher is not None
         if self._matcher.rollback(len(self._text) - length):
             del self._text[length:]
+            if self._stated > length:
+                self._stated = 0
             return
         self._told = np.array(self._text[:length], np.uint32)
         self._begin(length, [])
@@ -233,25 +307,38 @@ class Guide:
                 raise _LaterError
             piece = tokens[at : at + _PIECE]
             if not matcher.consume_tokens(piece):
-                error = error_of(matcher.get_error())
-                if _is_used_up(error):
-                    self._renew(error, tokens[at:])
-                if error.errno is Errno.EINVAL:
-                    raise GrammarError(Errno.EINVAL, f"the text does not fit: {error.words}")
-                raise error
+                self._stop_before(tokens[at:])
             self._text += piece
 
-    def _fill(self, mask: UInt32) -> None:
-        matcher, era = self._matcher, self._era
+    def _stop_before(self, rest: list[int]) -> NoReturn:
+        """Say why a token cannot be consumed, the first of these."""
+        assert self._matcher is not None
+        error = error_of(self._matcher.get_error())
+        if _is_used_up(error):
+            self._renew(error, rest)
+        if error.errno is Errno.EINVAL:
+            raise GrammarError(Errno.EINVAL, f"the text does not fit: {error.words}")
+        raise error
+
+    def _fill(self, mask: UInt32, address: int) -> None:
+        matcher, era, walk = self._matcher, self._era, self._grammar.walk
         assert matcher is not None
         assert era is not None
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if matcher.is_error():
-            error = error_of(matcher.get_error())
-            if _is_used_up(error):
-                self._renew(error, [])
-            raise error
-        era.masks += 1
+        state = self._walk_on(walk) if walk is not None else NOTHING
+        last = self._text[-1] if self._text else -1
+        known = walk.mask(state, last) if walk is not None else None
+        if known is not None:
+            mask[:] = known
+        else:
+            matcher.unsafe_compute_mask_ptr(address, mask.nbytes)
+            if matcher.is_error():
+                error = error_of(matcher.get_error())
+                if _is_used_up(error):
+                    self._renew(error, [])
+                raise error
+            era.masks += 1
+            if walk is not None:
+                walk.note(state, last, mask)
         self._renewals = 0
         if self.kept:
             text = np.array(self._text, np.uint32).tobytes()
@@ -266,6 +353,7 @@ class Guide:
         if self._told is None or len(whole) >= len(self._told):
             self._told = np.array(whole, np.uint32)
         self._matcher, self._text, self._before = None, [], b""
+        self._stated = 0
         if grammar.era is era:
             alone = era.begun <= 1 and not era.masks
             if alone or self._renewals == _RENEWALS_MAX:

@@ -76,13 +76,19 @@ class Guide(Protocol):
     ended: float  # when the last mask was made: the time, in seconds, of the thread that made it
 
     def fill(
-        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+        self,
+        start: int,
+        tokens: UInt32,
+        mask: UInt32,
+        began: float | None = None,
+        address: int | None = None,
     ) -> SyscallError | None:
         """Write which tokens may come behind a row's own ([q], from entry `start` on).
 
         `mask` is [ceil(vocab_size / 32)]: bit t % 32 of word t // 32 allows token t. Rows come in
         their sequence's order, but for some that come again. An error is the row's result; EAGAIN:
-        the same row is to come again. `began` is that thread's time now, for who knows it.
+        the same row is to come again. `began` is that thread's time now, and `address` where the
+        mask lies, for who knows them.
         """
 
 
@@ -151,7 +157,7 @@ class Executor(Protocol):
 
     @property
     def computes(self) -> str:
-        """What computes, for an operator: "native", "torch" or "simulated"."""
+        """What computes, for an operator: "native", "cuda", "torch" or "simulated"."""
 
     @property
     def pages(self) -> int:

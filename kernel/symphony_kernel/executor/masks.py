@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +21,21 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import MASKS_MS_MAX
 
 _log = logging.getLogger(__name__)
-RowMasks: TypeAlias = dict[int, UInt32]  # of rows that have one, [ceil(vocab_size / 32)] each
-
 _STACK_BYTES = 64 << 20  # a deep grammar's; touched as needed
 _ALL = np.uint32(0xFFFFFFFF)
 _LATER = SyscallError(Errno.EAGAIN, "its mask is not there yet")
+_NOTHING = SyscallError(Errno.EINVAL, "no token may come next")
+
+
+class RowMasks(dict[int, UInt32]):
+    """By their numbers, rows that have a mask, [ceil(vocab_size / 32)] each.
+
+    They lie one behind the other in `words`, in this order.
+    """
+
+    def __init__(self, rows: list[int], masks: list[UInt32], words: UInt32) -> None:
+        super().__init__(zip(rows, masks, strict=False))
+        self.words = words
 
 
 class Masks:
@@ -34,7 +43,7 @@ class Masks:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._masks: UInt32 = np.zeros((0, -(-vocab_size // 32)), np.uint32)
+        self._make_room(0)
         self._steps: SimpleQueue[Sequence[Row] | None] = SimpleQueue()
         self._ready = threading.Event()
         self._errors: list[SyscallError | None] = []
@@ -45,8 +54,7 @@ class Masks:
     def begin(self, rows: Sequence[Row], guided: list[int]) -> None:
         """Make the masks of a step's rows with these numbers; they have a guide and one place."""
         if len(guided) > len(self._masks):
-            room = 1 << (len(guided) - 1).bit_length()
-            self._masks = np.zeros((room, self._masks.shape[1]), np.uint32)
+            self._make_room(1 << (len(guided) - 1).bit_length())
         self._ready.clear()
         self._guided = guided
         self._steps.put([rows[index] for index in guided])
@@ -61,7 +69,7 @@ class Masks:
         self._ready.wait()
         if self._fault is not None:
             raise self._fault
-        return dict(zip(self._guided, self._masks, strict=False))
+        return RowMasks(self._guided, self._each, self._masks)
 
     def finish(self, results: Results | None) -> None:
         """The step has been answered, or has failed: put in what is wrong with rows of it."""
@@ -78,6 +86,13 @@ class Masks:
             self._steps.put(None)
             self._thread.join()
             self._thread = None
+
+    def _make_room(self, rows: int) -> None:
+        self._masks: UInt32 = np.zeros((rows, -(-self._vocab_size // 32)), np.uint32)
+        # To ask NumPy for a row, or where it is, takes as long as much of what is done with it.
+        self._each: list[UInt32] = list(self._masks)
+        first, stride = self._masks.ctypes.data, self._masks.strides[0]
+        self._addresses = [first + row * stride for row in range(rows)]
 
     def _start(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name="masks", daemon=True)
@@ -103,39 +118,52 @@ class Masks:
         # Asking for the thread's time is a system call: the end of a row is the next one's begin.
         now = time.thread_time()
         until = now + MASKS_MS_MAX / 1000
-        for row, mask in zip(rows, self._masks, strict=False):
+        for row, mask, address in zip(rows, self._each, self._addresses, strict=False):
             if errors and now > until:
-                mask[:] = _ALL
                 errors.append(_LATER)
             else:
-                errors.append(fill(row, mask, self._vocab_size, now))
+                errors.append(_made(row, mask, self._vocab_size, now, address))
                 assert row.guide is not None
                 now = max(now, row.guide.ended)  # a fault has not told
+        some: list[int] = np.bitwise_or.reduce(self._masks[: len(rows)], axis=1).tolist()
+        if errors.count(None) < len(rows) or not all(some):
+            for index, mask in enumerate(self._each[: len(rows)]):
+                errors[index] = _settled(mask, errors[index], some[index] != 0)
         return errors
 
 
-def fill(
-    row: Row, mask: UInt32, vocab_size: int, began: float | None = None
-) -> SyscallError | None:
-    """Make one row's mask; its options' `allow` counts, too. What breaks is this row's EIO.
+def fill(row: Row, mask: UInt32, vocab_size: int) -> SyscallError | None:
+    """Make one row's mask; its options' `allow` counts, too. What breaks is this row's EIO."""
+    error = _made(row, mask, vocab_size, None, mask.ctypes.data)
+    return _settled(mask, error, bool(mask.any()))
 
-    `began` is now, of the thread's time in seconds, for who knows it.
-    """
+
+def _made(
+    row: Row, mask: UInt32, vocab_size: int, began: float | None, address: int
+) -> SyscallError | None:
+    """Make a mask, or what is not to be looked at. `began` is now, of the thread's time."""
     assert row.guide is not None
-    error: SyscallError | None
     try:
-        error = row.guide.fill(row.start, row.tokens, mask, began)
+        error = row.guide.fill(row.start, row.tokens, mask, began, address)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a panic of llguidance's is no Exception
         _log.exception("a mask could not be made")
-        error = SyscallError(Errno.EIO, "its mask could not be made")
+        return SyscallError(Errno.EIO, "its mask could not be made")
     if error is None and row.options.allow is not None:
         allow = np.frombuffer(row.options.allow, np.uint8)
         if len(allow) == -(-vocab_size // 8):  # else whoever answers says so
             mask.view(np.uint8)[: len(allow)] &= allow
-    if error is None and not mask.any():
-        error = SyscallError(Errno.EINVAL, "no token may come next")
+    return error
+
+
+def _settled(mask: UInt32, error: SyscallError | None, some: bool) -> SyscallError | None:
+    """Return what is wrong with a mask that allows `some` token; a row with an error may have any.
+
+    So nobody needs to know of errors who chooses tokens.
+    """
+    if error is None and not some:
+        error = _NOTHING
     if error is not None:
         mask[:] = _ALL
     return error

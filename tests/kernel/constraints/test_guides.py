@@ -6,100 +6,45 @@ import re
 
 import jsonschema
 import numpy as np
-import numpy.typing as npt
 import pytest
 from symphony_kernel.constraints.compiler import Grammar, Vocabulary
-from symphony_kernel.constraints.grammar import Kind, write_grammar
-from symphony_kernel.constraints.guides import LATER, Constraint, Guide
-from symphony_kernel.executor.base import UInt32
+from symphony_kernel.constraints.grammar import Kind
+from symphony_kernel.constraints.guides import LATER, Guide
 from symphony_kernel.protocol.errno import Errno
 
-from tests.support.constrained import EOS, PERSON, assets, ids_of, schema, text_of
-
-VOCAB = 4_096
-WORDS = VOCAB // 32
-
-
-class Text:
-    """A file's entries."""
-
-    def __init__(self, ids: list[int]) -> None:
-        self.ids = ids
-
-    @property
-    def length(self) -> int:
-        return len(self.ids)
-
-    def read_tokens(self, start: int, n: int) -> UInt32:
-        return np.array(self.ids[start : start + n], np.uint32)
+from tests.support.constrained import EOS, PERSON, ids_of, schema, text_of
+from tests.support.guiding import (
+    WORDS,
+    Text,
+    constraint,
+    drawn,
+    grammar_of,
+    guide,
+    make_vocabulary,
+    masked,
+)
 
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return Vocabulary(assets().tokenizer_json, VOCAB, (EOS,))
-
-
-def constraint(vocabulary: Vocabulary, kind: Kind, text: str) -> Constraint:
-    source = write_grammar(kind, text)
-    made = Constraint(1, "t", source, frozenset({EOS}))
-    made.grammar = Grammar(vocabulary, source)
-    made.grammar.build()
-    return made
-
-
-def grammar_of(made: Constraint) -> Grammar:
-    assert made.grammar is not None
-    return made.grammar
-
-
-def guide(made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False) -> Guide:
-    found = Guide(made, Text(ids), base, kept=kept)
-    found.tell(np.empty(0, np.uint32))
-    return found
-
-
-def masked(guide: Guide, start: int, ids: list[int]) -> npt.NDArray[np.int64]:
-    """Return the tokens that may come behind these."""
-    mask = np.zeros(WORDS, np.uint32)
-    while (error := guide.fill(start, np.array(ids, np.uint32), mask)) is LATER:
-        if not guide.ready():  # as the grammars' thread does
-            grammar_of(guide.constraint).build()
-    assert error is None, error
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-
-
-def walk(made: Constraint, seed: int, most: int = 400) -> list[int]:
-    """Return a text of random tokens among those that are allowed, with its end."""
-    chance = random.Random(seed)
-    follows = guide(made, [7])
-    found: list[int] = []
-    last = [7]
-    begin = Guide(made, Text([]), 1, kept=False)
-    begin.tell(np.empty(0, np.uint32))
-    follows = begin
-    while len(found) < most:
-        allowed = masked(follows, len(found), last)
-        found.append(int(chance.choice(allowed.tolist())))
-        if found[-1] == EOS:
-            return found
-        last = [found[-1]]
-    raise AssertionError(f"{text_of(found)} does not end")
+    return make_vocabulary()
 
 
 def test_whatever_is_drawn_parses(vocabulary: Vocabulary) -> None:
     person = constraint(vocabulary, Kind.JSON_SCHEMA, schema(PERSON).decode())
     for seed in range(150):
-        jsonschema.validate(json.loads(text_of(walk(person, seed))), PERSON)
+        jsonschema.validate(json.loads(text_of(drawn(person, seed))), PERSON)
     date = constraint(vocabulary, Kind.REGEX, "(0[1-9]|1[0-2])/[0-9]{2}( or never)?")
     for seed in range(150):
-        assert re.fullmatch(r"(0[1-9]|1[0-2])/\d\d( or never)?", text_of(walk(date, seed)))
+        assert re.fullmatch(r"(0[1-9]|1[0-2])/\d\d( or never)?", text_of(drawn(date, seed)))
 
 
 def test_a_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
     """However a guide came to a place: step by step, at once, back from elsewhere, or by a copy."""
     made = constraint(vocabulary, Kind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
     other = constraint(vocabulary, Kind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
-    texts = [walk(made, seed)[:-1] for seed in range(10)]
+    grammar_of(other).walk = None
+    texts = [drawn(made, seed)[:-1] for seed in range(10)]
     for number, text in enumerate(texts):
         chance = random.Random(number)
         stepping = guide(made, [], kept=bool(number % 2))
@@ -141,6 +86,7 @@ def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) 
     """All its texts share them: no text may fail because of the others."""
     made = constraint(vocabulary, Kind.REGEX, "(.*x.{200}y.*)+")
     grammar = grammar_of(made)
+    grammar.walk = None  # as of a grammar that is no plain expression
     first = grammar.era
     chance = random.Random(1)
     for _ in range(12):

@@ -26,7 +26,12 @@ class Allows:
         self.ended = 0.0
 
     def fill(
-        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+        self,
+        start: int,
+        tokens: UInt32,
+        mask: UInt32,
+        began: float | None = None,
+        address: int | None = None,
     ) -> SyscallError | None:
         self.ended = time.thread_time()
         if isinstance(self.error, SyscallError):
@@ -118,12 +123,17 @@ class Slow(Allows):
     """A guide that takes all the time that a step has."""
 
     def fill(
-        self, start: int, tokens: UInt32, mask: UInt32, began: float | None = None
+        self,
+        start: int,
+        tokens: UInt32,
+        mask: UInt32,
+        began: float | None = None,
+        address: int | None = None,
     ) -> SyscallError | None:
         until = time.thread_time() + 1.1 * MASKS_MS_MAX / 1000
         while time.thread_time() < until:
             pass
-        return super().fill(start, tokens, mask, began)
+        return super().fill(start, tokens, mask, began, address)
 
 
 def test_no_step_waits_for_a_second_slow_mask(rig: Rig) -> None:

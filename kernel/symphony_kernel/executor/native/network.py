@@ -166,8 +166,7 @@ class NativeNetwork:
             self._run(step, step.wanted_count, answering)
         else:
             self._run(step, step.wanted_count, (None, None, 0))
-            for row, mask in masks().items():
-                step.allow(row, mask)
+            step.allow(masks())
             self._sampler.answer_places(self._logits_at, places)
         results = step.results()
         self._prepared.append(step)

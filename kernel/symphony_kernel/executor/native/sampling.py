@@ -19,6 +19,7 @@ from symphony_kernel.executor.sampling import Ask, problem_of, tokens_in
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
+UInt64 = npt.NDArray[np.uint64]
 # `Place` of sampling.h.
 _PLACE = np.dtype(
     [
@@ -93,7 +94,7 @@ class NativeSampler:
         places.ask(asks)
         for index, ask in enumerate(asks):
             if ask.mask is not None:
-                places.allow(index, ask.mask)
+                places.allow([index], ask.mask)
         self.answer_places(logits, places)
         return places.answers()
 
@@ -118,7 +119,7 @@ class Places:
         self._wanted: list[_Wanted] = []  # of each ask; they keep the options alive
         self._draws = False
         self._uneven = False  # not each ask has one place
-        self._masked: list[tuple[int, int]] = []  # places with a mask, and what they had before
+        self._masked: list[tuple[list[int], UInt64]] = []  # places, and what they had before masks
         self._places = np.empty(0, _PLACE)
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ends: list[int] = []  # of each ask's answers in `_out`
@@ -130,8 +131,8 @@ class Places:
             self._write(asks)
             self._asked = asked
         else:
-            for place, before in self._masked:
-                self._places["allow"][place] = before
+            for places, before in self._masked:
+                self._places["allow"][places] = before
         if self._masked:
             self._masked = []
         if self._draws:
@@ -141,12 +142,19 @@ class Places:
             )
             self._places["position"] = np.concatenate([ask.positions for ask in asks])
 
-    def allow(self, index: int, mask: UInt32) -> None:
-        """Let an ask with one place have only these tokens ([ceil(vocab_size / 32)])."""
-        place = sum(count for _, count in self._asked[:index]) if self._uneven else index
+    def allow(self, indices: list[int], masks: UInt32) -> None:
+        """Let asks with one place each have only these tokens: as many masks, and perhaps more.
+
+        They are [ceil(vocab_size / 32)], one behind the other.
+        """
+        places = indices
+        if self._uneven:
+            counts = [count for _, count in self._asked]
+            places = [sum(counts[:index]) for index in indices]
         allow = self._places["allow"]
-        self._masked.append((place, int(allow[place])))
-        allow[place] = mask.ctypes.data
+        self._masked.append((places, allow[places]))
+        size = masks.shape[-1] * masks.itemsize
+        allow[places] = masks.ctypes.data + size * np.arange(len(places), dtype=np.uint64)
 
     def answers(self) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error, when C has written them."""

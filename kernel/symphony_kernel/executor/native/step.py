@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Row, UInt32
+from symphony_kernel.executor.masks import RowMasks
 from symphony_kernel.executor.native.attention import FlatRows, StepRows
 from symphony_kernel.executor.native.sampling import NativeSampler, Places
 from symphony_kernel.executor.sampling import Ask
@@ -107,9 +108,12 @@ class PreparedStep:
         assert self._decoding
         self._new_tokens[: self.count] = tokens
 
-    def allow(self, row: int, mask: UInt32) -> None:
-        """Let a row with one place have only these tokens ([ceil(vocab_size / 32)])."""
-        self.places.allow(row if self._wanting is None else self._wanting.index(row), mask)
+    def allow(self, masks: RowMasks) -> None:
+        """Let rows with one place each have only these tokens."""
+        rows = list(masks)
+        if self._wanting is not None:
+            rows = [self._wanting.index(row) for row in rows]
+        self.places.allow(rows, masks.words)
 
     @property
     def wanted_count(self) -> int:
