@@ -10,7 +10,7 @@ from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.kernel.test_kernel_courses import Lip, Script
+from tests.support.courses import Lip, Script
 from tests.support.kernels import Rig, with_kernel
 
 OPERATIONS = ("prompt", "decode", "fork", "truncate", "extract", "append", "peek", "tree", "pause",

@@ -16,20 +16,10 @@ from symphony_kernel.protocol.limits import (
 
 from tests.hostile.cases import Guest
 from tests.support.guests import PAGE_BYTES, data, main
+from tests.support.snippets import CHILD, CLAIM_PID, CREATE, PRED, SLEEP, SPAWN, child
 
 EAGAIN, ENOMEM, EDQUOT, EFBIG = -Errno.EAGAIN, -Errno.ENOMEM, -Errno.EDQUOT, -Errno.EFBIG
-CHILD = msgpack.packb({"entry": "child", "input": b""})
 LARGE = msgpack.packb({"at": "all", "get": {"top": 256}})  # of 512 tokens: a mebibyte
-SPAWN = f"(call $spawn (i32.const 100) (i32.const {len(CHILD)}))"
-SLEEP = "(call $await (call $sleep (i64.const 0x7fffffff)))"
-CLAIM_PID = f"(drop (call $claim {SPAWN} (i32.const 200) (i32.const 4)))"
-PRED = """(call $pred (local.get $kv) (i32.const 0) (i32.const 64) (i32.const 0) (i32.const 0)
-  (i32.const 0))"""
-
-
-def child(body: str, locals_: str = "") -> str:
-    """An entry for children; its last value is the exit code."""
-    return f'(func (export "child") (result i32) {locals_} {body})'
 
 
 def until_refused(call: str, *parts: str, before: str = "", pages: int = 2) -> str:
@@ -51,8 +41,6 @@ def limited(tries: str, source: str, *sent: int, **limits: int) -> Guest:
     """One that is refused at some point, says after how many and why, and ends by itself."""
     return Guest(tries, source, "exited", sent=sent, limits=limits)
 
-
-CREATE = "(local.set $kv (call $kv_create))"
 
 BOMBS = {
     # -- Memory ---------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import ABORT, WASI_CALLS, Call, table
 
 from tests.support import guests
+from tests.support.abi_calls import KV, LENGTHS, NAME_AT, POINTERS, TOKENS_AT, VALUES, good
 from tests.support.guests import ABORT_IMPORT, LIP_IMPORTS, PAGE_BYTES, Step, data, module, result
 from tests.support.rig import Rig, rigged
 
@@ -19,20 +20,8 @@ END = 2 * PAGE_BYTES  # of a guest's memory
 U32 = 1 << 32
 STEPS_MAX = 300  # of one script
 
-NAME_AT, TOKENS_AT = 100, 200
-LENGTHS = {"len", "cap", "n", "name_len", "path_len", "opts_len", "after_len"}
-POINTERS = {
-    "ptr", "name_ptr", "tickets_ptr", "tokens", "positions", "opts", "out", "path", "name",
-    "prefix", "after", "ranges",
-}  # fmt: skip
 WIDTHS = {"tokens": 4, "tickets_ptr": 4, "positions": 4, "ranges": 8}  # bytes of an item, else 1
 WIDE_OUT = {"tokenize", "chat", "kv_tokens"}  # whose `out` takes u32 tokens
-KV, TICKET = result(0), result(1)  # a file, and a ticket that never gets ready
-VALUES: dict[str, int | str] = {
-    "kv": KV, "src": KV, "ticket": TICKET, "level": 1, "kind": 1, "constraint": 1, "pid": 0,
-    "rights": 1, "flags": 1, "start": 0, "end": 0, "max": 1, "hint": 0, "arg": 0, "ms": 0,
-    "timeout_ms": 0, "code": 0,
-}  # fmt: skip
 FIRST: list[Step] = [("kv_create",), ("sleep", 1 << 40)]
 PARTS = (data(NAME_AT, "x"), data(0, b"\xa5" * 64), data(END - 64, b"\x5a" * 64))
 
@@ -56,15 +45,6 @@ class Place:
     def shares_its_length(self) -> bool:
         """Whether another pointer of the call goes by the same length."""
         return self.call.params[self.pointer].name == "positions"
-
-
-def good(name: str) -> int | str:
-    """An argument that is as it should be."""
-    if name in VALUES:
-        return VALUES[name]
-    if name in LENGTHS:
-        return 1
-    return {"positions": 0, "tokens": TOKENS_AT, "opts": TOKENS_AT}.get(name, NAME_AT)
 
 
 def signed(value: int) -> int:

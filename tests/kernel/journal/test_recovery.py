@@ -22,7 +22,7 @@ from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.kernel.test_kernel_courses import Lip, Script
+from tests.support.courses import Lip, Script
 from tests.support.dying import DyingRig, differences, with_dying_kernel
 from tests.support.kernels import A, B, C, Gateway, Worker, options, tokens
 
