@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ NO_RUN: dict[str, bytes] = {
     "lists in lists": b'{"input": ' + b"[" * DEEP + b"]" * DEEP + b"}",
     "objects in objects": b'{"input": ' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
     "lists that never end": b"[" * DEEP,
-    "just too deep to write": b'{"input": ' + b"[" * 985 + b"]" * 985 + b"}",
     "NaN": b'{"input": NaN}',
     "infinity": b'{"input": -Infinity}',
     "a number past every float": b'{"input": [1e999]}',
@@ -39,6 +39,8 @@ NO_RUN: dict[str, bytes] = {
     "a priority of -0.0": b'{"priority": -0.0}',
     "a million unknown fields": b"{" + b",".join(b'"%d":1' % n for n in range(100_000)) + b"}",
 }
+if sys.version_info < (3, 12):  # since then what can be read is never too deep to be written
+    NO_RUN["just too deep to write"] = b'{"input": ' + b"[" * 985 + b"]" * 985 + b"}"
 # The same for a completion: what is refused is told in OpenAI's shape.
 NO_ANSWER: dict[str, bytes] = {
     "lists in lists": b'{"model": "M", "prompt": ' + b"[" * DEEP + b"]" * DEEP + b"}",
