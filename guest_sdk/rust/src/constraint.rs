@@ -117,3 +117,104 @@ impl Text<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Constraint, Refused};
+    use crate::decode::{Finish, Generation};
+    use crate::pred::TokenSet;
+    use crate::testing::Host;
+    use crate::{block_on, model, Errno, KvFile, Result};
+    use alloc::string::String;
+    use alloc::vec::Vec;
+
+    async fn said(kv: &KvFile, prompt: &str, constraint: &Constraint) -> Result<String> {
+        let mut text = Generation::new(kv, &model::tokenize(prompt)?)?.constrained(constraint);
+        let found = text.text().await?;
+        assert_eq!(text.finish(), Some(&Finish::Token(256)));
+        Ok(found)
+    }
+
+    /// The bytes that may come behind `tokens`, as text.
+    async fn may_follow(kv: &KvFile, tokens: &[u32], constraint: &Constraint) -> Result<String> {
+        let logits = kv.pred(tokens).constrained(constraint).logits().await?;
+        let allowed = logits.iter().take(256).enumerate();
+        Ok(allowed.filter(|(_, x)| x.is_finite()).map(|(t, _)| char::from(t as u8)).collect())
+    }
+
+    #[test]
+    fn a_text_matches_and_ends_its_generation() {
+        Host::new().run(|| {
+            block_on(async {
+                let year = Constraint::regex("(19|20)[0-9]{2}").unwrap();
+                for prompt in ["in ", "since ", "until "] {
+                    let year = said(&KvFile::create()?, prompt, &year).await?;
+                    assert!((1900..2100).contains(&year.parse::<u32>().unwrap()), "{}", year);
+                }
+                Result::Ok(())
+            })
+            .unwrap()
+        });
+    }
+
+    #[test]
+    fn a_text_is_its_files() {
+        Host::new().run(|| {
+            block_on(async {
+                let word = Constraint::regex("ab|cd[ef]?").unwrap();
+                let kv = KvFile::create()?;
+                assert_eq!(may_follow(&kv, &[7, 8], &word).await?, "ac");
+                let fork = kv.fork()?;
+                assert_eq!(may_follow(&kv, &[u32::from(b'a')], &word).await?, "b");
+                assert_eq!(may_follow(&fork, &[u32::from(b'c')], &word).await?, "d");
+                kv.truncate(2)?;
+                assert_eq!(may_follow(&kv, &[u32::from(b'c')], &word).await?, "d");
+                kv.truncate(1)?;
+                assert_eq!(may_follow(&kv, &[u32::from(b'x')], &word).await?, "ac");
+                let misfit = may_follow(&fork, &[u32::from(b'z')], &word).await.unwrap_err();
+                assert_eq!(misfit.errno, Errno::EINVAL);
+                let (a, d) = ([u32::from(b'a')], [u32::from(b'd')]);
+                let ends = fork.pred(&d).constrained_since(&word, 2).of(&[256]).await?;
+                assert!(ends[0].is_finite());
+                let none = TokenSet::none(257);
+                let nothing = kv.pred(&a).constrained(&word).allow(&none).argmax().await;
+                assert_eq!(nothing.unwrap_err().errno, Errno::EINVAL);
+                Result::Ok(())
+            })
+            .unwrap()
+        });
+    }
+
+    #[test]
+    fn a_schema_is_what_the_test_says() {
+        let schema = r#"{"type": "boolean"}"#;
+        let text = Host::new().grammar(schema, "true|false").run(|| {
+            block_on(async {
+                let schema = Constraint::json_schema(schema).unwrap();
+                said(&KvFile::create()?, "is it? ", &schema).await
+            })
+            .unwrap()
+        });
+        assert!(["true", "false"].contains(&text.as_str()), "{}", text);
+        let lark = Host::new().run(|| {
+            block_on(async {
+                let lark = Constraint::lark("start: /x/").unwrap();
+                may_follow(&KvFile::create()?, &[1], &lark).await
+            })
+        });
+        assert_eq!(lark.unwrap().chars().count(), 256, "nobody has said what it means");
+    }
+
+    #[test]
+    fn a_mistake_has_words_with_its_place() {
+        let refused: Vec<Refused> = Host::new().run(|| {
+            ["a(", "((a{900}){900}){900}"]
+                .iter()
+                .map(|r| Constraint::regex(r).unwrap_err())
+                .collect()
+        });
+        assert_eq!(refused[0].errno, Errno::EINVAL);
+        assert_eq!(refused[0].words, "at column 3: a group is not closed");
+        assert_eq!(refused[1].errno, Errno::EFBIG);
+    }
+}

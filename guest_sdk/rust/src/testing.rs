@@ -15,10 +15,14 @@
 //! Files, forward passes, tokens, messages, sleeping and children behave as on a server. Time is
 //! virtual. All passes under way, and the next token of each generation, are computed at the next
 //! wait, as in one step of a server's batch.
+//! Constraints hold a text to a regular expression, in which `.`, `[^a]` and escapes are ASCII. What a
+//! JSON schema or a Lark grammar means the test says ([`Host::grammar`]); else it allows every text.
 //! Queues, grants, and options that are not in every server answer `ENOSYS`.
 
 pub(crate) mod calls;
+mod constraints;
 mod generations;
+mod grammars;
 mod passes;
 
 use crate::http::Response;
@@ -112,6 +116,13 @@ struct World {
     tools: BTreeMap<String, ToolMain>,
     site: Site,
     ended: Vec<(i32, Vec<u8>)>,
+    /// Expressions for schemas and grammars.
+    grammars: BTreeMap<String, String>,
+    constraints: BTreeMap<i32, constraints::Held>,
+    /// Where a constraint's text begins in a file.
+    texts: BTreeMap<(i32, i32), usize>,
+    /// What was wrong last.
+    words: String,
     files: BTreeMap<i32, Vec<u32>>,
     names: BTreeMap<String, Vec<u32>>,
     offered: Vec<Vec<u32>>,
@@ -148,6 +159,10 @@ impl Host {
             tools: BTreeMap::new(),
             site: Rc::new(|_| None),
             ended: Vec::new(),
+            grammars: BTreeMap::new(),
+            constraints: BTreeMap::new(),
+            texts: BTreeMap::new(),
+            words: String::new(),
             files: BTreeMap::new(),
             names: BTreeMap::new(),
             offered: Vec::new(),
@@ -194,6 +209,13 @@ impl Host {
     /// A tool, and what it answers for its arguments.
     pub fn tool(mut self, name: &str, main: impl Fn(&Value) -> Answer + 'static) -> Host {
         self.world.tools.insert(name.to_string(), Rc::new(main));
+        self
+    }
+
+    /// The texts that a JSON schema or a Lark grammar of the program's stands for here: those that a
+    /// regular expression matches.
+    pub fn grammar(mut self, source: &str, expression: &str) -> Host {
+        self.world.grammars.insert(source.to_string(), expression.to_string());
         self
     }
 

@@ -1,6 +1,7 @@
 //! The calls of [`crate::raw`], answered by the host of this thread.
 #![allow(missing_docs, clippy::missing_safety_doc)]
 
+use super::constraints::{self, Text};
 use super::generations::{self, Generation};
 use super::{passes, Exit, Work, World, EOS, PAGE_SIZE, VOCAB_SIZE, WORLD};
 use crate::msgpack::{self, Writer};
@@ -9,9 +10,11 @@ use crate::Errno;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
+pub use super::constraints::{constraint, constraint_close, last_error};
+
 type Answer = Result<i32, Errno>;
 
-fn with(call: impl FnOnce(&mut World) -> Answer) -> i32 {
+pub(super) fn with(call: impl FnOnce(&mut World) -> Answer) -> i32 {
     WORLD.with(|world| match world.borrow_mut().as_mut() {
         Some(world) => call(world).unwrap_or_else(|errno| -errno.number()),
         // Files and tickets may outlive their host; anything else is a test that forgot it.
@@ -19,7 +22,7 @@ fn with(call: impl FnOnce(&mut World) -> Answer) -> i32 {
     })
 }
 
-unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
+pub(super) unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
     if len == 0 {
         return &[];
     }
@@ -27,11 +30,11 @@ unsafe fn items<'a, T>(ptr: *const T, len: usize) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(ptr, len) }
 }
 
-unsafe fn text<'a>(ptr: *const u8, len: usize) -> Result<&'a str, Errno> {
+pub(super) unsafe fn text<'a>(ptr: *const u8, len: usize) -> Result<&'a str, Errno> {
     std::str::from_utf8(unsafe { items(ptr, len) }).map_err(|_| Errno::EINVAL)
 }
 
-unsafe fn put<T: Copy>(values: &[T], out: *mut T, cap: usize) -> Answer {
+pub(super) unsafe fn put<T: Copy>(values: &[T], out: *mut T, cap: usize) -> Answer {
     if values.len() <= cap && !values.is_empty() {
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), out, values.len()) };
     }
@@ -289,7 +292,12 @@ pub unsafe fn pred(
     with(|world| {
         let before = file(world, kv)?.clone();
         let (tokens, options) = unsafe { (items(tokens, n), items(opts, opts_len)) };
-        let (result, after) = passes::run(world, &before, tokens, options)?;
+        let options = passes::options(options)?;
+        let text = Text::of(world, kv, before.len() + tokens.len(), &options)?;
+        let (result, after) = passes::run(world, &before, tokens, &options, text.as_ref())?;
+        if let Some(text) = text.filter(|_| after.len() > before.len()) {
+            text.note(world);
+        }
         *file(world, kv)? = after;
         world.passes += 1;
         Ok(world.issue(Work::Pass(result)))
@@ -306,21 +314,9 @@ pub unsafe fn generate(
     with(|world| {
         let history = file(world, kv)?.clone();
         let (tokens, options) = unsafe { (items(tokens, n), items(opts, opts_len)) };
-        let made = Generation::new(kv, history, tokens, options)?;
+        let made = Generation::new(world, kv, history, tokens, options)?;
         Ok(world.issue(Work::Generation(made)))
     })
-}
-
-pub unsafe fn constraint(_: i32, _: *const u8, _: usize) -> i32 {
-    with(|_| Err(Errno::ENOSYS))
-}
-
-pub unsafe fn constraint_close(_: i32) -> i32 {
-    with(|_| Err(Errno::EBADF))
-}
-
-pub unsafe fn last_error(_: *mut u8, _: usize) -> i32 {
-    0
 }
 
 // --- KV files ------------------------------------------------------------------------------------
@@ -340,7 +336,9 @@ pub unsafe fn kv_open(path: *const u8, path_len: usize, _rights: i32) -> i32 {
 pub unsafe fn kv_fork(kv: i32) -> i32 {
     with(|world| {
         let tokens = file(world, kv)?.clone();
-        Ok(world.open(tokens))
+        let fork = world.open(tokens);
+        constraints::forked(world, kv, fork);
+        Ok(fork)
     })
 }
 
@@ -370,6 +368,7 @@ pub unsafe fn kv_truncate(kv: i32, len: u32) -> i32 {
             return Err(Errno::EINVAL);
         }
         tokens.truncate(len as usize);
+        constraints::shortened(world, kv, Some(len as usize));
         Ok(0)
     })
 }
@@ -504,7 +503,10 @@ pub unsafe fn kv_match(tokens: *const u32, n: usize) -> i32 {
 }
 
 pub unsafe fn kv_close(kv: i32) -> i32 {
-    with(|world| world.files.remove(&kv).map(|_| 0).ok_or(Errno::EBADF))
+    with(|world| {
+        constraints::shortened(world, kv, None);
+        world.files.remove(&kv).map(|_| 0).ok_or(Errno::EBADF)
+    })
 }
 
 // --- The outside ---------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 //! Generations of the host's byte model: a token at each wait, no further ahead than was asked for.
 
-use super::{passes, Work, World};
-use crate::msgpack;
+use super::constraints::Text;
+use super::{passes, Work, World, EOS};
 use crate::value::Value;
 use crate::Errno;
 use std::collections::BTreeSet;
@@ -15,7 +15,8 @@ pub(super) struct Generation {
     history: Vec<u32>,
     /// What the next step appends.
     next: Vec<u32>,
-    options: Vec<u8>,
+    options: Value,
+    text: Option<Text>,
     left: usize,
     stop: BTreeSet<u32>,
     ahead: usize,
@@ -29,15 +30,13 @@ pub(super) struct Generation {
 
 impl Generation {
     pub(super) fn new(
+        world: &World,
         kv: i32,
         history: Vec<u32>,
         tokens: &[u32],
         options: &[u8],
     ) -> Result<Generation, Errno> {
-        let options = match options {
-            [] => Value::Map(Vec::new()),
-            bytes => msgpack::decode(bytes).map_err(|_| Errno::EINVAL)?,
-        };
+        let options = passes::options(options)?;
         let number = |key, default| match options.get(key) {
             None => Ok(default),
             Some(value) => value.as_u32().map(|n| n as usize).ok_or(Errno::EINVAL),
@@ -46,6 +45,11 @@ impl Generation {
         let left = number("max", room)?.min(room);
         let ahead = number("ahead", 8)?;
         let stop = options.get("stop").and_then(Value::as_array).unwrap_or(&[]);
+        let mut stop: BTreeSet<u32> = stop.iter().filter_map(Value::as_u32).collect();
+        let text = Text::of(world, kv, history.len() + tokens.len(), &options)?;
+        if text.is_some() {
+            stop.insert(EOS);
+        }
         let of_pass = options
             .as_map()
             .ok_or(Errno::EINVAL)?
@@ -60,11 +64,12 @@ impl Generation {
             history,
             next: tokens.to_vec(),
             left,
-            stop: stop.iter().filter_map(Value::as_u32).collect(),
+            stop,
+            text,
             ahead,
             lot: number("lot", 1)?.min(ahead + 1),
             record: 8 * (1 + number("logprobs", 0)?),
-            options: msgpack::encode(&Value::Map(of_pass)),
+            options: Value::Map(of_pass),
             records: Vec::new(),
             end: None,
         })
@@ -118,8 +123,12 @@ pub(super) fn step(world: &mut World) -> usize {
 }
 
 fn advance(world: &mut World, generation: &mut Generation) {
-    match passes::run(world, &generation.history, &generation.next, &generation.options) {
+    let Generation { history, next, options, text, .. } = &*generation;
+    match passes::run(world, history, next, options, text.as_ref()) {
         Ok((record, after)) => {
+            if let Some(text) = text {
+                text.note(world);
+            }
             if let Some(file) = world.files.get_mut(&generation.kv) {
                 file.clone_from(&after);
             }

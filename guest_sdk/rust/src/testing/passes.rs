@@ -1,5 +1,6 @@
 //! Forward passes of the host's byte model.
 
+use super::constraints::Text;
 use super::{World, VOCAB_SIZE};
 use crate::msgpack;
 use crate::value::Value;
@@ -39,23 +40,29 @@ fn best_first(logprobs: &[f32]) -> Vec<usize> {
     order
 }
 
+/// What a program has packed: nothing, or a map.
+pub(super) fn options(packed: &[u8]) -> Result<Value, Errno> {
+    match packed {
+        [] => Ok(Value::Map(Vec::new())),
+        bytes => msgpack::decode(bytes).map_err(|_| Errno::EINVAL),
+    }
+}
+
 /// The result of one pass, and the tokens that the file has afterwards.
 pub(super) fn run(
     world: &mut World,
     file: &[u32],
     tokens: &[u32],
-    options: &[u8],
+    options: &Value,
+    text: Option<&Text>,
 ) -> Result<(Vec<u8>, Vec<u32>), Errno> {
-    let options = match options {
-        [] => Value::Map(Vec::new()),
-        bytes => msgpack::decode(bytes).map_err(|_| Errno::EINVAL)?,
-    };
     for (key, _) in options.as_map().ok_or(Errno::EINVAL)? {
         match key.as_str() {
             Some(
-                "at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs",
+                "at" | "get" | "bias" | "bias_mask" | "allow" | "parents" | "keep" | "logprobs"
+                | "constraint" | "since",
             ) => {}
-            Some("constraint" | "adapter") => return Err(Errno::ENOSYS),
+            Some("adapter") => return Err(Errno::ENOSYS),
             _ => return Err(Errno::EINVAL),
         }
     }
@@ -66,9 +73,12 @@ pub(super) fn run(
     let mut out = Vec::new();
     for place in places(options.get("at"), tokens.len())? {
         let mut logits = (world.model.clone())(&histories[place]);
-        adjust(&mut logits, &options)?;
+        adjust(&mut logits, options)?;
+        if let Some(text) = text {
+            text.rule_out(&mut logits, &histories[place])?;
+        }
         answer(world, &mut out, options.get("get"), &logits, histories[place].len())?;
-        tell_best(&mut out, &options, &logits)?;
+        tell_best(&mut out, options, &logits)?;
     }
     let keep = options.get("keep").and_then(Value::as_bool).unwrap_or(true);
     let kept = if keep { tokens } else { &[] };
