@@ -94,12 +94,8 @@ async def serve(
         administration = await Administration.open(store, keys)
         administration.start()
         stack.push_async_callback(administration.stop)
-        left = read_tail(config.data_dir)
         name = gateway_name(config.data_dir)
-        failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
-        clear_tail(config.data_dir)
-        if failed:
-            _log.warning("%d runs were live when the last gateway died", failed)
+        await _fail_left(store, config, name)
         boot, forgetting = await _enter(store, name, administration)
         compiler = Compiler(require_containment=config.require_containment)
         programs = Programs(store, config.data_dir, compiler)
@@ -149,6 +145,15 @@ async def serve(
         port = await listen(runner, config, services.connections, stack)
         stack.push_async_callback(runs.drain)
         yield Gateway(services, port, default_key, app[OPENAI])
+
+
+async def _fail_left(store: Store, config: GatewayConfig, name: str) -> None:
+    """Fail the runs that were live when an earlier gateway of this name died."""
+    left = read_tail(config.data_dir)
+    failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
+    clear_tail(config.data_dir)
+    if failed:
+        _log.warning("%d runs were live when the last gateway died", failed)
 
 
 def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
