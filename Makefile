@@ -25,13 +25,14 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/*.cpp kernel/symphony_kernel/executor/native/*.h)
+KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py' -not -path '*/tiny_model/*')
 
 .PHONY: help install shipped-program demo serve check format test bench fuzz schemathesis examples clean
 
 help:
 	@sed -n '2,12s/^# \{0,1\}//p' Makefile
 
-install: $(VENV)/installed build/toolchains build/native
+install: $(VENV)/installed build/toolchains build/native build/compiled
 
 $(VENV)/installed: pyproject.toml constraints.txt tools/install_python.sh
 	@echo "== install: Python packages into $(VENV) (a few minutes; PyTorch is the large one)"
@@ -49,6 +50,12 @@ build/native: $(VENV)/installed $(NATIVE_SOURCES) tools/install_compiler.sh
 	@$(RUNNING) python -m symphony_kernel.executor.native
 	@mkdir -p build && touch $@
 
+build/compiled: $(VENV)/installed $(KERNEL_SOURCES) tools/install_headers.sh
+	@echo "== compiled: the kernel's hot modules, by mypyc (a minute; SYMPHONY_COMPILED=0 does without)"
+	@bash tools/install_headers.sh $(BIN)/python
+	@$(RUNNING) python -m symphony_kernel.compiled
+	@mkdir -p build && touch $@
+
 examples: build/examples
 
 build/examples: $(VENV)/installed build/toolchains $(EXAMPLE_SOURCES)
@@ -60,11 +67,11 @@ shipped-program: $(VENV)/installed build/toolchains
 	@echo "== shipped-program: the LIP behind the OpenAI routes, whose Wasm is committed (seconds)"
 	@$(RUNNING) python tools/build_shipped_program.py
 
-demo: build/examples build/native
+demo: build/examples build/native build/compiled
 	@echo "== demo: the server on the embedded tiny model, LIPs over HTTP (under a minute)"
 	@$(RUNNING) python examples/demo.py
 
-serve: $(VENV)/installed build/native
+serve: $(VENV)/installed build/native build/compiled
 	@echo "== serve: http://127.0.0.1:8700, data in .data/, Ctrl-C drains and stops"
 	@$(RUNNING) symphony serve --data-dir .data
 
@@ -80,11 +87,11 @@ format: $(VENV)/installed
 	@$(RUNNING) ruff check --fix .
 	@$(RUNNING) python tools/example_lines.py --write
 
-test: check build/examples build/native
+test: check build/examples build/native build/compiled
 	@echo "== test: the whole suite, two files at a time (about seven minutes)"
 	@$(RUNNING) pytest -n 2 --dist loadfile
 
-bench: build/examples build/native
+bench: build/examples build/native build/compiled
 	@echo "== bench: absolute figures move with the machine, ratios do not (three minutes)"
 	@$(RUNNING) python -m benchmarks.host_overhead
 	@$(RUNNING) python -m benchmarks.decode

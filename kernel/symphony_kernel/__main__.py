@@ -4,6 +4,15 @@ One JSON line of configuration comes on stdin, which then stays open: its end me
 supervisor is gone. Events leave on stdout as JSON lines, logs on stderr.
 """
 
+import sys
+
+if __name__ == "__main__":  # before any module is imported of which there is a compiled one
+    from symphony_kernel.compiled.loading import prefer_compiled
+
+    RUNS = prefer_compiled()
+else:
+    RUNS = "interpreted: another process's"
+
 import asyncio
 import gc
 import io
@@ -12,7 +21,6 @@ import logging
 import os
 import selectors
 import signal
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -223,6 +231,7 @@ def main() -> int:
     """
     log_to_stderr(logging.INFO, "kernel: %(message)s")
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+    _log.info("its modules are %s", RUNS)
     try:
         # Unbuffered: the lines that follow are for the event loop.
         with io.FileIO(sys.stdin.fileno(), closefd=False) as first:

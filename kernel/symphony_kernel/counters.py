@@ -33,6 +33,7 @@ def count_all(
         "mean_decode_rows": (steps.decode_rows / steps.decode_steps if steps.decode_steps else 0.0),
         **asdict(stepper.statistics),
         "computes": executor.computes,
+        "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
         **(keeper.statistics() if keeper else {"journal": False}),
         "workers": sorted(workers),
         "waiting": steps.queue.works,

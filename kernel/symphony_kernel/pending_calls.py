@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.arguments import tree_depths
 from symphony_kernel.constraints.guides import Constraint, Guide
@@ -124,6 +125,7 @@ class Turns:
             self.reply(caller, seq, result)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class _Pending(Operation):
     """A call in its files' queues, counted among its caller's."""
 
@@ -157,6 +159,7 @@ class _Pending(Operation):
             release(file)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Turn(_Pending):
     """A call that has finished as soon as its turn comes."""
 
@@ -199,6 +202,7 @@ class Turn(_Pending):
         super().finished()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Pred(_Pending):
     """A pred: first in its file's queue until the scheduler is done with it."""
 
@@ -371,6 +375,7 @@ class Pred(_Pending):
         finish(self)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Generation(Pred):
     """A generation: a pred, and behind each token that it gives the next one, until its end.
 

@@ -38,6 +38,7 @@ def examine(model: str, url: str | None) -> list[Check]:
         _package("wasmtime", "runs programs", exactly=_WASMTIME),
         *(_package(name, "needed by the server") for name in ("aiohttp", "msgpack", "tokenizers")),
         _native(),
+        _compiled(),
         _containment(),
         _model(model),
         _data_dir(default_data_dir()),
@@ -66,6 +67,10 @@ def _package(name: str, why: str, exactly: str | None = None) -> Check:
 def _native() -> Check:
     # The kernel's side answers, which the runtime does not import.
     return _asked("native kernels", "symphony_kernel.executor.native", "--check")
+
+
+def _compiled() -> Check:
+    return _asked("compiled kernel", "symphony_kernel.compiled", "--check")
 
 
 def _containment() -> Check:

@@ -20,7 +20,7 @@ from enum import Enum
 from functools import partial
 from operator import attrgetter
 from pathlib import Path, PurePath
-from types import MethodType
+from types import BuiltinMethodType, MethodType
 from typing import Any, Final
 
 import msgpack
@@ -93,8 +93,11 @@ def _name(cls: type) -> str:
 
 
 def _slots(cls: type) -> list[str]:
-    """Return the names of all slots of a class."""
-    return [name for base in cls.__mro__ for name in getattr(base, "__slots__", ())]
+    """Return the names of all slots of a class; of one that mypyc compiled, of its attributes."""
+    attributes = getattr(cls, "__mypyc_attrs__", None)
+    if attributes is not None:
+        return sorted(set(attributes))
+    return sorted({name for base in cls.__mro__ for name in getattr(base, "__slots__", ())})
 
 
 class _Shape:
@@ -105,7 +108,10 @@ class _Shape:
         names = _slots(kept.cls) or sorted(vars(example))
         self.fields = [name for name in names if name not in kept.made]
         self._in_slots = not hasattr(example, "__dict__")
-        self._get = attrgetter(*self.fields) if self.fields else None
+        # It gives a tuple of several and one as it is, whatever its type says.
+        self._get: Callable[[object], Any] | None = (
+            attrgetter(*self.fields) if self.fields else None
+        )
         self._one = len(self.fields) == 1
 
     def values(self, thing: object) -> Sequence[Any]:
@@ -210,8 +216,12 @@ class _Writer:
             return [_UNSET]
         return self._declared_value(cls, value)
 
+    def _knows(self, thing: object) -> bool:
+        """Whether a bound method of a compiled class may be this thing's: `len` has a self, too."""
+        return type(thing) in self._kept or type(thing) in self._named
+
     def _declared_value(self, cls: type, value: Any) -> Any:
-        if cls is MethodType:
+        if cls is MethodType or (cls is BuiltinMethodType and self._knows(value.__self__)):
             return [_METHOD, self._value(value.__self__), value.__name__]
         if cls is partial and not value.keywords:
             return [_PARTIAL, self._value(value.func), self._value(value.args)]
@@ -283,7 +293,7 @@ class _Reader:
 
     def _check(self, kept: Kept, fields: list[str]) -> None:
         slots = [name for name in _slots(kept.cls) if name not in kept.made]
-        if slots and slots != fields:
+        if slots and slots != sorted(fields):
             raise ImageError(f"{_name(kept.cls)} had the fields {fields}, and has {slots}")
 
     def _fill(self, thing: Any, number: int, values: list[Any], *, made: bool) -> None:

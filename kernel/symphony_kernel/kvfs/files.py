@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.advice import NO_ADVICE
@@ -39,6 +40,7 @@ _STALE = -1  # of `_moved`: the frames must be looked up
 _NO_PAGES: Int32 = np.empty(0, np.int32)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KVFile:
     """Entries of one file. `references` counts handles, names, grants and operations under way."""
 

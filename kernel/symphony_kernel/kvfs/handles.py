@@ -7,6 +7,8 @@ makes a file need not wait for an answer; the kernel believes none of them.
 from collections.abc import Iterator
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
@@ -25,6 +27,7 @@ _NUMBER_MAX: Final = (1 << 31) - 1
 assert INSTANCE_HANDLES_MAX <= _INDEX_MASK + 1
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Handle:
     """One capability; it never changes."""
 
@@ -36,6 +39,7 @@ class Handle:
         self.rights = rights
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HandleTable:
     """The handles of one instance, at most `INSTANCE_HANDLES_MAX`."""
 

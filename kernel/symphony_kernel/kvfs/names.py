@@ -9,6 +9,8 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PATH_BYTES_MAX
 
@@ -54,6 +56,7 @@ def _decode(path: str | bytes) -> str:
     return text
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class NameTree(Generic[T]):
     """Paths of one tenant, in order; it trusts its arguments."""
 

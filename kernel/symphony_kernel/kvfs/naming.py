@@ -4,6 +4,8 @@ import heapq
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.names import PUBLIC
 from symphony_kernel.kvfs.pages import page_count
@@ -76,6 +78,7 @@ def split_public(path: str) -> tuple[str, str]:
     return tenant, rest
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Expiries:
     """When names end, in Unix milliseconds."""
 

@@ -9,9 +9,12 @@ never wait for each other in a circle.
 from collections import OrderedDict
 from typing import TypeAlias
 
+from mypy_extensions import mypyc_attr
+
 from symphony_kernel.kvfs.files import KVFile
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Operation:
     """One call on one or two files. Subclasses say what it does; `submit` runs it in its order."""
 

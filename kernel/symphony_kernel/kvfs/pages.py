@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
@@ -45,6 +46,7 @@ class PoolStatistics:
     shared: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class NumberStack:
     """Numbers below `size` that nobody uses. A fresh one hands them out in order."""
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.kvfs.pages import PagePool
@@ -47,6 +48,7 @@ class PrefixCacheStatistics:
     evicted_pages: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class _Node:
     """One cached page. `number` names it in its children's keys and is never used again."""
 
@@ -62,6 +64,7 @@ class _Node:
         self.in_heap = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class _Tree:
     """One tenant's pages. All leaves stand in `heap`, under their `used` or an older one."""
 
@@ -319,7 +322,7 @@ class PrefixCache:
                 heapq.heapreplace(heap, (node.used, number, node))
             else:
                 heapq.heappop(heap)
-                counted += not freeing or (references[node.page] == 1 and frame[node.page] >= 0)
+                counted += not freeing or bool(references[node.page] == 1 and frame[node.page] >= 0)
                 most -= 1
                 self._remove(tree, node, dropped)
         return counted

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
@@ -41,6 +42,7 @@ class TierCounts:
     disk: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Account:
     """Pages charged to an instance, a run or a tenant; only the `Ledger` changes it."""
 

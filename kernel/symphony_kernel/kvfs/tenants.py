@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from mypy_extensions import mypyc_attr
+
 from symphony_kernel.kvfs.files import KVFile
 from symphony_kernel.kvfs.names import NameTree
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account
@@ -55,6 +57,7 @@ class TenantLimits:
         return replace(self, **given)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tenant:
     """One tenant's names, and what is charged to it."""
 

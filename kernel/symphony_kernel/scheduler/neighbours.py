@@ -109,7 +109,7 @@ class Neighbours:
         weight = self._queue.tenant_weight
         weights = {name: weight(name) for name in decoded}
         everybody = sum(weights.values())
-        everybody += sum(each for name, each in prompting.items() if name not in weights)
+        everybody += sum((each for name, each in prompting.items() if name not in weights), 0.0)
         self._rested = probes or (self._debt > 0.0 and decodes > 0)
         return PromptShares(
             self._lot(now, decodes) * self._costs.tokens_in(base),

@@ -11,11 +11,14 @@ that the program has not seen.
 
 import struct
 
+from mypy_extensions import mypyc_attr
+
 from symphony_kernel.protocol.generate_options import GenerateOptions
 
 _token = struct.Struct("<I").unpack_from
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class RunAhead:
     """One generation's counters. `room` is how many tokens the file and the model have room for."""
 

@@ -5,7 +5,6 @@ under a name that follows from all that made it: sources, flags, compiler and pr
 lies its digest, so that a file that was cut short is built again and not loaded.
 """
 
-import hashlib
 import logging
 import os
 import platform
@@ -16,6 +15,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from symphony_kernel.cache import NoCacheError, cache_directory, is_whole, name_of, put
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +53,7 @@ def built_library(say: Callable[[str], None] = _log.info) -> Path:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as scratch:
         made = compile_library(compiler, Path(scratch))
-        _digest_path(target).write_text(_digest(made))
-        made.replace(target)
+        put(made, target)
     say(f"compiled the native kernels in {time.perf_counter() - started:.1f} s: {target}")
     return target
 
@@ -63,8 +63,8 @@ def library_path() -> tuple[Path, bool]:
     if os.environ.get("SYMPHONY_NATIVE") == "0":
         raise NativeUnavailable("SYMPHONY_NATIVE=0 is set")
     processor = _processor()
-    target = _cache_directory() / f"kernels-{_key(_compiler(), processor)}.so"
-    return target, _intact(target)
+    target = _directory() / f"kernels-{_key(_compiler(), processor)}.so"
+    return target, is_whole(target)
 
 
 def compile_library(compiler: str, scratch: Path, flags: tuple[str, ...] = ()) -> Path:
@@ -132,40 +132,12 @@ def _key(compiler: str, processor: str) -> str:
     parts = [compiler.encode(), version, " ".join(FLAGS).encode(), processor.encode()]
     for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
         parts += [path.name.encode(), path.read_bytes()]
-    lengths = b"".join(len(part).to_bytes(8, "little") for part in parts)
-    return hashlib.sha256(lengths + b"".join(parts)).hexdigest()[:32]
+    return name_of(*parts)
 
 
-def _cache_directory() -> Path:
+def _directory() -> Path:
     """Return the directory of compiled libraries, which is the user's alone."""
-    given = os.environ.get("SYMPHONY_CACHE_DIR")
     try:
-        if given:
-            directory = Path(given)
-        else:
-            cache = os.environ.get("XDG_CACHE_HOME")
-            directory = (Path(cache) if cache else Path.home() / ".cache") / "symphony"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-    except (OSError, RuntimeError) as error:
-        raise NativeUnavailable(f"no directory for compiled kernels: {error}") from error
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise NativeUnavailable(f"others may write in {directory}: it is no place for code")
-    if not os.access(directory, os.W_OK):
-        raise NativeUnavailable(f"{directory} cannot be written")
-    return directory
-
-
-def _digest_path(target: Path) -> Path:
-    return target.with_suffix(".sha256")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _intact(target: Path) -> bool:
-    try:
-        return _digest_path(target).read_text() == _digest(target)
-    except (OSError, UnicodeDecodeError):
-        return False
+        return cache_directory()
+    except NoCacheError as error:
+        raise NativeUnavailable(str(error)) from error

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, Verdict
@@ -17,6 +18,7 @@ from symphony_kernel.kvfs.lineage.trails import Span, Trail
 Read: TypeAlias = Callable[[int, int], tuple[UInt32, Int32]]  # (first entry, n) -> what they hold
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Origins:
     """Where the entries of one file of `tenant` come from."""
 

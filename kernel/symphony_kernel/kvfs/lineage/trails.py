@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 
@@ -16,6 +17,7 @@ _NO_TOKENS: Final[UInt32] = np.empty(0, np.uint32)
 _NO_POSITIONS: Final[Int32] = np.empty(0, np.int32)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Span:
     """One computation: tokens behind a context, each of which saw it and the tokens before itself.
 
@@ -79,6 +81,7 @@ class Span:
         self.length = end
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Trail:
     """The entries of one span behind those of another trail; a file's first `length` entries.
 
@@ -232,6 +235,6 @@ def _is_closed(trail: Trail) -> bool:
 
 
 def _grown(values: _Numbers, used: int, count: int) -> _Numbers:
-    grown = np.empty(max(count, 2 * len(values)), values.dtype)
+    grown: _Numbers = np.empty_like(values, shape=max(count, 2 * len(values)))
     grown[:used] = values[:used]
     return grown

@@ -1,0 +1,71 @@
+"""Which modules are compiled, and where the library belongs that they are compiled into."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+from symphony_kernel.cache import NoCacheError, cache_directory, is_whole, name_of
+
+PACKAGE = "symphony_kernel"
+SOURCES = Path(__file__).parents[1]
+GROUP = "symphony_compiled"  # mypyc's name for modules that call each other directly
+_PACKAGES = ("", "journal", "kvfs", "kvfs/lineage", "protocol", "scheduler")
+# Of these packages what no pred passes through: what begins and ends, waits for a disk, or is told
+# to an operator. What stands here may not inherit from what does not.
+_INTERPRETED = (
+    "__init__", "__main__", "cache", "configuration", "counters", "durability", "kernel_options",
+    "fine_loop", "kv_requests", "server", "stalls", "upkeep",
+    "journal/__init__", "journal/contents", "journal/keeper", "journal/log", "journal/replay",
+    "journal/store",
+    "kvfs/__init__", "kvfs/disk", "kvfs/disk_work", "kvfs/loading", "kvfs/places", "kvfs/saving",
+    "kvfs/spilling", "kvfs/tasks", "kvfs/transfers",
+    "kvfs/lineage/__init__", "kvfs/lineage/packing", "kvfs/lineage/planning",
+    "protocol/__init__", "protocol/errno", "protocol/heartbeat", "protocol/limit_table",
+    "protocol/limits", "protocol/messages",
+    "scheduler/__init__", "scheduler/clock",
+)  # fmt: skip
+_LEFT_OUT = ("tiny_model",)  # of whose sources nothing follows
+
+
+class CompiledUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
+    """The modules run as they are written, for the reason in the message."""
+
+
+class CompileError(CompiledUnavailable):
+    """The sources cannot be compiled, on any machine perhaps."""
+
+
+def compiled_modules() -> dict[str, Path]:
+    """Return the modules that are compiled, by name, with the files that they are written in."""
+    found = {}
+    for package in _PACKAGES:
+        for path in sorted((SOURCES / package).glob("*.py")):
+            name = path.relative_to(SOURCES).with_suffix("").as_posix()
+            if name not in _INTERPRETED:
+                found[f"{PACKAGE}.{name.replace('/', '.')}"] = path
+    return found
+
+
+def library_path() -> tuple[Path, bool]:
+    """Return where the library of these sources belongs, and whether it is there.
+
+    Raises:
+        CompiledUnavailable: SYMPHONY_COMPILED=0 asks for none, or there is no place for one.
+    """
+    if os.environ.get("SYMPHONY_COMPILED") == "0":
+        raise CompiledUnavailable("SYMPHONY_COMPILED=0 is set")
+    try:
+        target = cache_directory() / f"modules-{_key()}.so"
+    except NoCacheError as error:
+        raise CompiledUnavailable(str(error)) from error
+    return target, is_whole(target)
+
+
+def _key() -> str:
+    parts = [sys.version.encode(), platform.machine().encode()]
+    for path in sorted(SOURCES.rglob("*.py")):
+        name = path.relative_to(SOURCES)
+        if name.parts[0] not in _LEFT_OUT:
+            parts += [name.as_posix().encode(), path.read_bytes()]
+    return name_of(*parts)

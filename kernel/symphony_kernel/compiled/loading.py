@@ -1,0 +1,85 @@
+"""Has the kernel's process import the compiled modules where they are.
+
+mypyc's library makes each of its modules when it is asked to: by the capsule `init_...` that it
+holds for each. Between themselves compiled modules import each other without asking anybody here.
+"""
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from symphony_kernel.compiled.library import (
+    GROUP,
+    CompiledUnavailable,
+    compiled_modules,
+    library_path,
+)
+
+_LIBRARY = f"{GROUP}__mypyc"
+
+
+def prefer_compiled() -> str:
+    """Have what is imported from now on come compiled, and return in words what will run."""
+    try:
+        path, there = library_path()
+        if not there:
+            return "interpreted: they are not compiled (`python -m symphony_kernel.compiled`)"
+        use_library(path)
+    except (CompiledUnavailable, ImportError) as error:
+        return f"interpreted: {error}"
+    return f"compiled: {path}"
+
+
+def use_library(path: Path) -> None:
+    """Have modules come from this library from now on; ImportError, and nothing has changed."""
+    sys.meta_path.insert(0, CompiledModules(path))
+
+
+class CompiledModules(MetaPathFinder, Loader):
+    """Finds the modules that a library holds, and makes them."""
+
+    def __init__(self, path: Path) -> None:
+        loader = ExtensionFileLoader(_LIBRARY, str(path))
+        library = loader.create_module(ModuleSpec(_LIBRARY, loader, origin=str(path)))
+        loader.exec_module(library)
+        library.__file__ = str(path)
+        sys.modules[_LIBRARY] = library  # where mypyc's code looks for it
+        self._path, self._library, self._modules = path, library, compiled_modules()
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """Return what makes a module, if the library holds it."""
+        if fullname not in self._modules:
+            return None
+        return ModuleSpec(fullname, self, origin=str(self._path))
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Make a module and run its body; ImportError when that fails."""
+        name = f"init_{_exported(spec.name)}"
+        address = _pointer(getattr(self._library, name), f"{_LIBRARY}.{name}")
+        made: ModuleType = ctypes.PYFUNCTYPE(ctypes.py_object)(address)()
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: its body has run."""
+
+
+def _exported(module: str) -> str:
+    """Return a module's name as mypyc writes it in C."""
+    return module.replace("___", "___3_").replace(".", "___")
+
+
+def _pointer(capsule: Any, name: str) -> int:
+    api = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+    address = api(("PyCapsule_GetPointer", ctypes.pythonapi))(capsule, name.encode())
+    assert isinstance(address, int)
+    return address

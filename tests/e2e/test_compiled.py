@@ -1,0 +1,92 @@
+"""Kernels of compiled modules: they do what interpreted ones do, and go on where those died."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from symphony_kernel.compiled.build import built_library
+from symphony_kernel.compiled.library import CompiledUnavailable, CompileError
+from symphony_runtime.client import Client
+
+from tests.support.deaths import crowd, difference, kill, upload
+from tests.support.server import REPOSITORY, RunningServer, running_server
+
+SECONDS_MAX = 280
+TESTS = ("tests/kernel/journal/test_image.py", "tests/kernel/journal/test_recovery.py")
+# They put something of their own in the place of what is compiled.
+PATCHING = "not nobody_can_compute_again and not no_image_can_have"
+COMPILED = """
+import sys
+from pathlib import Path
+from symphony_kernel.compiled.loading import use_library
+
+use_library(Path(sys.argv[1]))
+from symphony_kernel.scheduler.scheduler import Scheduler
+
+assert hasattr(Scheduler, "__mypyc_attrs__")
+import pytest
+
+sys.exit(pytest.main(["-x", "-p", "no:cacheprovider", *sys.argv[2:]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The library of these sources, compiled now if nobody has done it yet."""
+    said: list[str] = []
+    try:
+        return built_library(said.append)
+    except CompileError:
+        raise
+    except CompiledUnavailable as error:
+        pytest.skip(f"the modules cannot be compiled here: {error}")
+
+
+@pytest.mark.slow
+def test_random_programs_and_deaths_with_compiled_modules(library: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, str(library), "-k", PATCHING, *TESTS],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_kernels_take_over_from_each_other_whatever_they_are_made_of(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "symphony"
+    cache.mkdir(mode=0o700)
+    for path in (library, library.with_suffix(".sha256")):
+        shutil.copy(path, cache)
+    there, away = cache / library.name, cache / "away"
+
+    async def scenario(server: RunningServer, client: Client) -> None:
+        await upload(client)
+        assert (await server.counters())["compiled"] is True
+        wanted = await crowd(client, 12, 250)
+        runs = asyncio.create_task(crowd(client, 12, 250))
+        await asyncio.sleep(0.05)
+        for compiled in (False, True, False):
+            assert not runs.done()
+            (away if compiled else there).rename(there if compiled else away)
+            await kill(server, "kernel")
+            counters = await server.counters()
+            assert counters["compiled"] is compiled
+            assert counters["journal_recovered_records"]
+        found = await runs
+        differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
+        assert [words for words in differences if words] == []
+        assert not (await server.wait_until_idle())["instances"]
+
+    async def whole(server: RunningServer) -> None:
+        async with server.client() as client:
+            await scenario(server, client)
+
+    with running_server(tmp_path / "data") as server:
+        asyncio.run(whole(server))
+    assert "its modules are compiled" in server.log.read_text()

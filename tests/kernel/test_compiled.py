@@ -1,0 +1,116 @@
+"""Where the compiled modules belong, and what is said where there are none."""
+
+import importlib
+import inspect
+import pkgutil
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import symphony_kernel
+from symphony_kernel import cache
+from symphony_kernel.compiled import build, library
+from symphony_kernel.compiled.__main__ import main
+from symphony_kernel.compiled.library import CompileError, compiled_modules, library_path
+from symphony_kernel.compiled.loading import prefer_compiled
+from symphony_kernel.scheduler.scheduler import Scheduler
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory with nothing in it."""
+    directory = tmp_path / "cache"
+    directory.mkdir(mode=0o700)
+    monkeypatch.setenv("SYMPHONY_CACHE_DIR", str(directory))
+    monkeypatch.delenv("SYMPHONY_COMPILED", raising=False)
+    return directory
+
+
+def what_runs() -> str:
+    """What a kernel's process would say; this one must stay as it is."""
+    before = list(sys.meta_path)
+    said = prefer_compiled()
+    assert sys.meta_path == before
+    return said
+
+
+def test_this_process_runs_the_modules_as_they_are_written() -> None:
+    assert not hasattr(Scheduler, "__mypyc_attrs__")
+
+
+def test_other_sources_have_another_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = tmp_path / "symphony_kernel"
+    shutil.copytree(library.SOURCES, copied, ignore=shutil.ignore_patterns("weights", "*.pyc"))
+    first, there = library_path()
+    assert not there
+    monkeypatch.setattr(library, "SOURCES", copied)
+    assert library_path()[0] == first
+    for name, other in (("tiny_model/train.py", False), ("protocol/errno.py", True)):
+        with (copied / name).open("a") as source:
+            source.write("# another line\n")
+        assert (library_path()[0] != first) == other
+
+
+def test_nobody_need_have_them(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert what_runs().startswith("interpreted: they are not compiled")
+    monkeypatch.setenv("SYMPHONY_COMPILED", "0")
+    assert what_runs() == "interpreted: SYMPHONY_COMPILED=0 is set"
+    monkeypatch.delenv("SYMPHONY_COMPILED")
+    empty.chmod(0o777)
+    assert "others may write" in what_runs()
+
+
+def test_a_library_that_is_none_is_not_used(empty: Path) -> None:
+    target, _ = library_path()
+    target.write_bytes(b"half of a library")
+    assert what_runs().startswith("interpreted: they are not compiled")  # without its digest
+    made = empty / "made"
+    made.write_bytes(b"no library at all")
+    cache.put(made, target)
+    assert library_path() == (target, True)
+    assert str(target) in what_runs()
+
+
+def test_who_cannot_compile_hears_why_and_goes_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(check=True) == 1
+    assert "not compiled" in capsys.readouterr().out
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert main(check=False) == 0
+    assert "no C compiler is called no-such-compiler" in capsys.readouterr().out
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path) -> None:
+    source = tmp_path / "one.c"
+    source.write_text("int one(void) { return two; }\n")
+    with pytest.raises(CompileError, match=r"error: .two. undeclared"):
+        build._compile(build._compiler(), [source], [], tmp_path)
+
+
+def test_old_libraries_go(empty: Path) -> None:
+    for number in range(9):
+        made = empty / "made"
+        made.write_bytes(b"x")
+        cache.put(made, empty / f"modules-{number}.so")
+    target = empty / "modules-8.so"
+    build._remove_others(target)
+    left = {path.name for path in empty.iterdir()}
+    assert len(left) == 8
+    assert {"modules-8.so", "modules-8.sha256"} <= left
+
+
+def test_nothing_that_is_interpreted_inherits_from_what_is_compiled() -> None:
+    compiled, wrong = compiled_modules(), []
+    assert "symphony_kernel.scheduler.scheduler" in compiled
+    for found in pkgutil.walk_packages(symphony_kernel.__path__, "symphony_kernel."):
+        if found.name in compiled or found.name.endswith("__main__") or ".executor" in found.name:
+            continue
+        for _, cls in inspect.getmembers(importlib.import_module(found.name), inspect.isclass):
+            bases = [base for base in cls.__mro__ if base.__module__ in compiled]
+            if cls.__module__ == found.name and bases:
+                wrong.append((cls, bases))
+    assert wrong == []
