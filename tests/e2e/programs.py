@@ -14,6 +14,9 @@ HELLO_WASM = wasm(HELLO)
 SPIN_WASM = wasm(SPIN)
 DECODE_WASM = wasm(DECODE)
 
+# Sleeps for a day.
+HANG_WASM = wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
+
 # Sends its input back and exits with 7.
 ECHO_WASM = wasm(
     main(

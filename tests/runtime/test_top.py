@@ -13,11 +13,9 @@ from rich.console import Console
 from symphony_runtime.top import Sample, draw, make_snapshot
 
 from tests.e2e import programs as guests
-from tests.support.guests import main
 from tests.support.server import RunningServer
 
 COMMAND = [sys.executable, "-m", "symphony_runtime.cli", "top"]
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 ROLE = {"role": "kernel", "pid": 7, "ready": True}
 
 
@@ -77,7 +75,7 @@ def test_one_snapshot_as_json_with_either_key(simulated_server: RunningServer) -
     admin = (simulated_server.data_dir / "admin.key").read_text().strip()
     environment = simulated_server.environment
     hang = simulated_server.data_dir / "hang.wasm"
-    hang.write_bytes(HANG)
+    hang.write_bytes(guests.HANG_WASM)
     run = [sys.executable, "-m", "symphony_runtime.cli", "run", str(hang), "--detach"]
     started = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
     for key in (None, admin):

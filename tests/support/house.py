@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from symphony_kernel.protocol.processes import Processes
 from symphony_kernel.protocol.sessions import LinkLostError
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.server import Server
-from symphony_runtime.client import Client, ClientError
+from symphony_runtime.client import Client, ClientError, ServerError
 from symphony_runtime.gateway.app import Gateway, serve
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.outside.options import parse_http, parse_tools
@@ -150,3 +151,25 @@ class House:
 
     def client(self) -> Client:
         return Client(self.url, self.key)
+
+
+Scenario = Callable[[House, Client], Awaitable[None]]
+
+
+def in_house(data_dir: Path, scenario: Scenario, **config: Any) -> None:
+    """Play a scenario in a house, with a client of its tenant `default`."""
+
+    async def play() -> None:
+        async with House(data_dir, **config) as house, house.client() as client:
+            await scenario(house, client)
+
+    asyncio.run(play())
+
+
+async def refusal(asked: Awaitable[Any]) -> tuple[int, str]:
+    """Return status and kind of the problem that a request ends with."""
+    try:
+        await asked
+    except ServerError as error:
+        return error.status, error.problem["type"].rpartition(":")[2]
+    raise AssertionError("the request was not refused")

@@ -16,6 +16,7 @@ from symphony_runtime.gateway.routes import ROUTES
 
 from tests.e2e import programs as guests
 from tests.support.house import House
+from tests.support.routes import filled
 
 # The callers that a rule lets in; all others are refused.
 OPEN = frozenset({"nobody", "a guess", "revoked", "operator", "operator's reader", "tenant",
@@ -149,14 +150,6 @@ def with_callers(tmp_path: Path, scenario: Callable[[Callers], Awaitable[None]])
             await scenario(found)
 
     asyncio.run(main())
-
-
-def filled(path: str, /, **names: str) -> str:
-    """A route's path with names in it; what has none is nothing that there is."""
-    for part in ("program", "run", "path", "model", "tenant", "key", "name", "gateway"):
-        path = path.replace(f"{{{part}}}", names.get(part, "nothing"))
-    assert "{" not in path, f"what is {path}?"
-    return path
 
 
 def test_every_route_has_its_rule() -> None:

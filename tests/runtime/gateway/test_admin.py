@@ -3,7 +3,6 @@
 import asyncio
 import csv
 import io
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ from symphony_runtime.client import Client, ConnectionFailed, ServerError
 from symphony_runtime.gateway.routes import ROUTES, Access
 
 from tests.e2e import programs as guests
-from tests.support.house import House
+from tests.support.house import House, Scenario, refusal
+from tests.support.routes import filled
 
-Scenario = Callable[[House, Client], Awaitable[None]]
 PATIENCE = 20
 
 
@@ -25,13 +24,6 @@ def administer(tmp_path: Path, scenario: Scenario) -> None:
             await scenario(house, admin)
 
     asyncio.run(main())
-
-
-async def refusal(asked: Awaitable[Any]) -> tuple[int, str]:
-    """Return status and kind of the problem that a request ends with."""
-    with pytest.raises(ServerError) as error:
-        await asked
-    return error.value.status, error.value.problem["type"].rpartition(":")[2]
 
 
 async def all_of(listing: Any) -> list[Any]:
@@ -157,14 +149,12 @@ def test_a_key_that_only_reads_changes_nothing(tmp_path: Path) -> None:
     async def scenario(house: House, admin: Client) -> None:
         eyes = (await admin.create_key("default", role="read-only"))["key"]
         looks = (await admin.create_key(None, role="read-only"))["key"]
-        names = {"program": "p", "run": "r", "path": "a", "model": "m", "tenant": "t", "key": "k",
-                 "name": "n", "gateway": "g"}  # fmt: skip
         async with aiohttp.ClientSession() as session:
             for route in ROUTES:
                 if route.access is Access.OPEN:
                     continue
                 key = looks if route.access is Access.ADMIN else eyes
-                url = house.url + route.path.format(**names)
+                url = house.url + filled(route.path)
                 headers = {"Authorization": f"Bearer {key}"}
                 async with session.request(route.method, url, headers=headers) as response:
                     refused = response.status == 403

@@ -34,7 +34,6 @@ TELL = guests.wasm(
         locals_="(local $n i32)",
     )
 )
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 # Saves what it has computed under a name that has the marker, durably, and offers it.
 SAVE = guests.wasm(
     main(
@@ -59,7 +58,7 @@ def left_of(folder: Path, text: str) -> list[str]:
 
 async def fill(house: House, client: Client, key: str) -> str:
     """Let a tenant leave the marker wherever it can; return a run that goes on."""
-    for name, wasm in (("tell", TELL), ("hang", HANG), ("save", SAVE), (MARKER, TELL)):
+    for name, wasm in (("tell", TELL), ("hang", guests.HANG_WASM), ("save", SAVE), (MARKER, TELL)):
         await client.upload(wasm, name)
     for _ in range(3):
         assert (await client.run("tell", f"say {MARKER}"))["exit_code"] == 0
@@ -115,7 +114,7 @@ def test_a_deleted_program_leaves_its_worker_when_no_run_uses_it(tmp_path: Path)
     async def scenario() -> None:
         async with House(tmp_path) as house, house.client() as client:
             await client.upload(TELL, "tell")
-            await client.upload(HANG, "hang")
+            await client.upload(guests.HANG_WASM, "hang")
             await client.run("tell", "x")
             live = await client.start("hang")
             assert len(house.worker._programs) == 2
@@ -283,7 +282,7 @@ def test_a_run_that_is_being_started_ends_with_its_tenant(tmp_path: Path) -> Non
                 return await artefact(program)
 
             async with Client(house.url, key) as client:
-                await client.upload(HANG, "hang")
+                await client.upload(guests.HANG_WASM, "hang")
                 with_.programs.artefact = slow  # type: ignore[method-assign]
                 starting = asyncio.create_task(client.start("hang", MARKER))
                 await asyncio.wait_for(began.wait(), 20)
@@ -408,7 +407,7 @@ async def until_known(client: Client) -> None:
 def test_a_run_that_has_just_begun_keeps_its_tenant(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with House(tmp_path) as house, house.client() as client:
-            await client.upload(HANG, "hang")
+            await client.upload(guests.HANG_WASM, "hang")
             live = await client.start("hang")
             with pytest.raises(Problem) as refused:
                 await house.gateway.services.administration.delete_tenant("default")

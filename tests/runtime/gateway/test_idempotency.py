@@ -17,12 +17,10 @@ from symphony_runtime.gateway.run import next_boot
 from symphony_runtime.gateway.store import Store
 
 from tests.e2e import programs as guests
-from tests.support.guests import main
 from tests.support.house import House
 from tests.support.postgres import Cluster
 from tests.support.stores import with_store
 
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 DAY_MS = 86_400_000
 
 
@@ -283,7 +281,7 @@ def test_runs_and_uploads_of_one_key(tmp_path: Path) -> None:
         async with House(tmp_path) as house, house.client() as client:
             ask = Asking(house)
             await client.upload(guests.ECHO_WASM, "echo")
-            await client.upload(HANG, "hang")
+            await client.upload(guests.HANG_WASM, "hang")
             first = await ask.start("echo", "k", "hi")
             again = await ask.start("echo", "k", "hi")
             assert first[:2] == again[:2] == (200, first[1])

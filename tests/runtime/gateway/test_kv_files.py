@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +11,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, PATH_BYTES_MAX
-from symphony_runtime.client import Client, ServerError
+from symphony_runtime.client import Client
 
 from tests.e2e import programs as guests
-from tests.support.house import House
-
-Scenario = Callable[[House, Client], Awaitable[None]]
+from tests.support.house import House, Scenario, in_house, refusal
 
 
 def ask(tmp_path: Path, scenario: Scenario, **config: Any) -> None:
-    async def main() -> None:
-        async with House(tmp_path, **config) as house, house.client() as client:
-            await client.upload(guests.SAVE_WASM, name="save")
-            assert (await client.run("save"))["exit_code"] == 0
-            await scenario(house, client)
+    async def filled(house: House, client: Client) -> None:
+        await client.upload(guests.SAVE_WASM, name="save")
+        assert (await client.run("save"))["exit_code"] == 0
+        await scenario(house, client)
 
-    asyncio.run(main())
+    in_house(tmp_path, filled, **config)
 
 
 async def download(client: Client, path: str = "notes/first") -> bytes:
@@ -40,12 +37,6 @@ async def paths(client: Client, prefix: str = "") -> list[str]:
 def bare(count: int) -> bytes:
     tokens = (np.arange(count) % 1_000).astype(np.uint32)
     return save({"tokens": tokens, "positions": np.arange(count, dtype=np.int32)})
-
-
-async def refused(call: Awaitable[Any]) -> tuple[int, str]:
-    with pytest.raises(ServerError) as caught:
-        await call
-    return caught.value.status, caught.value.problem["type"].rpartition(":")[2]
 
 
 def test_a_file_is_sent_taken_and_removed(tmp_path: Path) -> None:
@@ -63,7 +54,7 @@ def test_a_file_is_sent_taken_and_removed(tmp_path: Path) -> None:
         )
         await client.kv_remove("copies/ä b")
         assert await paths(client, "copies/") == []
-        assert (await refused(client.kv_remove("copies/ä b")))[0] == 404
+        assert (await refusal(client.kv_remove("copies/ä b")))[0] == 404
 
     ask(tmp_path, scenario)
 
@@ -149,7 +140,7 @@ def test_what_cannot_be_taken_is_a_problem(
     tmp_path: Path, data: bytes, options: dict[str, Any], status: int, kind: str
 ) -> None:
     async def scenario(house: House, client: Client) -> None:
-        assert await refused(client.kv_upload("a", data, **options)) == (status, kind)
+        assert await refusal(client.kv_upload("a", data, **options)) == (status, kind)
         assert await paths(client, "a") == []
 
     ask(tmp_path, scenario)
@@ -161,7 +152,7 @@ def test_a_body_larger_than_any_file_is_refused_before_it_is_read(tmp_path: Path
             while True:
                 yield bytes(1 << 20)
 
-        assert await refused(client.kv_upload("a", endless(), rebuild=True)) == (413, "too-large")
+        assert await refusal(client.kv_upload("a", endless(), rebuild=True)) == (413, "too-large")
         assert not list((house.data_dir / "kv" / "uploads").iterdir())
 
     ask(tmp_path, scenario)
@@ -171,13 +162,13 @@ def test_names_are_replaced_unless_they_are_to_be_kept(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
         await client.kv_upload("a", bare(3), rebuild=True)
         again = client.kv_upload("a", bare(4), rebuild=True, replace=False)
-        assert await refused(again) == (409, "exists")
+        assert await refusal(again) == (409, "exists")
         assert (await client.kv_upload("a", bare(5), rebuild=True))["len"] == 5
         long = "x" * (PATH_BYTES_MAX + 1)
-        assert await refused(client.kv_upload(long, bare(3))) == (400, "bad-request")
-        assert (await refused(client.kv_upload("a//b", bare(3), rebuild=True)))[0] == 400
+        assert await refusal(client.kv_upload(long, bare(3))) == (400, "bad-request")
+        assert (await refusal(client.kv_upload("a//b", bare(3), rebuild=True)))[0] == 400
         public = client.kv_upload("public/default/a", bare(3), rebuild=True)
-        assert await refused(public) == (403, "forbidden")
+        assert await refusal(public) == (403, "forbidden")
 
     ask(tmp_path, scenario)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,16 @@ from symphony_runtime.gateway.store import Store
 
 from tests.e2e import programs as guests
 from tests.support.guests import main
-from tests.support.house import House
+from tests.support.house import House, in_house
 from tests.support.metrics import DECODE, Series, names, tenants, value
 from tests.support.metrics import scrape as scrape_url
 
 TRAP = guests.wasm(main("unreachable"))
 SPIN = guests.wasm(main("(loop $on (br $on)) (i32.const 0)"))
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 
 
 async def scrape(house: House, key: str) -> Series:
     return await scrape_url(house.url, key)
-
-
-def in_house(tmp_path: Path, scenario: Callable[[House, Client], Awaitable[None]]) -> None:
-    async def run() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            await scenario(house, client)
-
-    asyncio.run(run())
 
 
 def test_counters_move_with_runs(tmp_path: Path) -> None:
@@ -42,7 +32,12 @@ def test_counters_move_with_runs(tmp_path: Path) -> None:
         house.gateway.services.kernel_figures._now = lambda: float("inf")  # never old enough
         before = await scrape(house, house.key)
         assert value(before, "num_requests_running") == 0
-        for name, wasm in (("decode", DECODE), ("trap", TRAP), ("spin", SPIN), ("hang", HANG)):
+        for name, wasm in (
+            ("decode", DECODE),
+            ("trap", TRAP),
+            ("spin", SPIN),
+            ("hang", guests.HANG_WASM),
+        ):
             await client.upload(wasm, name)
         result = await client.run("decode")
         assert result["exit_code"] == 0, result

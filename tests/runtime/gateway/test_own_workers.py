@@ -15,10 +15,7 @@ from symphony_runtime.client import Client, ServerError
 from symphony_runtime.worker.worker import Worker
 
 from tests.e2e import programs as guests
-from tests.support.guests import main
 from tests.support.house import WORKER_SECRET, House
-
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 
 
 async def refused(client: Client) -> int:
@@ -40,7 +37,7 @@ def test_a_worker_is_one_tenants_until_its_process_ends(tmp_path: Path) -> None:
             async with Client(house.url, key) as second:
                 for client in (first, second):
                     await client.upload(guests.HELLO_WASM, "hello")
-                await first.upload(HANG, "hang")
+                await first.upload(guests.HANG_WASM, "hang")
                 retired = asyncio.Event()
                 house.worker.on_retire = retired.set
                 live = await first.start("hang")

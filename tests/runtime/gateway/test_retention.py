@@ -1,7 +1,6 @@
 """What ended runs keep is bounded by age, number and bytes; a live run is never deleted."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from symphony_runtime.gateway import retention as module
 
 from tests.e2e import programs as guests
 from tests.support.guests import main
-from tests.support.house import House
+from tests.support.house import House, in_house
 
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 # Sends its input's size in KiB, in messages of one.
 TALK = guests.wasm(
     main(
@@ -31,16 +29,6 @@ TALK = guests.wasm(
         locals_="(local $n i32)",
     )
 )
-
-
-def in_house(
-    tmp_path: Path, scenario: Callable[[House, Client], Awaitable[None]], **config: Any
-) -> None:
-    async def run() -> None:
-        async with House(tmp_path, **config) as house, house.client() as client:
-            await scenario(house, client)
-
-    asyncio.run(run())
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +57,7 @@ async def rows(house: House, table: str) -> int:
 
 def test_of_many_runs_the_newest_are_kept_and_the_live_ones(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
-        await client.upload(HANG, "hang")
+        await client.upload(guests.HANG_WASM, "hang")
         await client.upload(TALK, "talk")
         live = await client.start("hang")
         ended = [(await client.run("talk", "1"))["id"] for _ in range(8)]
@@ -132,7 +120,7 @@ def test_what_an_earlier_start_kept_is_counted(tmp_path: Path) -> None:
 
 def test_a_run_is_deleted_when_it_has_ended(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
-        await client.upload(HANG, "hang")
+        await client.upload(guests.HANG_WASM, "hang")
         run = await client.start("hang")
         with pytest.raises(ServerError) as refused:
             await client.delete_run(run)
@@ -157,7 +145,7 @@ def test_a_tenants_bodies_under_way_are_bounded(
     monkeypatch.setattr("symphony_runtime.gateway.http.TENANT_BODY_BYTES_MAX", 100_000)
 
     async def scenario(house: House, client: Client) -> None:
-        await client.upload(HANG, "hang")
+        await client.upload(guests.HANG_WASM, "hang")
         bodies, go = house.gateway.services.bodies, asyncio.Event()
 
         async def slow() -> Any:

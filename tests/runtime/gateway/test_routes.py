@@ -18,6 +18,7 @@ from symphony_runtime.gateway.routes import ROUTES, Access
 
 from tests.e2e import programs as guests
 from tests.support.house import House
+from tests.support.routes import filled
 
 LATER = ("/", "/v1/runs/x/trace", "/v1/admin/nothing")
 
@@ -38,14 +39,6 @@ async def problem_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
     assert problem["status"] == response.status
     assert {"type", "title", "detail"} <= set(problem)
     return problem
-
-
-def example(path: str) -> str:
-    values = {"program": "p", "run": "r", "path": "a/b", "model": "m", "tenant": "t", "key": "k",
-              "name": "n"}  # fmt: skip
-    for name, value in values.items():
-        path = path.replace(f"{{{name}}}", value)
-    return path
 
 
 def test_the_document_is_valid_and_has_every_route() -> None:
@@ -95,7 +88,7 @@ def test_every_route_but_the_open_ones_refuses_without_its_key(tmp_path: Path) -
             for key in [*wrong, *others[route.access]]:
                 headers = {} if key is None else {"Authorization": key}
                 async with session.request(
-                    route.method, house.url + example(route.path), headers=headers
+                    route.method, house.url + filled(route.path, path="a/b"), headers=headers
                 ) as response:
                     if route.access is Access.OPEN:
                         assert response.status == 200

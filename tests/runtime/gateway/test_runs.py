@@ -3,7 +3,7 @@
 import asyncio
 import json
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +25,7 @@ from symphony_runtime.gateway.links import Modules
 
 from tests.e2e import programs as guests
 from tests.support.guests import data, main
-from tests.support.house import WORKER_SECRET, House
-
-Scenario = Callable[[House, Client], Awaitable[None]]
-
-
-def in_house(tmp_path: Path, scenario: Scenario, **options: Any) -> None:
-    async def run() -> None:
-        async with House(tmp_path, **options) as house, house.client() as client:
-            await scenario(house, client)
-
-    asyncio.run(run())
+from tests.support.house import WORKER_SECRET, House, in_house
 
 
 def hang(*parts: str) -> bytes:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from symphony_runtime.gateway.trace import RunTrace, trace_events
 
 from tests.e2e.programs import HELLO_WASM, SLEEP_AND_DECODE_WASM, SPIN_WASM, TRAP_WASM, wasm
 from tests.support.guests import data, main
-from tests.support.house import House
+from tests.support.house import House, in_house
 
-Scenario = Callable[[House, Client], Awaitable[None]]
 Span = dict[str, Any]
 GATEWAY, WORKER, KERNEL = 1, 2, 3
 
@@ -48,14 +46,6 @@ BRANCHES = wasm(
         locals_="(local $n i32) (local $at i32)",
     )
 )
-
-
-def in_house(tmp_path: Path, scenario: Scenario) -> None:
-    async def run() -> None:
-        async with House(tmp_path) as house, house.client() as client:
-            await scenario(house, client)
-
-    asyncio.run(run())
 
 
 def checked(trace: dict[str, Any]) -> list[Span]:

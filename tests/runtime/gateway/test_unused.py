@@ -15,7 +15,6 @@ from tests.support.guests import data, main
 from tests.support.house import House
 
 NOW = 1_795_262_400_000
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 CHILD = msgpack.packb({"program": "child", "input": b"", "grants": []})
 # Starts the program `child`, and waits for its end.
 PARENT = guests.wasm(
@@ -54,8 +53,8 @@ def test_what_nobody_uses_goes_and_what_somebody_uses_stays(tmp_path: Path) -> N
         async with House(tmp_path) as house, house.client() as client:
             later = Later(house)
             for name, wasm in (("old", guests.ECHO_WASM), ("run", guests.HELLO_WASM),
-                               ("again", guests.SPIN_WASM), ("live", HANG), ("parent", PARENT),
-                               ("child", guests.COMPLAINER_WASM)):  # fmt: skip
+                               ("again", guests.SPIN_WASM), ("live", guests.HANG_WASM),
+                               ("parent", PARENT), ("child", guests.COMPLAINER_WASM)):  # fmt: skip
                 await client.upload(wasm, name)
             live = await client.start("live")
             await client.run("old")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,13 @@ from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_M
 from symphony_runtime.client import Client
 from symphony_runtime.gateway.outside import tool_server
 
-from tests.support.house import House
+from tests.support.house import House, Scenario, in_house
 from tests.support.metrics import names, scrape, value
 from tests.support.outside import ask, calls_of, finish, start, tool_table
 
-Scenario = Callable[[House, Client], Awaitable[None]]
 
-
-def in_house(tmp_path: Path, scenario: Scenario, **tools: Any) -> None:
-    async def run() -> None:
-        tables = tools or {"t": tool_table(tmp_path)}
-        async with House(tmp_path, tools=tables) as house, house.client() as client:
-            await scenario(house, client)
-
-    asyncio.run(run())
+def with_tools(tmp_path: Path, scenario: Scenario, **tools: Any) -> None:
+    in_house(tmp_path, scenario, tools=tools or {"t": tool_table(tmp_path)})
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -67,7 +60,7 @@ def test_what_tools_answer(tmp_path: Path) -> None:
         assert calls_of(tmp_path).count("start") == 1
         assert calls_of(tmp_path).count("call echo") == 2
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 def test_the_list_follows_the_server(tmp_path: Path) -> None:
@@ -83,7 +76,7 @@ def test_the_list_follows_the_server(tmp_path: Path) -> None:
             while "t.grown" not in str((await ask(client, "tools")).value):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 def test_a_list_without_end_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +98,7 @@ def test_a_list_without_end_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixt
         assert "small.echo" in names  # what is left is for the other servers
         assert (await ask(client, "tool", {"name": "t.more1"})).value["ok"] is False
 
-    in_house(tmp_path, scenario, **tables)
+    with_tools(tmp_path, scenario, **tables)
     said = [r.getMessage() for r in caplog.records if "is there" in r.getMessage()]
     assert len(said) == 2
     assert all(len(words) < 600 for words in said)
@@ -128,7 +121,7 @@ def test_a_tool_that_is_not_there_is_enoent_and_said(tmp_path: Path) -> None:
         listed = (await ask(client, "tools")).value
         assert {tool["name"].split(".")[0] for tool in listed} == {"t", "everybodys"}
 
-    in_house(tmp_path, scenario, **tables)
+    with_tools(tmp_path, scenario, **tables)
 
 
 def test_without_servers_there_is_no_tool(tmp_path: Path) -> None:
@@ -167,7 +160,7 @@ def test_bad_requests_start_nothing(tmp_path: Path) -> None:
             assert asked.started == -errno, (request, asked.started)
         assert "call echo" not in calls_of(tmp_path)
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 # --- Time, and ends ------------------------------------------------------------------------------
@@ -182,7 +175,7 @@ def test_a_call_ends_with_its_time(tmp_path: Path) -> None:
         assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
         assert house.gateway.services.runs.outside.statistics()["calls"] == 0
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 def test_the_operators_time_is_the_most(tmp_path: Path) -> None:
@@ -190,7 +183,7 @@ def test_the_operators_time_is_the_most(tmp_path: Path) -> None:
         asked = await ask(client, "tool", {**SLEEP, "timeout_ms": 10_000_000})
         assert asked.errno == Errno.ETIMEDOUT
 
-    in_house(tmp_path, scenario, t=tool_table(tmp_path, timeout_seconds=0.1))
+    with_tools(tmp_path, scenario, t=tool_table(tmp_path, timeout_seconds=0.1))
 
 
 def test_a_killed_run_ends_its_call(tmp_path: Path) -> None:
@@ -201,7 +194,7 @@ def test_a_killed_run_ends_its_call(tmp_path: Path) -> None:
         await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
         await until(lambda: house.gateway.services.runs.outside.statistics()["calls"] == 0)
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 def test_a_waiting_programs_pages_may_be_moved(tmp_path: Path) -> None:
@@ -217,7 +210,7 @@ def test_a_waiting_programs_pages_may_be_moved(tmp_path: Path) -> None:
         assert (await finish(client, run)).value == {"ok": True, "content": "it is there"}
         assert not lip.told_waiting
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 def test_the_trace_has_the_call(tmp_path: Path) -> None:
@@ -236,7 +229,7 @@ def test_the_trace_has_the_call(tmp_path: Path) -> None:
         assert span["ts"] + span["dur"] <= running["ts"] + running["dur"]
         assert waited["dur"] >= 20_000
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 def test_metrics_count_calls(tmp_path: Path) -> None:
@@ -259,7 +252,7 @@ def test_metrics_count_calls(tmp_path: Path) -> None:
         one = await scrape(house.url, house.key)
         assert not [name for name in names(one) if name.startswith(("outside", "tool"))]
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 # --- Servers that go away ------------------------------------------------------------------------
@@ -282,7 +275,7 @@ def test_a_server_that_ends_is_started_again(tmp_path: Path, tool: str) -> None:
         assert found.count(f"call {tool}") == 1
         assert found.count("call sleep") == 1
 
-    in_house(tmp_path, scenario)
+    with_tools(tmp_path, scenario)
 
 
 def test_a_server_that_does_not_start_fails_calls_in_words(tmp_path: Path) -> None:
@@ -299,7 +292,7 @@ def test_a_server_that_does_not_start_fails_calls_in_words(tmp_path: Path) -> No
             assert value["content"].startswith(f"the tool server {name} is away: ")
         assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
 
-    in_house(tmp_path, scenario, **tables)
+    with_tools(tmp_path, scenario, **tables)
 
 
 def test_more_calls_than_at_once_wait_their_turn(tmp_path: Path) -> None:
@@ -317,7 +310,7 @@ def test_more_calls_than_at_once_wait_their_turn(tmp_path: Path) -> None:
             assert (await finish(client, run)).value["ok"]
         assert calls_of(tmp_path).count("call wait") == 4
 
-    in_house(tmp_path, scenario, t=tool_table(tmp_path, calls_at_once=2))
+    with_tools(tmp_path, scenario, t=tool_table(tmp_path, calls_at_once=2))
 
 
 def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,4 +334,4 @@ def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Mo
         assert asked.errno == Errno.ETIMEDOUT
         assert calls_of(tmp_path).count("call echo") == 2
 
-    in_house(tmp_path, scenario, **tables)
+    with_tools(tmp_path, scenario, **tables)

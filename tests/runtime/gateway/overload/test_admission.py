@@ -16,8 +16,6 @@ from tests.runtime.gateway.overload.test_pace import Time
 from tests.support.guests import main
 from tests.support.house import House
 
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
-
 
 class KnownLoad(Load):
     """A load whose waits are known."""
@@ -155,7 +153,7 @@ def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
             house.client() as client,
         ):
             await client.upload(FLOOD, "flood")
-            await client.upload(HANG, "hang")
+            await client.upload(guests.HANG_WASM, "hang")
             await client.upload(guests.HELLO_WASM, "hello")
             ended = (await client.run("hello"))["id"]
             live = [await client.start("flood") for _ in range(4)]

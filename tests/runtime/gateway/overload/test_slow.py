@@ -19,7 +19,6 @@ from tests.support.house import House
 TALK = guests.wasm(
     main("(loop $l (drop (call $send (i32.const 0) (i32.const 65536))) (br $l)) (i32.const 0)")
 )
-HANG = guests.wasm(main("(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"))
 
 
 def test_a_body_that_trickles_is_cut_off(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_a_quiet_run_has_patient_readers(tmp_path: Path) -> None:
             House(tmp_path, slow_grace_seconds=0.05) as house,
             house.client() as client,
         ):
-            await client.upload(HANG, "hang")
+            await client.upload(guests.HANG_WASM, "hang")
             run = await client.start("hang")
             following = asyncio.create_task(_status_of(client.events(run)))
             await asyncio.sleep(0.5)
