@@ -9,8 +9,9 @@ K and V than ranks, several ranks have the same one.
     rank 1   q 4 5 6 7   k, v 1    gate, up: second half   output, down: second half
 
 The embedding is whole everywhere: it is only looked up, and dividing it would take another sum. The
-head is divided by the vocabulary and its logits are gathered: whole, it would be a sixth of what a
-rank of four reads in a step of Llama 3.1 8B. Where it is the embedding, it is a part of that.
+head is divided by the vocabulary and its logits are gathered: whole, it would be nearly a quarter
+of what a rank of four reads in a step of Llama 3.1 8B. Where it is the embedding, it is a part of
+that.
 
 The scheme is that of Megatron-LM (Shoeybi et al., 2019, arXiv:1909.08053), section 3.
 """

@@ -1,9 +1,12 @@
 """Two ranks on the CPU against one process: the same model, in two parts."""
 
 import asyncio
+import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,6 +78,30 @@ def test_the_pair_is_one_model_in_two_parts(pair: Pair) -> None:
     # Each of the two has half of the heads of a page, so that twice as many fit into its pool.
     assert two.pages == 2 * one.pages
     assert two.network.pages._local.layout.kv_heads == one.layout.kv_heads // 2  # type: ignore[attr-defined]
+
+
+def listening(pid: int) -> list[str]:
+    """Return the addresses, in the system's spelling, at which a process takes connections."""
+    process = Path("/proc") / str(pid)
+    sockets = set()
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(str(descriptor.readlink()))
+    found = []
+    for family in ("tcp", "tcp6"):
+        for line in (process / "net" / family).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.append(fields[1].split(":")[0])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
+def test_ranks_can_be_reached_from_this_machine_alone(pair: Pair) -> None:
+    [rank] = pair.two.executor.network._ranks.pids  # type: ignore[attr-defined]
+    addresses = listening(rank)
+    assert addresses
+    assert set(addresses) <= {"0100007F", "00000000000000000000000001000000"}
 
 
 def test_a_ragged_mixed_batch(pair: Pair) -> None:
