@@ -68,19 +68,20 @@ def test_kernels_take_over_from_each_other_whatever_they_are_made_of(
     async def scenario(server: RunningServer, client: Client) -> None:
         await upload(client)
         assert (await server.counters())["compiled"] is True
-        wanted = await crowd(client, 12, 250)
-        runs = asyncio.create_task(crowd(client, 12, 250))
-        await asyncio.sleep(0.05)
+        wanted = await crowd(client, 8, 120)
         for compiled in (False, True, False):
-            assert not runs.done()
             (away if compiled else there).rename(there if compiled else away)
+            runs = asyncio.create_task(crowd(client, 8, 120))
+            async with asyncio.timeout(20):
+                while not (await server.counters())["instances"]:
+                    await asyncio.sleep(0.01)
             await kill(server, "kernel")
             counters = await server.counters()
             assert counters["compiled"] is compiled
             assert counters["journal_recovered_records"]
-        found = await runs
-        differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
-        assert [words for words in differences if words] == []
+            found = await runs
+            differences = [difference(*pair) for pair in zip(wanted, found, strict=True)]
+            assert [words for words in differences if words] == []
         assert not (await server.wait_until_idle())["instances"]
 
     async def whole(server: RunningServer) -> None:

@@ -96,7 +96,7 @@ def _slots(cls: type) -> list[str]:
     """Return the names of all slots of a class; of one that mypyc compiled, of its attributes."""
     attributes = getattr(cls, "__mypyc_attrs__", None)
     if attributes is not None:
-        return sorted(set(attributes))
+        return sorted(set(attributes) - {"__dict__"})  # as a generic class has
     return sorted({name for base in cls.__mro__ for name in getattr(base, "__slots__", ())})
 
 
