@@ -138,7 +138,13 @@ class FairQueue:
             lip = self._new_lip(work)
         lip.weight = work.weight
         lip.works[work] = None
-        self._entered(lip.tenant, work)
+        if work.count == 1:  # as `_entered`, for most works there are
+            self.works += 1
+            self.decodes += 1
+            self.tokens += 1
+            lip.tenant.decodes += 1
+        else:
+            self._entered(lip.tenant, work)
         if not lip.active:
             self._lift(lip)
             self._activate(lip)
@@ -210,7 +216,12 @@ class FairQueue:
             works.move_to_end(work)
         else:
             del works[work]
-            self._left(tenant, work)
+            if work.count == 1:  # as `_left`, for most works there are
+                self.works -= 1
+                self.decodes -= 1
+                tenant.decodes -= 1
+            else:
+                self._left(tenant, work)
         self._reorder_first(tenant, lip, bool(works))
 
     def set_aside(self) -> None:
