@@ -36,6 +36,8 @@ class Shelf:
         documents: Of the library.
         tokens: Of a document, whole pages.
         kept: Documents that the program keeps.
+        held: Documents that questions may use at once, kept ones among them: what the memory has
+            room for beside as many answers.
         index: Of Pareto's distribution: the smaller, the more questions are about few documents.
         answer: Tokens of an answer.
     """
@@ -43,6 +45,7 @@ class Shelf:
     documents: int = 200
     tokens: int = 256
     kept: int = 60
+    held: int = 80
     index: float = 0.75
     answer: int = 16
 
@@ -130,6 +133,7 @@ class Desk:
         given = {
             "documents": self._library.texts,
             "keep_tokens": shelf.kept * shelf.tokens,
+            "hold_tokens": shelf.held * shelf.tokens,
             "max_tokens": shelf.answer,
             "parallel": _PARALLEL,
         }

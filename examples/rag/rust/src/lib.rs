@@ -3,12 +3,13 @@
 
 mod library;
 
-use library::Library;
+use library::{Library, Taken};
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::error::Error;
 use std::rc::Rc;
 use symphony::decode::Generation;
-use symphony::{json, log, model, process, spawn, try_join_all, KvFile, Value};
+use symphony::{json, log, model, process, spawn, try_join_all, KvFile, Task, Value};
 
 symphony::main!(async run);
 
@@ -17,18 +18,29 @@ async fn run() -> Result<(), Box<dyn Error>> {
     let documents = input.get("documents").and_then(Value::as_array).ok_or("no documents")?;
     let number = |key, default| input.get(key).and_then(Value::as_u32).unwrap_or(default);
     let texts = documents.iter().filter_map(Value::as_str);
+    let keep_tokens = number("keep_tokens", 8192) as usize;
+    let hold_tokens = number("hold_tokens", u32::MAX) as usize;
     let desk = Rc::new(Desk {
-        library: RefCell::new(Library::new(texts, number("keep_tokens", 8192) as usize)?),
+        library: RefCell::new(Library::new(texts, keep_tokens, hold_tokens)?),
         automatic: input.get("policy").and_then(Value::as_str) == Some("automatic"),
         max_tokens: number("max_tokens", 32) as usize,
     });
-    // Each takes the next question when it has answered one.
-    let answering: Vec<_> = (0..number("parallel", 8).max(1))
-        .map(|_| {
-            let desk = desk.clone();
-            spawn(async move { desk.answer_all().await.map_err(|error| error.to_string()) })
-        })
-        .collect();
+    let parallel = number("parallel", 8).max(1) as usize;
+    let mut answering: VecDeque<Task<Result<(), String>>> = VecDeque::new();
+    while let Some(message) = process::recv_open().await? {
+        let question = desk.read(&message)?;
+        // What is used cannot make room: a question whose documents have none waits for those before it.
+        while answering.len() == parallel || !desk.has_room(&question) {
+            match answering.pop_front() {
+                Some(first) => first.await?,
+                None => break,
+            }
+        }
+        let (desk, taken) = (desk.clone(), desk.take(&question)?);
+        answering.push_back(spawn(async move {
+            desk.answer(question, taken).await.map_err(|error| error.to_string())
+        }));
+    }
     for task in answering {
         task.await?;
     }
@@ -44,47 +56,65 @@ struct Desk {
     max_tokens: usize,
 }
 
+struct Question {
+    id: u32,
+    documents: Vec<usize>,
+    tokens: Vec<u32>,
+}
+
 impl Desk {
-    async fn answer_all(&self) -> Result<(), Box<dyn Error>> {
-        while let Some(message) = process::recv_open().await? {
-            let message = json::decode(&message)?;
-            let question = message.get("question").and_then(Value::as_str).ok_or("no question")?;
-            let wanted = message.get("documents").and_then(Value::as_array).unwrap_or_default();
-            let wanted: Option<Vec<usize>> =
-                wanted.iter().map(|n| self.library.borrow().number(n.as_u32()?)).collect();
-            let wanted = wanted.ok_or("a document that is not there")?;
-            let question = model::tokenize(question)?;
-            let text = if self.automatic {
-                self.answer_from_cache(&wanted, &question).await?
-            } else {
-                self.answer_from_files(&wanted, &question).await?
-            };
-            let id = message.get("id").and_then(Value::as_u32).unwrap_or(0);
-            process::send(format!(r#"{{"id": {}, "text": {}}}"#, id, json::quote(&text)))?;
+    fn read(&self, message: &[u8]) -> Result<Question, Box<dyn Error>> {
+        let message = json::decode(message)?;
+        let question = message.get("question").and_then(Value::as_str).ok_or("no question")?;
+        let wanted = message.get("documents").and_then(Value::as_array).unwrap_or_default();
+        let wanted: Option<Vec<usize>> =
+            wanted.iter().map(|n| self.library.borrow().number(n.as_u32()?)).collect();
+        Ok(Question {
+            id: message.get("id").and_then(Value::as_u32).unwrap_or(0),
+            documents: wanted.ok_or("a document that is not there")?,
+            tokens: model::tokenize(question)?,
+        })
+    }
+
+    fn has_room(&self, question: &Question) -> bool {
+        self.automatic || self.library.borrow().has_room(&question.documents)
+    }
+
+    fn take(&self, question: &Question) -> symphony::Result<Option<Taken>> {
+        if self.automatic {
+            return Ok(None);
         }
+        self.library.borrow_mut().take(&question.documents).map(Some)
+    }
+
+    async fn answer(&self, question: Question, taken: Option<Taken>) -> Result<(), Box<dyn Error>> {
+        let text = match taken {
+            None => self.answer_from_cache(&question.documents, &question.tokens).await?,
+            Some(taken) => self.answer_from_files(&question, taken).await?,
+        };
+        process::send(format!(r#"{{"id": {}, "text": {}}}"#, question.id, json::quote(&text)))?;
         Ok(())
     }
 
     /// Documents come from files, each computed alone, whatever stands before it in the prompt.
     async fn answer_from_files(
         &self,
-        wanted: &[usize],
-        question: &[u32],
+        question: &Question,
+        taken: Taken,
     ) -> Result<String, Box<dyn Error>> {
-        // New ones are under way when this returns; the server keeps the order of what follows.
-        let taken = self.library.borrow_mut().take(wanted)?;
+        // New ones are under way; the server keeps the order of what follows.
         let kv = match taken.files.as_slice() {
             [only] => only.fork()?,
             several => {
                 let kv = KvFile::create()?;
-                for (file, &document) in several.iter().zip(wanted) {
+                for (file, &document) in several.iter().zip(&question.documents) {
                     kv.append(file, 0..self.library.borrow().tokens(document).len() as u32)?;
                 }
                 kv
             }
         };
         try_join_all(taken.computing).await?;
-        Ok(Generation::new(&kv, question)?.max_tokens(self.max_tokens).text().await?)
+        Ok(Generation::new(&kv, &question.tokens)?.max_tokens(self.max_tokens).text().await?)
     }
 
     /// The whole prompt, from where the server's prefix cache knows it.

@@ -10,6 +10,8 @@ pub struct Library {
     documents: Vec<Document>,
     /// Of all documents that are kept.
     keep_tokens: usize,
+    /// Of all that are kept or in use.
+    hold_tokens: usize,
     kept_tokens: usize,
     questions: i32,
     computed: usize,
@@ -35,7 +37,11 @@ pub struct Taken {
 }
 
 impl Library {
-    pub fn new<'a>(texts: impl Iterator<Item = &'a str>, keep_tokens: usize) -> Result<Library> {
+    pub fn new<'a>(
+        texts: impl Iterator<Item = &'a str>,
+        keep_tokens: usize,
+        hold_tokens: usize,
+    ) -> Result<Library> {
         let page = model::info()?.page_size as usize;
         let filler = *model::tokenize("\n")?.last().unwrap_or(&0);
         let document = |text| {
@@ -46,6 +52,7 @@ impl Library {
         Ok(Library {
             documents: texts.map(document).collect::<Result<_>>()?,
             keep_tokens,
+            hold_tokens,
             kept_tokens: 0,
             questions: 0,
             computed: 0,
@@ -68,6 +75,15 @@ impl Library {
 
     pub fn found(&self) -> usize {
         self.found
+    }
+
+    /// Whether documents have room beside those that are kept or in use.
+    pub fn has_room(&self, wanted: &[usize]) -> bool {
+        let held = |number: &usize| self.documents[*number].file.strong_count() > 0;
+        let size = |number: usize| self.documents[number].tokens.len();
+        let lacking: usize = wanted.iter().filter(|number| !held(number)).map(|n| size(*n)).sum();
+        lacking + (0..self.documents.len()).filter(held).map(size).sum::<usize>()
+            <= self.hold_tokens
     }
 
     /// The files of documents. What is in none is begun; whoever reads it waits in the server.
