@@ -133,7 +133,7 @@ def test_a_truncation_that_reaches_further_is_decided_on_the_host(
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
 def test_rows_that_drop_out_and_change_places_take_their_own_tokens(rig: Rig, way: Way) -> None:
-    tables = [rig.table(4) for _ in range(3)]
+    tables = [rig.table(STEPS) for _ in range(3)]
     options = [SAMPLE, ARGMAX, NARROW]
     expected = asyncio.run(one_by_one(rig.executor, tables, options))
 
@@ -149,6 +149,7 @@ def test_rows_that_drop_out_and_change_places_take_their_own_tokens(rig: Rig, wa
     assert first == expected[0]
     assert second == [expected[1][2], expected[1][0]]
     assert third == [expected[2][0]]
+    assert network_of(rig).launched_ahead == 2
 
 
 @pytest.mark.parametrize("way", [PADDED], ids=["padded"])
