@@ -78,8 +78,15 @@ class Configuration:
         """Return what a journal of this kernel is good for ([32]): the same model and settings."""
         settings = {
             name: str(getattr(self, name))
-            for name in ("executor", "model", "device", "dtype", "quantize", "prefix_cache_share",
-                         "tensor_parallel")
+            for name in (
+                "executor",
+                "model",
+                "device",
+                "dtype",
+                "quantize",
+                "prefix_cache_share",
+                "tensor_parallel",
+            )
         }
         parts = [settings, about["model"], frames, pages, sha256(about["tokenizer"]).hexdigest()]
         return sha256(json.dumps(parts, sort_keys=True).encode()).digest()
@@ -216,9 +223,7 @@ def make_executor(
         delivery_ms=configuration.delivery_ms,
         name=name,
         progress=progress,
-        parallel=Parallel(
-            configuration.tensor_parallel, configuration.socket.parent, _lose_device
-        ),
+        parallel=Parallel(configuration.tensor_parallel, configuration.socket.parent, _lose_device),
     )
     return executor, assets
 

@@ -73,7 +73,7 @@ def test_kernels_take_over_from_each_other_whatever_they_are_made_of(
             (away if compiled else there).rename(there if compiled else away)
             runs = asyncio.create_task(crowd(client, 8, 120))
             async with asyncio.timeout(20):
-                while not (await server.counters())["instances"]:
+                while not (await server.counters())["instances"]:  # noqa: ASYNC110 - another process's
                     await asyncio.sleep(0.01)
             await kill(server, "kernel")
             counters = await server.counters()

@@ -200,7 +200,6 @@ TENANT_CONNECTIONS_TIMES_UNUSED = 4
 REQUESTS_A_PASS = 4  # of a tenant that begin in one pass of the gateway's event loop
 RUNS_LIVE_MAX = 8_192  # of the server: past it a new run is answered 503 with Retry-After
 TENANT_MEMORY_TOTAL_BYTES_MAX = 8 << 30  # of linear memory and tables, in one worker
-TENANT_MEMORY_TOTAL_BYTES_MAX = 8 << 30  # of linear memory and tables, in one worker
 TENANT_RUNS_LIVE_MAX = 4_096  # of one tenant: past it 429
 TRACE_EVENTS_MAX = 16_384  # of one run, of its calls and again of its preds' steps: the last ones
 TRACE_BUNDLE_EVENTS = 256  # events that leave together, or what there is
