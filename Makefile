@@ -3,6 +3,7 @@
 #   make install   .venv with everything, the guest toolchains       5-10 min the first time
 #   make demo      serve the tiny model, run the examples over HTTP   1 min
 #   make serve     the server on http://127.0.0.1:8700 until Ctrl-C
+#   make compiled  the kernel's modules compiled, after a change of them   1 min
 #   make check     format, lint, types, import direction              1 min
 #   make test      check, then the whole suite                         9 min
 #   make bench     the benchmarks, figures on the screen                3 min
@@ -27,10 +28,10 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/*.cpp kernel/symphony_kernel/executor/native/*.h)
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py' -not -path '*/tiny_model/*')
 
-.PHONY: help install shipped-program demo serve check format test bench fuzz schemathesis examples clean
+.PHONY: help install compiled shipped-program demo serve check format test bench fuzz schemathesis examples clean
 
 help:
-	@sed -n '2,12s/^# \{0,1\}//p' Makefile
+	@sed -n '2,13s/^# \{0,1\}//p' Makefile
 
 install: $(VENV)/installed build/toolchains build/native build/compiled
 
@@ -55,6 +56,8 @@ build/compiled: $(VENV)/installed $(KERNEL_SOURCES) tools/install_headers.sh
 	@bash tools/install_headers.sh $(BIN)/python
 	@$(RUNNING) python -m symphony_kernel.compiled
 	@mkdir -p build && touch $@
+
+compiled: build/compiled
 
 examples: build/examples
 
