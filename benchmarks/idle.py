@@ -73,10 +73,10 @@ async def stop(client: Client, runs: list[str]) -> None:
 
 async def measure(server: RunningServer, lips: int) -> dict[str, float]:
     """Return the bytes a LIP in each role."""
-    pids = await server.pids()
     async with server.client() as client:
         await client.upload(wasm(GUEST), "idle")
         few = await start(client, lips // 10)
+        pids = await server.pids()  # the worker has told its own by now
         before = {role: held_bytes(pids[role]) for role in ROLES}
         many = await start(client, lips - len(few))
         assert (await server.counters())["instances"] == lips
