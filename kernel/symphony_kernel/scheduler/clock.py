@@ -4,6 +4,7 @@ import asyncio
 import selectors
 import time
 from collections.abc import Coroutine
+from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -84,7 +85,18 @@ class _JumpingSelector(selectors.SelectSelector):
 class _VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
+        self._threads: Executor | None = None
         super().__init__(_JumpingSelector(clock))
 
     def time(self) -> float:
         return self.clock.now()
+
+    def set_default_executor(self, executor: Executor) -> None:
+        self._threads = executor
+        super().set_default_executor(executor)  # type: ignore[arg-type]
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109 - asyncio's
+        # asyncio's own waits for a thread that waits for these: where that is late, as on a busy
+        # machine, nothing is left that could happen in virtual time.
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from symphony_kernel.scheduler.clock import RealClock, VirtualClock
@@ -43,6 +44,25 @@ def test_waiting_for_what_cannot_happen_is_an_error_and_not_a_hang() -> None:
 
     with pytest.raises(RuntimeError, match="stands still"):
         VirtualClock().run(main())
+
+
+def test_the_end_waits_for_threads_that_are_late() -> None:
+    class Late(ThreadPoolExecutor):
+        over = False
+
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            time.sleep(0.05)  # as on a busy machine
+            super().shutdown(wait, cancel_futures=cancel_futures)
+            self.over = True
+
+    threads = Late(1)
+
+    async def main() -> str:
+        asyncio.get_running_loop().set_default_executor(threads)
+        return "done"
+
+    assert VirtualClock().run(main()) == "done"
+    assert threads.over
 
 
 def test_a_virtual_clock_does_not_sleep_in_another_loop() -> None:
