@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from symphony_kernel.protocol.log_lines import printable
+
 _BAR_WIDTH = 30  # characters
 
 
@@ -15,9 +17,9 @@ class Console:
         self._unfinished = False
 
     def line(self, role: str, words: str) -> None:
-        """Show one line of a role."""
+        """Show one line of a role, whatever it holds."""
         self._end_progress()
-        self._write(f"{role}: {words}\n")
+        self._write(f"{role}: {printable(words)}\n")
 
     def say(self, words: str) -> None:
         """Show a line of our own."""
@@ -30,7 +32,7 @@ class Console:
         shown = (role, what, percent if self._terminal else percent // 25)
         if shown == self._shown:
             return
-        self._shown = shown
+        self._shown, what = shown, printable(what)
         if self._terminal:
             bar = "#" * (percent * _BAR_WIDTH // 100)
             self._write(f"\r\x1b[K{role}: {what} [{bar:{_BAR_WIDTH}}] {percent:3d} %")

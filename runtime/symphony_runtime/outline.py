@@ -22,6 +22,7 @@ from symphony_kernel.protocol.limits import (
 HEADER: Final = b"\0asm\x01\0\0\0"
 TYPE, IMPORT, FUNCTION, TABLE, GLOBAL, EXPORT, ELEMENT = 1, 2, 3, 4, 6, 7, 9
 _LISTS: Final = frozenset({1, 2, 3, 4, 5, 6, 7, 9, 10, 11})  # sections that begin with a number
+_NULLABLE: Final = 0x63  # before a type of references
 _NUMBER_BYTES_MAX: Final = 5  # of a u32 in LEB128
 
 # What there is a limit of: section, how many, and what they are.
@@ -98,6 +99,7 @@ def _elements(wasm: bytes, at: int) -> int:
     count, at = _number(wasm, at)
     total = 0
     for _ in range(count):
+        at += wasm[at] == _NULLABLE  # `funcref` has a long spelling, too
         has_most = wasm[at + 1] & 1  # behind the type of its elements
         _, at = _number(wasm, at + 2)
         most = TABLE_ELEMENTS_MAX

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from symphony_kernel.protocol.log_lines import printable
 from symphony_kernel.protocol.processes import Started, notice
 
 from symphony_runtime.config import (
@@ -40,6 +41,7 @@ from symphony_runtime.config import (
 )
 from symphony_runtime.console import Console
 from symphony_runtime.containment import open_to_workers
+from symphony_runtime.role_words import event_of, lines, progress_of, retired_of
 
 START_ATTEMPTS = 3
 BEATS = 4
@@ -83,15 +85,15 @@ class Role:
         console: "Console",
         on_progress: Callable[[str, dict[str, Any] | None], None] = lambda _role, _event: None,
         on_process: Callable[[str, Started], None] = lambda _role, _started: None,
-        on_retired: Callable[[str, int], None] = lambda _role, _start: None,
     ) -> None:
         """`on_progress` hears of a role how far it is (its event), and None when it begins.
 
-        `on_process` hears of each process of it, and `on_retired` what it says of other roles.
+        `on_process` hears of each process of it.
         """
         self.spec = spec
         self._on_progress, self._on_process = on_progress, on_process
-        self._on_retired = on_retired
+        # What it says of other roles: who may is given one that listens.
+        self.on_retired: Callable[[str, int], None] = lambda _role, _start: None
         self._notices: dict[str, dict[str, Any]] = {}  # the last of each key, for the process
         self.about: dict[str, Any] = {}  # of the last ready event
         self.ready = asyncio.Event()
@@ -218,32 +220,26 @@ class Role:
 
     async def _read_events(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        async for line in process.stdout:
+        async for line in lines(process.stdout):
             self._heard = True
-            try:
-                event = json.loads(line)
-            except ValueError:
+            event = event_of(line)
+            if event is None:
                 self._console.line(self.spec.name, line.decode("utf-8", "replace").rstrip())
-                continue
-            if event.get("event") == "ready":
+            elif event.get("event") == "ready":
                 self.about = event
                 self.ready.set()
             elif event.get("event") == "progress":
-                self._console.progress(self.spec.name, str(event.get("what")), event.get("share"))
-                self._on_progress(self.spec.name, event)
+                progress = progress_of(event)
+                self._console.progress(self.spec.name, progress["what"], progress["share"])
+                self._on_progress(self.spec.name, progress)
             elif event.get("event") == "retired":
-                self._on_retired(str(event.get("role")), int(event.get("start", 0)))
+                self.on_retired(*retired_of(event))
 
     async def _read_words(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
-        while True:
-            try:
-                line = await process.stderr.readline()
-            except ValueError:  # a line longer than the buffer: what is left of it follows
-                continue
-            if not line:
-                return
-            words = line.decode("utf-8", "replace").rstrip().removeprefix(f"{self.spec.name}: ")
+        async for line in lines(process.stderr):
+            said = line.decode("utf-8", "replace").rstrip()
+            words = printable(said.removeprefix(f"{self.spec.name}: "))
             self._words.append(words)
             self._console.line(self.spec.name, words)
 
@@ -259,11 +255,10 @@ class Supervisor:
         self._options = options
         self._console = console
         specs = role_specs(options, run_dir)
-        self._roles = [
-            Role(spec, console, self._pass_on, self._introduce, self._retire) for spec in specs
-        ]
+        self._roles = [Role(spec, console, self._pass_on, self._introduce) for spec in specs]
         self._retiring: set[asyncio.Task[None]] = set()
         self._gateway = self._roles[-1]
+        self._gateway.on_retired = self._retire  # nobody else's word ends another
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._former: ServerPlace | None = None  # the server that this user's commands spoke to

@@ -24,6 +24,7 @@ from symphony_runtime.console import Console
 from symphony_runtime.supervisor import (
     Role,
     RoleSpec,
+    Supervisor,
     SupervisorError,
     role_specs,
 )
@@ -226,6 +227,55 @@ while True:
         assert alive(small.about["pid"])
         await small.stop()
         await keeping
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_says_anything_is_kept(tmp_path: Path) -> None:
+    """A worker that was taken over writes what it likes; that is its own affair."""
+    script = f"""
+for said in ("[]", "7", "{{}}", "[" * 100_000, "x" * 3_000_000, "\\x1b[2Jgone"):
+    print(said, flush=True)
+what = "w" * 5000
+for share in ("NaN", "1e999", "1" * 400, "-1", '"x"', "1e9"):
+    print(f'{{{{"event": "progress", "what": "{{what}}", "share": {{share}}}}}}', flush=True)
+for start in ('"x"', "null", "[]", "1"):
+    print('{{"event": "retired", "role": "other", "start": ' + start + "}}", flush=True)
+print("\\x1b[2Jlast", file=sys.stderr, flush=True)
+{READY}
+time.sleep(60)
+"""
+
+    async def scenario() -> None:
+        said: list[str] = []
+        small = role(tmp_path, script, said)
+        heard: list[Any] = []
+        small._on_progress = lambda _name, event: heard.append(event)
+        keeping = asyncio.create_task(small.keep())
+        await asyncio.wait_for(small.ready.wait(), 20)
+        await small.stop()
+        await keeping
+        assert small.starts == 1
+        assert heard == [None] + 6 * [{"what": "w" * 200, "share": 0.0}]
+        assert not any("\x1b" in words for words in said), said
+        assert {"small: \\x1b[2Jgone\n", "small: \\x1b[2Jlast\n"} <= set(said)
+
+    asyncio.run(scenario())
+
+
+def test_the_gateway_alone_has_others_retired(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        console = Console(lambda _: None, terminal=False)
+        supervisor = Supervisor(
+            ServeOptions(model="embedded", data_dir=tmp_path), console, tmp_path
+        )
+        *others, gateway = supervisor._roles
+        for other in others:
+            other.on_retired("worker-0", 1)
+        assert not supervisor._retiring
+        gateway.on_retired("worker-0", 1)
+        assert len(supervisor._retiring) == 1
+        await asyncio.gather(*supervisor._retiring)
 
     asyncio.run(scenario())
 

@@ -8,8 +8,9 @@ from symphony_kernel.protocol.limit_table import limit_of
 from symphony_kernel.protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 from symphony_runtime.outline import table_elements
 from symphony_runtime.worker.artefact import TABLE_ELEMENT_BYTES, seal, unseal
+from symphony_runtime.worker.fiber import new_engine
 from symphony_runtime.worker.tenant_memory import NAME, TenantMemory
-from wasmtime import wat2wasm
+from wasmtime import Module, wat2wasm
 
 from tests.support.guests import data, main, module
 from tests.support.rig import TENANT, LiveRun, Rig, rigged
@@ -204,3 +205,14 @@ def test_elements_of_tables_are_added_up() -> None:
     assert elements() == 0
     assert elements("(table 3 5 funcref)", "(table 700 900 funcref)") == 905
     assert elements("(table 3 funcref)", "(table 1 1000000 funcref)") == 2 * TABLE_ELEMENTS_MAX
+
+
+def test_a_table_type_in_its_long_spelling_counts_as_much() -> None:
+    short = bytes(wat2wasm("(module (table 0 65536 funcref) (table 7 9 funcref))"))
+    section = bytes((4, short[9], 2))
+    assert short[8:11] == section
+    tables = short[11:].replace(b"\x70", b"\x63\x70")  # (ref null func)
+    assert tables.count(b"\x63\x70") == 2
+    long = short[:9] + bytes((short[9] + 2, 2)) + tables
+    Module(new_engine(), long)  # the engine takes it
+    assert table_elements(long) == table_elements(short) == TABLE_ELEMENTS_MAX + 9
