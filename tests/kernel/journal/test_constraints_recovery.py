@@ -4,11 +4,17 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import jsonschema
+import numpy as np
+from symphony_kernel.constraints.grammar import Kind
+from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.journal.contents import MANY
+from symphony_kernel.journal.image import Imager, Kept
 from symphony_kernel.kernel import Kernel, describe
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.clock import RealClock
@@ -25,6 +31,8 @@ from tests.support.constrained import (
     text_of,
 )
 from tests.support.dying import DyingRig, differences
+from tests.support.guiding import Text, drawn, grammar_of, make_vocabulary, masked
+from tests.support.guiding import constraint as compiled
 from tests.support.kernels import A, B, Gateway, Worker, ids, options, tokens
 
 T = TypeVar("T")
@@ -117,3 +125,36 @@ def test_the_journal_says_where_each_text_begins(tmp_path: Path) -> None:
         assert await asked == 3
 
     with_dying(tmp_path, test)
+
+
+@dataclass(slots=True)
+class Root:
+    guide: Guide | None = None
+
+
+def test_a_text_by_masks_that_were_known_goes_on_from_its_tokens_alone() -> None:
+    pattern, vocabulary = "([a-f][0-9]){12}", make_vocabulary()
+    made = compiled(vocabulary, Kind.REGEX, pattern)
+    text = drawn(made, 3)  # whatever comes in its states is known from now on
+    file = Text([])
+    guide = Guide(made, file, 1, kept=False)
+    guide.tell(np.empty(0, np.uint32))
+    entries = [7, *text]
+    half = len(text) // 2
+    for n in range(half):
+        masked(guide, n, [entries[n]])
+    grammar = grammar_of(made)
+    assert grammar.era is not None
+    before = grammar.era.masks
+    file.ids = entries[:half]
+
+    root, classes = Root(), (*MANY, Kept(Root), Kept(Text))
+    image = Imager(classes, {"root": Root(guide)}, {}).write()
+    Imager(classes, {"root": root}, {}).read(image)
+    again = root.guide
+    assert again is not None
+    again.constraint.grammar = compiled(vocabulary, Kind.REGEX, pattern).grammar  # another process
+    again.tell(np.array(entries[half : half + 1], np.uint32))
+    for n in range(half, len(text)):
+        assert np.array_equal(masked(again, n, [entries[n]]), masked(guide, n, [entries[n]]))
+    assert grammar.era.masks == before, "who did not die went by masks that were known"
