@@ -15,8 +15,10 @@ NOTHING: Final = 0  # the state in which no text can come to be one of the expre
 _EMPTY: Final = 1  # the empty text, and no other
 _PARTS_MAX: Final = 128  # of an expression: the recursion below is no deeper
 _NODES_MAX: Final = 20_000  # a few megabytes: then all of them are let go
+_PARTS_OF_NODES_MAX: Final = 12  # of all nodes together, for each of these
 _STEPS_MAX: Final = 40_000
 _GROWTH_MAX: Final = 200  # nodes for one token: an expression that has many states
+_WORK_MAX: Final = 10_000  # looks at nodes for one token, of some tenths of a microsecond each
 _COUNT_MAX: Final = 1_000_000
 _FORCED_MAX: Final = 64
 _ENDLESS: Final = -1
@@ -62,6 +64,8 @@ class Expression:
         self._begin()
 
     def _begin(self) -> None:
+        self._allow(_NODES_MAX)
+        self._parts = 0  # of all nodes
         self._numbers: dict[_Node, int] = {}
         self._nodes: list[_Node] = [(), ()]
         self._ends: list[bool] = [False, True]  # whether the empty text is one
@@ -72,20 +76,31 @@ class Expression:
         self._views: dict[int, int] = {}
         self.start = _Reader(self._text, self).read()
 
-    def tidy(self) -> None:
-        """Let go of all states if there are too many: `era` tells."""
+    @property
+    def full(self) -> bool:
+        """Whether there are too many states."""
         steps = len(self._after) + len(self._behind) + len(self._stopping)
-        if len(self._nodes) > _NODES_MAX or steps > _STEPS_MAX:
-            self._begin()
-            self.era += 1
+        nodes = max(len(self._nodes), self._parts // _PARTS_OF_NODES_MAX)
+        return nodes > _NODES_MAX or steps > _STEPS_MAX
+
+    def tidy(self) -> None:
+        """Let go of all states: `era` tells."""
+        self._begin()
+        self.era += 1
+
+    def _allow(self, nodes: int) -> None:
+        """Let what is done next make so many nodes, and look at so many: a stranger wrote it."""
+        self._nodes_left, self._work_left = nodes, _WORK_MAX
+
+    def _spend(self, work: int) -> None:
+        self._work_left -= work
+        if self._work_left < 0:
+            raise UnknownError("the expression takes too long")
 
     def after(self, state: int, text: bytes) -> int:
         """Return the state behind more text, or NOTHING. UnknownError when there are too many."""
-        most = len(self._nodes) + _GROWTH_MAX
-        found = self._through(state, text)
-        if len(self._nodes) > most:
-            raise UnknownError("the expression has too many states")
-        return found
+        self._allow(_GROWTH_MAX)
+        return self._through(state, text)
 
     def ends(self, state: int) -> bool:
         """Whether a text may end in a state."""
@@ -95,6 +110,7 @@ class Expression:
         """Return what the next token can see of a state."""
         found = self._views.get(state)
         if found is None:
+            self._spend(1)
             found = self._views[state] = self._seen(state)
         return found
 
@@ -103,6 +119,7 @@ class Expression:
 
         None: there are too many of them.
         """
+        self._allow(_GROWTH_MAX)
         found = bytearray()
         while len(found) <= _FORCED_MAX:
             firsts = 0 if self._ends[state] else self._firsts(state)
@@ -117,6 +134,7 @@ class Expression:
         known = self._first.get(state)
         if known is not None:
             return known
+        self._spend(1)
         kind, *parts = self._nodes[state] if state > _EMPTY else (_BYTES, 0)
         found = 0
         if kind == _BYTES:
@@ -135,6 +153,10 @@ class Expression:
     def _node(self, node: _Node, ends: bool) -> int:
         number = self._numbers.get(node)
         if number is None:
+            self._nodes_left -= 1
+            if self._nodes_left < 0:
+                raise UnknownError("the expression has too many states")
+            self._parts += len(node)
             number = self._numbers[node] = len(self._nodes)
             self._nodes.append(node)
             self._ends.append(ends)
@@ -152,6 +174,7 @@ class Expression:
             return second if first == _EMPTY else first
         node = self._nodes[first]
         if node[0] == _PAIR:
+            self._spend(1)
             return self.pair(node[1], self.pair(node[2], second))
         return self._node((_PAIR, first, second), self._ends[first] and self._ends[second])
 
@@ -162,6 +185,7 @@ class Expression:
             node = self._nodes[part]
             found.update(node[1:] if node and node[0] == _EITHER else (part,))
         found.discard(NOTHING)
+        self._spend(len(found))
         if len(found) <= 1:
             return found.pop() if found else NOTHING
         ends = any(self._ends[part] for part in found)
@@ -190,6 +214,7 @@ class Expression:
         found = self._behind.get(place)
         if found is not None:
             return found
+        self._spend(1)
         kind, *parts = self._nodes[state]
         if kind == _BYTES:
             found = _EMPTY if len(text) == 1 and parts[0] >> text[0] & 1 else NOTHING
@@ -210,6 +235,7 @@ class Expression:
         place = state, text
         found = self._stopping.get(place)
         if found is None:
+            self._spend(len(text))
             stops, at_state = [], state
             for at, byte in enumerate(text):
                 if self._ends[at_state]:
@@ -229,6 +255,7 @@ class Expression:
         place = state, byte
         found = self._after.get(place)
         if found is None:
+            self._spend(1)
             found = self._after[place] = self._derive(self._nodes[state], byte)
         return found
 

@@ -32,6 +32,7 @@ _PIECE: Final = 4  # tokens that are consumed before somebody looks at the time
 _FEW: Final = 4  # tokens of a row that is like most
 _WORTH_KEEPING: Final = 32  # tokens of a text
 _WALK_MAX: Final = 4_096  # tokens of a text whose state is looked for
+_WALK_SECONDS_MAX: Final = 0.05  # for which that is done
 _RENEWALS_MAX: Final = 3  # of its grammar that a text waits for, without a mask between them
 
 
@@ -199,15 +200,21 @@ class Guide:
 
     def _walk_on(self, walk: Walk) -> int:
         """Return where the walk is behind the whole text, or NOTHING."""
+        walk.tidy()
         if self._stated > len(self._text) or self._state_era != walk.era:
             self._stated = 0
         if not self._stated:
             self._state, self._state_era = walk.start, walk.era
             if len(self._text) > _WALK_MAX:
                 self._state, self._stated = NOTHING, len(self._text)
-        for token in self._text[self._stated :] if self._state else ():
+        rest = self._text[self._stated :] if self._state else []
+        until = time.thread_time() + _WALK_SECONDS_MAX if len(rest) > _FEW else 0.0
+        for token in rest:
             self._state = walk.after(self._state, token)
-        self._stated = len(self._text)
+            if not self._state or (until and time.thread_time() > until):
+                self._state = NOTHING
+                break
+        self._stated, self._state_era = len(self._text), walk.era
         return self._state
 
     def _advance(self, start: int, tokens: UInt32) -> bool:

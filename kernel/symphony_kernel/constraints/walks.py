@@ -18,6 +18,7 @@ from symphony_kernel.executor.base import UInt32
 _MASKS_MAX: Final = 64  # of one grammar, of either kind; a byte for each eight tokens
 _STEPS_MAX: Final = 20_000
 _TRIES: Final = 256  # masks, of which half should be known
+_WORTH: Final = 1_000  # masks found, for which as many states are looked for as there is room for
 _Key: TypeAlias = tuple[bytes, int, int]  # forced bytes, the view behind them, the token before
 _BEGIN, _END = "start: /", "/"  # around an expression, in llguidance's grammar of it
 
@@ -33,9 +34,10 @@ class Walk:
         # Used last at the end; and apart from them those of forced bytes, of which there are many.
         self._masks: OrderedDict[_Key, UInt32] = OrderedDict()
         self._forced: OrderedDict[_Key, UInt32] = OrderedDict()
-        self._eras = 0
         self._endless = False  # there are too many states, or hardly any comes twice
         self._made = self._found = 0  # masks
+        self._found_before = 0  # when the states were let go last
+        self._full = False  # no more states until they are let go
         self._look(expression.start)
 
     @property
@@ -57,16 +59,40 @@ class Walk:
         return found
 
     def _step(self, state: int, token: int) -> int:
-        if state == NOTHING or self._endless or self._tokenizer.is_special_token(token):
+        if state == NOTHING or self._endless or self._full:
+            return NOTHING
+        if self._tokenizer.is_special_token(token):
             return NOTHING
         text = self._tokenizer.decode_bytes([token])
         try:
             found = self._expression.after(state, text) if text else NOTHING
             self._look(found)
         except (UnknownError, RecursionError):
-            self._endless = True
+            self._end()
             return NOTHING
+        self._full = self._expression.full or len(self._after) >= _STEPS_MAX
         return found
+
+    def tidy(self) -> None:
+        """Let go of all states and masks if there is no room for more states: `era` tells."""
+        if not self._full or self._endless:
+            return
+        if self._found - self._found_before < _WORTH:
+            self._end()
+            return
+        self._forget()
+        self._look(self._expression.start)
+
+    def _end(self) -> None:
+        """It costs more than it saves, or could."""
+        self._endless = True
+        self._forget()
+
+    def _forget(self) -> None:
+        self._found_before, self._full = self._found, False
+        self._expression.tidy()
+        for each in (self._after, self._seen, self._masks, self._forced):
+            each.clear()
 
     def _look(self, state: int) -> None:
         """Find out what decides the masks of a state."""
@@ -101,19 +127,10 @@ class Walk:
         masks = self._forced if key[0] else self._masks
         masks[key] = mask.copy()
         self._made += 1
-        if self._made > _TRIES and self._made > self._found:
-            self._endless = True
         if len(masks) > _MASKS_MAX:
             masks.popitem(last=False)
-        self._expression.tidy()
-        if self._eras != self.era or len(self._after) > _STEPS_MAX:
-            self._after.clear()
-        if self._eras != self.era:
-            self._eras = self.era
-            self._masks.clear()
-            self._forced.clear()
-            self._seen.clear()
-            self._look(self._expression.start)
+        if self._made > _TRIES and self._made > self._found:
+            self._end()
 
 
 def walk_of(source: str, tokenizer: LLTokenizer, reach: Callable[[], int]) -> Walk | None:

@@ -3,6 +3,7 @@
 import random
 import re
 
+import numpy as np
 import pytest
 from symphony_kernel.constraints.compiler import Vocabulary
 from symphony_kernel.constraints.expressions import NOTHING, Expression, UnknownError
@@ -137,6 +138,56 @@ def test_an_expression_with_too_many_states_is_left_to_llguidance(vocabulary: Vo
         for _ in range(400):
             state = walk.after(state, ids_of(chance.choice(["x", "a", "ax"]))[0]) or walk.start
         assert states_of(walk) < 60_000
+
+
+def test_one_token_can_ask_for_no_more_work_than_it_is_given() -> None:
+    """It took gigabytes: repetitions of repetitions, and a token that goes through all of them."""
+    for text in (
+        "((a{0,900}b?){0,900}c?){0,900}",
+        "((((a*b{0,9}){0,99}c?)*d?){1,9}(aa?){2,800})*",
+        "(" * 12 + "aa?" + "a?){0,999}" * 12,
+        "(.*a.*a.{50}){0,9999}",
+    ):
+        expression = Expression(text, 128)
+        state, told = expression.start, 0
+        for length in (1, 128, 64, 7, 1, 32) * 4:
+            nodes = len(expression._nodes)
+            try:
+                state = expression.after(state, b"a" * length)
+                expression.forced(state)
+                expression.view(state)
+            except UnknownError:
+                told += 1
+            assert len(expression._nodes) - nodes <= 400, text
+            assert expression._parts <= 12 * 20_000 + 20_000, text
+        assert told, text
+
+
+def test_states_are_let_go_though_no_mask_is_made(vocabulary: Vocabulary) -> None:
+    """A text whose masks are all known comes to a new state with each token."""
+    walk = walk_of(write_grammar(Kind.REGEX, "[ab]{0,900000}"), vocabulary.tokenizer, lambda: 16)
+    assert walk is not None
+    tokens = [*ids_of("a"), *ids_of("b")]
+    state, full = walk.start, 0
+    for at in range(120_000):
+        state = walk.after(state, tokens[at % 2])
+        if walk.mask(state, 0) is None and state:
+            walk.note(state, 0, np.zeros(1, np.uint32))
+        assert states_of(walk) < 21_000
+        if not state:
+            full += 1
+            walk.tidy()
+            state = walk.start
+            assert state, "the masks were worth it"
+    assert full > 1
+    # Who finds no mask on the way has no more room made.
+    for at in range(120_000):
+        state = walk.after(state, tokens[at % 2])
+        if not state:
+            walk.tidy()
+            state = walk.start
+    assert not walk.start
+    assert states_of(walk) < 100
 
 
 def states_of(walk: Walk) -> int:
