@@ -38,7 +38,7 @@ from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.outcome import DeviceThread, Outcome
 from symphony_kernel.executor.parallel.network import ParallelNetwork
-from symphony_kernel.executor.parallel.ranks import Parallel, Share
+from symphony_kernel.executor.parallel.ranks import Lost, Parallel, Share
 from symphony_kernel.executor.parallel.sharding import Shard
 from symphony_kernel.executor.parallel.share import start_parallel
 from symphony_kernel.executor.sampling import Ask
@@ -71,7 +71,9 @@ class TorchExecutor:
         pages: int,
         logits_places: int,
         thread: DeviceThread,
+        lost: Lost | None = None,
     ) -> None:
+        """Compute with a network on a thread; `lost` hears of a device that is broken for good."""
         self._model = model
         self._pages = pages
         self._network = network
@@ -83,6 +85,7 @@ class TorchExecutor:
         # last that it prepared.
         self._ahead = network if isinstance(network, CudaNetwork) else None
         self._given: Any = None
+        self._lost = lost
 
     @classmethod
     def load(
@@ -144,7 +147,7 @@ class TorchExecutor:
             network = thread.call(build)
             if isinstance(network, NativeNetwork):
                 thread.ring = network.ring
-            return cls(model, network, pages, places, thread)
+            return cls(model, network, pages, places, thread, parallel.lost)
         except BaseException:
             thread.stop()
             raise
@@ -268,6 +271,19 @@ class TorchExecutor:
         batch.moved_seconds = saved - began + time.perf_counter() - loading
 
     def _step(self, batch: Batch, prepared: Any) -> Results:
+        try:
+            return self._whole_step(batch, prepared)
+        except Exception:
+            self._check_device()
+            raise
+
+    def _check_device(self) -> None:
+        """After an error: let it be known if no step will be computed any more."""
+        words = None if self._ahead is None else self._ahead.broken()
+        if words is not None and self._lost is not None:
+            self._lost(words)
+
+    def _whole_step(self, batch: Batch, prepared: Any) -> Results:
         self._last = []  # of a step that fails, or was never begun
         try:
             self._before_rows(batch)

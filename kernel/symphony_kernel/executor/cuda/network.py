@@ -157,6 +157,20 @@ class CudaNetwork:
         self._pool = self._hidden = self._pool.new_empty(0)
         self.graphs = DecodeGraphs((), partial(self._make_graph, self._graph_attention(0)), 0)
 
+    def broken(self) -> str | None:
+        """Return why the device is of no use any more, or nothing; to be asked after an error.
+
+        Where one kernel reads or writes what it may not, CUDA fails in every call from then on,
+        until the process ends. A lack of memory, and what the host got wrong, passes.
+        """
+        if not self._pinned:
+            return None
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError as error:
+            return f"the GPU fails in all that it is told: {error}"
+        return None
+
     # -- Steps -----------------------------------------------------------------------------------
     def prepare(self, rows: Sequence[Row]) -> PreparedStep | None:
         """Return the step's arrays, unless it has more places than it may have logits."""
@@ -237,8 +251,12 @@ class CudaNetwork:
         if following is None:
             return False
         if following.launched is None and following.waits:
-            self._launch(following, early=True)
-            self.launched_ahead += 1
+            try:
+                self._launch(following, early=True)
+            except Exception as error:  # no fault of this step's; the other is launched in its turn
+                _log.warning("a step is not launched ahead: %r", error)
+            else:
+                self.launched_ahead += 1
         return True
 
     def _wait(self, step: PreparedStep) -> None:

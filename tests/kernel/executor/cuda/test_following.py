@@ -8,16 +8,25 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from symphony_kernel.executor.base import Batch, Results, Row
 from symphony_kernel.executor.cuda import sampler
 from symphony_kernel.executor.cuda.network import CudaNetwork
+from symphony_kernel.executor.cuda.step import PreparedStep
 from symphony_kernel.executor.follow import BLANK, Follow
 from symphony_kernel.executor.outcome import Outcome
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
 from tests.support.cuda import CPU_WAYS, SIZES, WAYS, Way, load_cuda
-from tests.support.models import Rig, make_checkpoint, make_row, random_tokens, relative_error
+from tests.support.models import (
+    POOL_PAGES,
+    Rig,
+    make_checkpoint,
+    make_row,
+    random_tokens,
+    relative_error,
+)
 
 ARGMAX = PredOptions()
 SAMPLE = PredOptions(get=Get.SAMPLE, sampling=Sampling(temperature=1.2))
@@ -204,3 +213,43 @@ def test_a_step_that_brings_copies_waits_for_its_turn(rig: Rig, way: Way) -> Non
     assert network_of(rig).launched_ahead == 0
     [after] = rig.logits([make_row([*prompt, token], rig.table(18))])
     assert tokens_of(second) == [int(after[17].argmax())]
+
+
+@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
+def test_a_step_that_cannot_be_launched_ahead_is_launched_in_its_turn(
+    rig: Rig, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [rig.table(STEPS) for _ in range(3)]
+    options = [SAMPLE, ARGMAX, LIKELY]
+    expected = asyncio.run(one_by_one(rig.executor, tables, options))
+    network = network_of(rig)
+    launch = network._launch
+    refused: list[PreparedStep] = []
+
+    def launch_or_lack_memory(step: PreparedStep, early: bool = False) -> None:
+        if early and len(refused) < STEPS // 2:
+            refused.append(step)
+            raise torch.OutOfMemoryError("no memory for two steps at once")
+        launch(step, early)
+
+    monkeypatch.setattr(network, "_launch", launch_or_lack_memory)
+    assert asyncio.run(chained(rig.executor, tables, options)) == expected
+    assert network.launched_ahead == STEPS - 1 - len(refused)
+
+
+@pytest.mark.parametrize("way", [PADDED], ids=["padded"])
+@pytest.mark.parametrize("words", [None, "an illegal address"], ids=["whole", "broken"])
+def test_a_device_that_an_error_has_broken_is_told_of(
+    rig: Rig, way: Way, words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    network = network_of(rig)
+    thread = rig.executor._thread
+    executor = TorchExecutor(rig.executor.model, network, POOL_PAGES, 1, thread, heard.append)
+    missing = make_row([1], np.array([POOL_PAGES + 1], np.int32), 0, ARGMAX)
+    assert network.broken() is None, "there is no GPU to break"
+    monkeypatch.setattr(network, "broken", lambda: words)
+    with pytest.raises(IndexError):
+        asyncio.run(executor.run(Batch([missing])))
+    assert heard == ([] if words is None else [words])
+    asyncio.run(executor.run(Batch([make_row([1], rig.table(1), 0, ARGMAX)])))
