@@ -24,6 +24,7 @@ from symphony_kernel.scheduler.work import Work
 
 _RECENT_SECONDS: Final = 0.25  # since its last step with a decode: so long a tenant decodes
 _LONG_SECONDS: Final = 0.05  # a step: to be launched behind it gains nothing then
+_REST_SECONDS_MAX: Final = 1.0  # of decodes at once: however little it weighs, a prompt goes on
 _LONG_AGO: Final = float("-inf")
 
 
@@ -47,7 +48,8 @@ class Neighbours:
             self._note(step, now)
         if step.decodes and (self._debt or step.owed) and self._lot_seconds:
             more = step.owed * self._costs.token_seconds
-            self._debt = max(self._debt + more - self._costs.decodes_seconds(step.decodes), 0.0)
+            left = self._debt + more - self._costs.decodes_seconds(step.decodes)
+            self._debt = min(max(left, 0.0), _REST_SECONDS_MAX)
 
     def ended(self, step: Step, now: float) -> None:
         """A step has ended: prompts may have taken longer than is remembered who decodes."""

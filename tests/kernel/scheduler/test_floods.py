@@ -1,8 +1,15 @@
 """What a tenant's completions get beside another's floods: no less than their fair share."""
 
+import asyncio
+
 import pytest
+from symphony_kernel.executor.simulated import SimulatedExecutor
+from symphony_kernel.kernel_options import KernelOptions
+from symphony_kernel.protocol.limits import LOT_MS_MAX, TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
+from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.floods import FLOODS, Completions, Device, fair, measure, prompts
+from tests.support.kernels import A, Rig, start, tokens, with_kernel
 
 BOUND = 1.25  # times worse than alone on a device of half the speed
 DEVICES = {
@@ -42,3 +49,23 @@ def test_short_steps_need_no_host_though_prompts_wait() -> None:
     """What is drafted of a stream is not taken back for prompts that rest."""
     device = DEVICES["a model whose steps take less than the host's part"]
     assert measure(device, SHORT, FLOODS["prompts"]).ahead > 0.5
+
+
+def test_a_prompt_goes_on_beside_a_stream_that_weighs_any_times_as_much() -> None:
+    async def test(rig: Rig) -> None:
+        heavy = await start(rig, 1, tenant="heavy")
+        light = await start(rig, 2, tenant="light")
+        stream = heavy.generate(1, A, tokens(*range(1, 41)), max=1_500)
+        await asyncio.sleep(0.3)  # a hundred steps
+        prompt = asyncio.ensure_future(light.pred(2, A, tokens(*range(1, 41))))
+        await asyncio.wait({prompt, stream.end}, return_when=asyncio.FIRST_COMPLETED)
+        assert prompt.done(), "it rests until the stream has ended"
+        await rig.gateway.end(1)
+
+    weights = {"heavy": TENANT_WEIGHT_MAX, "light": TENANT_WEIGHT_MIN}
+    device = Device(3_000, 20, 60)
+    with_kernel(
+        test,
+        executor=lambda clock: SimulatedExecutor(clock, 1 << 10, costs=device, hashed=False),
+        kernel_options=KernelOptions(steps=StepLimits(lot_ms=LOT_MS_MAX), tenant_weights=weights),
+    )
