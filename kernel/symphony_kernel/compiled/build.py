@@ -24,10 +24,9 @@ FLAGS = ("-O1", "-fPIC", "-fwrapv", "-DNDEBUG", "-fvisibility=hidden", "-w")
 _COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_SECONDS_MAX = 600
 _KEPT = 4  # libraries, with that of today's sources
-# What has no types, or too many: nothing that is compiled is faster for knowing them.
+# What has no types, or too many: nothing that is compiled is faster for knowing them. And nothing
+# strict: any finding would end it, and whether the types are right `make check` says.
 _MYPY = """[mypy]
-strict = true
-warn_unused_ignores = false
 ignore_missing_imports = true
 [mypy-msgpack.*,torch.*,tokenizers.*,llguidance.*,safetensors.*,jinja2.*]
 follow_imports = skip
