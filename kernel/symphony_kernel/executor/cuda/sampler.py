@@ -20,6 +20,7 @@ from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
 HEAD = 1_024  # of the most likely tokens that a truncation looks at
 _ROWS_AT_ONCE = 64  # whose noise is in memory at a time
+_ORDERED_AT_ONCE = 256  # rows whose tokens are in memory in order: that takes some ten times logits
 
 _GREEDY = Sampling(temperature=0.0)
 
@@ -149,32 +150,37 @@ def _draw(logits: Tensor, choices: Choices, moved: Moved, tokens: Tensor, decide
         found = torch.cat([noise_from(ids, key).add_(part).argmax(-1) for part, key in parts])
         tokens.index_copy_(0, drawn, found)
     if len(choices.truncated):
-        cut = moved["truncated"].long()
-        found, sure = _draw_truncated(scaled.index_select(0, cut), keys[cut], moved)
-        tokens.index_copy_(0, drawn[cut], found)
-        decided.index_copy_(0, drawn[cut], sure.to(torch.int32))
+        cut, top_k = moved["truncated"].long(), moved["top_k"].long()
+        limits = top_k, moved["top_p"].view(torch.float64), moved["min_p"].view(torch.float64)
+        portions = (torch.split(each, _ORDERED_AT_ONCE) for each in (cut, *limits))
+        for rows, *given in zip(*portions, strict=True):
+            found, sure = _draw_truncated(scaled.index_select(0, rows), keys[rows], given)
+            tokens.index_copy_(0, drawn[rows], found)
+            decided.index_copy_(0, drawn[rows], sure.to(torch.int32))
 
 
-def _draw_truncated(scaled: Tensor, keys: Tensor, moved: Moved) -> tuple[Tensor, Tensor]:
+def _draw_truncated(
+    scaled: Tensor, keys: Tensor, limits: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
     """Return the tokens of rows among those that are left to them, and whether that was decided."""
     head = min(HEAD, scaled.shape[1])
     ids = tokens_of_keys(best_keys(scaled, head), scaled.shape[1])
     logs = scaled.log_softmax(-1).gather(1, ids).double()
-    kept, decided = _kept(logs, scaled.shape[1], moved)
+    kept, decided = _kept(logs, scaled.shape[1], limits)
     scores = scaled.gather(1, ids).add_(noise_from(ids.to(torch.int32), keys))
     outside = torch.arange(head, device=scaled.device) >= kept[:, None]
     best = scores.masked_fill_(outside, float("-inf")).argmax(-1, keepdim=True)
     return ids.gather(1, best)[:, 0], decided
 
 
-def _kept(logs: Tensor, vocab_size: int, moved: Moved) -> tuple[Tensor, Tensor]:
+def _kept(logs: Tensor, vocab_size: int, limits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return how many of the most likely tokens are left, and where that is sure ([m] each).
 
-    `sampling._kept` for all rows at once: `logs` [m, head] float64 fall.
+    `sampling._kept` for all rows at once: `logs` [m, head] float64 fall; `limits` are top_k, top_p
+    and the logarithms of min_p.
     """
     head = logs.shape[1]
-    top_k, top_p = moved["top_k"].long(), moved["top_p"].view(torch.float64)
-    floors = moved["min_p"].view(torch.float64)
+    top_k, top_p, floors = limits
     whole = head == vocab_size
     count = torch.where(top_k > 0, top_k, vocab_size).clamp_(max=vocab_size)
     unknown = (head < count) & (not whole)  # whether there are more than were ordered

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from symphony_kernel.executor.base import Row
+from symphony_kernel.executor.cuda import sampler
 from symphony_kernel.executor.cuda.sampler import HEAD, Choices, Chosen, choices_of, choose
 from symphony_kernel.executor.cuda.staging import Packed
 from symphony_kernel.executor.sampling import Ask, answer
@@ -76,6 +77,21 @@ def test_tokens_are_those_of_sampling(device: str, vocab: int, at: str) -> None:
     assert record[decided, 0].tolist() == expected["token"][decided].tolist()
     values = np.ascontiguousarray(record[:, 1]).view(np.float32)
     np.testing.assert_allclose(values[decided], expected["value"][decided], atol=1e-4)
+
+
+def test_rows_that_are_ordered_one_part_after_the_other_have_their_own_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = rows_with(SAMPLINGS, "all")
+    logits = logits_of(3 * len(SAMPLINGS), 3000, 11)
+    choices, together = chosen_of(rows, logits, "cpu")
+    assert len(choices.truncated) > 8
+    monkeypatch.setattr(sampler, "_ORDERED_AT_ONCE", 4)
+    _, apart = chosen_of(rows, logits, "cpu")
+    assert torch.equal(apart.record[:, ::2], together.record[:, ::2])
+    decided = apart.record[:, 2].numpy() == 1
+    expected = expected_of(rows, logits)["token"]
+    assert apart.record[:, 0].numpy()[decided].tolist() == expected[decided].tolist()
 
 
 @pytest.mark.parametrize("vocab", [HEAD - 1, HEAD, HEAD + 1, 5 * HEAD])
