@@ -58,6 +58,8 @@ class Bench:
                 with self._room(f"{part} {name}", _SECONDS[part]) as there_is:
                     if there_is:
                         self._part(part, model)
+                # Whoever ends the call before its end finds what there is.
+                self.report.write(self.options.out)
 
     @contextmanager
     def _room(self, what: str, seconds: float) -> Iterator[bool]:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from benchmarks.gpu import machine
-from benchmarks.gpu.__main__ import main, parse
+from benchmarks.gpu.__main__ import Bench, main, parse
 from benchmarks.gpu.machine import Budget, UnfitError, find_device, how_to_bring, missing
+from benchmarks.gpu.model import Model
 from benchmarks.gpu.report import Finding, Report
 from benchmarks.gpu.speed import busy_seconds
 
@@ -68,6 +69,20 @@ def test_a_wrong_figure_is_seen_in_the_table_and_in_the_exit_code() -> None:
     assert [finding.case for finding in report.wrong] == ["trees"]
     assert "| 8b | trees | 0.5 | NO |" in report.markdown()
     assert "- server 8b: no time" in report.markdown()
+
+
+def test_what_was_found_is_there_when_the_call_is_ended_from_outside(tmp_path: Path) -> None:
+    class Ended(Bench):
+        def _part(self, part: str, model: Model) -> None:
+            if part == "prefill":
+                raise KeyboardInterrupt
+            self.report.add(Finding(part, model.name, "one", {"figure": 1}))
+
+    options = parse(["--device", "cpu", "--parts", "decode,prefill", "--out", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        Ended(options).run()
+    findings = json.loads((tmp_path / "gpu.json").read_text())["findings"]
+    assert [each["part"] for each in findings] == ["decode"]
 
 
 def test_a_machine_without_a_gpu_says_so(
