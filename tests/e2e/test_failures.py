@@ -14,10 +14,10 @@ from symphony_runtime.client import Client, ConnectionFailed, ServerError
 from tests.e2e import programs as guests
 from tests.support.server import (
     RunningServer,
-    alive,
     descendants,
     running_server,
     start_server,
+    still_alive,
 )
 
 
@@ -160,7 +160,7 @@ def test_sigterm_drains(tmp_path: Path) -> None:
     asyncio.run(scenario(server))
     assert server.process.wait(20) == 0, server.log.read_text()
     assert time.monotonic() - began < 15
-    assert not [pid for pid in below if alive(pid)]
+    assert not still_alive(below)
     assert not (tmp_path / "server.json").exists()
 
 
@@ -173,10 +173,7 @@ def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
     below = descendants(server.process.pid)
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(alive(pid) for pid in below):
-        time.sleep(0.05)
-    assert not [pid for pid in below if alive(pid)]
+    assert not still_alive(below)
     # And the next one starts in the same place.
     with running_server(tmp_path):
         pass

@@ -14,7 +14,7 @@ from symphony_runtime.projects import build
 from tests.runtime.gateway.outside.test_web import site
 from tests.support.examples import EXAMPLES, play, scenario
 from tests.support.outside import calls_of, finish, start, tool_table
-from tests.support.server import RunningServer, alive, descendants, running_server
+from tests.support.server import RunningServer, alive, descendants, running_server, still_alive
 
 RISES = "The Lys rises in Lisbourg and is 202 km long."
 CITY = "Ghent is a city in Flanders, where the Lys meets the Scheldt."
@@ -109,7 +109,7 @@ def test_the_outside_of_real_processes(tmp_path: Path) -> None:
                 await lose_the_gateway(server)
                 below = descendants(server.process.pid)
                 assert server.stop() == 0
-                assert not [pid for pid in below if alive(pid)]
+                assert not still_alive(below)
 
     async def read_a_page(server: RunningServer, url: str) -> None:
         wasm = build(EXAMPLES / "read_api")

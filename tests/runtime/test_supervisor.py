@@ -29,7 +29,7 @@ from symphony_runtime.supervisor import (
     role_specs,
 )
 
-from tests.support.server import alive, descendants, running_server
+from tests.support.server import alive, descendants, running_server, still_alive
 
 READY = 'print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)'
 
@@ -495,8 +495,4 @@ def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
         for _ in range(2):
             server.process.send_signal(signal.SIGINT)
         assert server.process.wait(20) == 0
-        # A compiler goes when its gateway has gone, by the system's word: an instant later.
-        deadline = time.monotonic() + 20
-        while (left := [pid for pid in below if alive(pid)]) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not left
+        assert not still_alive(below)

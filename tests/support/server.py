@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,6 +177,18 @@ def alive(pid: int) -> bool:
     except (OSError, IndexError):
         return False
     return state != "Z"
+
+
+def still_alive(pids: Iterable[int], seconds: float = 20) -> list[int]:
+    """Return which processes do not end in that time.
+
+    What ends with its parent by the system's word (a compiler with its gateway) does so an instant
+    after it.
+    """
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
 
 
 def _environment(data_dir: Path) -> dict[str, str]:
