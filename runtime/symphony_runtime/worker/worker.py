@@ -204,14 +204,16 @@ class Worker:
         instances = self.instances
         # The turn is below, at once: a planned one would be a pass of the event loop for nothing.
         planned, self._turn_planned = self._turn_planned, True
-        for instance, seq, result in frame[1]:
-            lip = instances.get(instance)
-            if lip is not None:
-                try:
-                    lip.on_reply(seq, result)
-                except Exception as error:  # ours
-                    self.fault(lip, error)
-        self._turn_planned = planned
+        try:
+            for instance, seq, result in frame[1]:
+                lip = instances.get(instance)
+                if lip is not None:
+                    try:
+                        lip.on_reply(seq, result)
+                    except Exception as error:  # ours
+                        self.fault(lip, error)
+        finally:  # whatever happens, turns are planned again
+            self._turn_planned = planned
         if self._turns.shared:
             self._fair_turn(replies=True)
         else:
