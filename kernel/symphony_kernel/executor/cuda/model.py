@@ -108,6 +108,8 @@ class CudaDecoder:
         if tokens.wanted is not None:
             out = out.index_select(0, tokens.wanted)
             residual = residual.index_select(0, tokens.wanted)
+            if not len(out):
+                return out  # FlashInfer would launch a kernel of no blocks, which CUDA refuses
         return operators.add_norm(out, residual, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
