@@ -9,7 +9,6 @@ leave in one frame a worker.
 """
 
 import asyncio
-import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -327,22 +326,21 @@ class Kernel:
             return self.statistics() if what == "statistics" else self.metrics()
         if not args and what in ("workers", "waiting"):
             return sorted(self._workers) if what == "workers" else self._scheduler.waiting()
-        answers: dict[str, Callable[..., Any]] = {
-            "lips": self._processes.lips,
-            "set_tenant_weight": self._shares.set,
-            "limit_tenant": self._limit_tenant,
-            "tokens_left": self._throttle.left,
-            "forget_prefixes": self._kvfs.prefix_cache.forget_tenant,
-            "kv_list": self._syscalls.named.kv_list,
-            "kv_stat": self._syscalls.named.kv_stat,
+        one = ("tenant",)
+        answers: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {
+            "lips": (self._processes.lips, one, ()),
+            "set_tenant_weight": (self._shares.set, ("tenant", "weight"), ()),
+            "limit_tenant": (self._limit_tenant, ("tenant", "limits"), ()),
+            "tokens_left": (self._throttle.left, one, ()),
+            "forget_prefixes": (self._kvfs.prefix_cache.forget_tenant, one, ()),
+            "kv_list": (self._syscalls.named.kv_list, one, ("prefix", "after", "limit")),
+            "kv_stat": (self._syscalls.named.kv_stat, ("tenant", "path"), ()),
         }
-        asked = answers.get(what)
-        if asked is None:
+        if what not in answers:
             raise SyscallError(Errno.ENOSYS, f"nobody answers {what!r}")
-        try:
-            inspect.signature(asked).bind(**args)
-        except TypeError as error:
-            raise SyscallError(Errno.EINVAL, f"{what}: {error}") from error
+        asked, needed, more = answers[what]
+        if not set(needed) <= set(args) <= {*needed, *more}:
+            raise SyscallError(Errno.EINVAL, f"{what}: wanted are {', '.join((*needed, *more))}")
         if not isinstance(args["tenant"], str):
             raise SyscallError(Errno.EINVAL, f"{what}: tenant is a string")
         return asked(**args)
