@@ -41,6 +41,7 @@ def with_store(folder: Path, scenario: Callable[[Store], Awaitable[None]]) -> No
         await store.write(lambda _: None)
         store._queue.put(None)
         await asyncio.to_thread(store._writer.join)
+        await store.read(lambda connection: connection.close())  # Python 3.13 asks for it
 
     asyncio.run(main())
 
