@@ -214,20 +214,25 @@ def test_the_child_is_limited() -> None:
 
 
 @pytest.mark.skipif(not AUTOGROUP.exists(), reason="this system shares by processes alone")
-@pytest.mark.parametrize(("own", "nice"), [(True, 10), (False, None)])
-def test_a_session_of_its_own_yields_as_a_whole(own: bool, nice: int | None) -> None:
-    """Niceness counts within a session where sessions share the processors."""
+@pytest.mark.parametrize("own", [True, False])
+def test_a_session_of_its_own_yields_as_a_whole(own: bool) -> None:
+    """Niceness counts within a session where sessions share the processors.
+
+    What was started before the first session has no such group: its file is empty.
+    """
     program = (
         "from pathlib import Path; from symphony_runtime.compiler import yield_processor;"
-        "group = Path('/proc/self/autogroup'); print(group.read_text().strip());"
-        "yield_processor(); print(group.read_text().strip())"
+        "group = Path('/proc/self/autogroup'); print('was', group.read_text().strip());"
+        "yield_processor(); print('is', group.read_text().strip())"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, check=True, timeout=60, start_new_session=own,
     )  # fmt: skip
-    before, after = (int(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
-    assert after == (before if nice is None else nice)
+    before, after = (line.split()[1:] for line in done.stdout.splitlines())
+    if own and not before:
+        pytest.skip("this system groups no session")
+    assert after == ([*before[:-1], "10"] if own else before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere its limits end it")
