@@ -1,25 +1,32 @@
 """What the host costs a pred: a real kernel and a real worker, and a device that takes no time.
 
     python -m benchmarks.host_overhead [--lips 1,16,256,4096] [--journal] [--json] [--profile DIR]
-    python -m benchmarks.host_overhead --role kernel|worker [--lips 1,16,256]
+    python -m benchmarks.host_overhead --role kernel|worker [--lips 1,16,256] [--cold]
 
 The kernel's executor is the simulated one with every cost zero, so all that is measured is the way
 of a pred: guest, worker, socket, kernel, scheduler, and back. This script plays the gateway. Each
-LIP waits for a message, then makes one-token preds, one after the other (pred, claim; its file
-is truncated now and then). It also says what it costs to start an instance, from the registration
+LIP waits for a message, then makes one-token preds, one after the other (pred_claim; its file is
+truncated now and then). It also says what it costs to start an instance, from the registration
 to its first message, and to end one.
 
 With --journal the kernel keeps one, as it does behind `symphony serve`.
 With --profile each role runs under cProfile and leaves DIR/<role>.prof.
-With --role only that one runs, in this process, and without sockets (`benchmarks.role_alone`).
+With --role only that one runs, in this process, and without sockets (`benchmarks.role_alone`);
+with --cold the caches are emptied before each of its turns, as a model does with its weights.
 """
+
+import sys
+
+if __name__ == "__main__" and {"--role", "kernel"} <= set(sys.argv):  # as the kernel's process does
+    from symphony_kernel.compiled.loading import prefer_compiled
+
+    print(f"the kernel's modules are {prefer_compiled()}", file=sys.stderr)
 
 import argparse
 import asyncio
 import json
 import os
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +49,7 @@ MODULE = "guest"
 SECONDS_MAX = 80  # for everything
 LIPS_DEFAULT = (1, 16, 256, 4096)
 ROLE_LIPS = (1, 16, 256)
+COLD_LIPS = (1, 16, 64)
 PREDS = {1: 4_000, 16: 20_000, 256: 60_000, 4096: 60_000}  # in all, at so many LIPs
 START_COUNT = 1_000
 PAGES = 1 << 18
@@ -60,7 +68,8 @@ GUEST = """(module
   (import "lip" "claim" (func $claim (param i32 i32 i32 i64) (result i32)))
   (import "lip" "kv_create" (func $kv_create (result i32)))
   (import "lip" "kv_truncate" (func $kv_truncate (param i32 i32) (result i32)))
-  (import "lip" "pred" (func $pred (param i32 i32 i32 i32 i32 i32) (result i32)))
+  (import "lip" "pred_claim" (func $pred_claim
+    (param i32 i32 i32 i32 i32 i32 i32 i32) (result i32)))
   (memory (export "memory") 1)
   (func (export "lip_main") (result i32) (local $n i32) (local $kv i32) (local $length i32)
     (drop (call $input_read (i32.const 0) (i32.const 4)))
@@ -71,10 +80,9 @@ GUEST = """(module
     (drop (call $claim (call $recv) (i32.const 16) (i32.const 8) (i64.const -1)))
     (if (i32.eqz (local.get $n)) (then (return (i32.const 0))))
     (loop $next
-      (if (i32.ne (i32.const 8) (call $claim
-            (call $pred (local.get $kv) (i32.const 8) (i32.const 1)
-                        (i32.const 0) (i32.const 0) (i32.const 0))
-            (i32.const 8) (i32.const 8) (i64.const -1)))
+      (if (i32.ne (i32.const 8) (call $pred_claim
+            (local.get $kv) (i32.const 8) (i32.const 1) (i32.const 0) (i32.const 0) (i32.const 0)
+            (i32.const 8) (i32.const 8)))
         (then (return (i32.const 1))))
       (if (i32.eq (i32.const 256) (local.tee $length (i32.add (local.get $length) (i32.const 1))))
         (then (drop (call $kv_truncate (local.get $kv) (i32.const 0)))
@@ -303,16 +311,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lips")
     parser.add_argument("--role", choices=("kernel", "worker"))
+    parser.add_argument("--cold", action="store_true")
     parser.add_argument("--journal", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--profile", type=Path)
     given = parser.parse_args()
     if given.profile:
         given.profile.mkdir(parents=True, exist_ok=True)
+    if given.cold and not given.role:
+        parser.error("--cold is for a --role")
     usual = ROLE_LIPS if given.role else LIPS_DEFAULT
+    usual = COLD_LIPS if given.cold else usual
     lips = [int(number) for number in given.lips.split(",")] if given.lips else list(usual)
     if given.role:
-        role_alone.show(given.role, role_alone.measure(given.role, lips, GUEST), given.json)
+        both = given.cold and given.role == "kernel"
+        found = {
+            what: role_alone.measure(given.role, lips, GUEST, given.cold, what)
+            for what in (("pred", "generate") if both else ("pred",))
+        }
+        role_alone.show(given.role, found, given.json)
         return
     work = benchmark(lips, given.profile, given.journal)
     figures = asyncio.run(asyncio.wait_for(work, SECONDS_MAX))

@@ -1,11 +1,15 @@
 """One role by itself in one process: frames in, frames out, without sockets or the other role.
 
-    python -m benchmarks.host_overhead --role kernel|worker [--lips 1,16,256]
+    python -m benchmarks.host_overhead --role kernel|worker [--lips 1,16,256] [--cold]
 
 What a pred costs the kernel, or the worker, of its processor's time: all frames are made before the
 clock starts, and all LIPs make their preds at the same pace, so that each turn of the role takes a
 frame with one pred (or one reply) for each of them. The least of several rounds, since whatever
 else the machine does only adds. With another checkout beside this one, run both by turns.
+
+With --cold the caches are emptied before each frame that the role takes, and in the kernel before
+each step's end, too (`benchmarks.cold`): so it is beside a model. The kernel guesses preds then, as
+with a model, and also makes generations, of which each LIP has one that nobody takes from.
 """
 
 import asyncio
@@ -16,19 +20,24 @@ from collections.abc import Iterable
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
+import msgpack
 from symphony_kernel.__main__ import new_loop
+from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.simulated import SimulatedExecutor, simulated_model
-from symphony_kernel.kernel import Kernel
+from symphony_kernel.kernel import Kernel, KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Frame, OnClosed, OnFrame, decode, encode
 from symphony_kernel.protocol.sessions import BEGIN
 from symphony_kernel.scheduler.clock import RealClock
+from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.server import Server
 from symphony_runtime import loops
 from symphony_runtime.compiler import compile_program
 from symphony_runtime.worker.__main__ import tune
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
+
+from benchmarks.cold import Cold, ColdDevice
 
 WORKER, TENANT, MODULE = "worker-0", "tenant", "guest"
 SECRET = b"secret"
@@ -37,6 +46,7 @@ HANDLE = 1 << 16
 ENTRIES_MAX = 256  # of a file, before it is cut to nothing
 ROUNDS = 7
 ROUND_PREDS = 20_000  # of all LIPs, about; fewer where each makes ENTRIES_MAX
+COLD_TURNS = 128  # of a round: a turn takes milliseconds then
 WARM_TURNS = 64
 LIMITS = {"wall_ms": 600_000, "cpu_ms": 600_000, "memory_bytes": 1 << 20}
 _WANTED = encode([m.ReceiptWanted.KIND])
@@ -48,8 +58,9 @@ class Peer:
     backlog = 0
     closed = False
 
-    def __init__(self) -> None:
+    def __init__(self, cold: Cold | None = None) -> None:
         self._loop = asyncio.get_running_loop()
+        self._cold = cold
         self._on_frame: OnFrame | None = None
         self._bodies: list[bytes] = []
         self._items_each = 0  # that answer one body
@@ -105,11 +116,15 @@ class Peer:
         """Feed frames, each when the last one is answered; return the processor's seconds."""
         self._bodies, self._next, self._items_each = list(bodies), 0, items_each
         self._over = self._loop.create_future()
-        began = _processor_seconds()
+        began = self._role_seconds()
         self._feed()
         await self._over
         self._over = None
-        return _processor_seconds() - began
+        return self._role_seconds() - began
+
+    def _role_seconds(self) -> float:
+        """Return the processor's seconds so far but for those that caches were emptied in."""
+        return _processor_seconds() - (self._cold.seconds if self._cold else 0.0)
 
     def _feed(self) -> None:
         if self._next == len(self._bodies):
@@ -118,6 +133,8 @@ class Peer:
             return
         body = self._bodies[self._next]
         self._next += 1
+        if self._cold is not None:
+            self._cold.flush()
         self._take(body)
 
     def _take(self, body: bytes) -> None:
@@ -139,8 +156,10 @@ def _processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _turns(lips: int) -> int:
+def _turns(lips: int, cold: Cold | None) -> int:
     """Return how many preds each LIP makes in a round."""
+    if cold is not None:
+        return min(COLD_TURNS, ENTRIES_MAX)
     return max(min(ROUND_PREDS // lips, 4_000), ENTRIES_MAX // 4)
 
 
@@ -155,36 +174,80 @@ def calls(lips: int, turn: int) -> bytes:
     return encode([m.Calls.KIND, made])
 
 
-async def kernel_alone(lips: int) -> float:
-    """Return the microseconds of a pred in a kernel."""
-    clock = RealClock()
-    executor = SimulatedExecutor(clock, PAGES, simulated_model(), hashed=False)
-    kernel = Kernel(executor, {}, clock)
-    running = asyncio.create_task(kernel.run())
-    server = Server(kernel, {"gateway": SECRET, WORKER: SECRET})
-    gateway, worker = Peer(), Peer()
-    for peer, role, name, session in (
-        (gateway, "gateway", "gateway", b""),
-        (worker, "worker", WORKER, b"a session of this"),
-    ):
-        server.meet(peer)
-        hello = m.Hello(m.PROTOCOL_VERSION, role, name, SECRET, 0, session, BEGIN)
-        peer.say(m.encode(hello))
+def generations(lips: int, round_number: int, tokens: int) -> bytes:
+    """Return the frame in which each LIP cuts its file and begins a generation."""
+    options = msgpack.packb({"max": tokens, "ahead": 1024})
+    made: list[list[Any]] = []
     for lip in range(1, lips + 1):
-        gateway.say(m.encode(m.Register(lip, lip, TENANT, WORKER, 0, 0, {})))
-    made = [[lip, int(m.Op.KV_CREATE), 0, HANDLE] for lip in range(1, lips + 1)]
-    worker.say([m.Calls.KIND, made])
+        seq = 2 * round_number + 1
+        made.append([lip, int(m.Op.KV_TRUNCATE), seq, HANDLE, 0])
+        made.append([lip, int(m.Op.GENERATE), seq + 1, HANDLE, b"\7\0\0\0", options])
+    return encode([m.Calls.KIND, made])
+
+
+class KernelAlone:
+    """A kernel with LIPs that have a file each; this process is gateway and worker."""
+
+    def __init__(self, lips: int, cold: Cold | None) -> None:
+        self.lips = lips
+        clock = RealClock()
+        executor: Executor
+        if cold is None:
+            executor = SimulatedExecutor(clock, PAGES, simulated_model(), hashed=False)
+        else:
+            executor = ColdDevice(cold, PAGES)
+        self._kernel = Kernel(executor, {}, clock, KernelOptions(guesses=Caution()))
+        self._running = asyncio.create_task(self._kernel.run())
+        server = Server(self._kernel, {"gateway": SECRET, WORKER: SECRET})
+        gateway, self.worker = Peer(), Peer(cold)
+        for peer, role, name, session in (
+            (gateway, "gateway", "gateway", b""),
+            (self.worker, "worker", WORKER, b"a session of this"),
+        ):
+            server.meet(peer)
+            hello = m.Hello(m.PROTOCOL_VERSION, role, name, SECRET, 0, session, BEGIN)
+            peer.say(m.encode(hello))
+        for lip in range(1, lips + 1):
+            gateway.say(m.encode(m.Register(lip, lip, TENANT, WORKER, 0, 0, {})))
+        made = [[lip, int(m.Op.KV_CREATE), 0, HANDLE] for lip in range(1, lips + 1)]
+        self.worker.say([m.Calls.KIND, made])
+
+    async def preds(self, first: int, turns: int) -> float:
+        """Let each LIP make so many preds; return the processor's seconds."""
+        bodies = [calls(self.lips, turn) for turn in range(first, first + turns)]
+        return await self.worker.drive(bodies, self.lips)
+
+    async def generations(self, number: int, tokens: int) -> float:
+        """Let each LIP generate so many tokens; return the processor's seconds.
+
+        Each has a reply to its cut, one a token, and the end's.
+        """
+        body = generations(self.lips, number, tokens)
+        return await self.worker.drive([body], self.lips * (tokens + 2))
+
+    async def close(self) -> None:
+        """End it."""
+        await self._kernel.close()
+        await self._running
+
+
+async def kernel_alone(lips: int, cold: Cold | None = None, what: str = "pred") -> float:
+    """Return the microseconds of a pred in a kernel, or of a generation's token."""
+    alone = KernelAlone(lips, cold)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    turns, least = _turns(lips), float("inf")
-    await worker.drive([calls(lips, turn) for turn in range(1, WARM_TURNS + 1)], lips)
+    turns, least, first = _turns(lips, cold), float("inf"), 1
+    await alone.preds(first, WARM_TURNS)
+    first += WARM_TURNS
     for number in range(ROUNDS):
-        first = 1 + WARM_TURNS + number * turns
-        bodies = [calls(lips, turn) for turn in range(first, first + turns)]
-        least = min(least, await worker.drive(bodies, lips))
-    await kernel.close()
-    await running
+        if what == "generate":
+            taken = await alone.generations(first + number, turns)
+        else:
+            taken = await alone.preds(first, turns)
+            first += turns
+        least = min(least, taken)
+    await alone.close()
     return least / (turns * lips) * 1e6
 
 
@@ -203,14 +266,14 @@ async def _attach(peer: Peer, attaching: Any) -> None:
     await attached
 
 
-async def worker_alone(lips: int, guest: str) -> float:
+async def worker_alone(lips: int, guest: str, cold: Cold | None = None) -> float:
     """Return the microseconds of a pred in a worker. `guest` never cuts its file."""
     compiled = await compile_program(bytes(wat2wasm(guest)))
     worker = Worker(WORKER, SECRET, now=time.monotonic, early_ms=loops.EARLY_MS)
-    kernel, gateway = Peer(), Peer()
+    kernel, gateway = Peer(cold), Peer()
     await _attach(kernel, worker.attach_kernel(kernel))
     await _attach(gateway, worker.attach_gateway(gateway))
-    turns, least = _turns(lips), float("inf")
+    turns, least = _turns(lips, cold), float("inf")
     preds = WARM_TURNS + ROUNDS * turns + 1
     gateway.say(m.encode(m.Module(MODULE, compiled.artefact)))
     for lip in range(1, lips + 1):
@@ -232,23 +295,31 @@ async def worker_alone(lips: int, guest: str) -> float:
     return least / (turns * lips) * 1e6
 
 
-def measure(role: str, lips: list[int], guest: str) -> dict[int, float]:
-    """Return the microseconds of a pred in a role, by the number of LIPs."""
+def measure(
+    role: str, lips: list[int], guest: str, cold: bool = False, what: str = "pred"
+) -> dict[int, float]:
+    """Return the microseconds of a pred in a role, by the number of LIPs.
+
+    `what`: of a kernel, "generate" measures a generation's token instead.
+    """
+    caches = Cold() if cold else None
     if role == "worker":
         endless = guest.replace(f"i32.const {ENTRIES_MAX}", f"i32.const {1 << 30}")
-        return {number: loops.run(worker_alone(number, endless)) for number in lips}
+        return {number: loops.run(worker_alone(number, endless, caches)) for number in lips}
     found: dict[int, float] = {}
     for number in lips:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            found[number] = runner.run(kernel_alone(number))
+            found[number] = runner.run(kernel_alone(number, caches, what))
     return found
 
 
-def show(role: str, found: dict[int, float], as_json: bool) -> None:
-    """Print what `measure` returns."""
+def show(role: str, found: dict[str, dict[int, float]], as_json: bool) -> None:
+    """Print what `measure` returns, by what was measured."""
     if as_json:
-        print(json.dumps({"role": role, "us_per_pred": found}))
+        print(json.dumps({"role": role} | {f"us_per_{what}": by for what, by in found.items()}))
         return
-    print(f"{'LIPs':>6} {role + ', cpu us a pred':>24}")
-    for lips, microseconds in found.items():
-        print(f"{lips:>6} {microseconds:>24.1f}")
+    for what, by_lips in found.items():
+        each = "pred" if what == "pred" else "token generated"
+        print(f"{'LIPs':>6} {f'{role}, cpu us a {each}':>36}")
+        for lips, microseconds in by_lips.items():
+            print(f"{lips:>6} {microseconds:>36.1f}")
