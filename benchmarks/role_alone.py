@@ -49,6 +49,7 @@ ROUND_PREDS = 20_000  # of all LIPs, about; fewer where each makes ENTRIES_MAX
 COLD_TURNS = 128  # of a round: a turn takes milliseconds then
 WARM_TURNS = 64
 LIMITS = {"wall_ms": 600_000, "cpu_ms": 600_000, "memory_bytes": 1 << 20}
+_TOKEN = bytes(4)  # what the device says each time: a pred goes on with it
 _WANTED = encode([m.ReceiptWanted.KIND])
 
 
@@ -170,7 +171,7 @@ def calls(lips: int, turn: int) -> bytes:
     for lip in range(1, lips + 1):
         if turn % ENTRIES_MAX == 0:
             made.append([lip, int(m.Op.KV_TRUNCATE), 0, HANDLE, 0])
-        made.append([lip, int(m.Op.PRED), turn, HANDLE, b"\7\0\0\0", None, b""])
+        made.append([lip, int(m.Op.PRED), turn, HANDLE, _TOKEN, None, b""])
     return encode([m.Calls.KIND, made])
 
 
