@@ -15,6 +15,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.editing import Desk, at_a_desk
 from tests.support.models import VOCAB, Checkpoint, make_checkpoint
+from tests.support.native import native_library
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -41,6 +42,8 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def _network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "native":
+        native_library()
     monkeypatch.setenv("SYMPHONY_NATIVE", "1" if request.param == "native" else "0")
 
 

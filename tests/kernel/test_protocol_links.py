@@ -93,10 +93,10 @@ async def socket_ends(folder: Path) -> tuple[Pair, Callable[[], Awaitable[None]]
 
 
 @pytest.fixture(params=[memory_ends, socket_ends], ids=["memory", "socket"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+def run(request: pytest.FixtureRequest, socket_folder: Path) -> Callable[..., None]:
     def runner(test: Callable[[End, End], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
-            (ours, theirs), stop = await request.param(tmp_path)
+            (ours, theirs), stop = await request.param(socket_folder)
             await asyncio.wait_for(test(ours, theirs), 30)
             await stop()
 
@@ -379,9 +379,11 @@ def test_frames_that_come_before_a_receiver_is_named_wait_for_it() -> None:
     asyncio.run(main())
 
 
-def test_a_dead_socket_is_replaced_and_its_directory_says_who_may_connect(tmp_path: Path) -> None:
+def test_a_dead_socket_is_replaced_and_its_directory_says_who_may_connect(
+    socket_folder: Path,
+) -> None:
     async def main() -> None:
-        path = tmp_path / "s"
+        path = socket_folder / "s"
         for _ in range(2):
             server = await serve_unix(path, lambda link: link.receive(print, lambda: None))
             assert path.stat().st_mode & 0o777 == 0o660
@@ -391,7 +393,7 @@ def test_a_dead_socket_is_replaced_and_its_directory_says_who_may_connect(tmp_pa
             await asyncio.sleep(0.01)
             server.close()
         with pytest.raises(OSError, match=r"No such file|refused"):
-            await connect_unix(tmp_path / "nobody")
+            await connect_unix(socket_folder / "nobody")
 
     asyncio.run(main())
 

@@ -140,8 +140,8 @@ def test_each_frame_comes_once_and_in_order_over_memory_links(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_each_frame_comes_once_and_in_order_over_sockets(tmp_path: Path, seed: int) -> None:
-    asyncio.run(cut_at_random(seed, tmp_path / "s"))
+def test_each_frame_comes_once_and_in_order_over_sockets(socket_folder: Path, seed: int) -> None:
+    asyncio.run(cut_at_random(seed, socket_folder / "s"))
 
 
 async def cut_at_random(seed: int, path: Path | None) -> None:

@@ -119,7 +119,7 @@ def run(
     asyncio.run(main())
 
 
-def test_only_the_processes_that_were_started_are_let_in(tmp_path: Path) -> None:
+def test_only_the_processes_that_were_started_are_let_in(socket_folder: Path) -> None:
     async def test(process: Process) -> None:
         def started(role: str, pid: int) -> None:
             assert process.process.stdin is not None
@@ -138,10 +138,10 @@ def test_only_the_processes_that_were_started_are_let_in(tmp_path: Path) -> None
         await process.worker()
         assert (await gateway.ask("workers")).value == ["worker-0"]
 
-    run(tmp_path, test, processes=True)
+    run(socket_folder, test, processes=True)
 
 
-def test_a_run_through_the_door(tmp_path: Path) -> None:
+def test_a_run_through_the_door(socket_folder: Path) -> None:
     async def test(process: Process) -> None:
         gateway, worker = await process.gateway(), await process.worker()
         about = (await worker.welcome).about
@@ -157,7 +157,7 @@ def test_a_run_through_the_door(tmp_path: Path) -> None:
         statistics = await gateway.statistics()
         assert statistics["pages_free"] == statistics["pages"] == 256
 
-    run(tmp_path, test)
+    run(socket_folder, test)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_run_through_the_door(tmp_path: Path) -> None:
     ],
 )
 def test_a_stranger_is_shown_the_door(
-    tmp_path: Path, role: str, name: str, secret: str, version: int
+    socket_folder: Path, role: str, name: str, secret: str, version: int
 ) -> None:
     async def test(process: Process) -> None:
         stranger = Worker(await process.connect())
@@ -184,10 +184,12 @@ def test_a_stranger_is_shown_the_door(
         gateway = await process.gateway()
         assert (await gateway.statistics())["calls"] == 0
 
-    run(tmp_path, test)
+    run(socket_folder, test)
 
 
-def test_what_comes_before_a_hello_or_breaks_the_protocol_ends_the_link(tmp_path: Path) -> None:
+def test_what_comes_before_a_hello_or_breaks_the_protocol_ends_the_link(
+    socket_folder: Path,
+) -> None:
     async def test(process: Process) -> None:
         gateway = await process.gateway()
         early = Worker(await process.connect())
@@ -210,10 +212,10 @@ def test_what_comes_before_a_hello_or_breaks_the_protocol_ends_the_link(tmp_path
             await wait_instances(gateway, 0)
         assert process.process.returncode is None
 
-    run(tmp_path, test)
+    run(socket_folder, test)
 
 
-def test_a_worker_of_the_same_name_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_worker_of_the_same_name_replaces_the_old_one(socket_folder: Path) -> None:
     async def test(process: Process) -> None:
         gateway, old = await process.gateway(), await process.worker()
         await gateway.register(1, worker="worker-0")
@@ -224,10 +226,10 @@ def test_a_worker_of_the_same_name_replaces_the_old_one(tmp_path: Path) -> None:
         new.tell(1, Op.KV_CREATE, HANDLE)
         assert isinstance(await new.pred(1, HANDLE, tokens(5)), bytes)
 
-    run(tmp_path, test)
+    run(socket_folder, test)
 
 
-def test_instances_end_with_their_worker_and_all_with_the_gateway(tmp_path: Path) -> None:
+def test_instances_end_with_their_worker_and_all_with_the_gateway(socket_folder: Path) -> None:
     async def test(process: Process) -> None:
         gateway = await process.gateway()
         first, second = await process.worker(), await process.worker("worker-1")
@@ -240,11 +242,11 @@ def test_instances_end_with_their_worker_and_all_with_the_gateway(tmp_path: Path
         assert (await gateway.statistics())["instances"] == 0
         assert not second.closed.is_set()
 
-    run(tmp_path, test)
+    run(socket_folder, test)
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "end of stdin"])
-def test_it_stops_cleanly_when_told(tmp_path: Path, how: str) -> None:
+def test_it_stops_cleanly_when_told(socket_folder: Path, how: str) -> None:
     async def test(process: Process) -> None:
         gateway, worker = await process.gateway(), await process.worker()
         await gateway.register(1, worker="worker-0")
@@ -259,22 +261,22 @@ def test_it_stops_cleanly_when_told(tmp_path: Path, how: str) -> None:
         await asyncio.wait_for(worker.closed.wait(), 10)
         assert "Traceback" not in await process.errors()
 
-    run(tmp_path, test)
+    run(socket_folder, test)
 
 
-def test_it_can_be_stopped_while_it_loads(tmp_path: Path) -> None:
+def test_it_can_be_stopped_while_it_loads(socket_folder: Path) -> None:
     async def main() -> None:
-        async with kernel_process(tmp_path, executor="torch") as process:
+        async with kernel_process(socket_folder, executor="torch") as process:
             process.close_stdin()
             assert await process.wait() == 0
 
     asyncio.run(main())
 
 
-def test_a_model_that_is_not_there_is_said_in_words(tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_said_in_words(socket_folder: Path) -> None:
     async def main() -> None:
-        missing = tmp_path / "no-such-model"
-        async with kernel_process(tmp_path, executor="torch", model=str(missing)) as process:
+        missing = socket_folder / "no-such-model"
+        async with kernel_process(socket_folder, executor="torch", model=str(missing)) as process:
             assert await process.wait() == 2
             errors = await process.errors()
             assert "no-such-model" in errors
@@ -284,10 +286,10 @@ def test_a_model_that_is_not_there_is_said_in_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_tiny_model_answers_through_the_door(tmp_path: Path) -> None:
+def test_the_tiny_model_answers_through_the_door(socket_folder: Path) -> None:
     async def main() -> None:
         settings = {"executor": "torch", "threads": 1, "pool_bytes": 16 << 20}
-        async with kernel_process(tmp_path, **settings) as process:
+        async with kernel_process(socket_folder, **settings) as process:
             events = [await process.event()]
             while events[-1]["event"] == "progress":
                 events.append(await process.event())

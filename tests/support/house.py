@@ -8,7 +8,6 @@ async def scenario() -> None:
 import asyncio
 import contextlib
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from symphony_runtime.outside.options import parse_http, parse_tools
 from symphony_runtime.worker.worker import Worker
 
 from tests.support.kernels import audited
+from tests.support.sockets import make_socket_folder
 
 WORKER_SECRET = b"w" * 32
 GATEWAY_SECRET = b"g" * 32
@@ -55,7 +55,7 @@ class House:
         self._with_worker = worker
         self._processes = processes
         self._cost = CostModel(fixed_us=1000 * step_ms)
-        self._sockets = Path(tempfile.mkdtemp(prefix="sy-"))  # short: sockets have a limit
+        self._sockets = make_socket_folder()
         self.data_dir = data_dir
         self.config = GatewayConfig(
             socket=self._sockets / "gateway.sock",

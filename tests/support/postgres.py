@@ -10,7 +10,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+
+from tests.support.sockets import make_socket_folder
 
 _START_SECONDS_MAX = 60
 _USER = "nobody"
@@ -63,7 +64,7 @@ def running_cluster() -> Iterator[Cluster | None]:
     if programs is None:
         yield None
         return
-    folder = Path(tempfile.mkdtemp(prefix="sy-pg-"))  # short: sockets have a limit
+    folder = make_socket_folder("sy-pg-")
     if os.geteuid() == 0:
         owner = pwd.getpwnam(_USER)
         os.chown(folder, owner.pw_uid, owner.pw_gid)

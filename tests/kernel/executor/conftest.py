@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.support.native import native_library
+
 torch.set_num_threads(1)
 
 
@@ -10,5 +12,7 @@ torch.set_num_threads(1)
 def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let executors of the test compute with the native kernels, and then with torch."""
     kind = str(request.param)
+    if kind == "native":
+        native_library()
     monkeypatch.setenv("SYMPHONY_NATIVE", "1" if kind == "native" else "0")
     return kind

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from symphony_kernel.executor.attention import reference_attention
 from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.native.attention import LayerWork, LoneAttention, PagePool, PoolShape
-from symphony_kernel.executor.native.build import NativeUnavailable
-from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.step import flat_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 
 from tests.support.dense import visible_entries
 from tests.support.models import make_row
+from tests.support.native import native_library
 
 POSITIONS = 4096
 PAGES = 700
@@ -29,10 +29,7 @@ Float = npt.NDArray[np.float32]
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    try:
-        return load_library()
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
+    return native_library()
 
 
 # --- A pool with some rows, and what attention should make of them --------------------------------

@@ -7,8 +7,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.measure import bytes_per_s, flops_per_s, product
+
+from tests.support.native import native_library
 
 Array = npt.NDArray[np.generic]
 KINDS = ["float32", "bfloat16"]
@@ -16,7 +18,7 @@ KINDS = ["float32", "bfloat16"]
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    return load_library()
+    return native_library()
 
 
 def numbers(rows: int, columns: int, kind: str, seed: int) -> Array:

@@ -8,13 +8,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from symphony_kernel.executor.native.build import NativeUnavailable
-from symphony_kernel.executor.native.library import Library, load_library
+from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.sampling import Ask, answer, noise, noise_keys
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 from torch import Tensor
+
+from tests.support.native import native_library
 
 VOCAB = 3001  # no multiple of anything
 PAIR = np.dtype([("token", "<u4"), ("log", "<f4")])
@@ -22,10 +23,7 @@ PAIR = np.dtype([("token", "<u4"), ("log", "<f4")])
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    try:
-        return load_library()
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
+    return native_library()
 
 
 @pytest.fixture(scope="module")

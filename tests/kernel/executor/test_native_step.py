@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.native.attention import StepRows
-from symphony_kernel.executor.native.build import NativeUnavailable
-from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.native.step import PreparedStep, StepTokens, flat_step
 from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions, Sampling
 
 from tests.support.models import make_row
+from tests.support.native import native_library
 
 VOCAB = 64
 OPTIONS = [
@@ -30,10 +29,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module")
 def sampler() -> Iterator[NativeSampler]:
-    try:
-        sampler = NativeSampler(load_library(), VOCAB)
-    except NativeUnavailable as error:
-        pytest.skip(str(error))
+    sampler = NativeSampler(native_library(), VOCAB)
     yield sampler
     sampler.close()
 

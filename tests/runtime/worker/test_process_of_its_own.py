@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from wasmtime import wat2wasm
 
 from tests.support.guests import HELLO, SPIN
 from tests.support.rig import LIMITS
+from tests.support.sockets import temporary_socket_folder
 
 SECRET = "0badcafe"
 ABOUT = {"model": {"name": "m", "vocab_size": 10}}
@@ -81,8 +81,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene() -> AsyncIterator[Scene]:
-    with tempfile.TemporaryDirectory(prefix="sy-") as name:  # pytest's own lets nobody else in
-        folder = Path(name)
+    with temporary_socket_folder() as folder:  # pytest's own lets nobody else in
         open_to_workers(folder)
         async with staged_in(folder) as made:
             yield made

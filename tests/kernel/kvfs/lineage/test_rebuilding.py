@@ -19,6 +19,7 @@ from symphony_kernel.kvfs.pages import page_count
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 from tests.support.models import make_checkpoint
+from tests.support.native import native_library
 from tests.support.rebuilding import Device, HashDevice, RealDevice, Workbench, random_files
 
 Values = npt.NDArray[Any]
@@ -109,6 +110,8 @@ def test_what_it_takes_beside_a_file_is_known_without_a_plan(seed: int) -> None:
 def executors(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TorchExecutor, TorchExecutor]:
+    if request.param == "native":
+        native_library()
     directory = tmp_path_factory.mktemp("model")
     make_checkpoint(directory, "mistral", sliding_window=90)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,0 +1,23 @@
+"""What only the native kernels promise is tested where a machine can have them."""
+
+from functools import cache
+
+import pytest
+from symphony_kernel.executor.native.build import NativeUnavailable
+from symphony_kernel.executor.native.library import Library, load_library
+
+
+@cache
+def _found() -> Library | str:
+    try:
+        return load_library()
+    except NativeUnavailable as error:
+        return str(error)
+
+
+def native_library() -> Library:
+    """Return the native kernels, or skip the test and say why there are none on this machine."""
+    found = _found()
+    if isinstance(found, str):
+        pytest.skip(f"no native kernels: {found}")
+    return found
