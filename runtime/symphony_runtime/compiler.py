@@ -166,10 +166,18 @@ def limit_process() -> None:
         resource.RLIMIT_NOFILE: 64,
     }
     for kind, limit in both.items():
-        resource.setrlimit(kind, (limit, limit))
+        _limit(kind, limit, limit)
     yield_processor()
     # The soft limit's signal says why it died; the hard one is for who ignores signals.
-    resource.setrlimit(resource.RLIMIT_CPU, (COMPILE_CPU_SECONDS_MAX, COMPILE_CPU_SECONDS_MAX + 1))
+    _limit(resource.RLIMIT_CPU, COMPILE_CPU_SECONDS_MAX, COMPILE_CPU_SECONDS_MAX + 1)
+
+
+def _limit(kind: int, soft: int, hard: int) -> None:
+    """Set a limit, or keep what the system has set lower: only root may raise it."""
+    _, most = resource.getrlimit(kind)
+    if most != resource.RLIM_INFINITY:
+        soft, hard = min(soft, most), min(hard, most)
+    resource.setrlimit(kind, (soft, hard))
 
 
 def yield_processor(niceness: int = _NICENESS) -> None:

@@ -42,7 +42,9 @@ def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
     assert all(words in here.stdout for words in told)
     assert ("; without" in here.stdout) or set(worker["containment"]) in ALL
     status = Path(f"/proc/{worker['pid']}/status").read_text()
-    assert ("Seccomp:\t2" in status) == ("seccomp" in worker["containment"])
+    # In a container everybody may be under a filter already.
+    if "Seccomp:\t2" not in Path("/proc/self/status").read_text():
+        assert ("Seccomp:\t2" in status) == ("seccomp" in worker["containment"])
     user = worker["containment"].get("user")
     assert user is None or f"Uid:\t{user}\t{user}\t{user}\t{user}\n" in status
 

@@ -65,7 +65,7 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
         steps: dict[str, Callable[[], str]] = {
             "namespaces": lambda: _leave_namespaces(libc),
             "user": lambda: _become(WORKERS_GROUP + 1 + number),
-            "limits": lambda: _limit(libc),
+            "limits": lambda: _limit(libc, alone="user" in achieved),
             "landlock": lambda: _without_files(libc),
             "seccomp": lambda: _without_calls(rules),
         }
@@ -104,13 +104,13 @@ def _become(user: int) -> str:
     return str(user)
 
 
-def _limit(libc: ctypes.CDLL) -> str:
+def _limit(libc: ctypes.CDLL, *, alone: bool) -> str:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _lower(resource.RLIMIT_NOFILE, WORKER_DESCRIPTORS_MAX)
     for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), f"prctl {option}")
-    if os.geteuid() > WORKERS_GROUP:  # a user of its own: the system counts its threads alone
+    if alone:  # in its user, all of whose threads the system counts together
         _lower(resource.RLIMIT_NPROC, WORKER_THREADS_MAX)
     return f"{WORKER_DESCRIPTORS_MAX} descriptors, no new privileges"
 

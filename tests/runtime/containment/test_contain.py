@@ -124,6 +124,23 @@ def test_limits_can_not_be_raised_again() -> None:
     assert found["more descriptors"] == "not allowed to raise maximum limit"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_processes_of_an_ordinary_user_are_not_counted_as_a_worker_s() -> None:
+    """Whatever the user's number: those of a directory service have large ones."""
+    script = f"""
+import os, resource
+from symphony_runtime.containment import contain
+os.setresuid({WORKERS_GROUP + 5_000}, {WORKERS_GROUP + 5_000}, {WORKERS_GROUP + 5_000})
+before = resource.getrlimit(resource.RLIMIT_NPROC)
+print(*contain(0, layers=("user", "limits")).achieved)
+print(resource.getrlimit(resource.RLIMIT_NPROC) == before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "limits\nTrue\n"
+
+
 def test_a_thread_that_runs_already_is_not_overlooked() -> None:
     script = """
 import threading
