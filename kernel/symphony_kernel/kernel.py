@@ -105,7 +105,7 @@ class Kernel:
             executor,
             options.durable,
             lambda work: self._stepper.when_quiet(work),
-            self._happen_on_disk,
+            self._happen_beside,
             self.stop_with,
             self._clock.now,
         )
@@ -133,10 +133,15 @@ class Kernel:
             self._seeds.draw,
             self._durability.saving,
             Grammars.of(self._about, self._executor.model),
-            self._happen_on_disk,
+            self._happen_beside,
+            self._scheduler.neighbours,
+            self._clock,
         )
         self.constraints = syscalls.constraints
-        self.happenings["compiled"] = self.constraints.compiled
+        self.happenings |= {
+            "compiled": self.constraints.compiled,
+            "released": syscalls.held.release,
+        }
         self.happenings |= self._durability.serve(
             syscalls.named, self._answer_gateway, self._turn_over
         )
@@ -414,8 +419,8 @@ class Kernel:
         self.happenings[what](*arguments)
         scribe.inside -= 1
 
-    def _happen_on_disk(self, what: str, arguments: list[Any]) -> None:
-        """The disk has said something: no peer's frame leads to it."""
+    def _happen_beside(self, what: str, arguments: list[Any]) -> None:
+        """The disk has said something, or there is time for calls: no peer's frame leads to it."""
         try:
             self.happen(what, arguments)
             self._turn_over()
@@ -462,6 +467,7 @@ class Kernel:
                 "saving": self._durability.saving,
                 "requests": self._durability.requests,
                 "constraints": self.constraints,
+                "held": self._syscalls.held,
             },
             kept=KEPT,
             code={"syscalls": self._syscalls, "named calls": self._syscalls.named},
@@ -476,7 +482,7 @@ class Kernel:
         """Let a scribe hear all that happens, or nobody."""
         self.scribe = scribe
         self._kvfs.use(scribe)
-        self._syscalls.turns.witness = scribe
+        self._syscalls.listen_with(scribe)
         if scribe is not None and scribe.replaying:
             self.constraints.rest()
 
@@ -519,7 +525,7 @@ class Kernel:
         for tenant in self._kvfs.tenants.values():
             self._throttle.limit(tenant.name, tenant.limits.tokens_per_minute)
         self._durability.resume()
-        self.constraints.resume(self._processes)
+        self._syscalls.resume()
 
     def open_names(self, *, known: bool) -> None:
         """Clean up among durable files, and name them unless they are known. Blocks; OSError."""
@@ -587,7 +593,7 @@ class Kernel:
         for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
             port.link.close()
             port.on_closed()
-        self.constraints.end()
+        self._syscalls.end()
         self._throttle.close()
         await self._durability.close(wait=self._stepper.running)
         await self._stepper.stop()

@@ -134,6 +134,7 @@ class ProcessTable:
         self._exceeded = exceeded
         self._instances: dict[int, Instance] = {}
         self._lips: dict[int, Lip] = {}
+        self._living: dict[str, int] = {}  # by tenants, instances
         self._used: dict[str, Usage] = {}  # by tenants, of instances that have ended
         self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
 
@@ -169,6 +170,11 @@ class ProcessTable:
     def lips_live(self) -> int:
         """LIPs with a live instance."""
         return len(self._lips)
+
+    @property
+    def tenants_live(self) -> int:
+        """Tenants with a live instance."""
+        return len(self._living)
 
     def related(self, caller: Instance, instance: object) -> Instance:
         """Return the parent or a child of `caller`; SyscallError ENOENT for anybody else."""
@@ -250,6 +256,7 @@ class ProcessTable:
         )
         lip.instances += 1
         self._instances[instance] = new
+        self._living[tenant.name] = self._living.get(tenant.name, 0) + 1
         return new
 
     def _account(self, name: str, above: Account, kv_tokens: int) -> Account:
@@ -344,6 +351,9 @@ class ProcessTable:
                 raise SyscallError(Errno.ENOENT, f"no instance {instance}")
             return unclaimed
         gone.ended = True
+        self._living[gone.tenant.name] -= 1
+        if not self._living[gone.tenant.name]:
+            del self._living[gone.tenant.name]
         self._drop_operations(gone)
         handles = gone.handles.clear()
         gone.tenant.handles -= len(handles)

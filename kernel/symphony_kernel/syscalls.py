@@ -12,10 +12,11 @@ keep it (`partial(self._truncate, file, length)`, never a closure).
 """
 
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgpack
 
@@ -24,6 +25,7 @@ from symphony_kernel.arguments import Ranges, integer, text
 from symphony_kernel.constraint_calls import ConstraintCalls
 from symphony_kernel.constraints.compiler import Grammars
 from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.held_calls import CallWitness, HeldCalls, Meter
 from symphony_kernel.kvfs import KVFS, Handle, KVFile, parse_path, parse_prefix
 from symphony_kernel.kvfs.advice import Hint
 from symphony_kernel.kvfs.handles import ALL_RIGHTS, APPEND, GRANT, READ, SAVE, TRUNCATE
@@ -36,7 +38,7 @@ from symphony_kernel.named_calls import (
     SAVE_REPLACE,
     NamedCalls,
 )
-from symphony_kernel.pending_calls import Call, Generation, Pred, Result, Turns
+from symphony_kernel.pending_calls import Call, Generation, Pred, PredWitness, Result, Turns
 from symphony_kernel.process_table import Grant, Instance, ProcessTable, WorkQueue
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -49,6 +51,7 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.options import DEFAULT
+from symphony_kernel.scheduler.clock import Clock, RealClock
 
 Handler: TypeAlias = Callable[..., Result | None]
 
@@ -73,6 +76,10 @@ class SyscallStatistics:
     grammars_cached: int = 0
 
 
+class Witness(PredWitness, CallWitness, Protocol):
+    """Who hears of what calls do, and of preds' ends."""
+
+
 class Syscalls:
     """Executes workers' calls. `reply` takes (caller, seq, result) of those that want one."""
 
@@ -87,7 +94,10 @@ class Syscalls:
         saving: Saving | None = None,
         grammars: Grammars | None = None,
         happen: Callable[[str, list[Any]], None] | None = None,
+        meter: Meter | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        """`meter` is told, in `clock`'s seconds, what calls take beside other tenants."""
         self._kvfs = kvfs
         self._processes = processes
         self._model = model
@@ -101,6 +111,11 @@ class Syscalls:
             self._turns,
             happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
         )
+        clock = clock or RealClock()
+        cpu = time.thread_time if isinstance(clock, RealClock) else None
+        self.held = HeldCalls(processes.get, self._caller, self._work, meter, clock.now, cpu)
+        if happen is not None:
+            self.held.serve(partial(_release, happen))
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
@@ -143,10 +158,27 @@ class Syscalls:
         """What waiting calls share."""
         return self._turns
 
+    def listen_with(self, scribe: Witness | None) -> None:
+        """Let a scribe hear what calls do, or nobody."""
+        self._turns.witness = self.held.witness = scribe
+
+    def resume(self) -> None:
+        """Go on with what a replay has left."""
+        self.constraints.resume(self._processes)
+        self.held.resume()
+
+    def end(self) -> None:
+        """Execute nothing more that has not begun."""
+        self.constraints.end()
+        self.held.close()
+
     def execute(self, worker: str, calls: list[Any]) -> None:
         """Execute one frame's calls, in order."""
         self._listed.clear()
         self._calls += len(calls)
+        if self.held.queues or self._processes.tenants_live > 1:
+            self.held.execute(worker, calls)
+            return
         answer, live = self._turns.answer, self._processes.live
         for call in calls:
             # Nearly all calls come through here once a token: it is written for few steps.
@@ -177,6 +209,37 @@ class Syscalls:
                 result = -error.errno
             if result is not None:
                 answer(caller, seq, result)
+
+    def _caller(self, worker: str, call: Any) -> Instance | None:
+        """Return who makes a call, if it is one of that worker's."""
+        if type(call) is list and len(call) >= 3:
+            number, seq = call[0], call[2]
+            caller = self._processes.live.get(number) if type(number) is int else None
+            known = caller is not None and caller.worker == worker
+            if known and type(seq) is int and 0 <= seq <= SEQ_MAX:
+                return caller
+        self._dropped += 1
+        return None
+
+    def _work(self, caller: Instance, call: list[Any]) -> bool:
+        """Execute a call; whether the time that it took is of interest: tokens are counted."""
+        op, seq = call[1], call[2]
+        result: Result | None
+        try:
+            if (
+                op == _PRED
+                and type(op) is int
+                and len(call) == _PRED_ITEMS
+                and seq not in caller.pending
+            ):
+                self._pred(caller, seq, call[3], call[4], call[5], call[6])
+                return False
+            result = self._handle(caller, op, seq, call[3:])
+        except SyscallError as error:
+            result = -error.errno
+        if result is not None:
+            self._turns.answer(caller, seq, result)
+        return True
 
     def statistics(self) -> SyscallStatistics:
         """Return the counters."""
@@ -482,6 +545,10 @@ class Syscalls:
             wanted[name] = Grant(handle.file, arguments.rights(item[1]) & handle.rights)
         self._processes.stage(call.caller, integer(stage, low=1), wanted)
         return 0
+
+
+def _release(happen: Callable[[str, list[Any]], None], tenant: str) -> None:
+    happen("released", [tenant])
 
 
 def _content(file: KVFile) -> KVFile:

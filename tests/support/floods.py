@@ -18,6 +18,8 @@ from symphony_kernel.kernel_options import KernelOptions
 from symphony_kernel.protocol.limits import DRAFTS_MAX, LOT_MS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_kernel.scheduler.clock import VirtualClock
+from symphony_kernel.syscalls import Handler
 
 from tests.support.kernels import A, Rig, Worker, start, with_kernel
 
@@ -26,6 +28,10 @@ PAGES = 1 << 15  # room for all of them
 INSTANCES = 100  # the victim's are from here on
 REPLACE = 1
 TOKENS_MAX = 400  # ids of prompts
+FILE_CALLS = (
+    Op.KV_CREATE, Op.KV_FORK, Op.KV_APPEND, Op.KV_SAVE, Op.KV_CLOSE, Op.KV_TRUNCATE, Op.KV_LIST,
+    Op.KV_TOKENS, Op.KV_OFFER, Op.KV_MATCH, Op.KV_EXTRACT,
+)  # fmt: skip
 _COUNTED = ("prefill_tokens", "device_steps_ahead", "steps")
 
 
@@ -142,12 +148,20 @@ FLOODS["branches"] = [branches(40)]
 
 # -- Measuring -------------------------------------------------------------------------------------
 def measure(
-    device: Device, wanted: Completions, floods: list[Flood], told: int | None = None
+    device: Device,
+    wanted: Completions,
+    floods: list[Flood],
+    told: int | None = None,
+    call_us: float = 0.0,
 ) -> Got:
-    """Return what the victim gets beside these, or alone; `told`: tokens that are told together."""
+    """Return what the victim gets beside these, or alone; `told`: tokens that are told together.
+
+    `call_us`: what a call on a KV file takes the kernel, which does nothing else meanwhile.
+    """
     told = told or device.told()
 
     async def test(rig: Rig) -> Got:
+        take_time(rig, call_us)
         hostile = []
         for instance, flood in enumerate(floods, 1):
             worker = await start(rig, instance, tenant=HOSTILE)
@@ -173,6 +187,23 @@ def measure(
         executor=lambda clock: SimulatedExecutor(clock, PAGES, costs=device, hashed=False),
         kernel_options=KernelOptions(steps=StepLimits(lot_ms=LOT_MS_MAX)),
     )
+
+
+def take_time(rig: Rig, call_us: float) -> None:
+    """Let each of the kernel's calls on KV files take so long, in virtual time."""
+    clock, table = rig.kernel._clock, rig.kernel._syscalls._table
+    assert isinstance(clock, VirtualClock)
+
+    def slow(handler: Handler) -> Handler:
+        def call(*given: Any) -> Any:
+            clock._jump(call_us * 1e-6)
+            return handler(*given)
+
+        return call
+
+    for op in FILE_CALLS if call_us else ():
+        handler, arguments = table[op]
+        table[op] = slow(handler), arguments
 
 
 def fair(device: Device, wanted: Completions) -> Got:

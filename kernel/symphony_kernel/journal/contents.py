@@ -13,6 +13,7 @@ import numpy as np
 from symphony_kernel.arguments import Ranges
 from symphony_kernel.constraint_calls import ConstraintCalls, Waiting
 from symphony_kernel.constraints.guides import Constraint, Guide
+from symphony_kernel.held_calls import HeldCalls
 from symphony_kernel.journal.image import Kept
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.kvfs import (
@@ -97,6 +98,7 @@ SINGLE: Final = (
     ),
     Kept(Seeds),
     Kept(ConstraintCalls, _as(None, *ConstraintCalls.OWN)),
+    Kept(HeldCalls, _as(None, *HeldCalls.OWN)),
 )  # fmt: skip
 
 MANY: Final = (

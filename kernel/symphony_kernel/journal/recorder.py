@@ -41,10 +41,11 @@ DONE: Final = 3  # work, its value: an errno, or 0, or a generation's token
 REFUSED: Final = 4  # errno, which of the record's allocations for calls
 EVICTED: Final = 5  # 1 + n, for which of them (0: for a step), n pages
 LOST: Final = 6  # n, n pages
+HELD: Final = 7  # after how many calls, whose tenant's wait: an instance
 INSIDE: Final = 16  # beside the kind: while the kernel did what a frame or the end of a pred says
 RECORDS_A_LOOK: Final = 16  # whether the log is long
 
-SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 2}
+SIZES: Final = {RESERVED: 2, UNRESERVED: 1, DONE: 2, REFUSED: 2, HELD: 2}
 
 
 class Recorder:
@@ -121,6 +122,14 @@ class Recorder:
         """The prefix cache gave up pages."""
         kind = EVICTED | INSIDE if self.inside else EVICTED
         self._events += (kind, 1 + len(pages), self._call, *pages.tolist())
+
+    def held(self, position: int, instance: int) -> None:
+        """After so many calls of what is executed now, those of an instance's tenant wait."""
+        self._events += (HELD | INSIDE, position, instance)
+
+    def holding(self, position: int) -> int:  # noqa: ARG002
+        """Nothing is known of it yet."""
+        return 0
 
     def reserved(self, file: KVFile, n: int) -> None:
         """A step took pages."""

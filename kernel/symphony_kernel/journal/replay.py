@@ -53,6 +53,7 @@ class Replay:
         self._time = 0.0
         self._allocations = 0  # for calls, in this record
         self._events: deque[_Event] = deque()
+        self._holds: deque[list[int]] = deque()  # of them where calls began to wait
         self._works: dict[int, Work] = {}  # by number: submitted, and not done
         self._files: dict[int, KVFile] = {}  # by number, of these works and of others that were met
         self._applying = False  # an event, so that nothing is heard of it again
@@ -91,7 +92,11 @@ class Replay:
         """Take the events up to the next frame: they may have happened while one was executed."""
         for kind, _, body in entries[start:]:
             if kind == r.EVENTS:
-                self._events.extend(_parse(np.frombuffer(body, np.int64).tolist()))
+                for event in _parse(np.frombuffer(body, np.int64).tolist()):
+                    if event.kind == r.HELD:
+                        self._holds.append(event.numbers)
+                    else:
+                        self._events.append(event)
             elif kind != r.SENT:
                 return
 
@@ -107,6 +112,8 @@ class Replay:
     def _run_events(self) -> None:
         while self._events:
             self._run()
+        if self._holds:
+            raise ReplayError(f"calls did not wait that waited: {self._holds}")
 
     def _run_inside(self, kind: int, *files: KVFile) -> None:
         """Do what the scheduler did with these files within what the kernel does now.
@@ -243,6 +250,15 @@ class Replay:
 
     def done(self, work: int, value: int) -> None:
         """It is in the record, as all that follows."""
+
+    def held(self, position: int, instance: int) -> None:
+        """It is in the record."""
+
+    def holding(self, position: int) -> int:
+        """Return with which instance calls began to wait after so many; 0: with none."""
+        if not self._holds or self._holds[0][0] != position:
+            return 0
+        return self._holds.popleft()[1]
 
     def refused(self, errno: Errno) -> None:
         """It is in the record."""

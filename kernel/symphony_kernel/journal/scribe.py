@@ -26,6 +26,12 @@ class Scribe(Witness, Protocol):
     def sent(self, session: "HeldSession", body: bytes, now: bool) -> None:
         """A frame is for a peer: `session.leave` when it may go, if it shall."""
 
+    def held(self, position: int, instance: int) -> None:
+        """After so many calls of what is executed now, those of an instance's tenant wait."""
+
+    def holding(self, position: int) -> int:
+        """Return the instance with which it was so, as far as that is known; 0: with none."""
+
     def done(self, work: int, value: int) -> None:
         """A pred has ended, or a generation's step: with an errno, or 0, or the token it gave."""
 

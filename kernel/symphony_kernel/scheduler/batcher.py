@@ -219,7 +219,7 @@ class Batcher:
             taken = list(parts.values())
             batch = Batch([_row(part) for part in taken])
             formed.step = Step(taken, batch, self._limits.tokens - room.tokens)
-            if shares is not None and room.prefilled:
+            if shares is not None:
                 formed.step.owed = shares.debt()
         return formed
 

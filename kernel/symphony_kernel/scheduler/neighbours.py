@@ -11,18 +11,25 @@ Where generations' steps are so short that a reader hears of several at once, pr
 share of a lot of steps in one of them, and rest in the others: these need nobody to form them
 (`drafts`), which would take longer than they do. Also in one step of many, so that it is known what
 decodes take alone.
+
+Calls are of that share, too: what a tenant's files that are forked, appended to and named take of
+the kernel's thread counts as prompts that take as long, in the next step that has any. And they
+have their share of the thread's own time beside whoever has something to do: past it they wait
+(`call_shares`, `held_calls`).
 """
 
+from collections.abc import Set
 from typing import Final
 
 from symphony_kernel.protocol.limits import DRAFTS_MAX, PROMPTS_PROBE_STEPS
 from symphony_kernel.scheduler.batcher import Step
+from symphony_kernel.scheduler.call_shares import RECENT_SECONDS, CallShares
 from symphony_kernel.scheduler.costs import StepCosts
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.prompt_shares import PromptShares
 from symphony_kernel.scheduler.work import Work
 
-_RECENT_SECONDS: Final = 0.25  # since its last step with a decode: so long a tenant decodes
+_CALLS_TOKEN_SECONDS: Final = 0.001  # of computing a token, while nothing has been measured
 _LONG_SECONDS: Final = 0.05  # a step: to be launched behind it gains nothing then
 _REST_SECONDS_MAX: Final = 1.0  # of decodes at once: however little it weighs, a prompt goes on
 _LONG_AGO: Final = float("-inf")
@@ -40,12 +47,40 @@ class Neighbours:
         self._steps = PROMPTS_PROBE_STEPS  # with prompts, since one without
         self._rested = False  # prompts, in the step that was formed last
         self._debt = 0.0  # seconds of decodes for which others' prompts are to rest
+        self._calls: dict[str, float] = {}  # tenants: seconds of calls that no step has counted
+        self._shares = CallShares(queue.tenant_weight, self._busy)
+
+    def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
+        """A LIP's calls have taken the kernel so long; whether its tenant's next ones have to wait.
+
+        It has `weight` in its tenant.
+        """
+        over = self._shares.called(tenant, seconds, now)
+        if self._decoded:
+            self._calls[tenant] = min(self._calls.get(tenant, 0.0) + seconds, _REST_SECONDS_MAX)
+        if self._queue.knows(root):
+            tokens = seconds / (self._costs.token_seconds or _CALLS_TOKEN_SECONDS)
+            self._queue.charge(root, tenant, weight, tokens)
+        return over
+
+    def wait(self, tenant: str, now: float) -> float:
+        """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
+        return self._shares.wait(tenant, now)
+
+    def _busy(self, now: float) -> Set[str]:
+        """Return the tenants that have something on the device, or had lately."""
+        since = now - RECENT_SECONDS
+        return self._queue.prompting.keys() | {
+            name for name, at in self._decoded.items() if at > since
+        }
 
     def launched(self, step: Step, now: float) -> None:
         """A step has been launched."""
         self._steps = 0 if step.tokens == step.decodes else self._steps + 1
         if self._queue.tenants > 1:
             self._note(step, now)
+        if step.decodes and self._calls:
+            self._pay_for_calls(self._costs.decodes_seconds(step.decodes))
         if step.decodes and (self._debt or step.owed) and self._lot_seconds:
             more = step.owed * self._costs.token_seconds
             left = self._debt + more - self._costs.decodes_seconds(step.decodes)
@@ -65,6 +100,16 @@ class Neighbours:
                     self._stepwise = now
             elif work.course is not None and not work.remaining:  # behind its prompt it decodes
                 self._decoded[work.tenant] = now
+
+    def _pay_for_calls(self, base: float) -> None:
+        """Take from each tenant's calls its share beside decodes that take `base` seconds."""
+        weight = self._queue.tenant_weight
+        heaviest = max(map(weight, self._decoded), default=1.0)
+        calls, self._calls = self._calls, {}
+        for name, seconds in calls.items():
+            left = seconds - base * weight(name) / heaviest
+            if left > 0.0:
+                self._calls[name] = left
 
     def are_long(self, steps: list[Step]) -> bool:
         """Whether somebody who comes now waits for so long that nothing should go behind these."""
@@ -86,11 +131,12 @@ class Neighbours:
         """Let prompts rest no longer, since no decode can run; return whether they did."""
         rested, self._rested = self._rested, False
         self._debt, self._steps = 0.0, 0
+        self._calls.clear()
         return rested
 
     def hinder(self, now: float) -> bool:
         """Whether prompts wait beside another tenant that decodes."""
-        since = now - _RECENT_SECONDS
+        since = now - RECENT_SECONDS
         if self._decoded:
             self._decoded = {name: at for name, at in self._decoded.items() if at > since}
         prompting, decoded = self._queue.prompting, self._decoded
@@ -113,12 +159,19 @@ class Neighbours:
         everybody = sum(weights.values())
         everybody += sum((each for name, each in prompting.items() if name not in weights), 0.0)
         self._rested = probes or (self._debt > 0.0 and decodes > 0)
-        return PromptShares(
+        shares = PromptShares(
             self._lot(now, decodes) * self._costs.tokens_in(base),
             {name: everybody / each for name, each in weights.items()},
             self._rested,
             probes,
         )
+        if self._calls and decodes:
+            self._rested = True
+            for name, seconds in self._calls.items():
+                shares.took(name, int(self._costs.tokens_in(seconds)))
+            if self._lot_seconds:
+                self._calls = {}  # what this step has no room for is owed
+        return shares
 
     def _lot(self, now: float, decodes: int) -> int:
         """Return of how many steps prompts have their share in one.
@@ -126,6 +179,6 @@ class Neighbours:
         Of one where any needs forming, and where none decodes now: whoever goes on shall not wait.
         """
         base = self._costs.decodes_seconds(decodes)
-        if not (decodes and base) or self._stepwise > now - _RECENT_SECONDS:
+        if not (decodes and base) or self._stepwise > now - RECENT_SECONDS:
             return 1
         return min(max(int(self._lot_seconds / base), 1), DRAFTS_MAX)

@@ -87,7 +87,7 @@ class Scheduler:
         self._batcher = Batcher(pages, limits, self._pager)
         self._answers = answers or Answers()
         self._costs = StepCosts()
-        self._neighbours = Neighbours(self._queue, self._costs, self._batcher.limits.lot_ms)
+        self.neighbours = Neighbours(self._queue, self._costs, self._batcher.limits.lot_ms)
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail
@@ -105,7 +105,7 @@ class Scheduler:
         """Queue a pred; `work.done` hears of its end."""
         guess = self._claim(work) if self._guesses is not None else None
         if self._replies is None:
-            if guess is None and self._drafts.there and not self._neighbours.rests(work):
+            if guess is None and self._drafts.there and not self.neighbours.rests(work):
                 self._drafts.revoke()
             if self._turn is None:
                 self._turn = self._clock.now()
@@ -265,17 +265,17 @@ class Scheduler:
         if len(self._steps) != 1 or self._waiting or self._parked:
             return None
         step, drafts = self._steps[0], self._drafts
-        wait = not self._queue.works or self._neighbours.rest(len(drafts), step.decodes)
+        wait = not self._queue.works or self.neighbours.rest(len(drafts), step.decodes)
         return drafts.make(step) if wait else None
 
     def adopt(self) -> Step | None:
         """Return the step that the device went on with behind one that has just ended."""
         step = self._drafts.adopt()
-        if self._queue.works and not (step and self._neighbours.rest(0, len(step.parts))):
+        if self._queue.works and not (step and self.neighbours.rest(0, len(step.parts))):
             self._drafts.revoke()
         if step is not None:
             self._figures.launched(step)
-            self._neighbours.launched(step, self._clock.now())
+            self.neighbours.launched(step, self._clock.now())
             self._steps.append(step)
         return step
 
@@ -455,7 +455,7 @@ class Scheduler:
         """
         limits, ready = self._batcher.limits, self._ready
         full = ready >= limits.rows or (ready > 0 and self._queue.tokens >= limits.tokens)
-        if not full or self._prompts_are_bounded(now) or self._neighbours.are_long(self._steps):
+        if not full or self._prompts_are_bounded(now) or self.neighbours.are_long(self._steps):
             return False
         precedes = self._queue.precedes
         if self._answers.any_expected(precedes):
@@ -473,7 +473,7 @@ class Scheduler:
         queue = self._queue
         if queue.works == queue.decodes or isinf(self._batcher.limits.decode_gap_ms):
             return False
-        if any(step.decodes for step in self._steps) or self._neighbours.hinder(now):
+        if any(step.decodes for step in self._steps) or self.neighbours.hinder(now):
             return True
         if queue.lips_active > 1:
             return queue.decodes > 0 or self._answers.anybody_decodes(now)
@@ -506,10 +506,10 @@ class Scheduler:
         if step is not None:
             step.launched = now
             self._figures.launched(step)
-            self._neighbours.launched(step, now)
+            self.neighbours.launched(step, now)
             self._steps.append(step)
             return step
-        if formed.failed or (not self._steps and self._neighbours.forgive()):
+        if formed.failed or (not self._steps and self.neighbours.forgive()):
             return 0.0  # what came of their ends may run, or prompts that rested
         if formed.unready and not self._steps:
             return _GRAMMARS_SECONDS
@@ -525,7 +525,7 @@ class Scheduler:
         if not self._prompts_are_bounded(now):
             return room, None
         fits = self._costs.prefill_tokens(decodes, limits.decode_gap_ms / 1000)
-        return min(room, fits), self._neighbours.shares(now, decodes)
+        return min(room, fits), self.neighbours.shares(now, decodes)
 
     def _wait_for_pages(self, now: float) -> float:
         """Nothing can run for want of pages: wait a little for a program to free some.
@@ -589,7 +589,7 @@ class Scheduler:
         self._completed = max(now, self._completed)
         self._waiting, self._victims = [], 1
         self._figures.stepped(step, seconds)
-        self._neighbours.ended(step, self._changed)
+        self.neighbours.ended(step, self._changed)
         if seconds or ended is None:
             self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)
         self._answers.stepped(replies, now, seconds)

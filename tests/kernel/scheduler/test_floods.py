@@ -39,6 +39,20 @@ def test_its_own_prompts_are_not_cut_because_others_have_some(flood: str, device
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("call_us", [50.0, 150.0])
+def test_what_calls_take_of_the_kernel_is_of_their_tenants_share(
+    call_us: float, device: Device
+) -> None:
+    """Files forked, appended to and named take the kernel longer than their prompts the device."""
+    got = measure(device, SHORT, FLOODS["files"], call_us=call_us)
+    rate, first, p99 = got.worse(fair(device, SHORT))
+    assert rate <= BOUND
+    assert p99 <= BOUND
+    assert first <= 1.5 * BOUND, "the step that computes has to end before it"
+    assert got.beside > 0.0, "they have a share"
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
 def test_the_flood_has_its_share_too(device: Device) -> None:
     """Prompts beside streams, which leave half of the time, are computed for most of that."""
     got = measure(device, SHORT, [prompts(8_000)])

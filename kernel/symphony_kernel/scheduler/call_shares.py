@@ -1,0 +1,88 @@
+"""What tenants' calls may take of the kernel's thread while others want it, too.
+
+A tenant has an account of seconds: time adds its share of it, by the weights of all that have had
+something to do lately, and its calls take what they took. Whose account is empty has had its share;
+its calls wait until there is a little again. Nobody saves up more than a few milliseconds, and one
+who is alone has no account: nothing of his waits.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+RECENT_SECONDS: Final = 0.25  # since one had something to do: so long it has
+_SAVED_SECONDS: Final = 0.005  # by one who has not called: so much may come at once
+_DEBT_SECONDS: Final = 1.0  # at most, whatever one call has taken
+_LOT_SECONDS: Final = 0.001  # that have gathered before calls that wait go on
+_WAIT_SECONDS: Final = 0.01  # at most, until somebody looks whether others are still there
+_ACTIVE_SECONDS: Final = 0.005  # for which it is remembered who is
+
+
+class _Account:
+    """Seconds that a tenant has left, as of some time."""
+
+    __slots__ = ("at", "left")
+
+    def __init__(self, now: float) -> None:
+        self.left = _SAVED_SECONDS
+        self.at = now
+
+
+class CallShares:
+    """The accounts. `weight` tells a tenant's; `others` who has something to do beside calls."""
+
+    def __init__(
+        self, weight: Callable[[str], float], others: Callable[[float], Iterable[str]]
+    ) -> None:
+        self._weight = weight
+        self._others = others
+        self._accounts: dict[str, _Account] = {}
+        self._active: dict[str, float] = {}  # weights, as of `_looked`
+        self._total = 0.0
+        self._looked = float("-inf")
+
+    def called(self, tenant: str, seconds: float, now: float) -> bool:
+        """A tenant's calls have taken so long; whether its next ones have to wait."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account(now)
+        share = self._share(tenant, now)
+        if share == 1.0:
+            account.left = _SAVED_SECONDS
+        else:
+            left = min(account.left + (now - account.at) * share, _SAVED_SECONDS) - seconds
+            account.left = max(left, -_DEBT_SECONDS)
+        account.at = now
+        return account.left < 0.0
+
+    def wait(self, tenant: str, now: float) -> float:
+        """Return the seconds after which to ask again; 0.0: its calls may go on."""
+        account, share = self._accounts.get(tenant), self._share(tenant, now)
+        if account is None or share == 1.0:
+            return 0.0
+        lacks = share * _LOT_SECONDS - account.left - (now - account.at) * share
+        return min(lacks / share, _WAIT_SECONDS) if lacks > 1e-9 else 0.0
+
+    def _share(self, tenant: str, now: float) -> float:
+        """Return what of the time is a tenant's; exactly 1.0 of one who is alone."""
+        if now - self._looked > _ACTIVE_SECONDS:
+            self._look(now)
+        active = self._active
+        if tenant not in active:
+            weight = active[tenant] = self._weight(tenant)
+            self._total += weight
+        return 1.0 if len(active) == 1 else active[tenant] / self._total
+
+    def _look(self, now: float) -> None:
+        """See who has something to do, and forget who has not called for long and owes nothing."""
+        self._looked, since = now, now - RECENT_SECONDS
+        self._accounts = {
+            name: account
+            for name, account in self._accounts.items()
+            if account.at > (since if account.left >= 0.0 else now - 4 * _DEBT_SECONDS)
+        }
+        weight = self._weight
+        active = {name: weight(name) for name in self._others(now)}
+        for name, account in self._accounts.items():
+            if account.at > since and name not in active:
+                active[name] = weight(name)
+        self._active, self._total = active, sum(active.values())
