@@ -62,7 +62,7 @@ RESAMPLES = 2_000
 # 65536 all tokens. It says "r" when it waits, "f" with its first token and "e" at its end.
 _IMPORTS = {
     "send": "i32 i32", "recv": "", "claim": "i32 i32 i32 i64", "kv_create": "",
-    "pred": "i32 i32 i32 i32 i32 i32", "generate": "i32 i32 i32 i32 i32",
+    "pred_claim": "i32 i32 i32 i32 i32 i32 i32 i32", "generate": "i32 i32 i32 i32 i32",
     "detokenize": "i32 i32 i32 i32",
 }  # fmt: skip
 _FRAME = """(module
@@ -103,10 +103,9 @@ _PRED = """
     (local.set $at (i32.const 1024))
     (local.set $n (i32.const {prompt_tokens}))
     (loop $next
-      (if (i32.ne (i32.const 8) (call $claim
-            (call $pred (local.get $kv) (local.get $at) (local.get $n)
-                        (i32.const 0) (i32.const 0) (i32.const 0))
-            (i32.const 8) (i32.const 8) (i64.const -1)))
+      (if (i32.ne (i32.const 8) (call $pred_claim
+            (local.get $kv) (local.get $at) (local.get $n) (i32.const 0) (i32.const 0) (i32.const 0)
+            (i32.const 8) (i32.const 8)))
         (then (return (i32.const 1))))
       (call $note (i32.load (i32.const 8)) (local.get $index))
       (local.set $at (i32.const 8))

@@ -27,7 +27,10 @@ _WASI_NAMES: dict[str, tuple[str, ...]] = {
     "clock_time_get": ("level", "arg", "out"), "random_get": ("out", "cap"),
     "fd_write": ("level", "out", "cap", "out"),
 }  # fmt: skip
-_WEIGHTS = {"exit": 0, "pred": 6, "generate": 2, "wait": 2, "claim": 3, "take": 3, "kv_create": 3}
+_WEIGHTS = {
+    "exit": 0, "pred": 6, "pred_claim": 3, "generate": 2, "wait": 2, "claim": 3, "take": 3,
+    "kv_create": 3,
+}  # fmt: skip
 _RARE = 0.12  # how often what ends a guest, or is not a call of `lip`, comes
 
 Params = list[tuple[str, str]]
@@ -176,7 +179,10 @@ def _go_on(writer: Writer, kv: int, opts: tuple[int, int]) -> None:
     before = len(writer.records)
     if rng.random() < 0.3:
         writer.pause()
-    writer.claim(writer.call("pred", (kv, 0), OUT, 1, 0, *opts))
+    if rng.random() < 0.5:
+        writer.call("pred_claim", (kv, 0), OUT, 1, 0, *opts, OUT, 8)
+    else:
+        writer.claim(writer.call("pred", (kv, 0), OUT, 1, 0, *opts))
     if rng.random() < 0.2:
         writer.call("kv_len", (kv, 0))
     writer.again(len(writer.records) - before, rng.choice((2, 5, 20)))

@@ -38,7 +38,7 @@ def test_nothing_is_found_where_pages_go_to_a_disk_that_fails() -> None:
 
 def test_nothing_is_found_where_the_kernel_dies_and_its_journal_is_damaged() -> None:
     met: Counter[str] = Counter()
-    for seed in range(12):
+    for seed in range(18):
         case = sequences.make_journal(Random(f"suite/{seed}"))
         seen, _ = sequences.play(case, Random(0))
         assert seen.wrong == [], str(case)

@@ -243,7 +243,7 @@ _COPIES = {"path": 4, "tokens": 6, "positions": 3, "pred": 8, "generate": 4, "sp
 POINTERS: dict[tuple[str, str], str] = {
     ("spawn", "ptr"): "spawn", ("http", "ptr"): "http", ("tool", "ptr"): "tool",
     ("chat", "ptr"): "chat", ("constraint", "ptr"): "grammar", ("pred", "opts"): "pred",
-    ("generate", "opts"): "generate", ("kv_grant", "name"): "grant",
+    ("pred_claim", "opts"): "pred", ("generate", "opts"): "generate", ("kv_grant", "name"): "grant",
     ("kv_granted", "name"): "grant", ("channel_send", "name_ptr"): "channel",
     ("channel_recv", "name_ptr"): "channel", ("random", "ptr"): "out",
 }  # fmt: skip

@@ -58,7 +58,7 @@ def test_declarations_are_the_table_s() -> None:
         for name, (parameters, result) in declared("raw.rs").items()
     }
     assert calls == {call["name"]: (call["params"], call["result"]) for call in TABLE["call"]}
-    assert len(calls) == 48
+    assert len(calls) == 49
 
 
 def test_the_host_in_memory_has_the_same_calls() -> None:

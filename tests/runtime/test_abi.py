@@ -26,7 +26,8 @@ from symphony_runtime.worker.syscalls import handlers as host_handlers
 CALLS = {
     "process": "input_read send recv log exit clock_ms unix_ms random sleep spawn join "
     "channel_send channel_recv wait take claim cancel last_error",
-    "model": "model_info tokenize detokenize chat pred generate constraint constraint_close",
+    "model": "model_info tokenize detokenize chat pred pred_claim generate constraint "
+    "constraint_close",
     "kv": "kv_create kv_open kv_fork kv_extract kv_append kv_truncate kv_len kv_stat kv_tokens "
     "kv_save kv_remove kv_list kv_list_after kv_advise kv_grant kv_granted kv_offer kv_match "
     "kv_close",

@@ -37,7 +37,7 @@ impl Stream {
             self.rebuild().await?;
         }
         let positions = range(self.next, tokens.len());
-        let pred = self.kv.pred(tokens).positions(&positions).bias(bias);
+        let pred = self.kv.pred(tokens).positions(&positions).bias(bias).at_once();
         let chosen = sampler.choose(pred).await?;
         self.tokens.extend(tokens);
         self.next += tokens.len();

@@ -44,7 +44,7 @@ async fn answer(
         return Err("a prompt needs a text or parameters".into());
     }
     position = position.max(rest.positions[computed - 1] + 1);
-    let mut next = kv.pred(&rest.tokens).positions(&rest.positions).argmax().await?.token;
+    let mut next = kv.pred(&rest.tokens).positions(&rest.positions).at_once().argmax().await?.token;
     let mut tokens = Vec::new();
     while !eos.contains(&next) {
         tokens.push(next);
@@ -52,7 +52,7 @@ async fn answer(
             break;
         }
         // The file is shorter than its positions reach: they are told with every token.
-        next = kv.pred(&[next]).positions(&[position]).argmax().await?.token;
+        next = kv.pred(&[next]).positions(&[position]).at_once().argmax().await?.token;
         position += 1;
     }
     let text = String::from_utf8_lossy(&model::detokenize(&tokens)?).into_owned();

@@ -150,6 +150,23 @@ export class KvFile {
     return this.forward(ONE_TOKEN, 1, 0, options);
   }
 
+  /** `pred`, done when this returns: one call of the host's, for who waits for it at once. */
+  predNow(
+    tokens: Array<u32>,
+    options: PredOptions | null = null,
+    positions: Array<u32> | null = null,
+  ): Pred {
+    const places: usize = positions === null ? 0 : positions.dataStart;
+    if (positions !== null && positions.length != tokens.length) return this.refused("pred");
+    return this.forwardNow(tokens.dataStart, tokens.length, places, options);
+  }
+
+  /** `decode`, done when this returns: the loop that decodes a token at a time. */
+  decodeNow(token: u32, options: PredOptions | null = null): Pred {
+    store<u32>(ONE_TOKEN, token);
+    return this.forwardNow(ONE_TOKEN, 1, 0, options);
+  }
+
   /** Appends tokens and asks for nothing. What follows need not wait for it. */
   prefill(tokens: Array<u32>): Pred {
     return this.forward(tokens.dataStart, tokens.length, 0, NOTHING_WANTED);
@@ -281,12 +298,34 @@ export class KvFile {
     return pred;
   }
 
+  private forwardNow(tokens: usize, count: i32, places: usize, options: PredOptions | null): Pred {
+    if (!this.ok) return new Pred(this.handle, "pred");
+    const opts = options === null ? EMPTY : options.bytes();
+    const from = changetype<usize>(opts);
+    let room = new ArrayBuffer(RESULT_ROOM);
+    let length = raw.pred_claim(
+      this.handle, tokens, count, places, from, opts.byteLength,
+      changetype<usize>(room), room.byteLength);
+    if (length > room.byteLength) {  // it has not begun
+      room = new ArrayBuffer(length);
+      length = raw.pred_claim(
+        this.handle, tokens, count, places, from, opts.byteLength,
+        changetype<usize>(room), room.byteLength);
+    }
+    const payload = length < 0 ? EMPTY : length < room.byteLength ? room.slice(0, length) : room;
+    const pred = Pred.done(payload, errnoOf(length));
+    if (options !== null) pred.recordBytes = options.recordBytes;
+    return pred;
+  }
+
   private refused(what: string): Pred {
     return new Pred(-Errno.EINVAL, what + ": as many positions as tokens");
   }
 }
 
 const ONE_TOKEN: usize = memory.data(4);
+const RESULT_ROOM: i32 = 8; // a token's; what is longer takes a second call
+const EMPTY = new ArrayBuffer(0);
 const NOTHING_WANTED = new PredOptions().none();
 
 function listAfter(prefix: ArrayBuffer, after: ArrayBuffer, max: u32, out: ArrayBuffer): i32 {

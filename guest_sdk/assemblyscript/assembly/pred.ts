@@ -259,6 +259,13 @@ export class Pred extends Ticket {
   /** Bytes of a place's token and of those beside it. */
   recordBytes: i32 = 8;
 
+  /** A pass that is done: the result's bytes, or why there are none. */
+  static done(payload: ArrayBuffer, why: Errno): Pred {
+    const pred = new Pred(0, "pred");
+    pred.settle(payload, why);
+    return pred;
+  }
+
   /** The last place's token: of argmax and sample, where one place was asked for. */
   choice(): Result<Choice> {
     if (this.status() != Errno.OK) return this.error<Choice>();

@@ -134,6 +134,20 @@ export declare function pred(
   opts_len: u32,
 ): i32;
 
+/** `pred` and `claim` of its ticket, in one call; a result longer than cap does not begin. */
+// @ts-ignore: decorator
+@external("lip", "pred_claim")
+export declare function pred_claim(
+  kv: i32,
+  tokens: usize,
+  n: u32,
+  positions: usize,
+  opts: usize,
+  opts_len: u32,
+  ptr: usize,
+  cap: u32,
+): i32;
+
 /** Run-ahead decoding. */
 // @ts-ignore: decorator
 @external("lip", "generate")

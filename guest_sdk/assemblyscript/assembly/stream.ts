@@ -35,14 +35,15 @@ export class TokenStream extends Ticket {
     if (this.done) return true;
     const length = raw.take(this.number, ROOM, ROOM_BYTES);
     if (length == -Errno.EAGAIN) return false;
-    if (length > 0) this.add(length);
-    else this.end(errnoOf(length));
+    this.add(length);
     return true;
   }
 
   /** Suspends until there is a token, or for `timeoutMs` (-1: as long as it takes); says whether. */
   wait(timeoutMs: i64 = -1): bool {
-    return this.done || super.wait(timeoutMs);
+    if (this.done || timeoutMs >= 0) return super.wait(timeoutMs);
+    this.add(raw.claim(this.number, ROOM, ROOM_BYTES, -1));
+    return true;
   }
 
   /** One more token, waited for; null after the last, and when it failed (see `errno`). */
@@ -72,7 +73,12 @@ export class TokenStream extends Ticket {
     this.at = this.ready.length;
   }
 
+  /** Takes what `take` or `claim` left in ROOM, or the end. */
   private add(bytes: i32): void {
+    if (bytes <= 0) {
+      this.end(errnoOf(bytes));
+      return;
+    }
     this.ready = [];
     this.at = 0;
     const size = this.recordBytes;

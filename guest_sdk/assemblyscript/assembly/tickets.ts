@@ -41,7 +41,11 @@ export class Ticket {
   poll(): bool {
     if (this.id == 0) return true;
     const length = raw.take(this.id, SCRATCH, SCRATCH_BYTES);
-    if (length == -Errno.EAGAIN) return false;
+    return length == -Errno.EAGAIN ? false : this.accept(length);
+  }
+
+  /** Takes what `take` or `claim` left in SCRATCH, or goes for it where it has no room there. */
+  private accept(length: i32): bool {
     if (length <= SCRATCH_BYTES) {
       this.finish(SCRATCH, length);
       return true;
@@ -54,7 +58,9 @@ export class Ticket {
 
   /** Suspends until the work is done, or for `timeoutMs` (-1: as long as it takes); says whether. */
   wait(timeoutMs: i64 = -1): bool {
-    if (this.id == 0) return true;
+    if (this.done) return true;
+    // With a time limit, its end and a result of that errno would be the same.
+    if (timeoutMs < 0) return this.accept(raw.claim(this.id, SCRATCH, SCRATCH_BYTES, -1));
     store<i32>(ONE_TICKET, this.id);
     const index = raw.wait(ONE_TICKET, 1, timeoutMs);
     if (index == -Errno.ETIMEDOUT) return false;
@@ -91,6 +97,12 @@ export class Ticket {
   protected end(why: Errno): void {
     this.id = 0;
     this.failed = why;
+  }
+
+  /** It is done: its result, or why there is none. */
+  protected settle(payload: ArrayBuffer, why: Errno): void {
+    this.end(why);
+    this.payload = payload;
   }
 
   private finish(from: usize, length: i32): void {

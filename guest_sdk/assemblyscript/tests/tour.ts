@@ -170,6 +170,11 @@ function predsPart(): i32 {
   const places = [n as u32, (n + 1) as u32];
   tell(`placed ${file.fork().pred([1, 2], null, places).choice().ok}`);
   tell("misplaced " + file.fork().pred([1, 2], null, [0]).choice().reason);
+  const now = file.fork().predNow([best.token, 5], new PredOptions().atAll()).choices().unwrap();
+  const same = now[0].token == top[0].token && near(now[0].logprob, top[0].logprob);
+  tell(`now ${now.length} ${same} ${file.fork().decodeNow(best.token).done}`);
+  tell("not now " + file.fork().predNow([1, 2], null, [0]).choice().reason);
+  tell("never " + KvFile.create().predNow([1], new PredOptions().at([3])).choice().reason);
   tell("nothing " + file.fork().prefill([1]).choice().reason);
   return 0;
 }
@@ -238,7 +243,7 @@ function streamsPart(): i32 {
   let next = looped.pred(prompt, options).choice().unwrap();
   for (let i = 0; i < tokens.length; i++) {
     same = same && next.token == tokens[i].token && near(next.logprob, tokens[i].logprob);
-    next = looped.decode(next.token, options).choice().unwrap();
+    next = looped.decodeNow(next.token, options).choice().unwrap();
   }
   tell(`whole ${same} ${tokens.length} ${whole.errno} ${whole.done} ${whole.next() === null}`);
   tell(`kept ${file.length().unwrap() == prompt.length + 9}`);

@@ -47,10 +47,12 @@ pub struct Ticket<T> {
 }
 
 /// Bytes, or why there are none.
-type Given = core::result::Result<Vec<u8>, Errno>;
+pub(crate) type Given = core::result::Result<Vec<u8>, Errno>;
 
 enum State {
     Failed(Errno),
+    /// Done when the ticket was made.
+    Given(Option<Given>),
     /// Under way, and nobody has awaited it.
     Started(i32),
     /// Under way or done; the reactor keeps it in this slot.
@@ -71,6 +73,7 @@ impl State {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Given>> {
         match *self {
             State::Failed(errno) => Poll::Ready(Some(Err(errno))),
+            State::Given(ref mut given) => Poll::Ready(given.take()),
             State::Finished => Poll::Ready(None),
             State::Started(ticket) => {
                 let waker = context.waker().clone();
@@ -92,6 +95,11 @@ impl<T> Ticket<T> {
     /// The ticket that a call returned; `shape` is handed to `decode`.
     pub(crate) fn new(call: &'static str, result: i32, decode: Decode<T>, shape: usize) -> Self {
         Ticket { call, state: State::new(call, result), decode, shape }
+    }
+
+    /// A ticket whose result is there.
+    pub(crate) fn given(call: &'static str, given: Given, decode: Decode<T>, shape: usize) -> Self {
+        Ticket { call, state: State::Given(Some(given)), decode, shape }
     }
 
     /// Waits for this one ticket, from code that is not async.
@@ -127,7 +135,7 @@ impl<T> Drop for Ticket<T> {
         let ticket = match self.state {
             State::Started(ticket) => Some(ticket),
             State::Registered(slot) => RUNTIME.with(|r| r.reactor.borrow_mut().remove(slot)),
-            State::Failed(_) | State::Finished => None,
+            State::Failed(_) | State::Given(_) | State::Finished => None,
         };
         if let Some(ticket) = ticket {
             // An answer would only say that the work had ended already.
@@ -171,7 +179,7 @@ impl Pieces {
 impl Drop for Pieces {
     fn drop(&mut self) {
         match self.state {
-            State::Failed(_) | State::Finished => return,
+            State::Failed(_) | State::Given(_) | State::Finished => return,
             State::Registered(slot) => drop(RUNTIME.with(|r| r.reactor.borrow_mut().remove(slot))),
             State::Started(_) => {}
         }

@@ -1,6 +1,7 @@
 //! Forward passes.
 
 use crate::constraint::{Constraint, Text};
+use crate::error::filled;
 use crate::executor::Ticket;
 use crate::kv::KvFile;
 use crate::msgpack::Writer;
@@ -131,6 +132,9 @@ impl<T> Places<T> for Many {
     }
 }
 
+/// Bytes for a result that is waited for at once: what is longer takes a second call.
+const RESULT_ROOM: usize = 64;
+
 #[derive(Clone, Copy)]
 enum At<'a> {
     Last,
@@ -171,6 +175,7 @@ pub struct Pred<'a, P = One> {
     parents: Option<&'a [i32]>,
     keep: bool,
     logprobs: u32,
+    at_once: bool,
     places: PhantomData<P>,
 }
 
@@ -188,6 +193,7 @@ impl<'a> Pred<'a> {
             parents: None,
             keep: true,
             logprobs: 0,
+            at_once: false,
             places: PhantomData,
         }
     }
@@ -215,6 +221,7 @@ impl<'a> Pred<'a> {
             parents: self.parents,
             keep: self.keep,
             logprobs: self.logprobs,
+            at_once: self.at_once,
             places: PhantomData,
         }
     }
@@ -277,6 +284,24 @@ impl<'a, P> Pred<'a, P> {
     /// With `false`, computes without appending.
     pub fn keep(mut self, keep: bool) -> Self {
         self.keep = keep;
+        self
+    }
+
+    /// Waits for the result where it is asked for, within one call: the ticket is ready then. For
+    /// programs that do one thing after the other, such as a loop that decodes a token at a time;
+    /// other tasks of the program stand still meanwhile.
+    ///
+    /// ```
+    /// # symphony::testing::Host::new().run(|| symphony::block_on(async {
+    /// # let kv = symphony::KvFile::create()?;
+    /// let mut token = 7;
+    /// for _ in 0..3 {
+    ///     token = kv.pred(&[token]).at_once().argmax().await?.token;
+    /// }
+    /// # symphony::Result::Ok(()) }).unwrap());
+    /// ```
+    pub fn at_once(mut self) -> Self {
+        self.at_once = true;
         self
     }
 
@@ -440,16 +465,15 @@ impl<'a, P> Pred<'a, P> {
             At::Indices(indices) => indices.len(),
         };
         let positions = self.positions.map_or(core::ptr::null(), <[u32]>::as_ptr);
-        let result = unsafe {
-            raw::pred(
-                self.kv.handle(),
-                self.tokens.as_ptr(),
-                self.tokens.len(),
-                positions,
-                options.as_ptr(),
-                options.len(),
-            )
-        };
+        let (kv, tokens) = (self.kv.handle(), (self.tokens.as_ptr(), self.tokens.len()));
+        let opts = (options.as_ptr(), options.len());
+        if self.at_once {
+            let given = filled("pred", RESULT_ROOM, |ptr, cap| unsafe {
+                raw::pred_claim(kv, tokens.0, tokens.1, positions, opts.0, opts.1, ptr, cap)
+            });
+            return Ticket::given("pred", given.map_err(|error| error.errno), decode, places);
+        }
+        let result = unsafe { raw::pred(kv, tokens.0, tokens.1, positions, opts.0, opts.1) };
         Ticket::new("pred", result, decode, places)
     }
 }

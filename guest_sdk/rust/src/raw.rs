@@ -64,6 +64,17 @@ mod imports {
         pub fn chat(ptr: *const u8, len: usize, out: *mut u32, cap: usize) -> i32;
         /// Ticket: one forward pass.
         pub fn pred(kv: i32, tokens: *const u32, n: usize, positions: *const u32, opts: *const u8, opts_len: usize) -> i32;
+        /// Suspends: `pred` and `claim` of its ticket; where the result is longer than `cap`, its length.
+        pub fn pred_claim(
+            kv: i32,
+            tokens: *const u32,
+            n: usize,
+            positions: *const u32,
+            opts: *const u8,
+            opts_len: usize,
+            ptr: *mut u8,
+            cap: usize,
+        ) -> i32;
         /// Ticket: run-ahead decoding; each `take` gives the tokens that are ready, nothing at the end.
         pub fn generate(kv: i32, tokens: *const u32, n: usize, opts: *const u8, opts_len: usize) -> i32;
         /// Suspends: compiles a JSON schema (0), regex (1) or Lark grammar (2).

@@ -152,7 +152,8 @@ class Instance:
         # What it holds.
         self.tickets = Tickets(run.tickets, run.results)
         self.handles = Handles(run.handles)
-        self.pending: dict[int, Ticket | OnReply] = {}  # kernel calls without an answer, by seq
+        # Kernel calls without an answer, by seq; of a `pred_claim` where its result goes.
+        self.pending: dict[int, Ticket | OnReply | int] = {}
         self.asks: set[int] = set()
         self.timers: set[asyncio.TimerHandle] = set()
         self.wall_timer: asyncio.TimerHandle | None = None
@@ -202,6 +203,8 @@ class Instance:
         """A generation has given records, or has ended; wake the guest when it waits for it."""
         if not stream.add(reply):
             self.pending[stream.number] = stream  # there is more to come
+        elif stream.ended:  # the last record was taken as it came, before this reply behind it
+            stream.let_go()
         if self.waited is not None and stream.result is not None:
             index = self.waited.get(stream.number)
             if index is not None:
@@ -293,12 +296,17 @@ class Instance:
         pending = self.pending.pop(seq, None)
         if pending is None:
             return
-        if type(pending) is Ticket:
+        if type(pending) is int:
+            if type(result) is not int:
+                self.fiber.write(pending, result)
+                result = len(result)
+            self.resume(result)
+        elif type(pending) is Ticket:
             self.complete(pending, result)
         elif type(pending) is Stream:
             self.give(pending, result)
         else:
-            assert not isinstance(pending, Ticket)
+            assert not isinstance(pending, Ticket | int)
             pending(result)
 
     # -- The gateway ---------------------------------------------------------------------------

@@ -76,6 +76,12 @@ class Stream(Ticket):
         self.result = rest or self.end
         return taken
 
+    def let_go(self) -> None:
+        """Other calls may use the file again."""
+        if self.drop is not None:
+            self.drop()
+            self.drop = None
+
     def credit(self) -> int:
         """Return how many records to tell the kernel of now; it hears of each once."""
         if self._untold < self._credit_at or self.end is not None:

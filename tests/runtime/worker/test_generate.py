@@ -112,6 +112,18 @@ def test_a_take_that_has_no_room_for_a_record_says_how_much_is_ready() -> None:
     in_virtual_time(test)
 
 
+def test_a_file_is_free_behind_the_last_record_also_where_that_was_claimed() -> None:
+    """The record that is waited for is taken as it comes, before the end that comes with it."""
+
+    async def test(rig: Rig) -> None:
+        claim: Step = ("claim_within", result(1), ROOM, 8, -1)
+        found = await play(rig, given(max=2, ahead=0), claim, ("kv_len", result(0)), claim,
+                           ("kv_len", result(0)), claim, claim)  # fmt: skip
+        assert found[1:] == [8, EBUSY, 8, 2, 0, EBADF]
+
+    in_virtual_time(test)
+
+
 def test_it_waits_beside_other_tickets_and_is_ready_again_for_each_record() -> None:
     async def test(rig: Rig) -> None:
         wait: list[Step] = [("wait", 512, 2, -1), ("take", result(1), ROOM, 8)]

@@ -184,3 +184,28 @@ fn a_program_may_block_again_after_a_panic() {
     assert!(panicked.is_err());
     assert_eq!(Host::new().run(|| block_on(after(3))), 3);
 }
+
+#[test]
+fn a_pass_that_is_waited_for_at_once_gives_the_same() {
+    let (_, seen) = Host::new().observe(|| {
+        block_on(async {
+            let (now, later) = (KvFile::create().unwrap(), KvFile::create().unwrap());
+            for token in 3..6 {
+                let token = [token];
+                let first = now.pred(&token).at_once().argmax();
+                assert_eq!(now.len().unwrap(), token[0] - 2);
+                assert_eq!(first.await.unwrap(), later.pred(&token).argmax().await.unwrap());
+            }
+            // What is longer than the room kept for it is computed once, all the same.
+            let long = now.pred(&[9]).at_once().logits().await.unwrap();
+            assert_eq!(long, later.pred(&[9]).logits().await.unwrap());
+            assert_eq!((now.len().unwrap(), long.len()), (4, 257));
+            now.pred(&[9]).at_once().none().await.unwrap();
+            let failed = now.pred(&[9]).at_once().at(&[3]).argmax().await;
+            assert_eq!(failed.unwrap_err().errno, Errno::EINVAL);
+            drop(now.pred(&[9]).at_once().argmax());
+            assert_eq!(now.len().unwrap(), 6);
+        })
+    });
+    assert_eq!((seen.tickets_left, seen.cancelled), (0, 0));
+}

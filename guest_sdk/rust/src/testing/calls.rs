@@ -289,19 +289,51 @@ pub unsafe fn pred(
     opts_len: usize,
 ) -> i32 {
     let _ = positions; // the host's model knows the order of tokens alone
-    with(|world| {
-        let before = file(world, kv)?.clone();
-        let (tokens, options) = unsafe { (items(tokens, n), items(opts, opts_len)) };
-        let options = passes::options(options)?;
-        let text = Text::of(world, kv, before.len() + tokens.len(), &options)?;
-        let (result, after) = passes::run(world, &before, tokens, &options, text.as_ref())?;
-        if let Some(text) = text.filter(|_| after.len() > before.len()) {
-            text.note(world);
-        }
-        *file(world, kv)? = after;
-        world.passes += 1;
-        Ok(world.issue(Work::Pass(result)))
-    })
+    let (tokens, options) = unsafe { (items(tokens, n), items(opts, opts_len)) };
+    with(|world| begin(world, kv, tokens, options, usize::MAX))
+}
+
+pub unsafe fn pred_claim(
+    kv: i32,
+    tokens: *const u32,
+    n: usize,
+    positions: *const u32,
+    opts: *const u8,
+    opts_len: usize,
+    ptr: *mut u8,
+    cap: usize,
+) -> i32 {
+    let _ = positions;
+    let (tokens, options) = unsafe { (items(tokens, n), items(opts, opts_len)) };
+    let mut begun = false;
+    let found = with(|world| {
+        let passes = world.passes;
+        let found = begin(world, kv, tokens, options, cap);
+        begun = world.passes > passes;
+        found
+    });
+    if !begun {
+        return found;
+    }
+    unsafe { claim(found, ptr, cap, -1) }
+}
+
+/// Begins a pass and returns its ticket; where its result is longer than `cap`, nothing but that
+/// length.
+fn begin(world: &mut World, kv: i32, tokens: &[u32], options: &[u8], cap: usize) -> Answer {
+    let before = file(world, kv)?.clone();
+    let options = passes::options(options)?;
+    let text = Text::of(world, kv, before.len() + tokens.len(), &options)?;
+    let (result, after) = passes::run(world, &before, tokens, &options, text.as_ref())?;
+    if result.len() > cap {
+        return Ok(result.len() as i32);
+    }
+    if let Some(text) = text.filter(|_| after.len() > before.len()) {
+        text.note(world);
+    }
+    *file(world, kv)? = after;
+    world.passes += 1;
+    Ok(world.issue(Work::Pass(result)))
 }
 
 pub unsafe fn generate(

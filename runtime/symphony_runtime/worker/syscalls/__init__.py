@@ -43,6 +43,7 @@ LIP_HANDLERS: dict[str, Handler] = {
     "detokenize": model.detokenize,
     "chat": model.chat,
     "pred": model.pred,
+    "pred_claim": model.pred_claim,
     "generate": model.generate,
     "constraint": model.constraint,
     "constraint_close": model.constraint_close,

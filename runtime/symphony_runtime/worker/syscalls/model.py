@@ -69,26 +69,33 @@ def pred(
     lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
 ) -> int | None:
     """A ticket for one forward pass."""
-    fiber = lip.fiber
-    data = fiber.read(tokens, 4 * count)
-    places = fiber.read(positions, 4 * count) if positions else None
-    if not opts_len and opts <= fiber.size:
-        options: bytes | None = b""
-    else:
-        options = fiber.read(opts, opts_len) if opts_len <= PRED_OPTIONS_BYTES_MAX else None
-    lip.handles.require(kv, _READ_APPEND)
-    if options is None or count > PRED_TOKENS_MAX:
-        fiber.check(opts, opts_len)
-        raise SyscallError(Errno.EFBIG, f"{count} tokens, {opts_len} bytes of options")
-    if not count:
-        raise SyscallError(Errno.EINVAL, "no tokens")
-    promised = 8 if not options else _result_bytes(lip, options, count)
+    data, places, options, promised = _pass(lip, kv, tokens, count, positions, opts, opts_len)
     ticket = lip.tickets.issue(promised)
     lip.pending[ticket.number] = ticket
-    # By hand, not by `ask_kernel`: this is the hot one.
+    # By hand, not by `ask_kernel`: this and the next are the hot ones.
     size = 2 * len(data) + len(options)
     lip.services.kernel_call([lip.id, _PRED, ticket.number, kv, data, places, options], size)
     return ticket.number if size < _LARGE_BYTES else lip.pace(ticket.number)
+
+
+def pred_claim(
+    lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int,
+    out: int, capacity: int,
+) -> int | None:  # fmt: skip
+    """`pred` and `claim` of its ticket in one call: its result's length; suspends.
+
+    What is longer than `capacity` does not begin. The result is never held here, so it is no ticket
+    that counts; its number is one, for whoever reads the kernel's frames.
+    """
+    lip.fiber.check(out, capacity)
+    data, places, options, promised = _pass(lip, kv, tokens, count, positions, opts, opts_len)
+    if promised > capacity:
+        return promised
+    number = lip.tickets.number()
+    lip.pending[number] = out
+    call = [lip.id, _PRED, number, kv, data, places, options]
+    lip.services.kernel_call(call, 2 * len(data) + len(options))
+    return None
 
 
 def generate(
@@ -137,6 +144,26 @@ def constraint(lip: Instance, kind: int, pointer: int, length: int) -> None:
 def constraint_close(lip: Instance, handle: int) -> None:
     """Close a constraint's handle; suspends."""
     lip.suspend_on_kernel(int, Op.CONSTRAINT_CLOSE, handle)
+
+
+def _pass(
+    lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
+) -> tuple[bytes, bytes | None, bytes, int]:
+    """Return a pass's tokens, positions and options, and how long its result will be."""
+    fiber = lip.fiber
+    data = fiber.read(tokens, 4 * count)
+    places = fiber.read(positions, 4 * count) if positions else None
+    if not opts_len and opts <= fiber.size:
+        options: bytes | None = b""
+    else:
+        options = fiber.read(opts, opts_len) if opts_len <= PRED_OPTIONS_BYTES_MAX else None
+    lip.handles.require(kv, _READ_APPEND)
+    if options is None or count > PRED_TOKENS_MAX:
+        fiber.check(opts, opts_len)
+        raise SyscallError(Errno.EFBIG, f"{count} tokens, {opts_len} bytes of options")
+    if not count:
+        raise SyscallError(Errno.EINVAL, "no tokens")
+    return data, places, options, 8 if not options else _result_bytes(lip, options, count)
 
 
 def _result_bytes(lip: Instance, data: bytes, count: int) -> int:

@@ -178,7 +178,7 @@ def _take(lip: Instance, ticket: Ticket, pointer: int, capacity: int) -> int:
 def _take_records(lip: Instance, stream: Stream, pointer: int, capacity: int) -> int:
     ready = stream.result
     if not ready or isinstance(ready, int):
-        _let_go(stream)
+        stream.let_go()
         lip.tickets.free(stream)
         return ready or 0
     taken = stream.take(capacity)
@@ -189,15 +189,8 @@ def _take_records(lip: Instance, stream: Stream, pointer: int, capacity: int) ->
     if credit:
         lip.services.kernel_call([lip.id, _TAKEN, 0, stream.number, credit])
     elif stream.ended:
-        _let_go(stream)
+        stream.let_go()
     return len(taken)
-
-
-def _let_go(stream: Stream) -> None:
-    """Other calls may use the file again."""
-    if stream.drop is not None:
-        stream.drop()
-        stream.drop = None
 
 
 def last_error(lip: Instance, pointer: int, capacity: int) -> int:
