@@ -14,7 +14,7 @@ When calls begin to wait and when they go on follows from no frame: the journal 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from symphony_kernel.process_table import Instance
 
@@ -54,7 +54,7 @@ class HeldCalls:
     """Executes calls in turn; `queues` and `sizes` are what of it outlives the kernel."""
 
     # What belongs to the process, and is not kept.
-    OWN = (
+    OWN: ClassVar = (
         "witness", "_get", "_find", "_work", "_meter", "_now", "_cpu", "_due", "_timers", "_who",
         "_spent", "_mark",
     )  # fmt: skip
