@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import secrets
 import statistics
 import sys
@@ -34,7 +35,6 @@ from pathlib import Path
 import aiohttp
 import msgpack
 from symphony_runtime.client import Client, ClientError
-from symphony_runtime.compiler import yield_processor
 
 from benchmarks.serving.sse import read_completion
 from tests.e2e.programs import SPIN_WASM, wasm
@@ -48,6 +48,7 @@ STREAMS = 2  # of the victim, and of its equal
 TOKENS = 96  # of one completion
 PROMPT = "Once upon a time there was a little girl who liked to read. " * 2
 SETTLE_SECONDS = 0.7  # after somebody has come or gone
+_NICENESS, _GROUP_ATTEMPTS = 10, 5  # of hostile clients, which are not to disturb by themselves
 _RETRY_SECONDS = 0.05  # of a hostile client that was refused
 _LOCALS = "(local $kv i32) (local $other i32) (local $n i32)"
 
@@ -221,6 +222,26 @@ async def be(kind: str, url: str, key: str) -> None:
         await asyncio.gather(*(again(work) for work in works))
 
 
+def _yield_processors() -> None:
+    """Let everybody else have the processors first: elsewhere one would not be on this machine.
+
+    Where sessions share them before processes do, niceness says nothing beyond one's own session;
+    this process has one to itself (`_beside`), which is made nice as a whole.
+    """
+    os.nice(_NICENESS)
+    group = Path("/proc/self/autogroup")
+    for attempt in range(_GROUP_ATTEMPTS):
+        try:
+            if group.exists() and group.read_text():
+                group.write_text(str(_NICENESS))
+        except BlockingIOError:  # the system lets one be set in a tenth of a second
+            if attempt == _GROUP_ATTEMPTS - 1:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
 def _works(client: Client, kind: str) -> list[Callable[[], Awaitable[None]]]:
     if kind == ALL:
         return [work for each in (*KINDS, UPLOADS) for work in _works(client, each)]
@@ -354,7 +375,7 @@ def main_() -> int:
     parser.add_argument("--key", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.be:
-        yield_processor()  # elsewhere they would not have the server's processors
+        _yield_processors()
         asyncio.run(be(given.be, given.url, given.key))
     if given.virtual:
         tables = benchmark_virtual()

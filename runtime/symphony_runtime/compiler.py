@@ -7,6 +7,7 @@ little time and no way to write a file. Epochs do not bound a compiler; a proces
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import re
@@ -14,9 +15,7 @@ import resource
 import signal
 import struct
 import sys
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -46,8 +45,6 @@ __all__ = [
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, beside the workers'
 _NICENESS = 10  # the other roles come first: about nine times as much of a processor
-_AUTOGROUP = Path("/proc/self/autogroup")
-_AUTOGROUP_ATTEMPTS, _AUTOGROUP_SECONDS = 3, 0.1  # the system lets one be set in so long
 _REQUIRED = "--require-containment"
 _FUNCTIONS = "--functions="  # how many a program may define
 _FUNCTION_WORDS = re.compile(r"the program has \d+ functions; ")
@@ -123,8 +120,8 @@ async def compile_program(wasm: bytes, *options: str) -> Compiled:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-        start_new_session=True,  # so that it can yield to other sessions: the roles
     )
+    yield_processor(child.pid)
     try:
         async with asyncio.timeout(COMPILE_WALL_SECONDS_MAX):
             out, err = await child.communicate(wasm)
@@ -135,6 +132,18 @@ async def compile_program(wasm: bytes, *options: str) -> Compiled:
             child.kill()
             await child.wait()
     return _result(child.returncode or 0, out, err)
+
+
+def yield_processor(pid: int) -> None:
+    """Let everybody else have the processors before a process that has just been started.
+
+    Not by the process itself: to start Python is a good part of what it costs. It counts beside
+    processes of the same session alone where the system shares by sessions, so it has none of its
+    own.
+    """
+    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
 
 
 def _result(code: int, out: bytes, err: bytes) -> Compiled:
@@ -167,7 +176,6 @@ def limit_process() -> None:
     }
     for kind, limit in both.items():
         _limit(kind, limit, limit)
-    yield_processor()
     # The soft limit's signal says why it died; the hard one is for who ignores signals.
     _limit(resource.RLIMIT_CPU, COMPILE_CPU_SECONDS_MAX, COMPILE_CPU_SECONDS_MAX + 1)
 
@@ -180,28 +188,8 @@ def _limit(kind: int, soft: int, hard: int) -> None:
     resource.setrlimit(kind, (soft, hard))
 
 
-def yield_processor(niceness: int = _NICENESS) -> None:
-    """Let everybody else have the processors first.
-
-    Where sessions share them before processes do (autogroups), niceness says nothing beyond one's
-    own session: one that is this process's alone is made nice as a whole.
-    """
-    os.nice(niceness)
-    if os.getsid(0) != os.getpid():
-        return
-    for _ in range(_AUTOGROUP_ATTEMPTS):
-        try:
-            _AUTOGROUP.write_text(str(niceness))
-        except BlockingIOError:
-            time.sleep(_AUTOGROUP_SECONDS)
-        except OSError:  # this system has none
-            return
-        else:
-            return
-
-
 def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
-    """Let the system kill this process when its parent ends; it is in no group that others kill.
+    """Let the system kill this process when its parent ends: nobody may kill the parent's group.
 
     Behind `contain`: whoever becomes another user loses it. Elsewhere than on Linux its limits end
     it.

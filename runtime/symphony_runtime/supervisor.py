@@ -180,7 +180,9 @@ class Role:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=dict(self.spec.environment),
-            start_new_session=True,  # a Ctrl-C on the terminal is ours to handle
+            # A Ctrl-C on the terminal is ours to handle. No session of its own: where the system
+            # shares processors by sessions, the roles' threads would not be compared any more.
+            process_group=0,
             limit=_LINE_BYTES_MAX,
         )
         self._process = process

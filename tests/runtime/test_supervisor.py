@@ -52,7 +52,8 @@ def test_a_role_gets_its_configuration_and_stops_on_sigterm(tmp_path: Path) -> N
     script = f"""
 config = json.loads(sys.stdin.readline())
 assert config == {{"answer": 42}}
-assert os.getpgid(0) == os.getpid()
+assert os.getpgid(0) == os.getpid()  # a Ctrl-C is not for it
+assert os.getsid(0) == os.getsid(os.getppid())  # but processors are shared out with its neighbours
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 {READY}
 sys.stdin.read()
@@ -64,7 +65,7 @@ sys.stdin.read()
         await asyncio.wait_for(small.ready.wait(), 20)
         assert alive(small.about["pid"])
         await small.stop()
-        await asyncio.wait_for(keeping, 5)
+        await asyncio.wait_for(keeping, 20)
         assert not alive(small.about["pid"])
         assert small.starts == 1
 
@@ -307,7 +308,7 @@ time.sleep(600)
         keeping = asyncio.create_task(small.keep())
         await asyncio.wait_for(small.ready.wait(), 20)
         await asyncio.wait_for(small.stop(), 10)
-        await asyncio.wait_for(keeping, 10)
+        await asyncio.wait_for(keeping, 20)
         await asyncio.sleep(0.1)
         assert not alive(small.about["pid"])
         assert not alive(small.about["child"])

@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
 import sys
+import termios
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +59,7 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
     """
     achieved: dict[str, str] = {}
     missing: dict[str, str] = {}
+    _leave_terminal()
     if sys.platform != "linux":
         missing = dict.fromkeys(layers, "only on Linux")
     else:
@@ -89,6 +92,18 @@ def open_to_workers(directory: Path) -> None:
         with contextlib.suppress(OSError):  # then workers stay root, and say so
             os.chown(directory, -1, WORKERS_GROUP)
             directory.chmod(0o2710)  # what is made in it gets their group
+
+
+def _leave_terminal() -> None:
+    """Give up the terminal of the session, which this process shares with whoever started it."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
+    except OSError:  # there is none
+        return
+    try:
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+    finally:
+        os.close(terminal)
 
 
 def _leave_namespaces(libc: ctypes.CDLL) -> str:

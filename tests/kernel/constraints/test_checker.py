@@ -1,5 +1,6 @@
 """The checker's process: what it has given up before a stranger's text comes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,10 @@ def test_it_has_little_to_break_things_with() -> None:
         for line in (about / "limits").read_text().splitlines()[1:]:
             limits[line[:26].strip()] = line[26:].split()[:2]
         status = dict(line.split(":\t", 1) for line in (about / "status").read_text().splitlines())
+        niceness = os.getpriority(os.PRIO_PROCESS, mine._child.pid)
     finally:
         mine.close()
+    assert niceness == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)  # the kernel goes first
     assert limits["Max file size"] == limits["Max core file size"] == ["0", "0"]
     assert int(limits["Max open files"][1]) <= 64
     # What passes here must not break the kernel.

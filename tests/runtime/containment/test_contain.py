@@ -1,5 +1,6 @@
 """A process that contained itself can do nothing that its layers take away, in no thread."""
 
+import errno
 import json
 import os
 import subprocess
@@ -156,3 +157,31 @@ except ContainmentError as error:
     )
     assert "landlock (2 threads run already)" in done.stdout
     assert done.stdout.startswith("containment was required, and there is ")
+
+
+def test_the_terminal_of_whoever_started_it_is_given_up() -> None:
+    """A worker shares its session, which may have one. Without layers: any would refuse it."""
+    worker = (
+        "from symphony_runtime.containment import contain\n"
+        "open('/dev/tty').close()\n"
+        "contain(3, layers=())\n"
+        "try:\n    open('/dev/tty')\n"
+        "except OSError as error:\n    print('errno', error.errno, flush=True)\n"
+    )
+    leader = (
+        "import os, pty, subprocess, sys\n"
+        "pid, terminal = pty.fork()\n"
+        "if not pid:\n"
+        "    subprocess.run([sys.executable, '-c', sys.argv[1]], process_group=0)\n"
+        "    os._exit(0)\n"
+        "while True:\n"
+        "    try:\n        said = os.read(terminal, 4096)\n"
+        "    except OSError:\n        break\n"  # how a terminal ends
+        "    if not said:\n        break\n"
+        "    os.write(1, said)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", leader, worker],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["errno", str(errno.ENXIO)]
