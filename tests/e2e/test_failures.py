@@ -137,9 +137,12 @@ def test_sigterm_drains(tmp_path: Path) -> None:
             live = asyncio.create_task(client.run("sleeper"))
             spin = await client.start("spin")
             spinning = asyncio.create_task(_last(client, spin))
-            await asyncio.sleep(0.1)
-            server.process.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.1)
+            async with asyncio.timeout(20):
+                while len(await client.live_runs()) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                server.process.send_signal(signal.SIGTERM)
+                while (await client.ready())[0]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             with pytest.raises(ServerError) as refused:
                 await client.run(sleeper["id"])
             assert refused.value.status == 503

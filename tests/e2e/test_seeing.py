@@ -37,7 +37,7 @@ def test_counters_go_on_when_the_kernel_starts_again(tmp_path: Path) -> None:
                 before = await scrape(server.url, admin)
                 kernel = (await server.pids())["kernel"]
                 os.kill(kernel, signal.SIGKILL)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(20):
                     while True:
                         away = await scrape(server.url, admin)
                         if not value(away, "role_up", role="kernel"):

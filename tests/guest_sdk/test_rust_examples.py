@@ -192,7 +192,7 @@ def test_chat_waits_for_the_user(programs: dict[str, bytes]) -> None:
                     await live.wait_messages(len(live.messages) + 1)
                 assert not live.ended.done()
             live.close_input()
-            result = await asyncio.wait_for(live.ended, 10)
+            result = await asyncio.wait_for(live.ended, 20)
             assert (result.status, result.exit_code) == ("exited", 0)
 
     asyncio.run(main())

@@ -220,9 +220,11 @@ def test_publishing_is_the_operators_to_allow(tmp_path: Path) -> None:
 
 def test_a_file_ends_when_its_program_said(tmp_path: Path) -> None:
     async def first(rig: Rig) -> None:
-        await upload(rig, "a", await download(rig, await made(rig)), expires_ms=now_ms() + 200)
-        await upload(rig, "b", await download(rig, "made"), expires_ms=now_ms() + 60_000)
-        await asyncio.sleep(0.3)
+        data, soon = await download(rig, await made(rig)), now_ms() + 500
+        await upload(rig, "a", data, expires_ms=soon)
+        await upload(rig, "b", data, expires_ms=soon + 60_000)
+        while now_ms() <= soon:  # noqa: ASYNC110 - the time of day
+            await asyncio.sleep(0.05)
         assert [file["path"] for file in await listing(rig)] == ["b", "made"]
 
     async def second(rig: Rig) -> None:

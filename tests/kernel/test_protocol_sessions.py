@@ -122,7 +122,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 async def settle(both: list[SessionLink], heard: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while not heard():  # noqa: ASYNC110
             await asyncio.sleep(0)
     for end in both:
@@ -225,8 +225,8 @@ def test_what_is_acknowledged_is_not_kept() -> None:
                 await asyncio.sleep(0)
             assert session.backlog < 1 << 20
         session.send([10, b"the last one"])
-        await asyncio.sleep(0.6)  # nobody sends anything: a pause is enough
-        assert session.backlog == 0
+        while session.backlog:  # noqa: ASYNC110 - nobody sends anything: a pause is enough
+            await asyncio.sleep(0.05)
         assert session.state() == SessionState(session.id, 0, session.sent)
 
     in_memory(test)

@@ -55,13 +55,13 @@ class Process:
     async def gateway(self) -> Gateway:
         gateway = Gateway(await self.connect())
         hello(gateway.link, "gateway", "gateway")
-        await asyncio.wait_for(gateway.welcome, 10)
+        await asyncio.wait_for(gateway.welcome, 20)
         return gateway
 
     async def worker(self, name: str = "worker-0") -> Worker:
         worker = Worker(await self.connect())
         hello(worker.link, "worker", name)
-        await asyncio.wait_for(worker.welcome, 10)
+        await asyncio.wait_for(worker.welcome, 20)
         return worker
 
 

@@ -7,7 +7,6 @@ The kernel of these tests lives in this process, and only its links are cut. The
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -143,15 +142,13 @@ def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
         ready, roles = await client.ready()
         assert not ready
         assert [role["role"] for role in roles if not role["ready"]] == ["kernel", "worker-0"]
-        began = time.monotonic()
         cancelling = asyncio.create_task(client.cancel(live[0]))
-        while len(roof.house.worker.instances) > 4:  # noqa: ASYNC110
+        while len(roof.house.worker.instances) > 4:  # noqa: ASYNC110 - it waits for no kernel
             await asyncio.sleep(0.002)
-        assert time.monotonic() - began < 5  # it does not wait for a kernel
         waiting = asyncio.create_task(client.run("greedy", input=mortal.inputs(2, 5)))
-        await asyncio.sleep(0.6)
         # Each end waits for what the kernel says of its use; the programs are gone already.
-        assert len(roof.house.worker.instances) == 2
+        while len(roof.house.worker.instances) > 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         assert not waiting.done()
         await roof.open()
         assert (await cancelling)["status"] == "killed"
@@ -196,9 +193,10 @@ def test_a_program_that_floods_a_kernel_that_is_away_has_to_wait(tmp_path: Path)
         await roof.close()
         session = roof.house.worker._kernel
         assert session is not None
-        await asyncio.sleep(0.1)
-        kept = session.backlog
-        await asyncio.sleep(0.3)
+        kept = -1
+        while kept < session.backlog:  # it comes to a stop
+            kept = session.backlog
+            await asyncio.sleep(0.3)
         assert session.backlog == kept < 2 * SESSION_KEPT_BYTES
         await roof.open()
         for run in runs:

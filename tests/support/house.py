@@ -123,14 +123,14 @@ class House:
                 return
 
     async def wait_until_linked(self) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while True:
                 if self.gateway.services.runs.kernel.ready:
                     return
                 await asyncio.sleep(0.005)
 
     async def wait_until_ready(self) -> None:
-        async with asyncio.timeout(5), Client(self.url) as client:
+        async with asyncio.timeout(20), Client(self.url) as client:
             while True:
                 with contextlib.suppress(ClientError):
                     if (await client.ready())[0]:

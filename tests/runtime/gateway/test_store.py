@@ -28,7 +28,7 @@ def test_writes_that_come_together_share_a_commit(tmp_path: Path, store_url: str
     async def scenario() -> None:
         store = Store(tmp_path / "db", store_url)
         hold = threading.Event()
-        blocked = store.write(lambda _: hold.wait(5))
+        blocked = store.write(lambda _: hold.wait(20))
         writes = [store.write(insert(f"{n:04}", n)) for n in range(1000)]
         hold.set()
         await asyncio.gather(blocked, *writes)
@@ -58,7 +58,7 @@ def test_a_write_that_fails_fails_alone(tmp_path: Path, store_url: str) -> None:
     async def scenario() -> None:
         store = Store(tmp_path / "db", store_url)
         hold = threading.Event()
-        blocked = store.write(lambda _: hold.wait(5))
+        blocked = store.write(lambda _: hold.wait(20))
         good = store.write(insert("a", 1))
         wrong = store.write(insert("a", 2))
         later = store.write(insert("b", 3))

@@ -266,9 +266,10 @@ def test_a_live_run_shows_what_it_did_so_far(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
         await client.upload(SLEEP_AND_DECODE_WASM, "slow")
         run = await client.start("slow", trace=True)
-        await asyncio.sleep(0.1)
-        live = checked(await client.trace(run))
-        assert of(live, GATEWAY, name="running")
+        async with asyncio.timeout(20):
+            live = checked(await client.trace(run))
+            while not of(live, GATEWAY, name="running"):
+                live = checked(await client.trace(run))
         assert not of(live, WORKER, cat="instance")
         events = [event.kind async for event in client.events(run)]
         assert events[-1] == "status"

@@ -253,7 +253,7 @@ def test_a_run_that_sends_too_much_through_a_child_is_killed_whole() -> None:
         begin = f"(call $await (call $spawn (i32.const 100) (i32.const {spawn[2]})))"
         forever = "(call $await (call $join (i32.const 1))) (i32.const 0)"
         run = await rig.start(main(begin + forever, segment, child))
-        ended = await asyncio.wait_for(run.ended, 10)
+        ended = await asyncio.wait_for(run.ended, 20)
         assert ended.status == "killed"
         assert ended.reason.startswith("output limit")
 

@@ -23,6 +23,7 @@ from tests.support.rig import LIMITS
 from tests.support.sockets import temporary_socket_folder
 
 SECRET = "0badcafe"
+UNKNOWN = 1_000_000  # the instance of a program that it does not have
 ABOUT = {"model": {"name": "m", "vocab_size": 10}}
 
 
@@ -74,6 +75,11 @@ class Scene:
         artefact = check_and_compile(bytes(wat2wasm(source))).artefact
         self.gateway.tell(m.Module("program", artefact))
         self.gateway.tell(m.Start(instance, "program", "", b"", LIMITS))
+
+    async def all_is_taken(self) -> None:
+        """Wait until the worker has taken what was sent: it reads in order, and answers this."""
+        self.gateway.tell(m.Start(UNKNOWN, "nothing", "", b"", LIMITS))
+        assert (await self.gateway.next(m.Ended)).instance == UNKNOWN
 
     async def exit_code(self) -> int:
         return await asyncio.wait_for(self.child.wait(), 20)
@@ -171,7 +177,7 @@ def test_sigterm_ends_its_runs_and_itself() -> None:
     async def test(made: Scene) -> None:
         await made.ready()
         made.start(SPIN)
-        await asyncio.sleep(0.2)
+        await made.all_is_taken()
         made.child.send_signal(signal.SIGTERM)
         ended = await made.gateway.next(m.Ended)
         assert (ended.status, ended.reason) == ("failed", "the worker was stopped")
@@ -186,7 +192,7 @@ def test_many_ends_are_told_before_it_is_gone() -> None:
         made.start(SPIN, 1)
         for instance in range(2, 2_000):
             made.gateway.tell(m.Start(instance, "program", "", b"", LIMITS))
-        await asyncio.sleep(0.5)
+        await made.all_is_taken()
         made.child.send_signal(signal.SIGTERM)
         ended = {(await made.gateway.next(m.Ended)).instance for _ in range(1, 2_000)}
         assert ended == set(range(1, 2_000))
@@ -210,7 +216,7 @@ def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again() -> None:
         await made.ready()
         first = await made.kernel.next(m.Hello)
         made.start(SPIN)
-        await asyncio.sleep(0.2)
+        await made.all_is_taken()
         made.kernel.links[-1].close()
         again = await made.kernel.next(m.Hello)
         assert (first.received, again.session, again.received) == (-1, first.session, 0)
@@ -230,7 +236,7 @@ def test_when_the_gateway_dies_it_forgets_and_connects_again() -> None:
         await made.ready()
         await made.gateway.next(m.Hello)
         made.start(SPIN)
-        await asyncio.sleep(0.2)
+        await made.all_is_taken()
         made.gateway.links[-1].close()
         await made.gateway.next(m.Hello)
         made.gateway.tell(m.Start(9, "program", "", b"", LIMITS))

@@ -47,7 +47,7 @@ def ticking(request: pytest.FixtureRequest) -> Iterator[Ticking]:
 def test_whoever_runs_for_a_tick_is_preempted_again_and_again(ticking: Ticking) -> None:
     ticking.begin()
     for _ in range(5):
-        assert ticking.ticked.wait(10)
+        assert ticking.ticked.wait(20)
         ticking.ticked.clear()
         ticking.begin()
     assert ticking.ticks >= 5
@@ -61,7 +61,7 @@ def test_one_that_was_alone_for_long_is_noticed_beside_others(ticking: Ticking) 
         ticking.end()
     ticking.ticked.clear()
     ticking.begin()
-    assert ticking.ticked.wait(10)
+    assert ticking.ticked.wait(20)
 
 
 def test_one_that_begins_while_the_ticker_falls_asleep_is_not_forgotten(ticking: Ticking) -> None:
@@ -70,7 +70,7 @@ def test_one_that_begins_while_the_ticker_falls_asleep_is_not_forgotten(ticking:
         ticking.end()
         time.sleep(pause * TICK_S)
         ticking.begin()
-        assert ticking.ticked.wait(10), f"after {pause} ticks"
+        assert ticking.ticked.wait(20), f"after {pause} ticks"
         ticking.end()
         ticking.ticked.clear()
 
