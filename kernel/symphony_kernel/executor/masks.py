@@ -11,7 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,15 +29,50 @@ _LATER = SyscallError(Errno.EAGAIN, "its mask is not there yet")
 _NOTHING = SyscallError(Errno.EINVAL, "no token may come next")
 
 
-class RowMasks(dict[int, UInt32]):
-    """By their numbers, rows that have a mask, [ceil(vocab_size / 32)] each.
+RowMasks: TypeAlias = dict[int, UInt32]  # of rows that have one, [ceil(vocab_size / 32)] each
 
-    They lie one behind the other in `words`, in this order.
+
+class MaskRoom:
+    """Where the masks of a step's guided rows lie, one behind the other, in the order of the rows.
+
+    Kept from step to step. Who answers without Python looks whether they are there at `there_at`:
+    the address of an int32, which is 0 until then.
     """
 
-    def __init__(self, rows: list[int], masks: list[UInt32], words: UInt32) -> None:
-        super().__init__(zip(rows, masks, strict=False))
-        self.words = words
+    def __init__(self, vocab_size: int) -> None:
+        self._words = -(-vocab_size // 32)
+        self._there = np.zeros(1, np.int32)
+        self.there_at = int(self._there.ctypes.data)
+        self.masks: UInt32 = np.zeros((0, self._words), np.uint32)
+        # To ask NumPy for a row, or where it is, takes as long as much of what is done with it.
+        self.each: list[UInt32] = []
+        self.addresses: list[int] = []
+
+    def reserve(self, rows: int) -> None:
+        """Have room for so many; what there was is lost if there was less."""
+        if rows <= len(self.each):
+            return
+        self.masks = np.zeros((1 << (rows - 1).bit_length(), self._words), np.uint32)
+        self.each = list(self.masks)
+        first, stride = int(self.masks.ctypes.data), self.masks.strides[0]
+        self.addresses = [first + row * stride for row in range(len(self.each))]
+
+    def begin(self) -> None:
+        """They are to be made."""
+        self._there[0] = 0
+
+    def end(self) -> None:
+        """They are there."""
+        self._there[0] = 1
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step's guided rows, their tokens where these came later, and where the masks belong."""
+
+    rows: list[Row]
+    tokens: list[int] | None
+    room: MaskRoom
 
 
 class Masks:
@@ -43,21 +80,34 @@ class Masks:
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._make_room(0)
-        self._steps: SimpleQueue[Sequence[Row] | None] = SimpleQueue()
-        self._ready = threading.Event()
-        self._errors: list[SyscallError | None] = []
+        self._own = self._room = MaskRoom(vocab_size)
+        self._steps: SimpleQueue[_Step | None] = SimpleQueue()
+        self._busy = threading.Lock()  # taken until a step's masks are there
+        self._errors: list[tuple[int, SyscallError]] = []  # by the place among the guided rows
         self._fault: BaseException | None = None
         self._guided: list[int] = []
         self._thread: threading.Thread | None = None
 
-    def begin(self, rows: Sequence[Row], guided: list[int]) -> None:
-        """Make the masks of a step's rows with these numbers; they have a guide and one place."""
-        if len(guided) > len(self._masks):
-            self._make_room(1 << (len(guided) - 1).bit_length())
-        self._ready.clear()
-        self._guided = guided
-        self._steps.put([rows[index] for index in guided])
+    def begin(
+        self,
+        rows: Sequence[Row],
+        guided: list[int],
+        tokens: list[int] | None = None,
+        room: MaskRoom | None = None,
+    ) -> None:
+        """Make the masks of a step's rows with these numbers; they have a guide and one place.
+
+        `tokens` are the rows' only ones, for a step that was given before they were known, and
+        `room` is for that many masks.
+        """
+        if room is None:
+            room = self._own
+            room.reserve(len(guided))
+        self._busy.acquire()
+        room.begin()
+        self._guided, self._room = guided, room
+        late = None if tokens is None else [tokens[index] for index in guided]
+        self._steps.put(_Step([rows[index] for index in guided], late, room))
         if self._thread is None:
             self._thread = self._start()
 
@@ -66,19 +116,19 @@ class Masks:
 
         A row that has an error instead may have any token.
         """
-        self._ready.wait()
-        if self._fault is not None:
-            raise self._fault
-        return RowMasks(self._guided, self._each, self._masks)
+        self._await()
+        return dict(zip(self._guided, self._room.each, strict=False))
 
     def finish(self, results: Results | None) -> None:
         """The step has been answered, or has failed: put in what is wrong with rows of it."""
-        self._ready.wait()
-        self._fault = None
-        if results is not None:
-            for index, error in zip(self._guided, self._errors, strict=True):
-                if error is not None:
-                    results[index] = error
+        self._await()
+        fault, self._fault = self._fault, None
+        if results is None:
+            return
+        if fault is not None:
+            raise fault
+        for index, error in self._errors:
+            results[self._guided[index]] = error
 
     def close(self) -> None:
         """End the thread."""
@@ -87,12 +137,9 @@ class Masks:
             self._thread.join()
             self._thread = None
 
-    def _make_room(self, rows: int) -> None:
-        self._masks: UInt32 = np.zeros((rows, -(-self._vocab_size // 32)), np.uint32)
-        # To ask NumPy for a row, or where it is, takes as long as much of what is done with it.
-        self._each: list[UInt32] = list(self._masks)
-        first, stride = self._masks.ctypes.data, self._masks.strides[0]
-        self._addresses = [first + row * stride for row in range(rows)]
+    def _await(self) -> None:
+        with self._busy:
+            pass
 
     def _start(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name="masks", daemon=True)
@@ -104,31 +151,44 @@ class Masks:
         return thread
 
     def _run(self) -> None:
-        while (rows := self._steps.get()) is not None:
+        while (step := self._steps.get()) is not None:
+            room = step.room
             try:
-                self._errors = self._fill(rows)
-            except BaseException as raised:  # the step hears of it
+                self._errors = self._fill(step)
+            except BaseException as raised:  # the step hears of it, when it has been answered
                 self._fault = raised
-            del rows  # what a step held must not live until the next one comes
-            self._ready.set()
+                room.masks[:] = _ALL
+            del step  # what a step held must not live until the next one comes
+            room.end()
+            self._busy.release()
 
-    def _fill(self, rows: Sequence[Row]) -> list[SyscallError | None]:
+    def _fill(self, step: _Step) -> list[tuple[int, SyscallError]]:
         """Make masks, of the first row in any case, until it has been enough for one step."""
-        errors: list[SyscallError | None] = []
+        errors: list[tuple[int, SyscallError]] = []
+        rows, room = step.rows, step.room
+        if step.tokens is not None:
+            for row, token in zip(rows, np.array(step.tokens, np.uint32)[:, None], strict=True):
+                row.tokens = token
         # Asking for the thread's time is a system call: the end of a row is the next one's begin.
         now = time.thread_time()
         until = now + MASKS_MS_MAX / 1000
-        for row, mask, address in zip(rows, self._each, self._addresses, strict=False):
-            if errors and now > until:
-                errors.append(_LATER)
-            else:
-                errors.append(_made(row, mask, self._vocab_size, now, address))
-                assert row.guide is not None
-                now = max(now, row.guide.ended)  # a fault has not told
-        some: list[int] = np.bitwise_or.reduce(self._masks[: len(rows)], axis=1).tolist()
-        if errors.count(None) < len(rows) or not all(some):
-            for index, mask in enumerate(self._each[: len(rows)]):
-                errors[index] = _settled(mask, errors[index], some[index] != 0)
+        for index, row in enumerate(rows):
+            if index and now > until:
+                errors.append((index, _LATER))
+                continue
+            error = _made(row, room.each[index], self._vocab_size, now, room.addresses[index])
+            if error is not None:
+                errors.append((index, error))
+            assert row.guide is not None
+            now = max(now, row.guide.ended)  # a fault has not told
+        some: list[int] = np.bitwise_or.reduce(room.masks[: len(rows)], axis=1).tolist()
+        if errors or not all(some):
+            wrong = dict(errors)
+            settled = [
+                (index, _settled(room.each[index], wrong.get(index), some[index] != 0))
+                for index in range(len(rows))
+            ]
+            errors = [(index, error) for index, error in settled if error is not None]
         return errors
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
-from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.masks import MaskRoom, RowMasks
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.protocol.errno import SyscallError
 
@@ -73,10 +73,14 @@ class Network(Protocol):
         On the thread that gives steps. None: it is to be computed with `forward` and `answer`.
         """
 
+    def room(self, step: Any) -> MaskRoom | None:
+        """Return where the masks of a prepared step's rows belong, if it has a place for them."""
+
     def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
         """Compute what `prepare` returned, once; return each row's result.
 
-        `masks` waits for the masks of rows that have one; it is called when they are needed.
+        `masks` waits for the masks of rows that have one; it is called when they are needed, if
+        they are not in the step's own room by then.
         """
 
     def forward(self, rows: Sequence[Row]) -> list[int]:

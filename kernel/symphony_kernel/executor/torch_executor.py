@@ -202,8 +202,8 @@ class TorchExecutor:
         assert follow.tokens is not None
         if prepared is not None:
             prepared.set_tokens(follow.tokens)
-        for row, token in zip(batch.rows, follow.tokens, strict=True):
-            if prepared is None or row.guide is not None:
+        else:
+            for row, token in zip(batch.rows, follow.tokens, strict=True):
                 row.tokens = np.array([token], np.uint32)
         return True
 
@@ -309,7 +309,9 @@ class TorchExecutor:
         if not guided:
             return self._compute(batch, prepared)
         # Their masks are made while the step computes.
-        self._masks.begin(batch.rows, guided)
+        tokens = None if batch.follow is None else batch.follow.tokens
+        room = None if prepared is None else self._network.room(prepared)
+        self._masks.begin(batch.rows, guided, tokens, room)
         results = None
         try:
             results = self._compute(batch, prepared, self._masks.wait)

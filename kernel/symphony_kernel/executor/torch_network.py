@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
-from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.masks import MaskRoom, RowMasks
 from symphony_kernel.executor.models.decoder import Decoder
 from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.executor.step import Geometry, plan_step
@@ -49,6 +49,10 @@ class TorchNetwork:
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """There is nothing to prepare."""
+
+    def room(self, step: Any) -> MaskRoom | None:
+        """Never called: nothing was prepared."""
+        raise AssertionError(step)
 
     def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
         """Never called: nothing was prepared."""

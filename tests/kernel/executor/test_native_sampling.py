@@ -77,7 +77,8 @@ biases = st.dictionaries(
     st.integers(0, VOCAB - 1), st.sampled_from([-1e30, -2.0, 0.5, 8.0, 40.0]), max_size=4
 )
 masks = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60).map(_mask)
-allows = st.none() | masks
+# Few tokens, and all but few: what is ruled out is left away in one and written over in the other.
+allows = st.none() | masks | masks.map(lambda mask: bytes(each ^ 0xFF for each in mask))
 
 
 @st.composite
@@ -156,6 +157,28 @@ def test_many_draws_of_a_large_vocabulary_are_those_of_torch(
         Ask(PredOptions(get=Get.SAMPLE, sampling=sampling), seed, np.array([seed % 7], np.int32))
         for seed in range(rows)
     ]
+    for spread in (0.05, 2.5):
+        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
+        _compare(sampler, logits, asks)
+    sampler.close()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.499, 0.501, 0.98])
+def test_masks_of_any_density_of_a_large_vocabulary(library: Library, share: float) -> None:
+    vocab, rows = 49_152 + 37, 32
+    sampler = NativeSampler(library, vocab)
+    random = np.random.default_rng(int(1000 * share))
+    given = [Sampling(), Sampling(top_k=50, top_p=0.9), Sampling(3.0, 0, 0.95, 1e-6), Sampling(0.7)]
+    asks = []
+    for row in range(rows):
+        allowed = random.random(vocab) < share
+        allowed[random.integers(vocab)] = True
+        bits = np.packbits(allowed, bitorder="little")
+        words = np.full(-(-vocab // 32), 0xFFFFFFFF, np.uint32)  # also past the vocabulary
+        words.view(np.uint8)[: len(bits)] = bits
+        words[-1] |= np.uint32(0xFFFFFFFF) << np.uint32(vocab % 32)
+        options = PredOptions(get=Get.SAMPLE, sampling=given[row % len(given)], logprobs=row % 3)
+        asks.append(Ask(options, row, np.array([row % 5], np.int32), words))
     for spread in (0.05, 2.5):
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
         _compare(sampler, logits, asks)

@@ -34,7 +34,7 @@ from symphony_kernel.executor.cuda.sampler import choices_of, choose
 from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
 from symphony_kernel.executor.follow import Follow
-from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.masks import MaskRoom, RowMasks
 from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_ROWS_MAX
@@ -192,6 +192,10 @@ class CudaNetwork:
         """
         if step.takes_from(before, follow):
             before.following = step
+
+    def room(self, step: PreparedStep) -> MaskRoom | None:  # noqa: ARG002
+        """There is none: they are moved to the device."""
+        return None
 
     def compute(self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None) -> Results:
         """Compute a step, and begin with what follows it, if that is known."""

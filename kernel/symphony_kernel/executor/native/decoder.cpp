@@ -257,8 +257,8 @@ class TypedDecoder : public Decoder {
         return Fault::NONE;
     }
 
-    void step(const StepRows &rows, const StepTokens &tokens, float *logits, int32_t count,
-              const StepAnswers &answers) override {
+    Fault step(const StepRows &rows, const StepTokens &tokens, float *logits, int32_t count,
+               const StepAnswers &answers) override {
         Stopwatch watch(profile_);
         reserve(rows.tokens, tokens.wanted_count);
         const Awake awake(team_);
@@ -280,9 +280,11 @@ class TypedDecoder : public Decoder {
         project(0, count, logits);
         watch.mark(Phase::HEAD);
         if (answers.count) {
+            if (answers.allowed && !comes_soon(answers.allowed)) return Fault::UNANSWERED;
             answers.sampler->answer(&team_, answers.places, answers.count, logits);
         }
         watch.mark(Phase::ANSWERS);
+        return Fault::NONE;
     }
 
     void logits(int32_t first, int32_t count, float *logits) override {

@@ -44,9 +44,12 @@ struct StepAnswers {
     Sampler *sampler;
     const Place *places;  // [count]
     int32_t count;
+    // What the places allow is being written: it is there when this is not 0. Null: it is there.
+    const int32_t *allowed;
 };
 
-enum class Fault : int32_t { NONE, MEMORY, TOKEN, PAGE, POSITION };
+// UNANSWERED: all is computed but the answers, since what places allow is not there yet.
+enum class Fault : int32_t { NONE, MEMORY, TOKEN, PAGE, POSITION, UNANSWERED };
 
 // Not for two calls at once. Pointers marked "kept" must stay valid.
 class Decoder {
@@ -73,9 +76,9 @@ class Decoder {
     // Whether a step names nothing outside of the vocabulary, the pool and the rotations.
     virtual Fault check(const StepRows &rows, const StepTokens &tokens) const = 0;
     // Computes a step that `check` finds sound, the logits of the first `count` wanted tokens into
-    // [count][vocab], and the answers, which may write to these.
-    virtual void step(const StepRows &rows, const StepTokens &tokens, float *logits, int32_t count,
-                      const StepAnswers &answers) = 0;
+    // [count][vocab], and the answers, which may write to these. Returns NONE or UNANSWERED.
+    virtual Fault step(const StepRows &rows, const StepTokens &tokens, float *logits, int32_t count,
+                       const StepAnswers &answers) = 0;
     // Logits of wanted tokens [first, first + count) of the last step.
     virtual void logits(int32_t first, int32_t count, float *logits) = 0;
 };

@@ -57,15 +57,15 @@ SYMPHONY_EXPORT void symphony_decoder_set_profile(void *decoder, double *seconds
     static_cast<Decoder *>(decoder)->set_profile(seconds);
 }
 
-// Returns a Fault; with one that is not MEMORY nothing has been computed.
+// Returns a Fault; with one that is neither MEMORY nor UNANSWERED nothing has been computed.
 SYMPHONY_EXPORT int32_t symphony_decoder_step(void *decoder, const StepRows *rows,
                                               const StepTokens *tokens, float *logits,
                                               int32_t count, void *sampler, const Place *places,
-                                              int32_t place_count) try {
-    const StepAnswers answers{static_cast<Sampler *>(sampler), places, place_count};
-    const Fault fault = static_cast<Decoder *>(decoder)->check(*rows, *tokens);
+                                              int32_t place_count, const int32_t *allowed) try {
+    const StepAnswers answers{static_cast<Sampler *>(sampler), places, place_count, allowed};
+    Fault fault = static_cast<Decoder *>(decoder)->check(*rows, *tokens);
     if (fault == Fault::NONE) {
-        static_cast<Decoder *>(decoder)->step(*rows, *tokens, logits, count, answers);
+        fault = static_cast<Decoder *>(decoder)->step(*rows, *tokens, logits, count, answers);
     }
     return static_cast<int32_t>(fault);
 } catch (const std::bad_alloc &) {

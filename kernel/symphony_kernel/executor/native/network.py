@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_void_p
 from enum import IntEnum
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
-from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.masks import MaskRoom, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
@@ -51,6 +52,7 @@ class _Fault(IntEnum):
     TOKEN = 2
     PAGE = 3
     POSITION = 4
+    UNANSWERED = 5
 
 
 PHASES = ("plan", "norm", "qkv", "attention", "output", "gate_up", "down", "head", "answers")
@@ -74,6 +76,12 @@ class _DecoderShape(Structure):
         ("qk_norm", c_int32),
         ("quantized", c_int32),
     )
+
+
+# What is asked about a step, in C's words: a sampler, places, how many, and where it says that what
+# they allow is there.
+_Asked: TypeAlias = tuple[int | None, int | None, int, int | None]
+_NOTHING_ASKED: _Asked = (None, None, 0, None)
 
 
 class NativeNetwork:
@@ -110,7 +118,7 @@ class NativeNetwork:
             raise MemoryError("no memory for the weights, or no threads")
         self._step = library.function(
             "symphony_decoder_step",
-            c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32,
+            c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_void_p,
             result=c_int32,
         )  # fmt: skip
         self._more_logits = library.function(
@@ -155,18 +163,21 @@ class NativeNetwork:
         step.fill(rows)
         return step
 
+    def room(self, step: PreparedStep) -> MaskRoom:
+        """Return where the masks of a step's rows belong."""
+        return step.room
+
     def compute(self, step: PreparedStep, masks: Callable[[], RowMasks] | None = None) -> Results:
         """Compute a step and answer it, in one call; afterwards it is free for another one.
 
-        With masks in two, and they are waited for in between.
+        In two where the masks are not there when the logits are.
         """
         places = step.places
-        if masks is None:
-            answering = self._sampler.address, places.address, places.count
-            self._run(step, step.wanted_count, answering)
-        else:
-            self._run(step, step.wanted_count, (None, None, 0))
-            step.allow(masks())
+        there = None if masks is None else step.room.there_at
+        asked = self._sampler.address, places.address, places.count, there
+        if not self._run(step, step.wanted_count, asked):
+            assert masks is not None
+            masks()
             self._sampler.answer_places(self._logits_at, places)
         results = step.results()
         self._prepared.append(step)
@@ -176,7 +187,7 @@ class NativeNetwork:
         """Compute the rows' entries, and the logits of as many places as fit."""
         self._portions.fill(rows)
         self._computed = min(self._portions.wanted_count, self._logits_places)
-        self._run(self._portions, self._computed, (None, None, 0))
+        self._run(self._portions, self._computed, _NOTHING_ASKED)
         return [index for index, row in enumerate(rows) if len(row.places)]
 
     def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
@@ -187,22 +198,26 @@ class NativeNetwork:
             self._more_logits(self._decoder, first, count, self._logits_at)
         return self._sampler.answer_at(self._logits_at, asks)
 
-    def _run(
-        self, step: PreparedStep, count: int, answers: tuple[int | None, int | None, int]
-    ) -> None:
-        """Compute a step, the logits of its first `count` places, and answers from them."""
+    def _run(self, step: PreparedStep, count: int, asked: _Asked) -> bool:
+        """Compute a step, the logits of its first `count` places, and answers from them.
+
+        Returns whether these are there: not where what the places allow was not there in time.
+        """
         if count > len(self._logits):
             self._logits = torch.empty(count, self.config.vocab_size)
             self._logits_at = self._logits.data_ptr()
-        given = step.rows, step.tokens, self._logits_at, count, *answers
+        given = step.rows, step.tokens, self._logits_at, count, *asked
         fault = self._step(self._decoder, *given)
         if fault == _Fault.POSITION:
             self._reach(int(step.positions.max()) + 1)
             fault = self._step(self._decoder, *given)
+        if fault == _Fault.UNANSWERED:
+            return False
         if fault == _Fault.MEMORY:
             raise MemoryError("no memory for a step")
         if fault:
             raise IndexError(f"a step names a {_Fault(fault).name.lower()} that there is not")
+        return True
 
     def release(self) -> None:
         """Give weights and pool back."""

@@ -13,6 +13,8 @@ namespace {
 constexpr int32_t HEADS[] = {64, 1024};
 // Of so many tokens the noise is computed straight away.
 constexpr size_t FEW = 32;
+// Where no more than one in so many tokens is allowed their logits are moved together.
+constexpr int32_t SPARSE = 2;
 
 // Logits by their distance from the best one.
 struct Buckets {
@@ -60,6 +62,23 @@ inline uint32_t noise_bits_of(uint32_t token, uint64_t key) {
     return uint32_t(_mm_cvtsi128_si32(_mm512_castsi512_si128(bits)));
 }
 
+inline __m512i sixteen_from(int32_t first) {
+    const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_add_epi32(steps, _mm512_set1_epi32(first));
+}
+
+// Bits of up to 64 tokens from `first`, which is a multiple of 64.
+inline uint64_t bits_at(const uint8_t *bits, int32_t first, int32_t vocab) {
+    uint64_t found = 0;
+    const int32_t left = vocab - first;
+    if (left >= 64) {
+        std::memcpy(&found, bits + first / 8, sizeof found);
+        return found;
+    }
+    std::memcpy(&found, bits + first / 8, size_t(left + 7) / 8);
+    return found & ((uint64_t(1) << left) - 1);
+}
+
 // The smallest float32 that is no less than x.
 inline float rounded_up_float(double x) {
     const float near = float(x);
@@ -69,9 +88,14 @@ inline float rounded_up_float(double x) {
 }  // namespace
 
 struct Sampler::Scratch {
-    explicit Scratch(int32_t vocab) : vocab(vocab) {}
+    explicit Scratch(int32_t vocab) : vocab(vocab), count(vocab) {}
 
     const int32_t vocab;
+    // Of the place: how many logits are looked at, and whose they are, in their order; null: all.
+    int32_t count;
+    const uint32_t *tokens = nullptr;
+    std::vector<float> moved;
+    std::vector<uint32_t> moved_tokens;
     Best best;
     std::vector<float> scaled;
     std::vector<double> masses;
@@ -82,13 +106,13 @@ struct Sampler::Scratch {
     void answer(const Place &place, float *logits) {
         if (Get(place.get) == Get::NONE) return;
         noise_key = key_of_noise(place.seed, place.position);
-        shape(place, logits);
+        logits = shape(place, logits);
         if (Get(place.get) == Get::LOGITS) {
             std::memcpy(place.out, logits, size_t(vocab) * sizeof(float));
             return;
         }
-        const float top = maximum(logits, vocab);
-        const Logs logs{top, log_sum(logits, vocab, top)};
+        const float top = maximum(logits, count);
+        const Logs logs{top, log_sum(logits, count, top)};
         if (Get(place.get) == Get::OF) {
             for (int32_t i = 0; i < place.count; ++i) {
                 const float log = logs.of(logits[place.of[i]]);
@@ -98,13 +122,13 @@ struct Sampler::Scratch {
         }
         uint8_t *out = place.out;
         if (Get(place.get) != Get::TOP) {
-            const uint32_t token = choose(place, logits, logs);
-            put(out, token, logs.of(logits[token]));
+            const uint32_t at = choose(place, logits, logs);
+            put(out, token_at(at), logs.of(logits[at]));
             out += 8;
         }
         if (place.count == 0) return;
-        for (uint64_t key : best.find(logits, vocab, place.count)) {
-            put(out, token_of(key), logs.of(logits[token_of(key)]));
+        for (uint64_t key : best.find(logits, count, place.count)) {
+            put(out, token_at(token_of(key)), logs.of(logits[token_of(key)]));
             out += 8;
         }
     }
@@ -115,39 +139,85 @@ struct Sampler::Scratch {
         std::memcpy(out + sizeof token, &log, sizeof log);
     }
 
-    // Adds the bias and rules out what is not allowed, in place.
-    void shape(const Place &place, float *logits) const {
+    // The token of a logit that is looked at. All below speaks of logits by where they are.
+    uint32_t token_at(uint32_t at) const { return tokens ? tokens[at] : at; }
+
+    // Adds the bias, in place, and rules out what is not allowed. Returns the logits to be looked at.
+    float *shape(const Place &place, float *logits) {
         for (int32_t i = 0; i < place.bias_count; ++i)
             logits[place.bias_tokens[i]] += place.bias_values[i];
-        if (!place.allow) return;
+        count = vocab;
+        tokens = nullptr;
+        if (!place.allow) return logits;
+        const int32_t allowed = count_allowed(place.allow);
+        const bool by_token = Get(place.get) == Get::OF || Get(place.get) == Get::LOGITS;
+        if (by_token || allowed > vocab / SPARSE || allowed < std::max(place.count, 1)) {
+            rule_out(place.allow, logits);
+            return logits;
+        }
+        move_together(place.allow, logits, allowed);
+        return moved.data();
+    }
+
+    int32_t count_allowed(const uint8_t *allow) const {
+        int32_t found = 0;
+        for (int32_t i = 0; i < vocab; i += 64) {
+            found += __builtin_popcountll(bits_at(allow, i, vocab));
+        }
+        return found;
+    }
+
+    // What is left keeps its order, so that of equals the first is still the one with the lower token.
+    void move_together(const uint8_t *allow, const float *logits, int32_t allowed) {
+        const size_t room = size_t(allowed) + LANES;  // whole registers are stored
+        if (moved.size() < room) moved.resize(room), moved_tokens.resize(room);
+        int32_t at = 0;
+        for (int32_t i = 0; i < vocab; i += 64) {
+            uint64_t left = bits_at(allow, i, vocab);
+            for (int32_t first = i; left; left >>= LANES, first += LANES) {
+                const __mmask16 lanes = __mmask16(left);
+                if (!lanes) continue;
+                const __m512 found = _mm512_maskz_compress_ps(lanes, load(logits + first, lanes));
+                const __m512i ids = _mm512_maskz_compress_epi32(lanes, sixteen_from(first));
+                store(moved.data() + at, found);
+                _mm512_storeu_si512(moved_tokens.data() + at, ids);
+                at += __builtin_popcount(lanes);
+            }
+        }
+        count = at;
+        tokens = moved_tokens.data();
+    }
+
+    void rule_out(const uint8_t *allow, float *logits) const {
         const __m512 ruled_out = _mm512_set1_ps(-INFINITE);
         for (int32_t i = 0; i < vocab; i += LANES) {
             const __mmask16 lanes = first_lanes(std::min(vocab - i, LANES));
-            uint16_t allowed = place.allow[i / 8];
-            if (vocab - i > 8) allowed = uint16_t(allowed | place.allow[i / 8 + 1] << 8);
+            uint16_t allowed = allow[i / 8];
+            if (vocab - i > 8) allowed = uint16_t(allowed | allow[i / 8 + 1] << 8);
             _mm512_mask_storeu_ps(logits + i, lanes & __mmask16(~allowed), ruled_out);
         }
     }
 
     uint32_t choose(const Place &place, const float *logits, const Logs &logs) {
         if (Get(place.get) == Get::ARGMAX || place.temperature == 0.0f)
-            return find(logits, vocab, logs.best);
+            return find(logits, count, logs.best);
         if (place.top_k <= 0 && place.top_p >= 1.0 && place.min_p <= 0.0) {
-            const float at_best = noise(noise_bits_of(find(logits, vocab, logs.best), noise_key));
+            const uint32_t first = token_at(find(logits, count, logs.best));
+            const float at_best = noise(noise_bits_of(first, noise_key));
             return draw(place, logits, logs.best / place.temperature + at_best, nullptr, logs);
         }
         scale(place.temperature, logits);
-        const float top = maximum(scaled.data(), vocab);
+        const float top = maximum(scaled.data(), count);
         Logs all{top, 0.0f};
-        if (place.top_p < 1.0 || place.min_p > 0.0) all.sum = log_sum(scaled.data(), vocab, top);
+        if (place.top_p < 1.0 || place.min_p > 0.0) all.sum = log_sum(scaled.data(), count, top);
         truncate(place, all);
         return cut.few.empty() ? draw_truncated(place, all) : draw_few();
     }
 
     void scale(float temperature, const float *logits) {
-        scaled.resize(size_t(vocab));
+        scaled.resize(size_t(count));
         const __m512 by = _mm512_set1_ps(temperature);
-        for_lanes(logits, vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
+        for_lanes(logits, count, [&](int32_t i, __mmask16 lanes, __m512 x) {
             store(scaled.data() + i, _mm512_div_ps(x, by), lanes);
         });
     }
@@ -160,17 +230,22 @@ struct Sampler::Scratch {
         cut.few.clear();
         if (place.min_p > 0.0)
             cut.log = rounded_up_float(double(logs.of(logs.best)) + std::log(place.min_p));
-        const int32_t within = place.top_k > 0 ? std::min(place.top_k, vocab) : vocab;
-        if (within < vocab)
-            cut_at(best.find(scaled.data(), vocab, within), place, logs, false);
+        if (place.top_k > 0 && place.top_k < vocab)
+            cut_at(best.find(scaled.data(), count, std::min(place.top_k, count)), place, logs,
+                   Within::THESE);
         else if (place.top_p < 1.0)
             cut_mass(place, logs);
     }
 
-    // Cuts within the best tokens; with `more` behind them returns whether they suffice, and leaves
+    // What the best tokens are that a cut is made in: all that there are, the only ones that may be
+    // left, or some with more behind them.
+    enum class Within { ALL, THESE, MORE };
+
+    // Cuts within the best tokens; with more behind them returns whether they suffice, and leaves
     // their probabilities in `masses`.
-    bool cut_at(const std::vector<uint64_t> &keys, const Place &place, const Logs &logs, bool more) {
-        size_t count = keys.size();
+    bool cut_at(const std::vector<uint64_t> &keys, const Place &place, const Logs &logs,
+                Within within) {
+        size_t left = keys.size();
         if (place.top_p < 1.0) {
             masses.clear();
             double total = 0.0;
@@ -179,30 +254,30 @@ struct Sampler::Scratch {
                 total += masses.back();
             }
             double sum = 0.0;
-            const double bound = place.top_p * (int32_t(count) < vocab && !more ? total : 1.0);
+            const double bound = place.top_p * (within == Within::THESE ? total : 1.0);
             size_t kept = 0;
-            while (kept < count && sum < bound) {
+            while (kept < left && sum < bound) {
                 sum += masses[kept];
                 ++kept;
             }
-            if (kept == count && more) return false;
-            count = std::max<size_t>(kept, 1);
+            if (kept == left && within == Within::MORE) return false;
+            left = std::max<size_t>(kept, 1);
         }
-        cut.key = keys[count - 1];
-        if (count <= FEW) {
-            for (size_t i = 0; i < count; ++i)
+        cut.key = keys[left - 1];
+        if (left <= FEW) {
+            for (size_t i = 0; i < left; ++i)
                 if (logs.of(scaled[token_of(keys[i])]) >= cut.log) cut.few.push_back(keys[i]);
         }
         return true;
     }
 
     void cut_mass(const Place &place, const Logs &logs) {
-        if (vocab <= HEADS[1]) {
-            cut_at(best.find(scaled.data(), vocab, vocab), place, logs, false);
+        if (count <= HEADS[1]) {
+            cut_at(best.find(scaled.data(), count, count), place, logs, Within::ALL);
             return;
         }
         for (int32_t head : HEADS) {
-            if (cut_at(best.find(scaled.data(), vocab, head), place, logs, true)) return;
+            if (cut_at(best.find(scaled.data(), count, head), place, logs, Within::MORE)) return;
             double mass = 0.0;
             for (double each : masses) mass += each;
             if (mass < 0.5 * place.top_p) break;
@@ -213,9 +288,9 @@ struct Sampler::Scratch {
     // Most tokens are kept: instead of ordering them, sums up the masses of buckets, and orders the
     // bucket in which the sum passes the bound.
     void cut_flat(const Place &place, const Logs &logs) {
-        const Buckets buckets{logs.best, least_finite(scaled.data(), vocab)};
+        const Buckets buckets{logs.best, least_finite(scaled.data(), count)};
         masses.assign(Buckets::COUNT, 0.0);
-        for_lanes(scaled.data(), vocab, [&](int32_t, __mmask16 lanes, __m512 x) {
+        for_lanes(scaled.data(), count, [&](int32_t, __mmask16 lanes, __m512 x) {
             int32_t at[LANES];
             float terms[LANES];
             const __m512 log = _mm512_sub_ps(_mm512_sub_ps(x, _mm512_set1_ps(logs.best)),
@@ -231,7 +306,7 @@ struct Sampler::Scratch {
         if (crossing == Buckets::COUNT) return;
         bucket.clear();
         const __m512i wanted = _mm512_set1_epi32(crossing);
-        for_lanes(scaled.data(), vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
+        for_lanes(scaled.data(), count, [&](int32_t i, __mmask16 lanes, __m512 x) {
             uint32_t left = _mm512_mask_cmpeq_epi32_mask(lanes, buckets.of(x), wanted);
             for (; left; left &= left - 1) {
                 const uint32_t token = uint32_t(i + __builtin_ctz(left));
@@ -251,8 +326,8 @@ struct Sampler::Scratch {
     uint32_t draw_few() const {
         Winner winner{true};
         for (uint64_t key : cut.few) {
-            const uint32_t token = token_of(key);
-            winner.meet(scaled[token] + noise(noise_bits_of(token, noise_key)), token, key);
+            const uint32_t at = token_of(key);
+            winner.meet(scaled[at] + noise(noise_bits_of(token_at(at), noise_key)), at, key);
         }
         return winner.token;
     }
@@ -260,8 +335,8 @@ struct Sampler::Scratch {
     uint32_t draw_truncated(const Place &place, const Logs &logs) const {
         Place unscaled = place;
         unscaled.temperature = 1.0f;
-        const uint32_t token = find(scaled.data(), vocab, logs.best);
-        const float at_best = logs.best + noise(noise_bits_of(token, noise_key));
+        const uint32_t first = token_at(find(scaled.data(), count, logs.best));
+        const float at_best = logs.best + noise(noise_bits_of(first, noise_key));
         return draw(unscaled, scaled.data(), at_best, &cut, logs);
     }
 
@@ -274,10 +349,10 @@ struct Sampler::Scratch {
         // What the bound and the division by multiplication may be off by.
         const float slack = 1e-6f * (std::fabs(logs.best * by) + 64.0f);
         __m512 wanted = _mm512_set1_ps(reached - slack);
-        const __m512i steps = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        for_lanes(logits, vocab, [&](int32_t i, __mmask16 lanes, __m512 x) {
-            const __m512i bits =
-                noise_bits(_mm512_add_epi32(steps, _mm512_set1_epi32(i)), noise_key);
+        for_lanes(logits, count, [&](int32_t i, __mmask16 lanes, __m512 x) {
+            const __m512i ids = tokens ? _mm512_maskz_loadu_epi32(lanes, tokens + i)
+                                       : sixteen_from(i);
+            const __m512i bits = noise_bits(ids, noise_key);
             const __m512 bound = _mm512_fmadd_ps(x, _mm512_set1_ps(by), noise_bound(bits));
             uint32_t left = _mm512_mask_cmp_ps_mask(lanes, bound, wanted, _CMP_NLT_UQ);
             if (__builtin_expect(left == 0, 1)) return;

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.sampling import Ask, problem_of, tokens_in
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
-UInt64 = npt.NDArray[np.uint64]
 # `Place` of sampling.h.
 _PLACE = np.dtype(
     [
@@ -91,10 +90,8 @@ class NativeSampler:
     def answer_at(self, logits: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
         """Answer from the logits at an address."""
         places = self._places
-        places.ask(asks)
-        for index, ask in enumerate(asks):
-            if ask.mask is not None:
-                places.allow([index], ask.mask)
+        masks = [0 if ask.mask is None else int(ask.mask.ctypes.data) for ask in asks]
+        places.ask(asks, masks if any(masks) else None)
         self.answer_places(logits, places)
         return places.answers()
 
@@ -116,45 +113,29 @@ class Places:
         self.count = 0
         self.address = 0  # of [count] `_PLACE`
         self._asked: list[tuple[int, int]] = []  # identity of options, and places
+        self._masks: list[int] | None = None
         self._wanted: list[_Wanted] = []  # of each ask; they keep the options alive
         self._draws = False
-        self._uneven = False  # not each ask has one place
-        self._masked: list[tuple[list[int], UInt64]] = []  # places, and what they had before masks
         self._places = np.empty(0, _PLACE)
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ends: list[int] = []  # of each ask's answers in `_out`
 
-    def ask(self, asks: Sequence[Asked]) -> None:
-        """Ask this now."""
+    def ask(self, asks: Sequence[Asked], masks: list[int] | None = None) -> None:
+        """Ask this now.
+
+        `masks` says of each ask where it will say, before it is answered, what each of its places
+        allows, in the place of the options' `allow`; 0: nowhere. [ceil(vocab_size / 32)] words.
+        """
         asked = [(id(ask.options), len(ask.positions)) for ask in asks]
-        if asked != self._asked:
-            self._write(asks)
-            self._asked = asked
-        else:
-            for places, before in self._masked:
-                self._places["allow"][places] = before
-        if self._masked:
-            self._masked = []
+        if asked != self._asked or masks != self._masks:
+            self._write(asks, masks)
+            self._asked, self._masks = asked, masks
         if self._draws:
             counts = [count for _, count in asked]
             self._places["seed"] = np.repeat(
                 np.array([ask.seed for ask in asks], np.uint64), counts
             )
             self._places["position"] = np.concatenate([ask.positions for ask in asks])
-
-    def allow(self, indices: list[int], masks: UInt32) -> None:
-        """Let asks with one place each have only these tokens: as many masks, and perhaps more.
-
-        They are [ceil(vocab_size / 32)], one behind the other.
-        """
-        places = indices
-        if self._uneven:
-            counts = [count for _, count in self._asked]
-            places = [sum(counts[:index]) for index in indices]
-        allow = self._places["allow"]
-        self._masked.append((places, allow[places]))
-        size = masks.shape[-1] * masks.itemsize
-        allow[places] = masks.ctypes.data + size * np.arange(len(places), dtype=np.uint64)
 
     def answers(self) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error, when C has written them."""
@@ -166,7 +147,7 @@ class Places:
             begin = end
         return results
 
-    def _write(self, asks: Sequence[Asked]) -> None:
+    def _write(self, asks: Sequence[Asked], masks: list[int] | None) -> None:
         known = {id(each.options): each for each in self._wanted}
         wanted: list[_Wanted] = []
         for ask in asks:
@@ -185,7 +166,9 @@ class Places:
         sizes = np.repeat(np.array([each.size for each in wanted], np.int64), counts)
         ends = np.cumsum(sizes)
         self._out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-        self._uneven = self.count != len(asks)
+        if masks is not None:
+            allow = np.repeat(np.array(masks, np.uint64), counts)
+            np.copyto(places["allow"], allow, where=allow != 0)
         places["out"] = ends - sizes + self._out.ctypes.data
         self.address = places.ctypes.data
         self._ends = [int(ends[last - 1]) if last else 0 for last in np.cumsum(counts)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Row, UInt32
-from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.masks import MaskRoom
 from symphony_kernel.executor.native.attention import FlatRows, StepRows
 from symphony_kernel.executor.native.sampling import NativeSampler, Places
 from symphony_kernel.executor.sampling import Ask
@@ -85,6 +85,7 @@ class PreparedStep:
 
     def __init__(self, sampler: NativeSampler) -> None:
         self.places = Places(sampler)
+        self.room = MaskRoom(sampler.vocab_size)  # where the masks of its guided rows belong
         self.count = 0  # of rows
         self._rows, self._tokens = StepRows(), StepTokens()
         self.rows, self.tokens = addressof(self._rows), addressof(self._tokens)
@@ -97,23 +98,17 @@ class PreparedStep:
     def fill(self, rows: Sequence[Row]) -> None:
         """Become a step of at least one row."""
         self.count = len(rows)
+        masks = self._masks([index for index, row in enumerate(rows) if row.guide is not None])
         for row in rows:
             if len(row.tokens) != 1 or len(row.places) != 1 or row.parents is not None:
-                self._fill(rows)
+                self._fill(rows, masks)
                 return
-        self._fill_decodes(rows)
+        self._fill_decodes(rows, masks)
 
     def set_tokens(self, tokens: list[int]) -> None:
         """Give each row of a step that only decodes its token."""
         assert self._decoding
         self._new_tokens[: self.count] = tokens
-
-    def allow(self, masks: RowMasks) -> None:
-        """Let rows with one place each have only these tokens."""
-        rows = list(masks)
-        if self._wanting is not None:
-            rows = [self._wanting.index(row) for row in rows]
-        self.places.allow(rows, masks.words)
 
     @property
     def wanted_count(self) -> int:
@@ -136,7 +131,17 @@ class PreparedStep:
         return results
 
     # -- Steps that decode -----------------------------------------------------------------------
-    def _fill_decodes(self, rows: Sequence[Row]) -> None:
+    def _masks(self, guided: list[int]) -> list[int] | None:
+        """Return where the rows' masks will lie, 0 for a row without; None: there are none."""
+        if not guided:
+            return None
+        self.room.reserve(len(guided))
+        masks = [0] * self.count
+        for row, address in zip(guided, self.room.addresses, strict=False):
+            masks[row] = address
+        return masks
+
+    def _fill_decodes(self, rows: Sequence[Row], masks: list[int] | None) -> None:
         count = len(rows)
         if count > len(self._new_tokens):
             self._make_room(count)
@@ -159,7 +164,7 @@ class PreparedStep:
         if not self._decoding:
             self._point_to_decodes()
         self._rows.rows = self._rows.tokens = self._tokens.wanted_count = count
-        self.places.ask(rows)
+        self.places.ask(rows, masks)
 
     def _make_room(self, rows: int) -> None:
         room = 1 << (rows - 1).bit_length()
@@ -184,7 +189,7 @@ class PreparedStep:
         self._flat, self._wanting, self._decoding = None, None, True
 
     # -- All others ------------------------------------------------------------------------------
-    def _fill(self, rows: Sequence[Row]) -> None:
+    def _fill(self, rows: Sequence[Row], masks: list[int] | None) -> None:
         step = self._flat = flat_step(rows)
         self._decoding, self._wanting = False, step.wanting
         structure = step.rows.structure()
@@ -197,5 +202,6 @@ class PreparedStep:
             [
                 Ask(row.options, row.seed, row.positions[row.places])
                 for row in map(rows.__getitem__, step.wanting)
-            ]
+            ],
+            None if masks is None else [masks[index] for index in step.wanting],
         )

@@ -45,6 +45,14 @@ class Patience {
 
 }  // namespace
 
+bool comes_soon(const int32_t *word) {
+    for (int turn = 0; turn < SPINS; ++turn) {
+        if (__atomic_load_n(word, __ATOMIC_ACQUIRE) != 0) return true;
+        _mm_pause();
+    }
+    return false;
+}
+
 Team::Team(int threads) {
     for (int thread = 1; thread < threads; ++thread) {
         others_.emplace_back([this, thread] { serve(thread); });

@@ -77,6 +77,10 @@ class Team {
     int core_ = -1;                   // of the caller, when it began the last step
 };
 
+// Waits, for as long as threads of a team spin, until somebody has written a number other than 0;
+// returns whether that has come to be. What was written before it is seen then.
+bool comes_soon(const int32_t *word);
+
 // Keeps a team awake as long as it lives.
 class Awake {
   public:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
-from symphony_kernel.executor.masks import RowMasks
+from symphony_kernel.executor.masks import MaskRoom, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.network import Network, Pages
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, unpack_rows
@@ -48,6 +48,10 @@ class ParallelNetwork:
 
     def prepare(self, rows: Sequence[Row]) -> None:
         """There is nothing to prepare."""
+
+    def room(self, step: Any) -> MaskRoom | None:
+        """Never called: nothing was prepared."""
+        raise AssertionError(step)
 
     def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
         """Never called: nothing was prepared."""
