@@ -13,3 +13,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("suite")
+
+# All that is asked for is on this machine: no client goes through a proxy that others need.
+for _name in ("http_proxy", "https_proxy", "all_proxy"):
+    for _spelling in (_name, _name.upper()):
+        os.environ.pop(_spelling, None)

@@ -204,10 +204,7 @@ def test_a_crowd_gets_what_each_would_alone(server: RunningServer, client: opena
 
     async def scenario() -> list[str]:
         async with openai.AsyncOpenAI(
-            base_url=f"{server.url}/v1",
-            api_key=server.key,
-            max_retries=0,
-            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
+            base_url=f"{server.url}/v1", api_key=server.key, max_retries=0
         ) as own:
 
             async def ask(number: int, prompt: str) -> str:

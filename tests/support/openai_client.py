@@ -15,10 +15,8 @@ TOKENS = 24
 
 
 def connect(server: RunningServer, key: str | None = None) -> openai.OpenAI:
-    """A client that tries once, and goes through no proxy that the environment names."""
-    direct = openai.DefaultHttpxClient(trust_env=False)
-    url = f"{server.url}/v1"
-    return openai.OpenAI(base_url=url, api_key=key or server.key, max_retries=0, http_client=direct)
+    """A client that tries once."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key or server.key, max_retries=0)
 
 
 def complete(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Completion:
