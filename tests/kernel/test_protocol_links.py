@@ -2,6 +2,9 @@
 
 import asyncio
 import itertools
+import os
+import resource
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -409,5 +412,28 @@ def test_frames_sent_before_a_memory_links_receiver_is_named_wait_for_it() -> No
         left.send([1])
         await asyncio.sleep(0)
         assert await End(right).wait_frames(1) == [[1]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="the system does not tell")
+def test_the_system_says_who_the_peer_is_or_nobody_does(socket_folder: Path) -> None:
+    async def main() -> None:
+        (ours, theirs), stop = await socket_ends(socket_folder)
+        mine, other = ours.link, theirs.link
+        assert isinstance(mine, SocketLink)
+        assert isinstance(other, SocketLink)
+        assert mine.peer_pid == other.peer_pid == os.getpid()
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            without_descriptors = mine.peer_pid
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert without_descriptors == 0
+        other.abort()
+        await ours.wait_closed()
+        assert mine.peer_pid == 0
+        await stop()
 
     asyncio.run(main())

@@ -131,15 +131,19 @@ class SocketLink(asyncio.BufferedProtocol):
     def peer_pid(self) -> int:
         """The process that has connected, or listens, at the other end of a Unix socket.
 
-        The system says it, whatever the peer does; 0 where it does not.
+        The system says it, whatever the peer does; 0 where it does not, or cannot just now: whoever
+        asks who that is lets nobody in then, and the peer comes again.
         """
         own = self._transport.get_extra_info("socket") if self._transport else None
         if own is None or own.fileno() < 0 or not hasattr(socket, "SO_PEERCRED"):
             return 0
-        with socket.socket(fileno=os.dup(own.fileno())) as same:  # a transport's own is no real one
-            if same.family != socket.AF_UNIX:
-                return 0
-            found = same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        try:  # a transport's own is no real one
+            with socket.socket(fileno=os.dup(own.fileno())) as same:
+                if same.family != socket.AF_UNIX:
+                    return 0
+                found = same.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:  # it is gone, or this process has no descriptors left
+            return 0
         pid: int = _CREDENTIALS.unpack(found)[0]
         return pid
 
