@@ -23,11 +23,12 @@ from mypy_extensions import mypyc_attr
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.advice import NO_ADVICE
 from symphony_kernel.kvfs.lineage import Origins, Step, Trail, plan
-from symphony_kernel.kvfs.lineage.trails import is_branch, planted_trail
+from symphony_kernel.kvfs.lineage.book import Verdict
+from symphony_kernel.kvfs.lineage.trails import is_branch, is_run, planted_trail
 from symphony_kernel.kvfs.pages import NOWHERE, page_count
 from symphony_kernel.kvfs.quotas import Account
 from symphony_kernel.kvfs.storage import Storage
-from symphony_kernel.kvfs.tables import OFFSETS, TABLE_PAGES_MIN, alike_pages, continues, grown
+from symphony_kernel.kvfs.tables import OFFSETS, alike_pages, continues, cut, grown, pages_copied
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 _STALE = -1  # of `_moved`: the frames must be looked up
 _NO_PAGES: Int32 = np.empty(0, np.int32)
+_NO_SLOTS: Int64 = np.empty(0, np.int64)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -376,15 +378,12 @@ class KVFile:
         planted = planted_trail(self.history(), tokens.copy(), positions.copy(), parents)
         self._known().become(planted, keep=not self.tied)
 
-    def _behind(self, source: "KVFile", entries: Int64) -> Trail | None:
-        """Return the trail of this file with entries of `source` ([c]) behind it."""
-        history = source.history()
-        return None if history is None else history.picked(entries, self.history())
-
-    def _inherit(self, source: "KVFile", n: int, begins: bool, trail: Trail | None) -> None:
+    def _inherit(
+        self, source: "KVFile", n: int, begins: bool, trail: Trail | None, verdict: Verdict | None
+    ) -> None:
         """Write down that n entries of `source` have come; `begins`: as they begin there."""
         if not begins:
-            self._known().become(trail)
+            self._known().become(trail, verdict=verdict)
         elif source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
             self.origins.truncate(n)
@@ -432,17 +431,23 @@ class KVFile:
         self._storage.edited(self)
         filling = self.length % PAGE_TOKENS
         head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
-        rest = entries[head:]
-        alike = alike_pages(rest)
-        sources = source._page_slots(entries)  # noqa: SLF001 - before this file's table changes: it may be the source
+        rest, run = entries[head:], is_run(entries)
+        alike = alike_pages(rest, run)
+        sharing = int(alike.sum())
+        copies = head > 0 or sharing < len(alike)
+        # Before this file's table changes: it may be the source.
+        sources = source._page_slots(entries) if copies else _NO_SLOTS  # noqa: SLF001
+        shared = source.pages[rest[::PAGE_TOKENS][alike] // PAGE_TOKENS]
         replaced = 1 if head and self._shares_last_page() else 0
-        new = replaced + len(alike) - int(alike.sum())
+        new = replaced + len(alike) - sharing
         keep, storage = (self, source), self._storage
-        begins = self.length == 0 and np.array_equal(entries, np.arange(len(entries)))
-        trail = None if begins else self._behind(source, entries)
-        shared = (sources[head::PAGE_TOKENS][alike] // PAGE_TOKENS).astype(np.int32)
+        begins = self.length == 0 and (not len(entries) or (run and entries.item(0) == 0))
+        history = None if begins else source.history()
+        trail = None if history is None else history.picked(entries, self.history(), run)
+        verdict = None if trail is None else self._known().judge(trail)
         ties = self.tied or (begins and source.tied)
-        ties = ties or self.would_be_tied(trail, self._count + len(alike))
+        if verdict is not None and not ties:
+            ties = not verdict.fits(self._count + len(alike), storage.usable)
         bare: bool | None = not ties
         if storage.pool.absent and not storage.recall(self.append_reads(source, entries), keep):
             bare = bare or None
@@ -455,21 +460,22 @@ class KVFile:
         pages = np.empty(len(alike), np.int32)
         pages[~alike] = fresh[replaced:]
         pages[alike] = shared
-        self._storage.pool.retain(pages[alike])
+        storage.pool.retain(shared)
         self._extend(pages)
-        copied = np.ones(len(entries), np.bool_)
-        copied[head:] = np.repeat(~alike, PAGE_TOKENS)[: len(rest)]
-        if copied.any():
+        places = _NO_SLOTS
+        if copies:
+            copied = np.ones(len(entries), np.bool_)
+            copied[head:] = np.repeat(~alike, PAGE_TOKENS)[: len(rest)]
             places = np.flatnonzero(copied) + self.length
-            self._storage.copy(sources[copied], self._page_slots(places))
+            storage.copy(sources[copied], self._page_slots(places))
         if begins:
             self.plain = min(source.plain, len(entries))
         if len(entries):
-            self._inherit(source, len(entries), begins, trail)
+            self._inherit(source, len(entries), begins, trail, verdict)
         self.length += len(entries)
         if ties and not self.tied:
             self.tie()
-        return int(copied.sum())
+        return len(places)
 
     def truncate(self, length: int) -> None:
         """Roll back to `length` entries."""
@@ -516,12 +522,8 @@ class KVFile:
         Those of which entries are copied: shared ones may be anywhere.
         """
         filling = self.length % PAGE_TOKENS
-        head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
-        rest = entries[head:]
-        copied = np.repeat(~alike_pages(rest), PAGE_TOKENS)[: len(rest)]
-        read = np.concatenate((entries[:head], rest[copied])) // PAGE_TOKENS
-        pages = source.pages[np.unique(read)]
-        if head:
+        pages = source.pages[pages_copied(entries, filling)]
+        if filling and len(entries):
             pages = np.append(pages, self._table[self.length // PAGE_TOKENS])
         return np.unique(pages)
 
@@ -569,9 +571,9 @@ class KVFile:
     def _shrink(self, count: int) -> None:
         if count < self._count:
             dropped = self._table[count : self._count]
-            self._table = self._table[: max(count, TABLE_PAGES_MIN)].copy()
+            self._table = cut(self._table, count)
             # A cancelled step may still read the old frames: what comes next must not change them.
-            self._frames = self._frames[: max(count, TABLE_PAGES_MIN)].copy()
+            self._frames = cut(self._frames, count)
             self._count = count
             if self._absent:
                 self._moved = _STALE

@@ -156,7 +156,7 @@ def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not
         house.wait(5)
         for frames in range(23, FRAMES):
             house.free(frames)
-    assert len(looked) == 2, "of the large one: before the call, and of what is kept since"
+    assert len(looked) == 1, "of the large one, before the call; what was found is kept"
     assert not large.tied
     assert house.there(small, large)[0] == 0
     house.kvfs.check_integrity({small: 1, large: 1})

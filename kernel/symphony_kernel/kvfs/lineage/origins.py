@@ -81,9 +81,11 @@ class Origins:
             spans, entries = spans + old.kept.spans, entries + old.entries
         return self._book.within(self._tenant, spans, entries, old)
 
-    def become(self, trail: Trail | None, keep: bool = False) -> None:
-        """Take over a trail of all entries; `keep` it past any bound."""
-        verdict = self._book.judge(self._tenant, trail, self.lineage, keep=keep)
+    def become(
+        self, trail: Trail | None, keep: bool = False, verdict: Verdict | None = None
+    ) -> None:
+        """Take over a trail of all entries; `keep` it past any bound; `verdict`: `judge`'s."""
+        verdict = verdict or self._book.judge(self._tenant, trail, self.lineage, keep=keep)
         self.close()
         self.lineage = self._book.open(self._tenant, verdict)
         self._span, self._told = None, 0

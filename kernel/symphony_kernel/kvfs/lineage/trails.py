@@ -102,9 +102,12 @@ class Trail:
         self.ranges: Int64 = ranges
         first = 0 if before is None else before.length
         self.depth: int = span.depth if before is None else max(before.depth, span.depth)
-        self.length: int = first + int((ranges[:, 1] - ranges[:, 0]).sum())
+        if len(ranges) == 1:
+            self.length: int = first + int(ranges.item(1)) - int(ranges.item(0))
+        else:
+            self.length = first + int((ranges[:, 1] - ranges[:, 0]).sum())
         self.closed: bool = _is_closed(self)
-        whole = len(ranges) == 1 and int(ranges[0, 0]) == 0
+        whole = len(ranges) == 1 and int(ranges.item(0)) == 0
         self.linear: bool = self.closed and whole and (before is None or before.linear)
 
     @property
@@ -141,8 +144,13 @@ class Trail:
             if len(part.ranges):
                 yield part.span, int(part.ranges[:, 1].max())
 
-    def picked(self, entries: Int64, behind: "Trail | None") -> "Trail | None":
-        """Return the trail of these entries ([c] places in this one) behind another trail."""
+    def picked(self, entries: Int64, behind: "Trail | None", run: bool = False) -> "Trail | None":
+        """Return the trail of these entries ([c] places in this one) behind another trail.
+
+        `run`: they follow one another.
+        """
+        if run:
+            return self._picked_run(int(entries.item(0)), len(entries), behind)
         parts = self.parts()
         ends = np.array([part.length for part in parts])
         owners = np.searchsorted(ends, entries, side="right")
@@ -152,6 +160,29 @@ class Trail:
             taken = part.indices()[entries[piece] - part.first]
             behind = Trail(behind, part.span, ranges_of(taken))
         return behind
+
+    def _picked_run(self, start: int, count: int, behind: "Trail | None") -> "Trail | None":
+        end = start + count
+        for part in self.parts():
+            first = part.first
+            low, high = max(start, first) - first, min(end, part.length) - first
+            if low >= high:
+                continue
+            if len(part.ranges) == 1:
+                base = int(part.ranges.item(0))
+                taken = np.array([[base + low, base + high]])
+            else:
+                taken = ranges_of(part.indices()[low:high])
+            behind = Trail(behind, part.span, taken)
+        return behind
+
+
+def is_run(entries: Int64) -> bool:
+    """Whether there are entries ([c]), and they follow one another."""
+    count = len(entries)
+    if count < 2 or entries.item(-1) - entries.item(0) != count - 1:
+        return count == 1
+    return bool((entries[1:] > entries[:-1]).all())
 
 
 def is_branch(parents: Sequence[int] | Int32) -> bool:
@@ -228,7 +259,7 @@ def _is_closed(trail: Trail) -> bool:
     if span.lost or not (before is None or before.closed) or not same(span.context, before):
         return False
     if span.parents is None:
-        return len(trail.ranges) == 1 and int(trail.ranges[0, 0]) == 0
+        return len(trail.ranges) == 1 and int(trail.ranges.item(0)) == 0
     path = trail.indices()
     above = np.concatenate((np.array([-1]), path[:-1]))
     return np.array_equal(span.parents[path], above)
