@@ -56,7 +56,7 @@ class HeldCalls:
     # What belongs to the process, and is not kept.
     OWN: ClassVar = (
         "witness", "_get", "_find", "_work", "_meter", "_now", "_cpu", "_due", "_timers", "_who",
-        "_spent", "_mark",
+        "_spent", "_mark", "_callers", "_ended",
     )  # fmt: skip
 
     def __init__(
@@ -84,6 +84,9 @@ class HeldCalls:
         self._who: Instance | None = None
         self._spent = 0.0
         self._mark = 0.0
+        # Of the frame that was executed last: one LIP's caller for each tenant, and when it ended.
+        self._callers: dict[str, Instance] = {}
+        self._ended = 0.0
 
     def serve(self, due: Callable[[str], None]) -> None:
         """Have `due` called when a tenant's calls may go on: it leads to `release`."""
@@ -117,6 +120,15 @@ class HeldCalls:
             self._hold_again(len(calls))
         else:
             self._charge(len(calls), last)
+
+    def answered(self) -> None:
+        """What came of a frame's calls has been written down and sent: that was for them, too."""
+        callers = self._callers
+        if callers:
+            self._callers = {}
+            now = self._now()
+            for caller in callers.values():
+                self._tell(caller, (now - self._ended) / len(callers), now)
 
     def release(self, tenant: str) -> None:
         """Let a tenant's calls go on, until it has had its share again or none is left."""
@@ -212,11 +224,13 @@ class HeldCalls:
             self._wait(tenant)
         else:
             self._due(tenant)
+            self.answered()
 
     # -- Time ------------------------------------------------------------------------------------
     def _begin(self) -> float:
         """Return the time as calls begin to be executed."""
         self._who, self._spent = None, 0.0
+        self._callers = {}
         if self._cpu is not None:
             self._mark = self._cpu()
         return self._now()
@@ -236,6 +250,7 @@ class HeldCalls:
         self._who, self._spent = None, 0.0
         if caller is None:
             return False
+        self._callers[caller.tenant.name], self._ended = caller, now
         if spent > _PREEMPTED_SECONDS and self._cpu is not None:
             spent = min(spent, self._cpu() - self._mark)
         return self._tell(caller, spent, now)

@@ -138,10 +138,8 @@ class Kernel:
             self._clock,
         )
         self.constraints = syscalls.constraints
-        self.happenings |= {
-            "compiled": self.constraints.compiled,
-            "released": syscalls.held.release,
-        }
+        self.happenings["compiled"] = self.constraints.compiled
+        self.happenings["released"] = syscalls.held.release
         self.happenings |= self._durability.serve(
             syscalls.named, self._answer_gateway, self._turn_over
         )
@@ -291,7 +289,7 @@ class Kernel:
     def take_calls(self, port: WorkerPort, calls: list[Any]) -> None:
         """Execute a worker's calls."""
         self._syscalls.execute(port.name, calls)
-        self._flush()
+        self._syscalls.answer(self._flush)
 
     def calls_taken(self, count: int) -> None:
         """A frame of so many calls is executed: look what there is to compute.

@@ -241,6 +241,11 @@ class Syscalls:
             self._turns.answer(caller, seq, result)
         return True
 
+    def answer(self, flush: Callable[[], None]) -> None:
+        """Send with `flush` what has come of a frame's calls, for which their tenants pay, too."""
+        flush()
+        self.held.answered()
+
     def statistics(self) -> SyscallStatistics:
         """Return the counters."""
         grammars = self.constraints.statistics()

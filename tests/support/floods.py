@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.kernel import Kernel
 from symphony_kernel.kernel_options import KernelOptions
 from symphony_kernel.protocol.limits import DRAFTS_MAX, LOT_MS_MAX
 from symphony_kernel.protocol.messages import Op
@@ -161,7 +162,7 @@ def measure(
     told = told or device.told()
 
     async def test(rig: Rig) -> Got:
-        take_time(rig, call_us)
+        take_time(rig.kernel, call_us)
         hostile = []
         for instance, flood in enumerate(floods, 1):
             worker = await start(rig, instance, tenant=HOSTILE)
@@ -189,9 +190,9 @@ def measure(
     )
 
 
-def take_time(rig: Rig, call_us: float) -> None:
-    """Let each of the kernel's calls on KV files take so long, in virtual time."""
-    clock, table = rig.kernel._clock, rig.kernel._syscalls._table
+def take_time(kernel: Kernel, call_us: float) -> None:
+    """Let each of a kernel's calls on KV files take so long, in virtual time."""
+    clock, table = kernel._clock, kernel._syscalls._table
     assert isinstance(clock, VirtualClock)
 
     def slow(handler: Handler) -> Handler:

@@ -42,10 +42,10 @@ class CallShares:
 
     def called(self, tenant: str, seconds: float, now: float) -> bool:
         """A tenant's calls have taken so long; whether its next ones have to wait."""
+        share = self._share(tenant, now)  # which forgets accounts
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account(now)
-        share = self._share(tenant, now)
         if share == 1.0:
             account.left = _SAVED_SECONDS
         else:
@@ -56,7 +56,7 @@ class CallShares:
 
     def wait(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: its calls may go on."""
-        account, share = self._accounts.get(tenant), self._share(tenant, now)
+        share, account = self._share(tenant, now), self._accounts.get(tenant)
         if account is None or share == 1.0:
             return 0.0
         lacks = share * _LOT_SECONDS - account.left - (now - account.at) * share

@@ -1,0 +1,152 @@
+"""Calls that wait because their tenant has had its share of the kernel: order, ends, and deaths."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_kernel import held_calls
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.dying import DyingRig, differences, with_dying_kernel
+from tests.support.floods import take_time
+from tests.support.kernels import A, Gateway, Rig, Worker, start, tokens, with_kernel
+
+CALL_US = 500.0
+FORKS = 40
+
+
+def flood(worker: Worker, instance: int, first: int = 1) -> list[Any]:
+    """Send forks and appends in one frame; return what their files' lengths will come to."""
+    calls: list[Any] = []
+    for fork in range(first, first + FORKS):
+        calls += [(instance, Op.KV_FORK, A + fork, A), (instance, Op.KV_APPEND, A + fork, A, 0, 9)]
+        calls.append((instance, Op.KV_LEN, A + fork))
+    return list(worker.calls(*calls))[2::3]
+
+
+def held(kernel: Any) -> int:
+    """Return how many calls wait."""
+    return sum(map(len, kernel._syscalls.held.queues.values()))
+
+
+async def _begin(rig: Any, worker: Worker, gateway: Gateway) -> None:
+    """Let two tenants have an instance each, with a file of some entries, and decode."""
+    for instance, tenant in ((1, "hostile"), (2, "victim")):
+        await gateway.register(instance, tenant=tenant)
+        worker.tell(instance, Op.KV_CREATE, A)
+        assert isinstance(await worker.pred(instance, A, tokens(*range(1, 20))), bytes)
+        assert isinstance(await worker.pred(instance, A, tokens(1)), bytes)
+    take_time(rig.kernel, CALL_US)
+
+
+def test_they_are_executed_in_their_order_and_others_do_not_wait_for_them() -> None:
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        lengths = flood(worker, 1)
+        foreign = worker.call(2, Op.KV_LEN, A)
+        last = worker.call(1, Op.KV_TOKENS, A + FORKS, 0, 29)
+        assert await foreign == 20
+        assert held(rig.kernel) > FORKS
+        assert not lengths[-1].done()
+        assert await asyncio.gather(*lengths) == [29] * FORKS
+        assert isinstance(await last, bytes)
+        mine = [seq for instance, seq in worker.order if instance == 1]
+        assert mine == sorted(mine), "of one instance"
+        assert held(rig.kernel) == 0
+
+    _with_two(test)
+
+
+def test_one_who_is_alone_waits_for_nothing() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, 1)
+        take_time(rig.kernel, CALL_US)
+        flood(worker, 1)
+        await worker.call(1, Op.KV_LEN, A)
+        assert not rig.kernel._syscalls.held.queues
+
+    with_kernel(test)
+
+
+def test_what_waits_goes_with_its_instance() -> None:
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        flood(worker, 1)
+        await worker.call(2, Op.KV_LEN, A)
+        assert held(rig.kernel)
+        await rig.gateway.end(1)
+        await asyncio.sleep(1.0)
+        assert held(rig.kernel) == 0
+        assert await worker.call(2, Op.KV_LEN, A) == 20
+        await rig.gateway.check_integrity()
+
+    _with_two(test)
+
+
+def test_of_too_many_the_first_are_executed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_calls, "_HELD_CALLS_MAX", 8)
+
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        lengths = flood(worker, 1)
+        await worker.call(2, Op.KV_LEN, A)
+        assert held(rig.kernel) <= 8
+        assert await asyncio.gather(*lengths) == [29] * FORKS
+
+    _with_two(test)
+
+
+def test_at_any_moment_the_journal_says_what_waits(tmp_path: Path) -> None:
+    chance = random.Random(1)
+
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await _begin(rig, worker, gateway)
+        lengths = flood(worker, 1)
+        most = 0
+        while not lengths[-1].done():
+            await asyncio.sleep(chance.random() / 200)
+            assert not differences(rig.recovered_image(), rig.image())
+            most = max(most, held(rig.kernel))
+        assert most > FORKS
+        assert await asyncio.gather(*lengths) == [29] * FORKS
+
+    with_dying_kernel(tmp_path, test)
+
+
+def test_nobody_notices_that_the_kernel_dies_while_calls_wait(tmp_path: Path) -> None:
+    chance = random.Random(2)
+
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await _begin(rig, worker, gateway)
+        lengths = flood(worker, 1)
+        deaths = 0
+        while not lengths[-1].done():
+            await asyncio.sleep(0.01)
+            if held(rig.kernel) and deaths < 4:
+                deaths += 1
+                rig.die(chance)
+                await asyncio.sleep(0.01)
+                rig.boot()
+                take_time(rig.kernel, CALL_US)
+        assert deaths
+        assert await asyncio.gather(*lengths) == [29] * FORKS
+        assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
+        await gateway.check_integrity()
+
+    with_dying_kernel(tmp_path, test)
+
+
+def _with_two(test: Any) -> None:
+    async def both(rig: Rig) -> None:
+        worker = await start(rig, 1, tenant="hostile")
+        await start(rig, 2, tenant="victim")
+        for instance in (1, 2):
+            for ids in (range(1, 20), range(1, 2)):
+                assert isinstance(await worker.pred(instance, A, tokens(*ids)), bytes)
+        take_time(rig.kernel, CALL_US)
+        await test(rig)
+
+    with_kernel(both)
