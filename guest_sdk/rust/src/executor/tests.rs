@@ -1,5 +1,6 @@
 //! The executor against the host in memory.
 
+use super::reactor::{MISSES_MAX, TAKE_ROOM};
 use super::*;
 use crate::testing::Host;
 use crate::{join_all, process, select, select_all, timeout, try_join_all, Either, KvFile};
