@@ -72,7 +72,7 @@ class Guide:
     """
 
     __slots__ = (
-        "_again", "_before", "_era", "_file", "_late", "_matcher", "_renewals", "_state",
+        "_again", "_before", "_ended", "_era", "_file", "_late", "_matcher", "_renewals", "_state",
         "_state_era", "_stated", "_text", "_told", "_until", "base", "constraint", "ended", "kept",
         "spent",
     )  # fmt: skip
@@ -86,6 +86,8 @@ class Guide:
         self._era: Era | None = None  # of the grammar, that the matcher belongs to
         self._text: list[int] = []  # what the matcher has seen, but for the last ones
         self._late = 0  # so many of these it has not: their masks were known
+        # Nor these, the first token that ended the text and what came behind it.
+        self._ended = 0
         # Where the grammar's walk is, when it knows: behind so many tokens of the text.
         self._state = self._state_era = self._stated = 0
         self._told: UInt32 | None = None
@@ -176,6 +178,8 @@ class Guide:
         if self._stated != len(self._text) or self._state_era != walk.era:
             return False
         token: int = tokens.item()
+        if token in self.constraint.ends:
+            return False
         state = walk.after(self._state, token)
         known = walk.mask(state, token)
         if known is None:
@@ -223,7 +227,9 @@ class Guide:
             self._matcher is not None and len(tokens) == 1 and start - self.base == len(self._text)
         ):  # most rows
             token: int = tokens.item()
-            if self._matcher.consume_tokens([token]):
+            if self._ended or token in self.constraint.ends:
+                self._consume_ends([token], [token])
+            elif self._matcher.consume_tokens([token]):
                 self._text.append(token)
             else:
                 self._stop_before([token])
@@ -263,7 +269,7 @@ class Guide:
         known = grammar.matcher(era, text)
         self._before = text if known is not None else b""
         self._text = self._told[:seen].tolist() if known is not None else []
-        self._stated = 0
+        self._stated = self._ended = 0
         self._matcher = known if known is not None else era.fresh.deep_copy()
 
     def _follow(self, seen: int) -> None:
@@ -278,7 +284,7 @@ class Guide:
             finally:
                 if (followed := len(self._text) - first) >= _WORTH_KEEPING:
                     self._grammar.followed(followed, time.thread_time() - began)
-            if not self.kept and seen - first >= _WORTH_KEEPING:
+            if not self.kept and not self._ended and seen - first >= _WORTH_KEEPING:
                 assert self._matcher is not None
                 assert self._era is not None
                 self._before = self._told[:seen].tobytes()
@@ -297,7 +303,9 @@ class Guide:
 
     def _take_back(self, length: int) -> None:
         assert self._matcher is not None
-        if self._matcher.rollback(len(self._text) - length):
+        back = len(self._text) - length - self._ended  # of what the matcher has seen
+        if back <= 0 or self._matcher.rollback(back):
+            self._ended = max(-back, 0)
             del self._text[length:]
             if self._stated > length:
                 self._stated = 0
@@ -313,9 +321,30 @@ class Guide:
             if at and time.thread_time() > self._until:
                 raise _LaterError
             piece = tokens[at : at + _PIECE]
-            if not matcher.consume_tokens(piece):
+            if self._ended or not self.constraint.ends.isdisjoint(piece):
+                self._consume_ends(piece, tokens[at:])
+            elif matcher.consume_tokens(piece):
+                self._text += piece
+            else:
                 self._stop_before(tokens[at:])
-            self._text += piece
+
+    def _consume_ends(self, piece: list[int], rest: list[int]) -> None:
+        """Consume tokens, one of which may end the text, or has: a matcher takes no more then.
+
+        It would take some if they came together, and what is allowed must not hang on that. They
+        are the first of `rest`.
+        """
+        matcher = self._matcher
+        assert matcher is not None
+        for index, token in enumerate(piece):
+            ends = token in self.constraint.ends
+            if self._ended and not ends:
+                raise GrammarError(Errno.EINVAL, "the text does not fit: it has ended")
+            if self._ended or (ends and (matcher.is_accepting() or matcher.is_stopped())):
+                self._ended += 1
+            elif not matcher.consume_tokens([token]):
+                self._stop_before(rest[index:])
+            self._text.append(token)
 
     def _stop_before(self, rest: list[int]) -> NoReturn:
         """Say why a token cannot be consumed, the first of these."""
@@ -331,6 +360,11 @@ class Guide:
         matcher, era, walk = self._matcher, self._era, self._grammar.walk
         assert matcher is not None
         assert era is not None
+        if self._ended:
+            mask[:] = 0
+            for token in self.constraint.ends:
+                mask[token // 32] |= np.uint32(1 << token % 32)
+            return
         state = self._walk_on(walk) if walk is not None else NOTHING
         last = self._text[-1] if self._text else -1
         known = walk.mask(state, last) if walk is not None else None
@@ -360,7 +394,7 @@ class Guide:
         if self._told is None or len(whole) >= len(self._told):
             self._told = np.array(whole, np.uint32)
         self._matcher, self._text, self._before = None, [], b""
-        self._stated = 0
+        self._stated = self._ended = 0
         if grammar.era is era:
             alone = era.begun <= 1 and not era.masks
             if alone or self._renewals == _RENEWALS_MAX:

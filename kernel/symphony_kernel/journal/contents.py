@@ -144,7 +144,7 @@ MANY: Final = (
         {
             **_as(None, "_matcher", "_told", "_era"),
             **_as(0.0, "_until", "ended", "spent"),
-            **_as(0, "_late", "_renewals", "_state", "_state_era", "_stated"),
+            **_as(0, "_ended", "_late", "_renewals", "_state", "_state_era", "_stated"),
             **_as(b"", "_before"),
             **_as(False, "_again"),
             "_text": list,

@@ -82,6 +82,46 @@ def test_a_text_that_does_not_fit_is_an_error_and_harms_no_other(vocabulary: Voc
     assert len(masked(guide(made, []), 0, ids_of("a")))
 
 
+@pytest.mark.parametrize(
+    ("kind", "grammar", "text"),
+    [
+        (Kind.REGEX, "ab[0-9]", "ab7"),  # nothing can follow
+        (Kind.REGEX, "[ab]*", "abab"),
+        (Kind.LARK, 'start: ("ab" | "c")*', "abcab"),
+        (Kind.JSON_SCHEMA, '{"enum": ["yes", "no"]}', '"yes"'),
+    ],
+)
+@pytest.mark.parametrize("kept", [False, True])
+def test_behind_an_end_are_ends_alone_however_one_came_there(
+    vocabulary: Vocabulary, kind: Kind, grammar: str, text: str, kept: bool
+) -> None:
+    made = constraint(vocabulary, kind, grammar)
+    ids = ids_of(text)
+    whole = [*ids, EOS, EOS, EOS]
+    mask = np.zeros(WORDS, np.uint32)
+    for seed in range(12):
+        chance = random.Random(seed)
+        follows, start = guide(made, [], kept=kept), 0
+        while start < len(whole):
+            end = chance.randint(start + 1, len(whole))
+            allowed = masked(follows, start, whole[start:end]).tolist()
+            assert EOS in allowed or end < len(ids)
+            if end > len(ids):
+                assert allowed == [EOS]
+            start = end
+            if chance.random() < 0.2:  # a row that was computed in vain
+                start = chance.randrange(end + 1)
+        back = chance.randrange(len(ids))
+        fresh = masked(guide(made, ids[:back]), back, ids[back:]).tolist()
+        assert masked(follows, back, ids[back:]).tolist() == fresh
+        wrong = np.array([*ids[back:], EOS, ids[0]], np.uint32)
+        error = follows.fill(back, wrong, mask)
+        assert error is not None
+        assert error.errno is Errno.EINVAL
+    early = guide(made, []).fill(0, np.array([*ids[:1], EOS], np.uint32), mask)
+    assert (early is None) == (kind is not Kind.JSON_SCHEMA and grammar != "ab[0-9]")
+
+
 def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) -> None:
     """All its texts share them: no text may fail because of the others."""
     made = constraint(vocabulary, Kind.REGEX, "(.*x.{200}y.*)+")
