@@ -103,6 +103,16 @@ def test_old_libraries_go(empty: Path) -> None:
     assert {"modules-8.so", "modules-8.sha256"} <= left
 
 
+def test_a_library_that_another_process_removes_meanwhile_is_no_fault(empty: Path) -> None:
+    for number in range(9):
+        (empty / f"modules-{number}.so").write_bytes(b"x")
+    (empty / "modules-gone.so").symlink_to(empty / "nowhere")  # is listed, and not to be looked at
+    build._remove_others(empty / "modules-8.so")
+    left = {path.name for path in empty.iterdir()}
+    assert len(left) == 4
+    assert "modules-gone.so" not in left
+
+
 def test_nothing_that_is_interpreted_inherits_from_what_is_compiled() -> None:
     compiled, wrong = compiled_modules(), []
     assert "symphony_kernel.scheduler.scheduler" in compiled

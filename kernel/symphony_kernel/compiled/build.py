@@ -131,7 +131,15 @@ def _compiler() -> str:
 
 def _remove_others(target: Path) -> None:
     """Remove the oldest libraries: each change of a source leads to another one."""
-    there = sorted(target.parent.glob("modules-*.so"), key=lambda path: -path.stat().st_mtime)
+    there = sorted(target.parent.glob("modules-*.so"), key=_age)
     for old in there[_KEPT:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".sha256").unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    """Return by what libraries are ordered, newest first; one that has gone was an old one."""
+    try:
+        return -path.stat().st_mtime
+    except FileNotFoundError:  # another process has compiled, too, and removes as well
+        return 0.0
