@@ -15,7 +15,7 @@ _PACKAGES = ("", "journal", "kvfs", "kvfs/lineage", "protocol", "scheduler")
 # to an operator. What stands here may not inherit from what does not.
 _INTERPRETED = (
     "__init__", "__main__", "cache", "configuration", "counters", "durability", "kernel_options",
-    "fine_loop", "kv_requests", "server", "stalls", "upkeep",
+    "fine_loop", "kv_requests", "memory", "server", "stalls", "upkeep",
     "journal/__init__", "journal/contents", "journal/keeper", "journal/log", "journal/replay",
     "journal/store",
     "kvfs/__init__", "kvfs/disk", "kvfs/disk_work", "kvfs/loading", "kvfs/places", "kvfs/saving",

@@ -13,6 +13,7 @@ from symphony_kernel.kvfs.disk import Spill
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.kvfs.spilling import DiskTier
 from symphony_kernel.kvfs.tiers import Tiers
+from symphony_kernel.memory import available_bytes
 from symphony_kernel.protocol.limits import (
     HOST_POOL_MEMORY_SHARE,
     PAGE_TOKENS,
@@ -90,14 +91,10 @@ def pages_of(tokens: int | None) -> int:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that could be had now without swapping."""
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            name, value = line.split(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    """Return the bytes of memory that could be had now, within the limits of cgroups."""
+    found = available_bytes()
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    return half if found is None else found
 
 
 def open_disk(kvfs: "KVFS", executor: Executor, places: Places) -> None:
