@@ -132,6 +132,8 @@ KINDS = {
     "prompts": Kind(PROMPTS, 8),
 }
 UPLOADS, ALL = "uploads", "all"
+CALL_US = 100.0  # of the kernel's thread, for a call on a KV file
+CALLS = f"files, {CALL_US:.0f} us a call"
 
 
 # -- The victim ------------------------------------------------------------------------------------
@@ -351,8 +353,8 @@ def benchmark_virtual() -> dict[str, dict[str, dict[str, float]]]:
         for wish, wanted in WANTED.items():
             share = fair(device, wanted)
             rows = {}
-            for flood, programs in {"nobody": [], **FLOODS}.items():
-                got = simulate(device, wanted, programs)
+            for flood, programs in {"nobody": [], **FLOODS, CALLS: FLOODS["files"]}.items():
+                got = simulate(device, wanted, programs, call_us=CALL_US * (flood == CALLS))
                 rate, _, p99 = got.worse(share)
                 rows[flood] = {
                     "tokens_s": got.rate, "p99_ms": got.p99_ms, "first_ms": got.first_ms,
