@@ -49,13 +49,15 @@ class StepLimits:
     lot_ms: float = 0.0
 
 
-@dataclass(slots=True, eq=False)
 class Part:
     """A work's share of a step: its tokens [start, start + count)."""
 
-    work: Work
-    start: int
-    count: int
+    __slots__ = ("count", "start", "work")
+
+    def __init__(self, work: Work, start: int, count: int) -> None:
+        self.work = work
+        self.start = start
+        self.count = count
 
 
 @dataclass(slots=True, eq=False)

@@ -56,21 +56,26 @@ class Caution:
     vain: int = 24  # and a row that was computed for nothing: about 4% of rows may be
 
 
-@dataclass(slots=True, eq=False)
 class Guess:
     """One pred that may come: of one token, at entry `start` of its line's file."""
 
-    line: "Line"
-    start: int
-    token: int = -1  # known when it is open
-    open: bool = False  # the pred before it has ended well, and the file is as it left it
-    draft: "Draft | None" = None  # that computes it; None: nothing does
-    row: int = 0  # of the draft
-    frame: int = -1  # of its entry's page
-    moved: int = 0  # the pool's count when its row was made
-    work: Work | None = None  # that has claimed it
-    result: bytes | SyscallError | None = None  # while nobody has claimed it
-    dropped: bool = False
+    __slots__ = (
+        "draft", "dropped", "frame", "line", "moved", "open", "result", "row", "start", "token",
+        "work",
+    )  # fmt: skip
+
+    def __init__(self, line: "Line", start: int) -> None:
+        self.line = line
+        self.start = start
+        self.token = -1  # known when it is open
+        self.open = False  # the pred before it has ended well, and the file is as it left it
+        self.draft: Draft | None = None  # that computes it; None: nothing does
+        self.row = 0  # of the draft
+        self.frame = -1  # of its entry's page
+        self.moved = 0  # the pool's count when its row was made
+        self.work: Work | None = None  # that has claimed it
+        self.result: bytes | SyscallError | None = None  # while nobody has claimed it
+        self.dropped = False
 
 
 @dataclass(slots=True, eq=False)

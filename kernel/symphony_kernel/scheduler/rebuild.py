@@ -130,7 +130,7 @@ class Rebuild:
         bench = None if step.in_place else self._lay_out(step)
         table = self._file.rebuild_table if bench is None else bench.table
         parents = None if step.parents is None else tuple(step.parents.tolist())
-        return Work(
+        work = Work(
             instance=target.instance,
             root=target.root,
             tenant=target.tenant,
@@ -141,9 +141,9 @@ class Rebuild:
             options=_NOTHING if parents is None else PredOptions(get=Get.NONE, parents=parents),
             done=done,
             weight=target.weight,
-            reserved=True,
-            rebuilds=True,
         )
+        work.reserved = work.rebuilds = True
+        return work
 
     def computed(self) -> None:
         """The row was computed: the file's pages that are whole now are no longer hollow."""

@@ -6,8 +6,9 @@ file. A pred is atomic: its entries exist once all of it has been computed, or n
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
+
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.protocol.errno import Errno
@@ -56,7 +57,7 @@ class WorkFile(Protocol):
         """Give back the room after the present entries."""
 
 
-@dataclass(slots=True, eq=False)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Work:
     """One pred: what is to be computed, and how far it has come.
 
@@ -65,34 +66,54 @@ class Work:
     called for work that `Scheduler.forget` drops.
     """
 
-    instance: int
-    root: int  # the LIP: a run and its children share one queue
-    tenant: str
-    seq: int
-    file: WorkFile
-    tokens: UInt32  # [n], n > 0, ids below the vocabulary's size
-    positions: Int32  # [n], below max_context
-    options: PredOptions
-    done: Callable[[bytes | int], None]
-    seed: int = 0  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
-    weight: float = 1.0  # of the LIP among its tenant's
-    number: int = 0  # of those that were ever made
-    course: "Course | None" = None  # of one that is submitted again as soon as it has ended
-    guide: "Guide | None" = None  # of one under a constraint
+    # No dataclass: each token makes one, and what makes a dataclass is never compiled.
+    __slots__ = (
+        "computed", "count", "course", "done", "file", "finished", "guide", "instance", "number",
+        "options", "passed", "placed", "positions", "rebuild", "rebuilds", "reserved", "result",
+        "root", "seed", "seq", "tenant", "tokens", "weight",
+    )  # fmt: skip
 
-    # --- Only the scheduler touches what follows ---
-    reserved: bool = False  # the file has room for all n tokens
-    count: int = field(init=False)  # of tokens
-    placed: int = 0  # tokens that steps have got, whether computed already or not
-    computed: int = 0  # tokens of steps that have ended
-    passed: int = 0  # steps that were formed while it waited for pages
-    finished: bool = False  # done, cancelled or forgotten: a step's result is dropped
-    rebuild: "Work | None" = None  # what is computed again before this
-    rebuilds: bool = False  # it is one: it appends nothing, and its end is nobody's answer
-    result: bytearray | None = field(default=None, repr=False)  # of a chunked pred
-
-    def __post_init__(self) -> None:
-        self.count = len(self.tokens)
+    def __init__(
+        self,
+        instance: int,
+        root: int,
+        tenant: str,
+        seq: int,
+        file: WorkFile,
+        tokens: UInt32,
+        positions: Int32,
+        options: PredOptions,
+        done: Callable[[bytes | int], None],
+        seed: int = 0,
+        weight: float = 1.0,
+        number: int = 0,
+        course: "Course | None" = None,
+        guide: "Guide | None" = None,
+    ) -> None:
+        self.instance = instance
+        self.root = root  # the LIP: a run and its children share one queue
+        self.tenant = tenant
+        self.seq = seq
+        self.file = file
+        self.tokens = tokens  # [n], n > 0, ids below the vocabulary's size
+        self.positions = positions  # [n], below max_context
+        self.options = options
+        self.done = done
+        self.seed = seed  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
+        self.weight = weight  # of the LIP among its tenant's
+        self.number = number  # of those that were ever made
+        self.course = course  # of one that is submitted again as soon as it has ended
+        self.guide = guide  # of one under a constraint
+        # --- Only the scheduler touches what follows ---
+        self.reserved = False  # the file has room for all n tokens
+        self.count = len(tokens)
+        self.placed = 0  # tokens that steps have got, whether computed already or not
+        self.computed = 0  # tokens of steps that have ended
+        self.passed = 0  # steps that were formed while it waited for pages
+        self.finished = False  # done, cancelled or forgotten: a step's result is dropped
+        self.rebuild: Work | None = None  # what is computed again before this
+        self.rebuilds = False  # it is one: it appends nothing, and its end is nobody's answer
+        self.result: bytearray | None = None  # of a chunked pred
 
     def renew(self, token: UInt32, position: Int32) -> None:
         """Become a pred of one token ([1], [1]), behind this one: a generation's next step."""
