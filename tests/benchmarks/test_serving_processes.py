@@ -10,9 +10,11 @@ import pytest
 
 from benchmarks.serving import processes
 
-# A parent that computes, with a child that does; the child ignores SIGTERM.
+# A parent that computes, with a child that does; the child ignores SIGTERM. Neither outlives a
+# killed test for long: they may take a minute of processor time.
 BUSY = """
-import signal, subprocess, sys
+import resource, signal, subprocess, sys
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 child = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\\nwhile True: pass"
 subprocess.Popen([sys.executable, "-c", child])
 while True: pass
