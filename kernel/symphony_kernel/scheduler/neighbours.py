@@ -56,8 +56,10 @@ class Neighbours:
         It has `weight` in its tenant.
         """
         over = self._shares.called(tenant, seconds, now)
-        if self._decoded:
+        if self._decodes_lately(now):
             self._calls[tenant] = min(self._calls.get(tenant, 0.0) + seconds, _REST_SECONDS_MAX)
+        elif self._calls:
+            self._calls.clear()  # nobody has waited for them
         if self._queue.knows(root):
             tokens = seconds / (self._costs.token_seconds or _CALLS_TOKEN_SECONDS)
             self._queue.charge(root, tenant, weight, tokens)
@@ -66,6 +68,10 @@ class Neighbours:
     def wait(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
         return self._shares.wait(tenant, now)
+
+    def _decodes_lately(self, now: float) -> bool:
+        since = now - RECENT_SECONDS
+        return any(at > since for at in self._decoded.values())
 
     def _busy(self, now: float) -> Set[str]:
         """Return the tenants that have something on the device, or had lately."""

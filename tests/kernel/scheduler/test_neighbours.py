@@ -7,6 +7,7 @@ import pytest
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.protocol.messages import Op
 
+from tests.support.floods import take_time
 from tests.support.kernels import A, Rig, Worker, ids, start, tokens, with_kernel
 
 STEP_MS = 10.0
@@ -103,3 +104,33 @@ def test_no_prompt_is_lost() -> None:
             await rig.gateway.end(instance)
 
     with_kernel(test, pages=2_048, costs=COSTS)
+
+
+def test_calls_made_while_nobody_decoded_are_paid_by_no_prompt_that_comes_later() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, 1, tenant="victim")
+        for instance, tenant in ((2, "other"), (3, "files")):
+            await start(rig, instance, tenant=tenant)
+            await worker.pred(instance, A, PROMPT)
+        before = await _prompt_seconds(worker)
+        await asyncio.sleep(2)
+        take_time(rig.kernel, 1_000)
+        for fork in range(A + 1, A + 801):  # nearly a second of them, beside nobody
+            worker.tell(3, Op.KV_FORK, fork, A)
+            assert await worker.call(3, Op.KV_CLOSE, fork) == 0
+        assert await _prompt_seconds(worker) <= 1.2 * before
+
+    with_kernel(test, pages=2_048, costs=COSTS)
+
+
+async def _prompt_seconds(worker: Worker) -> float:
+    """Return how long a prompt of the second tenant's takes beside the first one's stream."""
+    now = asyncio.get_running_loop().time
+    await worker.call(2, Op.KV_TRUNCATE, A, 0)
+    stream = asyncio.ensure_future(decode(worker, 1, 100))
+    await asyncio.sleep(0.1)
+    began = now()
+    await worker.pred(2, A, PROMPT)
+    took = now() - began
+    await stream
+    return took
