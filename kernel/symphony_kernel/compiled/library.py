@@ -22,7 +22,7 @@ _INTERPRETED = (
     "kvfs/spilling", "kvfs/tasks", "kvfs/transfers",
     "kvfs/lineage/__init__", "kvfs/lineage/packing", "kvfs/lineage/planning",
     "protocol/__init__", "protocol/errno", "protocol/heartbeat", "protocol/limit_table",
-    "protocol/limits", "protocol/messages",
+    "protocol/limits", "protocol/messages", "protocol/slices",
     "scheduler/__init__", "scheduler/clock",
 )  # fmt: skip
 _LEFT_OUT = ("tiny_model",)  # of whose sources nothing follows

@@ -30,6 +30,7 @@ from symphony_kernel.protocol.limits import (
     CONSTRAINT_MEMORY_BYTES_MAX,
     CONSTRAINT_WALL_SECONDS_MAX,
 )
+from symphony_kernel.protocol.slices import set_slice
 
 _LENGTH: Final = struct.Struct("<I")
 # What it may see of the environment: where Python and its packages are, nothing else.
@@ -111,6 +112,7 @@ def _yield_processor(pid: int) -> None:
     """Let the kernel, and who waits for it, have the processors before a process and its forks."""
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
     os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    set_slice(0.0, pid)
 
 
 def _close(pipe: Any) -> None:
