@@ -15,10 +15,13 @@ import resource
 import signal
 import struct
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
+from symphony_kernel.protocol.bucket import Bucket
 from symphony_kernel.protocol.limits import (
     COMPILE_CPU_SECONDS_MAX,
     COMPILE_MEMORY_BYTES_MAX,
@@ -32,6 +35,7 @@ from symphony_runtime.containment import PR_SET_PDEATHSIG, contain
 from symphony_runtime.worker.sandbox import cache_identity
 
 __all__ = [
+    "CompileTime",
     "Compiled",
     "Compiler",
     "CompilerFault",
@@ -45,6 +49,10 @@ __all__ = [
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, beside the workers'
 _NICENESS = 10  # the other roles come first: about nine times as much of a processor
+# Seconds of compiling that a tenant may have, and gets back in a second. Past them, beside others,
+# its compilers run while nobody wants a processor, where the system knows of such processes.
+_SECONDS_MAX, _SECONDS_BACK = 3.0, 0.05
+_PATIENT_AT_ONCE = 1  # of such: they may take long, and hold up no others
 _REQUIRED = "--require-containment"
 _FUNCTIONS = "--functions="  # how many a program may define
 _FUNCTION_WORDS = re.compile(r"the program has \d+ functions; ")
@@ -82,19 +90,68 @@ class Compiled:
     artefact: bytes
 
 
+class CompileTime:
+    """Who has compiled for long lately, by tenants; `now` tells seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._left: dict[str, Bucket] = {}  # of those that do not have all of it
+
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._left)
+
+    def spent(self, tenant: str) -> bool:
+        """Whether a tenant has had its seconds: it may compile as long as it likes, patiently."""
+        bucket = self._left.get(tenant)
+        return bucket is not None and bucket.level(self._now()) < 1.0
+
+    def took(self, tenant: str, seconds: float) -> None:
+        """A tenant's compilation has taken so long, before others that wanted processors."""
+        now = self._now()
+        self._left = {
+            name: each for name, each in self._left.items() if each.level(now) < each.size
+        }
+        bucket = self._left.setdefault(tenant, Bucket(_SECONDS_MAX, _SECONDS_BACK, now))
+        bucket.take(seconds, now)
+
+
 class Compiler:
-    """Compiles a bounded number of programs at a time; further ones wait their turn."""
+    """Compiles a bounded number of programs at a time; further ones wait their turn.
+
+    Those of a tenant that has compiled for long lately have turns of their own while others are
+    `beside` it, and no processor that somebody else wants.
+    """
 
     def __init__(
-        self, at_once: int = COMPILES_AT_ONCE_MAX, *, require_containment: bool = False
+        self,
+        at_once: int = COMPILES_AT_ONCE_MAX,
+        *,
+        require_containment: bool = False,
+        times: CompileTime | None = None,
+        beside: Callable[[str], bool] = lambda _tenant: False,
     ) -> None:
+        """`beside` says whether a tenant is not alone: others have something running."""
         self._turns = asyncio.Semaphore(at_once)
+        self._patient_turns = asyncio.Semaphore(_PATIENT_AT_ONCE)
+        self._times = CompileTime() if times is None else times
+        self.beside = beside
         self._options = [_REQUIRED] if require_containment else []
 
-    async def compile(self, wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> Compiled:
-        """Compile one program of so many functions; raises as `compile_program` does."""
+    async def compile(
+        self, wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX, tenant: str = ""
+    ) -> Compiled:
+        """Compile a tenant's program of so many functions; raises as `compile_program` does."""
+        options = [*self._options, f"{_FUNCTIONS}{functions_max}"]
+        if self._times.spent(tenant) and self.beside(tenant):
+            async with self._patient_turns:
+                return await compile_program(wasm, *options, patient=True)
         async with self._turns:
-            return await compile_program(wasm, *self._options, f"{_FUNCTIONS}{functions_max}")
+            began = time.monotonic()
+            try:
+                return await compile_program(wasm, *options)
+            finally:
+                self._times.took(tenant, time.monotonic() - began)
 
 
 def is_too_many_functions(problem: str) -> bool:
@@ -102,8 +159,10 @@ def is_too_many_functions(problem: str) -> bool:
     return _FUNCTION_WORDS.match(problem) is not None
 
 
-async def compile_program(wasm: bytes, *options: str) -> Compiled:
+async def compile_program(wasm: bytes, *options: str, patient: bool = False) -> Compiled:
     """Validate and compile a program in a limited child process, which gets the options.
+
+    It runs while nobody else wants a processor where it is `patient`.
 
     Raises:
         ProgramError: the program breaks a rule, or its compilation a limit.
@@ -121,7 +180,7 @@ async def compile_program(wasm: bytes, *options: str) -> Compiled:
         stderr=asyncio.subprocess.PIPE,
         env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
     )
-    yield_processor(child.pid)
+    yield_processor(child.pid, wholly=patient)
     try:
         async with asyncio.timeout(COMPILE_WALL_SECONDS_MAX):
             out, err = await child.communicate(wasm)
@@ -134,16 +193,21 @@ async def compile_program(wasm: bytes, *options: str) -> Compiled:
     return _result(child.returncode or 0, out, err)
 
 
-def yield_processor(pid: int) -> None:
+def yield_processor(pid: int, *, wholly: bool = False) -> None:
     """Let everybody else have the processors before a process that has just been started.
 
     Not by the process itself: to start Python is a good part of what it costs. It counts beside
     processes of the same session alone where the system shares by sessions, so it has none of its
-    own.
+    own. `wholly`: on Linux it has what nobody else wants. A nice process goes on for a while when a
+    thread wakes that comes first, or has that thread go to another processor; such a one does not.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
-    with contextlib.suppress(ProcessLookupError):  # it has ended
+    # It has ended, or is another user already, and this one may not make others' processes nice.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, niceness)
+        if wholly and sys.platform == "linux":
+            with contextlib.suppress(PermissionError):  # it is nice all the same
+                os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _result(code: int, out: bytes, err: bytes) -> Compiled:

@@ -19,6 +19,8 @@ from symphony_runtime.compiler import (
     Compiled,
     Compiler,
     CompilerFault,
+    CompileTime,
+    Manifest,
     ProgramError,
     compile_program,
 )
@@ -265,3 +267,74 @@ def test_an_artefact_is_for_one_engine() -> None:
     assert name == cache_identity()
     assert not any(ENGINE_SETTINGS[proposal] for proposal in PROPOSALS_OFF)
     assert ENGINE_SETTINGS["epoch_interruption"] is True
+
+
+# -- Who has compiled for long ---------------------------------------------------------------------
+def test_a_tenant_has_had_its_seconds_until_some_have_come_back() -> None:
+    clock = [100.0]
+    times = CompileTime(lambda: clock[0])
+    times.took("a", 1.5)
+    assert not times.spent("a")
+    times.took("a", 9.0)
+    assert times.spent("a")
+    assert not times.spent("b")
+    clock[0] += 169.0
+    assert times.spent("a")
+    clock[0] += 2.0
+    assert not times.spent("a")
+    clock[0] += 40.0
+    times.took("b", 0.1)
+    assert len(times) == 1, "who has all of it is forgotten"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is nice, as all of them are")
+def test_past_its_seconds_it_compiles_while_nobody_else_wants_a_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside others only; and neither their turns nor their processors are taken."""
+    script = tmp_path / "compiler"
+    script.write_text(
+        f"#!{sys.executable}\nimport os, sys\nsys.stdin.buffer.read()\n"
+        "sys.exit(f'policy {os.sched_getscheduler(0)}')\n"
+    )
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    times, others = CompileTime(lambda: 0.0), {"b"}
+    made = Compiler(times=times, beside=lambda tenant: bool(others - {tenant}))
+    usual = os.sched_getscheduler(0)
+
+    def policy(tenant: str) -> int:
+        with pytest.raises(CompilerFault) as caught:
+            asyncio.run(made.compile(wasm(f"(module {MEMORY} {START})"), tenant=tenant))
+        return int(str(caught.value).rsplit(maxsplit=1)[-1])
+
+    assert policy("a") == usual
+    times.took("a", 60.0)
+    assert policy("a") == os.SCHED_IDLE
+    assert policy("b") == usual
+    others.clear()
+    assert policy("a") == usual
+
+
+def test_who_has_had_its_seconds_takes_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        waiting, go_on = asyncio.Event(), asyncio.Event()
+
+        async def compile_(_wasm: bytes, *_: str, patient: bool = False) -> Compiled:
+            if patient:
+                waiting.set()
+                await go_on.wait()
+            return Compiled(Manifest((), (), ()), b"patient" if patient else b"usual")
+
+        monkeypatch.setattr(compiler, "compile_program", compile_)
+        times = CompileTime(lambda: 0.0)
+        times.took("a", 60.0)
+        made = Compiler(at_once=1, times=times, beside=lambda _tenant: True)
+        slow = asyncio.create_task(made.compile(b"", tenant="a"))
+        await waiting.wait()
+        async with asyncio.timeout(20):
+            assert (await made.compile(b"", tenant="b")).artefact == b"usual"
+        go_on.set()
+        assert (await slow).artefact == b"patient"
+
+    asyncio.run(scenario())

@@ -113,6 +113,7 @@ async def serve(
             store, programs, channels, config, boot, retention, outside, admission, administration,
             limits, figures,
         )  # fmt: skip
+        compiler.beside = lambda tenant: bool(runs.live_by_tenant().keys() - {tenant})
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
         administration.attach(runs)

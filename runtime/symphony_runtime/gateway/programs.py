@@ -349,7 +349,7 @@ class Programs:
 
         async def compile_in_turn() -> Compiled:
             async with self._turns.of(tenant):
-                return await self._compiler.compile(wasm, functions_max)
+                return await self._compiler.compile(wasm, functions_max, tenant)
 
         work = asyncio.ensure_future(compile_in_turn())
         under_way = self._compiling.setdefault(tenant, set())

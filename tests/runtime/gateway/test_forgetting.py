@@ -137,10 +137,10 @@ class Gate(Compiler):
         super().__init__()
         self.began, self.open = asyncio.Event(), asyncio.Event()
 
-    async def compile(self, wasm: bytes, functions_max: int = 1_000) -> Compiled:
+    async def compile(self, wasm: bytes, functions_max: int = 1_000, tenant: str = "") -> Compiled:
         self.began.set()
         await self.open.wait()
-        return await super().compile(wasm, functions_max)
+        return await super().compile(wasm, functions_max, tenant)
 
 
 def test_the_next_tenant_of_the_name_finds_nothing(tmp_path: Path) -> None:

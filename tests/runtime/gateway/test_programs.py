@@ -18,9 +18,9 @@ class CountingCompiler(Compiler):
         super().__init__()
         self.compiled = 0
 
-    async def compile(self, wasm: bytes, functions_max: int = 0) -> Compiled:
+    async def compile(self, wasm: bytes, functions_max: int = 0, tenant: str = "") -> Compiled:
         self.compiled += 1
-        return await super().compile(wasm, functions_max)
+        return await super().compile(wasm, functions_max, tenant)
 
 
 def with_programs(

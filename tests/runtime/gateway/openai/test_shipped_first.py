@@ -19,12 +19,12 @@ class FailingCompiler(Compiler):
         self.left = failures
         self.compiled = 0
 
-    async def compile(self, wasm: bytes, functions_max: int = 0) -> Compiled:
+    async def compile(self, wasm: bytes, functions_max: int = 0, tenant: str = "") -> Compiled:
         self.compiled += 1
         if self.left:
             self.left -= 1
             raise ProgramError(["no room"])
-        return await super().compile(wasm, functions_max)
+        return await super().compile(wasm, functions_max, tenant)
 
 
 async def asked(folder: Path, compiler: FailingCompiler) -> None:
