@@ -17,14 +17,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final, Protocol
 
 from symphony_kernel.process_table import Instance
+from symphony_kernel.protocol.limits import TENANT_HELD_BYTES_MAX, TENANT_HELD_CALLS_MAX
 
 _LOOK_SECONDS: Final = 1e-4  # of calls, before it is asked whether they are too many
 _PREEMPTED_SECONDS: Final = 5e-4  # of calls: others may have had the processor meanwhile
 _RELEASE_SECONDS: Final = 0.005  # of calls that go on at once, even where nobody else wants to
-_HELD_CALLS_MAX: Final = 65_536  # of one tenant: past it the oldest are executed, whatever follows
-_HELD_BYTES_MAX: Final = 64 << 20
-_CALL_BYTES: Final = 256  # of a call without its long arguments, about
-_ITEM_BYTES: Final = 64  # of a list's item: ranges, grants
+_ITEM_BYTES: Final = 64  # of a value without what it holds, about
+_DEPTH: Final = 3  # of lists: a call's, its grants, and what is said of one
+_PLAIN: Final = frozenset((type(None), bool, int, float))
 _SOMEBODY: Final = 1  # an instance, where it is known whose tenant it is
 
 
@@ -56,7 +56,7 @@ class HeldCalls:
     # What belongs to the process, and is not kept.
     OWN: ClassVar = (
         "witness", "_get", "_find", "_work", "_meter", "_now", "_cpu", "_due", "_timers", "_who",
-        "_spent", "_mark", "_callers", "_ended",
+        "_spent", "_mark", "_callers", "_ended", "calls_max",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +76,7 @@ class HeldCalls:
         self._meter, self._now, self._cpu = meter, now, cpu
         self._due: Callable[[str], None] = self.release
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.calls_max: int = TENANT_HELD_CALLS_MAX  # of one tenant
         self.witness: CallWitness | None = None
         # By tenants: calls and their bytes. Who stands here has had its share.
         self.queues: dict[str, deque[list[Any]]] = {}
@@ -105,7 +106,11 @@ class HeldCalls:
             if self._who is not None and caller.lip is not self._who.lip:
                 self._charge(position, last)
             if queues and caller.tenant.name in queues:
-                self._put(caller, call)
+                size = _size(call)
+                if size >= 0:
+                    self._put(caller, call, size)
+                else:  # refused in any case: nothing that is kept shall be anything
+                    self._work(caller, call)
                 last = now()
                 continue
             counts = self._work(caller, call)
@@ -173,13 +178,13 @@ class HeldCalls:
         if caller is not None:
             self._hold(caller.tenant.name)
 
-    def _put(self, caller: Instance, call: list[Any]) -> None:
-        """Let a call wait; where too many do, the first go on, and are charged all the same."""
+    def _put(self, caller: Instance, call: list[Any], size: int) -> None:
+        """Let a call of so many bytes wait; past the limit the first go on, and are charged."""
         tenant = caller.tenant.name
         queue = self.queues[tenant]
         queue.append(call)
-        self.sizes[tenant] += _size(call)
-        while len(queue) > _HELD_CALLS_MAX or self.sizes[tenant] > _HELD_BYTES_MAX:
+        self.sizes[tenant] += size
+        while len(queue) > self.calls_max or self.sizes[tenant] > TENANT_HELD_BYTES_MAX:
             began = self._now()
             self._take(tenant, queue)
             now = self._now()
@@ -256,18 +261,26 @@ class HeldCalls:
         return self._tell(caller, spent, now)
 
     def _tell(self, caller: Instance, seconds: float, now: float) -> bool:
-        if self._meter is None:
-            return False
+        witness = self.witness
+        if self._meter is None or (witness is not None and witness.replaying):
+            return False  # a replay makes no pauses: who waited then is in the record
         lip, tenant = caller.lip, caller.tenant.name
         return self._meter.called(lip.root, tenant, lip.weight, seconds, now)
 
 
-def _size(call: list[Any]) -> int:
-    """Return how many bytes a call takes that waits, about."""
-    size = _CALL_BYTES
-    for given in call:
-        if isinstance(given, bytes | str):
-            size += len(given)
-        elif isinstance(given, list):
-            size += _ITEM_BYTES * len(given)
+def _size(value: Any, depth: int = _DEPTH) -> int:
+    """Return how many bytes a call takes that waits, about; -1: no call has such arguments."""
+    kind = type(value)
+    if kind is bytes or kind is str:
+        return _ITEM_BYTES + len(value)
+    if kind is not list:
+        return _ITEM_BYTES if kind in _PLAIN else -1
+    if not depth:
+        return -1
+    size = _ITEM_BYTES
+    for item in value:
+        own = _size(item, depth - 1)
+        if own < 0:
+            return -1
+        size += own
     return size

@@ -139,7 +139,7 @@ class Kernel:
         )
         self.constraints = syscalls.constraints
         self.happenings["compiled"] = self.constraints.compiled
-        self.happenings["released"] = syscalls.held.release
+        self.happenings["released"] = syscalls.release
         self.happenings |= self._durability.serve(
             syscalls.named, self._answer_gateway, self._turn_over
         )

@@ -114,12 +114,11 @@ class Syscalls:
         clock = clock or RealClock()
         cpu = time.thread_time if isinstance(clock, RealClock) else None
         self.held = HeldCalls(processes.get, self._caller, self._work, meter, clock.now, cpu)
-        if happen is not None:
-            self.held.serve(partial(_release, happen))
+        self.held.serve(self.release if happen is None else partial(_release, happen))
         self._table = self._entries()
         self._calls = 0
         self._dropped = 0
-        self._listed: dict[str, int] = {}  # names told of in this frame, by tenants
+        self._listed: dict[str, int] = {}  # names told of in this frame or release, by tenants
 
     def _entries(self) -> dict[int, tuple[Handler, int]]:
         """The table: operation -> its handler, and the number of arguments that follow `seq`."""
@@ -209,6 +208,11 @@ class Syscalls:
                 result = -error.errno
             if result is not None:
                 answer(caller, seq, result)
+
+    def release(self, tenant: str) -> None:
+        """Execute calls that waited because their tenant had had its share."""
+        self._listed.clear()
+        self.held.release(tenant)
 
     def _caller(self, worker: str, call: Any) -> Instance | None:
         """Return who makes a call, if it is one of that worker's."""
@@ -502,7 +506,7 @@ class Syscalls:
         return self._list(call, self.named.list_some, *first, count)
 
     def _list(self, call: Call, listing: Callable[..., tuple[int, Result]], *given: Any) -> Result:
-        """List names, but only so many in a frame: nothing else is done until it is over."""
+        """List names, but only so many in a frame or release: all else waits until it is over."""
         tenant = call.caller.tenant.name
         listed = self._listed.get(tenant, 0)
         if listed >= TENANT_LISTED_MAX:

@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-from symphony_kernel import held_calls
+import msgpack
+from symphony_kernel.kernel import Kernel
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.messages import Op
 
@@ -86,15 +86,37 @@ def test_what_waits_goes_with_its_instance() -> None:
     _with_two(test)
 
 
-def test_of_too_many_the_first_are_executed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_calls, "_HELD_CALLS_MAX", 8)
+def test_of_too_many_the_first_are_executed_all_the_same() -> None:
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        rig.kernel._syscalls.held.calls_max = 8
+        lengths = flood(worker, 1)
+        await worker.call(2, Op.KV_LEN, A)
+        assert held(rig.kernel) <= 8
+        assert await asyncio.gather(*lengths) == [29] * FORKS
+
+    _with_two(test)
+
+
+def test_what_no_call_has_is_refused_and_not_kept() -> None:
+    deep: list[Any] = []
+    for _ in range(400):
+        deep = [deep]
 
     async def test(rig: Rig) -> None:
         worker = rig.worker
         lengths = flood(worker, 1)
         await worker.call(2, Op.KV_LEN, A)
-        assert held(rig.kernel) <= 8
+        kept = held(rig.kernel)
+        for strange in (deep, {"a": 1}, msgpack.ExtType(3, b"x"), msgpack.Timestamp(1)):
+            assert await worker.call(1, Op.KV_LEN, strange) == -Errno.EBADF
+        stage = worker.call(1, Op.STAGE, 1, [[A, 1, "x" * 100]])
+        await worker.call(2, Op.KV_LEN, A)
+        assert FORKS < held(rig.kernel) <= kept + 1
+        size = sum(rig.kernel._syscalls.held.sizes.values())
+        assert size > 64 * 5 * held(rig.kernel)
         assert await asyncio.gather(*lengths) == [29] * FORKS
+        assert await stage == 0
 
     _with_two(test)
 
@@ -135,6 +157,30 @@ def test_nobody_notices_that_the_kernel_dies_while_calls_wait(tmp_path: Path) ->
         assert await asyncio.gather(*lengths) == [29] * FORKS
         assert await worker.call(1, Op.KV_LEN, A + FORKS + 1) == -Errno.EBADF
         await gateway.check_integrity()
+
+    with_dying_kernel(tmp_path, test)
+
+
+def test_a_replay_holds_nobody_for_what_it_takes_itself(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        await _begin(rig, worker, gateway)
+        for fork in range(A + 1, A + 41):  # with pauses, which a replay makes none of
+            for instance, calls in ((1, 4), (2, 1)):
+                worker.tell(instance, Op.KV_FORK, fork, A)
+                for _ in range(calls):
+                    worker.tell(instance, Op.KV_APPEND, fork, A, 0, 1)
+            assert await worker.call(2, Op.KV_LEN, fork) == 21
+            await asyncio.sleep(0.02)
+        assert await worker.call(1, Op.KV_LEN, fork) == 24
+        make = rig.make
+
+        def make_slow() -> Kernel:
+            kernel = make()
+            take_time(kernel, CALL_US)
+            return kernel
+
+        rig.make = make_slow  # type: ignore[method-assign]
+        assert not differences(rig.recovered_image(), rig.image())
 
     with_dying_kernel(tmp_path, test)
 

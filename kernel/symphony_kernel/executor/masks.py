@@ -100,6 +100,8 @@ class Masks:
         `tokens` are the rows' only ones, for a step that was given before they were known, and
         `room` is for that many masks.
         """
+        if self._thread is None:  # before anybody waits for it: the system may refuse one
+            self._thread = self._start()
         if room is None:
             room = self._own
             room.reserve(len(guided))
@@ -108,8 +110,6 @@ class Masks:
         self._guided, self._room = guided, room
         late = None if tokens is None else [tokens[index] for index in guided]
         self._steps.put(_Step([rows[index] for index in guided], late, room))
-        if self._thread is None:
-            self._thread = self._start()
 
     def wait(self) -> RowMasks:
         """Return the masks by row; they may be used until the next step begins.

@@ -27,6 +27,10 @@ INSTANCE_HANDLES_MAX = 4_096  # KV handles of one instance; and as many grants n
 TENANT_HANDLES_MAX = 1 << 20  # of all its instances
 LIST_ITEMS_MAX = 4_096  # named files of one kv_list: more is EFBIG, ask with a longer prefix
 TENANT_LISTED_MAX = 4 * LIST_ITEMS_MAX  # names that a worker's frame lists of a tenant, about
+# Calls of one tenant that wait since it has had its share of the kernel's thread: past either the
+# oldest are executed, whatever follows.
+TENANT_HELD_CALLS_MAX = 65_536
+TENANT_HELD_BYTES_MAX = 64 << 20
 PATH_BYTES_MAX = 1_024  # of a KV file's name
 NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
