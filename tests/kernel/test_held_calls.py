@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 from symphony_kernel.kernel import Kernel
 from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limits import TENANT_LISTED_MAX
 from symphony_kernel.protocol.messages import Op
 
 from tests.support.dying import DyingRig, differences, with_dying_kernel
@@ -117,6 +118,20 @@ def test_what_no_call_has_is_refused_and_not_kept() -> None:
         assert size > 64 * 5 * held(rig.kernel)
         assert await asyncio.gather(*lengths) == [29] * FORKS
         assert await stage == 0
+
+    _with_two(test)
+
+
+def test_lists_of_names_that_waited_are_not_of_one_frame() -> None:
+    lists = TENANT_LISTED_MAX // 256 - 20  # that a frame may ask for, of what is public
+
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        frames = []
+        for _ in range(3):
+            frames += worker.calls(*[(1, Op.KV_LIST, "/public/")] * lists)
+            await asyncio.sleep(0.001)
+        assert {type(reply) for reply in await asyncio.gather(*frames)} == {bytes}
 
     _with_two(test)
 
