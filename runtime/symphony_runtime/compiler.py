@@ -53,6 +53,7 @@ _NICENESS = 10  # the other roles come first: about nine times as much of a proc
 # its compilers run while nobody wants a processor, where the system knows of such processes.
 _SECONDS_MAX, _SECONDS_BACK = 3.0, 0.05
 _PATIENT_AT_ONCE = 1  # of such: they may take long, and hold up no others
+_PATIENCE_SECONDS = 20.0  # on a machine that is never idle, too, a program is compiled some time
 _REQUIRED = "--require-containment"
 _FUNCTIONS = "--functions="  # how many a program may define
 _FUNCTION_WORDS = re.compile(r"the program has \d+ functions; ")
@@ -120,7 +121,8 @@ class Compiler:
     """Compiles a bounded number of programs at a time; further ones wait their turn.
 
     Those of a tenant that has compiled for long lately have turns of their own while others are
-    `beside` it, and no processor that somebody else wants.
+    `beside` it, and no processor that somebody else wants; when that has led to nothing for a while
+    they are as others'.
     """
 
     def __init__(
@@ -144,8 +146,9 @@ class Compiler:
         """Compile a tenant's program of so many functions; raises as `compile_program` does."""
         options = [*self._options, f"{_FUNCTIONS}{functions_max}"]
         if self._times.spent(tenant) and self.beside(tenant):
-            async with self._patient_turns:
-                return await compile_program(wasm, *options, patient=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS), self._patient_turns:
+                    return await compile_program(wasm, *options, patient=True)
         async with self._turns:
             began = time.monotonic()
             try:

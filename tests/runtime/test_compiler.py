@@ -338,3 +338,29 @@ def test_who_has_had_its_seconds_takes_nobodys_turn(monkeypatch: pytest.MonkeyPa
         assert (await slow).artefact == b"patient"
 
     asyncio.run(scenario())
+
+
+def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does who waits behind such a one."""
+    ended: list[str] = []
+
+    async def compile_(_wasm: bytes, *_: str, patient: bool = False) -> Compiled:
+        if patient:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append("patient")
+        return Compiled(Manifest((), (), ()), b"usual")
+
+    async def scenario() -> None:
+        times = CompileTime(lambda: 0.0)
+        times.took("a", 60.0)
+        made = Compiler(at_once=1, times=times, beside=lambda _tenant: True)
+        async with asyncio.timeout(20):
+            both = await asyncio.gather(*(made.compile(b"", tenant="a") for _ in range(2)))
+        assert [each.artefact for each in both] == [b"usual", b"usual"]
+
+    monkeypatch.setattr(compiler, "compile_program", compile_)
+    monkeypatch.setattr(compiler, "_PATIENCE_SECONDS", 0.05)
+    asyncio.run(scenario())
+    assert ended, "it has been ended"
