@@ -137,7 +137,7 @@ class Compiler:
         self._turns = asyncio.Semaphore(at_once)
         self._patient_turns = asyncio.Semaphore(_PATIENT_AT_ONCE)
         self._times = CompileTime() if times is None else times
-        self.beside = beside
+        self._beside = beside
         self._options = [_REQUIRED] if require_containment else []
 
     async def compile(
@@ -145,7 +145,7 @@ class Compiler:
     ) -> Compiled:
         """Compile a tenant's program of so many functions; raises as `compile_program` does."""
         options = [*self._options, f"{_FUNCTIONS}{functions_max}"]
-        if self._times.spent(tenant) and self.beside(tenant):
+        if self._times.spent(tenant) and self._beside(tenant):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PATIENCE_SECONDS), self._patient_turns:
                     return await compile_program(wasm, *options, patient=True)

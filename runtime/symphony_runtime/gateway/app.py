@@ -12,7 +12,7 @@ It stops in the opposite order: no new runs, live ones get their time, then ever
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ async def serve(
         name = gateway_name(config.data_dir)
         await _fail_left(store, config, name)
         boot, forgetting = await _enter(store, name, administration)
-        compiler = Compiler(require_containment=config.require_containment)
+        compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
         figures = RunFigures()
@@ -113,7 +113,6 @@ async def serve(
             store, programs, channels, config, boot, retention, outside, admission, administration,
             limits, figures,
         )  # fmt: skip
-        compiler.beside = lambda tenant: bool(runs.live_by_tenant().keys() - {tenant})
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
         administration.attach(runs)
@@ -304,6 +303,15 @@ def _open_vault(store: Store, config: GatewayConfig) -> Vault:
         return Vault(store, config.data_dir, now_ms)
     except VaultError as error:
         raise ConfigError(str(error)) from error
+
+
+def _compiler(config: GatewayConfig, runs: Callable[[], Runs]) -> Compiler:
+    """Return the compiler, which asks who else has something running."""
+
+    def beside(tenant: str) -> bool:
+        return bool(runs().live_by_tenant().keys() - {tenant})
+
+    return Compiler(require_containment=config.require_containment, beside=beside)
 
 
 def _open_store(config: GatewayConfig) -> Store:
