@@ -178,36 +178,10 @@ class Syscalls:
         if self.held.queues or self._processes.tenants_live > 1:
             self.held.execute(worker, calls)
             return
-        answer, live = self._turns.answer, self._processes.live
         for call in calls:
-            # Nearly all calls come through here once a token: it is written for few steps.
-            if type(call) is not list or len(call) < 3:
-                self._dropped += 1
-                continue
-            number, op, seq = call[0], call[1], call[2]
-            caller = live.get(number) if type(number) is int else None
-            if (
-                caller is None
-                or caller.worker != worker
-                or type(seq) is not int
-                or not 0 <= seq <= SEQ_MAX
-            ):
-                self._dropped += 1
-                continue
-            try:
-                if (
-                    op == _PRED
-                    and type(op) is int
-                    and len(call) == _PRED_ITEMS
-                    and seq not in caller.pending
-                ):
-                    self._pred(caller, seq, call[3], call[4], call[5], call[6])
-                    continue
-                result = self._handle(caller, op, seq, call[3:])
-            except SyscallError as error:
-                result = -error.errno
-            if result is not None:
-                answer(caller, seq, result)
+            caller = self._caller(worker, call)
+            if caller is not None:
+                self._work(caller, call)
 
     def release(self, tenant: str) -> None:
         """Execute calls that waited because their tenant had had its share."""
