@@ -35,7 +35,7 @@ def _key_routes(base: str, whose: str, one: str) -> tuple[Route, ...]:
         _route(
             "POST", f"{base}/keys", f"create{one}Key", admin.create_key,
             f"Make one of {whose} keys; it is shown this once",
-            {201: Answer("the key", "NewKey")}, problems=(400, 404, 409, 413, 415, 429),
+            {201: Answer("the key", "NewKey")}, problems=(404, 409, 413, 415, 429),
             body=("application/json", "KeyRequest"),
         ),
         _route(
@@ -46,7 +46,7 @@ def _key_routes(base: str, whose: str, one: str) -> tuple[Route, ...]:
         _route(
             "POST", f"{base}/keys/{{key}}/rotate", f"rotate{one}Key", admin.rotate_key,
             f"Make a key in place of one of {whose}, which stays for a time of grace",
-            {201: Answer("the new key", "NewKey")}, problems=(400, 404, 409), parameters=(_GRACE,),
+            {201: Answer("the new key", "NewKey")}, problems=(404, 409), parameters=(_GRACE,),
         ),
     )  # fmt: skip
 
@@ -54,12 +54,12 @@ def _key_routes(base: str, whose: str, one: str) -> tuple[Route, ...]:
 ADMIN_ROUTES: tuple[Route, ...] = (
     _route(
         "GET", "/v1/admin/tenants", "listTenants", admin.list_tenants, "List tenants",
-        {200: Answer("a page, by id", "TenantPage")}, problems=(400,), parameters=(LIMIT, AFTER),
+        {200: Answer("a page, by id", "TenantPage")}, parameters=(LIMIT, AFTER),
     ),
     _route(
         "POST", "/v1/admin/tenants", "createTenant", admin.create_tenant, "Make a tenant",
         {201: Answer("it is there, and has no key yet", "Tenant")},
-        problems=(400, 409, 413, 415, 429), body=("application/json", "TenantRequest"),
+        problems=(409, 413, 415, 429), body=("application/json", "TenantRequest"),
     ),
     _route(
         "GET", _TENANT, "getTenant", admin.get_tenant, "Show a tenant",
@@ -68,13 +68,13 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     _route(
         "PATCH", _TENANT, "changeTenant", admin.change_tenant,
         "Suspend a tenant or let it go on, give it a share of the device, bound what it may have",
-        {200: Answer("the tenant as it is now", "Tenant")}, problems=(400, 404, 413, 415, 429),
+        {200: Answer("the tenant as it is now", "Tenant")}, problems=(404, 413, 415, 429),
         body=("application/json", "TenantChange"),
     ),
     _route(
         "DELETE", _TENANT, "deleteTenant", admin.delete_tenant,
         "Forget a tenant that has no programs, runs or KV files any more, with its keys",
-        {204: Answer("forgotten; what it used stays in the books")}, problems=(400, 404, 409, 503),
+        {204: Answer("forgotten; what it used stays in the books")}, problems=(404, 409, 503),
         parameters=(Parameter("everything", "and first of all delete whatever it has", FLAG),),
     ),
     *_key_routes(_TENANT, "a tenant's", "Tenant"),
@@ -93,7 +93,6 @@ ADMIN_ROUTES: tuple[Route, ...] = (
         "GET", "/v1/admin/usage", "getUsage", admin.get_usage,
         "What tenants used, by day (UTC) on which runs ended and by tenant",
         {200: Answer("a page; or all of it, as CSV", "UsagePage", text=admin.CSV)},
-        problems=(400,),
         parameters=(
             Parameter("tenant", "only this one's"),
             Parameter("from", "the first day", _DAY),
@@ -105,7 +104,7 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     _route(
         "GET", "/v1/admin/audit", "getAudit", admin.get_audit,
         "What operators did, and what was denied to whom",
-        {200: Answer("a page, the newest first", "AuditPage")}, problems=(400,),
+        {200: Answer("a page, the newest first", "AuditPage")},
         parameters=(
             Parameter("kind", "only those", {"type": "string", "enum": ["admin", "denied"]}),
             Parameter("tenant", "only what was asked with keys of this one"),

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from symphony_kernel.protocol.limit_table import LIMITS, RUN_LIMITS
-from symphony_kernel.protocol.limits import NAME_BYTES_MAX
+from symphony_kernel.protocol.limits import NAME_BYTES_MAX, RUN_PRIORITY_MAX
 
 from symphony_runtime.gateway.admin_schemas import ADMIN_SCHEMAS
 from symphony_runtime.gateway.http import to_json
 from symphony_runtime.gateway.openai.schemas import OPENAI_SCHEMAS
-from symphony_runtime.gateway.run import FINAL, LIVE, PRIORITY_MAX, USAGE_KEYS
+from symphony_runtime.gateway.run import FINAL, LIVE, USAGE_KEYS
 
 if TYPE_CHECKING:
     from symphony_runtime.gateway.route import Answer, Parameter, Route
 
 DOCUMENT = web.AppKey("openapi", bytes)
 EVENTS = "text/event-stream"
+_PROBLEM = "application/problem+json"
+_BEFORE_ROUTES = (400, 417)  # what is no HTTP is refused before anybody looks whose path it is
 _PROBLEMS = {
     400: "the request is wrong; `detail` says how",
     401: "no key, or not a tenant's",
@@ -29,6 +31,7 @@ _PROBLEMS = {
     410: "the run of this Idempotency-Key was deleted",
     413: "the body is too large",
     415: "the body is packed (Content-Encoding)",
+    417: "an expectation (Expect) other than 100-continue",
     422: "this Idempotency-Key was another request's",
     426: "the request is no WebSocket handshake",
     429: "over the tenant's quota, or too much of its own waits; see Retry-After",
@@ -120,15 +123,12 @@ def _responses(route: "Route") -> dict[str, Any]:
     always = (500,) if route.access.value == "open" else (401, 403, 500)
     paced = (429,) if route.access.value in ("tenant", "any") else ()
     slow = (408,) if route.body is not None else ()
-    for status in sorted({*route.problems, *always, *slow, *paced}):
-        content = "application/problem+json" if route.errors == "Problem" else "application/json"
-        responses.setdefault(
-            str(status),
-            {
-                "description": _PROBLEMS[status],
-                "content": {content: {"schema": _reference(route.errors)}},
-            },
-        )
+    for status in sorted({*route.problems, *_BEFORE_ROUTES, *always, *slow, *paced}):
+        problem = {_PROBLEM: {"schema": _reference("Problem")}}
+        own = {"application/json": {"schema": _reference(route.errors)}}
+        before = problem if status in _BEFORE_ROUTES else {}
+        content = problem if route.errors == "Problem" else own | before
+        responses.setdefault(str(status), {"description": _PROBLEMS[status], "content": content})
     return responses
 
 
@@ -237,7 +237,7 @@ SCHEMAS: dict[str, Any] = {
                 "input": {"description": "a string's UTF-8 bytes, or else the JSON text"},
                 "entry": {"type": "string", "description": "the export to run"},
                 "limits": {"type": "object", "properties": _LIMITS, "additionalProperties": False},
-                "priority": {"type": "integer", "minimum": 0, "maximum": PRIORITY_MAX},
+                "priority": {"type": "integer", "minimum": 0, "maximum": RUN_PRIORITY_MAX},
                 "stream": {"type": "boolean", "default": False},
                 "trace": {"type": "boolean", "default": False},
             },

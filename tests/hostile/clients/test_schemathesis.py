@@ -29,6 +29,7 @@ from symphony_runtime.gateway.routes import ROUTES, Access
 
 from tests.e2e.programs import HELLO_WASM, SAVE_WASM
 from tests.hostile.clients.wire import ask, head
+from tests.support.routes import filled
 from tests.support.server import RunningServer, running_server
 
 _MANY = int(os.environ.get("SYMPHONY_SCHEMATHESIS", "0"))
@@ -103,6 +104,37 @@ def test_no_request_of_the_document_is_our_fault(known: Known, route: Any) -> No
             plain = mode is GenerationMode.NEGATIVE and not (route.parameters or route.body)
             with contextlib.suppress(*[Unsatisfiable] * plain):
                 _hold(known, strategy, headers)
+
+
+# Headers (a connection's and a body's own) that a library would not send, or not with any request.
+_ODD = (
+    "Transfer-Encoding: nonsense", "Transfer-Encoding: gzip, chunked", "Transfer-Encoding:",
+    "Content-Length: nonsense", "Content-Length: -1", "Content-Length: 9223372036854775807",
+    "Content-Length: 1, 2", "Content-Encoding: gzip", "Expect: the unexpected", "Expect:",
+    "Upgrade: websocket", "Connection: upgrade, nonsense", "Range: bytes=0-1", "If-Match: none",
+    "If-Modified-Since: never", "Accept: nothing/at-all", "Accept-Encoding: nonsense;q=x",
+    "Accept-Charset: \u00ff", "Cookie: a=b; ;=", "Host: another", "no header", "a\x01b: c",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_odd_headers_of_any_route_are_answered_as_the_document_says(
+    known: Known, route: Any
+) -> None:
+    """What is refused before our code looks whose path it is, too."""
+    responses = build_document(ROUTES)["paths"][route.path][route.method.lower()]["responses"]
+    line = f"{route.method} {filled(route.path)} HTTP/1.1"
+
+    async def scenario() -> None:
+        for odd in _ODD:
+            reply = await ask(known.server.url, head(line, known.server.key, odd))
+            where = (odd, reply)
+            assert str(reply.status) in responses, where
+            content = reply.headers.get("content-type", "").partition(";")[0]
+            assert not content or content in responses[str(reply.status)]["content"], where
+            assert reply.status < 500 or route.name == "readyz", where
+
+    asyncio.run(scenario())
 
 
 def _hold(known: Known, strategy: Any, headers: dict[str, str]) -> None:
