@@ -34,7 +34,8 @@ def test_a_thread_has_the_turns_it_asks_for_and_so_have_those_that_it_starts() -
     before = slice_seconds()
     taken, (usual, mine, theirs, after) = in_a_thread(work)
     assert mine == theirs
-    assert mine == (SHORT if taken and usual is not None else usual)
+    assert taken or usual is None
+    assert mine == (SHORT if taken else usual)
     assert after == usual
     assert slice_seconds() == before, "of no other thread"
 
@@ -53,8 +54,8 @@ def test_it_has_no_more_of_a_processor_for_it() -> None:
 class System:
     """Answers for the system: a thread has this policy and niceness; some calls it refuses."""
 
-    def __init__(self, policy: int, refuses: int | None = None) -> None:
-        self.policy, self.refuses = policy, refuses
+    def __init__(self, policy: int, refuses: int | None = None, runtime: int = 3_000_000) -> None:
+        self.policy, self.refuses, self.runtime = policy, refuses, runtime
         self.set: list[tuple[int, int, int, int, int]] = []
 
     def __call__(self, number: int, thread: int, reference: Any, *_: int) -> int:
@@ -63,6 +64,7 @@ class System:
             return -1
         if number == slices._NUMBERS["x86_64"][1]:
             attributes.policy, attributes.flags, attributes.nice = self.policy, 3, 7
+            attributes.runtime = self.runtime
         else:
             a = attributes
             self.set.append((thread, a.policy, a.flags, a.nice, a.runtime))
@@ -82,6 +84,13 @@ def test_policies_that_have_no_such_turns_are_left_alone(policy: int, taken: boo
     system = System(policy)
     assert set_slice(SHORT, 12, system) is taken
     assert system.set == ([(12, policy, 1, 7, 300_000)] if taken else [])
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_system_that_knows_of_no_lengths_has_not_taken_one() -> None:
+    system = System(0, runtime=0)
+    assert not set_slice(SHORT, 12, system)
+    assert system.set, "it was asked, and refused nothing"
 
 
 @pytest.mark.usefixtures("machine")

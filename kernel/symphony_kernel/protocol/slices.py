@@ -38,7 +38,8 @@ class Attributes(ctypes.Structure):
 def set_slice(seconds: float, thread: int = 0, syscall: Syscall | None = None) -> bool:
     """Let a thread (0: this one), and those that it starts from now on, have turns so long.
 
-    0.0: as long as the system's usual ones. Returns whether the system has taken it.
+    0.0: as long as the system's usual ones. Returns whether the system has taken it; one that knows
+    of no such lengths (before 6.12) takes any, says that none has one, and goes on as it was.
     """
     numbers = _NUMBERS.get(platform.machine())
     if sys.platform != "linux" or numbers is None:
@@ -47,11 +48,12 @@ def set_slice(seconds: float, thread: int = 0, syscall: Syscall | None = None) -
     attributes = _attributes(call, numbers[1], thread)
     if attributes is None or attributes.policy not in _SHARED:
         return False
+    knows = attributes.runtime > 0
     attributes.size = ctypes.sizeof(attributes)
     attributes.flags &= _RESET_ON_FORK
     attributes.runtime = int(seconds * 1e9)
     attributes.deadline = attributes.period = 0
-    return bool(call(numbers[0], thread, ctypes.byref(attributes), 0) == 0)
+    return bool(call(numbers[0], thread, ctypes.byref(attributes), 0) == 0) and knows
 
 
 def slice_seconds(thread: int = 0) -> float | None:
