@@ -1,10 +1,7 @@
 """Compiles the kernel's hot modules with mypyc and the system's C compiler."""
 
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,11 +16,19 @@ from symphony_kernel.compiled.library import (
     compiled_modules,
     library_path,
 )
+from symphony_kernel.processors import processes_at_once
+from symphony_kernel.toolchain import (
+    NoToolError,
+    SourceError,
+    find_compiler,
+    python_headers,
+    remove_others,
+    run,
+)
 
 FLAGS = ("-O1", "-fPIC", "-fwrapv", "-DNDEBUG", "-fvisibility=hidden", "-w")
-_COMPILERS = ("cc", "gcc", "clang")
 _COMPILE_SECONDS_MAX = 600
-_KEPT = 4  # libraries, with that of today's sources
+_COMPILER_BYTES = 512 << 20  # of memory, for the largest source: gcc 12 took 350 MiB
 # What has no types, or too many: nothing that is compiled is faster for knowing them. And nothing
 # strict: any finding would end it, and whether the types are right `make check` says.
 _MYPY = """[mypy]
@@ -42,14 +47,18 @@ def built_library(say: Callable[[str], None]) -> Path:
     target, there = library_path()
     if there:
         return target
-    compiler = _compiler()
+    try:
+        compiler, headers = find_compiler(), python_headers()
+    except NoToolError as error:
+        raise CompiledUnavailable(str(error)) from error
     say(f"compiling the kernel's modules with mypyc and {compiler} (once, a minute or so)")
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as scratch:
         sources, included = _translate(Path(scratch))
         say(f"the modules are C after {time.perf_counter() - started:.0f} s")
-        put(_compile(compiler, sources, included, Path(scratch)), target)
-    _remove_others(target)
+        places = [*(f"-I{each}" for each in included), *headers]
+        put(_compile(compiler, sources, places, Path(scratch)), target)
+    remove_others(target, "modules-*.so")
     say(f"compiled the kernel's modules in {time.perf_counter() - started:.0f} s: {target}")
     return target
 
@@ -73,9 +82,7 @@ def _translate(scratch: Path) -> tuple[list[Path], list[str]]:
     return [Path(source) for source in library.sources], list(library.include_dirs)
 
 
-def _compile(compiler: str, sources: list[Path], included: list[str], scratch: Path) -> Path:
-    python = sysconfig.get_paths()
-    places = [f"-I{each}" for each in (*included, python["include"], python["platinclude"])]
+def _compile(compiler: str, sources: list[Path], places: list[str], scratch: Path) -> Path:
     objects = [scratch / f"{number}.o" for number in range(len(sources))]
 
     def compile_one(source: Path, made: Path) -> None:
@@ -83,7 +90,7 @@ def _compile(compiler: str, sources: list[Path], included: list[str], scratch: P
 
     # The largest first, so that no processor waits long for the last.
     pairs = sorted(zip(sources, objects, strict=True), key=lambda pair: -pair[0].stat().st_size)
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(processes_at_once(_COMPILER_BYTES)) as pool:
         list(pool.map(compile_one, *zip(*pairs, strict=True)))
     library = scratch / "modules.so"
     _run(compiler, "-shared", *map(str, objects), "-o", str(library))
@@ -104,42 +111,8 @@ def _try(library: Path) -> None:
 
 def _run(*command: str) -> None:
     try:
-        subprocess.run(  # noqa: S603 - the compiler that the operator's PATH or CC names
-            command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS_MAX
-        )
-    except subprocess.CalledProcessError as error:
-        lines = (error.stderr or error.stdout or "no message").strip().splitlines()
-        told = next((line for line in lines if "error:" in line), lines[-1])
-        raise CompileError(f"{command[0]} failed on the modules: {told}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CompiledUnavailable(f"{command[0]} cannot compile the modules: {error}") from error
-
-
-def _compiler() -> str:
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if not header.is_file():
-        raise CompiledUnavailable(f"Python's headers are not installed: {header} is not there")
-    wanted = os.environ.get("CC")
-    for name in (wanted,) if wanted else _COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
-    raise CompiledUnavailable(
-        f"no C compiler is called {wanted}" if wanted else "there is no C compiler"
-    )
-
-
-def _remove_others(target: Path) -> None:
-    """Remove the oldest libraries: each change of a source leads to another one."""
-    there = sorted(target.parent.glob("modules-*.so"), key=_age)
-    for old in there[_KEPT:]:
-        old.unlink(missing_ok=True)
-        old.with_suffix(".sha256").unlink(missing_ok=True)
-
-
-def _age(path: Path) -> float:
-    """Return by what libraries are ordered, newest first; one that has gone was an old one."""
-    try:
-        return -path.stat().st_mtime
-    except FileNotFoundError:  # another process has compiled, too, and removes as well
-        return 0.0
+        run(*command, what="the modules", seconds_max=_COMPILE_SECONDS_MAX)
+    except SourceError as error:
+        raise CompileError(str(error)) from error
+    except NoToolError as error:
+        raise CompiledUnavailable(str(error)) from error

@@ -14,15 +14,16 @@ _PACKAGES = ("", "journal", "kvfs", "kvfs/lineage", "protocol", "scheduler")
 # Of these packages what no pred passes through: what begins and ends, waits for a disk, or is told
 # to an operator. What stands here may not inherit from what does not.
 _INTERPRETED = (
-    "__init__", "__main__", "cache", "configuration", "counters", "durability", "kernel_options",
-    "fine_loop", "kv_requests", "memory", "server", "stalls", "upkeep",
+    "__init__", "__main__", "cache", "cgroups", "configuration", "counters", "durability",
+    "fine_loop", "kernel_options", "kv_requests", "memory", "processors", "server", "stalls",
+    "upkeep",
     "journal/__init__", "journal/contents", "journal/keeper", "journal/log", "journal/replay",
     "journal/store",
     "kvfs/__init__", "kvfs/disk", "kvfs/disk_work", "kvfs/loading", "kvfs/places", "kvfs/saving",
     "kvfs/spilling", "kvfs/tasks", "kvfs/transfers",
     "kvfs/lineage/__init__", "kvfs/lineage/packing", "kvfs/lineage/planning",
     "protocol/__init__", "protocol/errno", "protocol/heartbeat", "protocol/limit_table",
-    "protocol/limits", "protocol/messages", "protocol/slices",
+    "protocol/limits", "protocol/messages", "protocol/rlimits", "protocol/slices",
     "scheduler/__init__", "scheduler/clock",
 )  # fmt: skip
 _LEFT_OUT = ("tiny_model",)  # of whose sources nothing follows

@@ -8,7 +8,6 @@ lies its digest, so that a file that was cut short is built again and not loaded
 import logging
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from symphony_kernel.cache import NoCacheError, cache_directory, is_whole, name_of, put
+from symphony_kernel.processors import processes_at_once
+from symphony_kernel.toolchain import NoToolError, SourceError, find_compiler, run
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +29,8 @@ FLAGS = (
     "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
     "-Wno-maybe-uninitialized",  # of which gcc 12 suspects its own intrinsics
 )  # fmt: skip
-_COMPILERS = ("c++", "g++", "clang++")
 _COMPILE_SECONDS_MAX = 300
+_COMPILER_BYTES = 512 << 20  # of memory, for the largest source: gcc 12 took 300 MiB
 _MACHINES = ("x86_64", "amd64")
 _FLAGS_NEEDED = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"})
 
@@ -75,7 +76,7 @@ def compile_library(compiler: str, scratch: Path, flags: tuple[str, ...] = ()) -
     def compile_one(source: Path, made: Path) -> None:
         _run(compiler, *FLAGS, *flags, "-c", str(source), "-o", str(made))
 
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(processes_at_once(_COMPILER_BYTES)) as pool:
         list(pool.map(compile_one, sources, objects))
     library = scratch / "kernels.so"
     _run(compiler, "-shared", "-pthread", *map(str, objects), "-o", str(library))
@@ -84,17 +85,9 @@ def compile_library(compiler: str, scratch: Path, flags: tuple[str, ...] = ()) -
 
 def _run(*command: str) -> None:
     try:
-        subprocess.run(  # noqa: S603 - the compiler that the operator's PATH or CXX names
-            command, check=True, capture_output=True, text=True, timeout=_COMPILE_SECONDS_MAX
-        )
-    except subprocess.CalledProcessError as error:
-        lines = (error.stderr or error.stdout or "no message").strip().splitlines()
-        told = next((line for line in lines if "error" in line), lines[0])
-        raise NativeUnavailable(f"{command[0]} failed on the native kernels: {told}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailable(
-            f"{command[0]} cannot compile the native kernels: {error}"
-        ) from error
+        run(*command, what="the native kernels", seconds_max=_COMPILE_SECONDS_MAX)
+    except (NoToolError, SourceError) as error:
+        raise NativeUnavailable(str(error)) from error
 
 
 def _processor() -> str:
@@ -112,14 +105,10 @@ def _processor() -> str:
 
 
 def _compiler() -> str:
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else _COMPILERS:
-        found = shutil.which(name)
-        if found:
-            return found
-    raise NativeUnavailable(
-        f"no C++ compiler is called {wanted}" if wanted else "there is no C++ compiler"
-    )
+    try:
+        return find_compiler("CXX")
+    except NoToolError as error:
+        raise NativeUnavailable(str(error)) from error
 
 
 def _key(compiler: str, processor: str) -> str:
