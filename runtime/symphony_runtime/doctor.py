@@ -39,6 +39,7 @@ def examine(model: str, url: str | None) -> list[Check]:
         *(_package(name, "needed by the server") for name in ("aiohttp", "msgpack", "tokenizers")),
         _native(),
         _compiled(),
+        _crossing(),
         _containment(),
         _model(model),
         _data_dir(default_data_dir()),
@@ -71,6 +72,10 @@ def _native() -> Check:
 
 def _compiled() -> Check:
     return _asked("compiled kernel", "symphony_kernel.compiled", "--check")
+
+
+def _crossing() -> Check:
+    return _asked("guests' calls", "symphony_runtime.worker.crossing", "--check")
 
 
 def _containment() -> Check:

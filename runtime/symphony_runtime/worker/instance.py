@@ -11,7 +11,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
-from symphony_kernel.protocol.limits import SEND_WINDOW_BYTES
+from symphony_kernel.protocol.limits import (
+    INSTANCE_CALLS_UNANSWERED_MAX,
+    LOG_LINE_BYTES,
+    SEND_WINDOW_BYTES,
+)
 from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.fiber import Fiber
@@ -21,9 +25,7 @@ from symphony_runtime.worker.text import Text
 from symphony_runtime.worker.tickets import Stream, Ticket, Tickets
 
 _WAITS = int(Op.WAITS)
-_UNANSWERED_MAX = 128  # kernel calls without a reply that a guest may make in a row
 _PACE_MS = 5
-_LOG_LINE_BYTES = 16  # a line's own cost: bounds the number of empty ones
 _WARNING = 2  # a level of the log
 _LOG_FULL = b"(the log is full: further lines are dropped)"
 
@@ -235,7 +237,7 @@ class Instance:
         faster than they are executed.
         """
         self.call_kernel(op, *arguments)
-        if self.unanswered < _UNANSWERED_MAX:
+        if self.unanswered < INSTANCE_CALLS_UNANSWERED_MAX:
             return result
         self.unanswered = 0
         # No handle is 0: answered with EBADF as soon as it is read, whatever the others wait for.
@@ -410,9 +412,9 @@ class Instance:
         if room <= 0:
             run.hit("log_bytes")
             return
-        run.log_bytes += len(data) + _LOG_LINE_BYTES
+        run.log_bytes += len(data) + LOG_LINE_BYTES
         self.services.log(run.id, level, data[:room])
-        if len(data) + _LOG_LINE_BYTES >= room:
+        if len(data) + LOG_LINE_BYTES >= room:
             run.hit("log_bytes")
             self.services.log(run.id, 2, _LOG_FULL)
 

@@ -15,7 +15,10 @@ import numpy as np
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import CHAT_DEPTH_MAX
+from symphony_kernel.protocol.limits import (
+    CHAT_CONTAINERS_MAX,
+    CHAT_DEPTH_MAX,
+)
 from symphony_kernel.protocol.packed import unpack_untrusted
 from tokenizers import Tokenizer
 
@@ -35,7 +38,6 @@ _TEMPLATE_ERRORS = (
     ValueError,
 )  # fmt: skip
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_CONTAINERS_MAX = 65_536  # lists and maps of one conversation
 _METASPACE = "\u2581"
 
 
@@ -229,7 +231,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 def _messages(data: bytes) -> list[dict[str, Any]]:
     try:
-        messages = unpack_untrusted(data, _CONTAINERS_MAX)
+        messages = unpack_untrusted(data, CHAT_CONTAINERS_MAX)
     except ValueError as error:
         raise SyscallError(Errno.EINVAL, f"messages: {error}") from error
     if not isinstance(messages, list) or not messages:

@@ -10,6 +10,7 @@ from symphony_kernel.protocol.limits import (
     WAIT_TICKETS_MAX,
 )
 from symphony_runtime.abi import table
+from symphony_runtime.worker.crossing import Crossing
 
 from tests.support import guests
 from tests.support.guests import PAGE_BYTES, Step, data, result
@@ -128,7 +129,7 @@ def test_every_call_has_its_wrong_arguments() -> None:
     assert not set(BAD) & CANNOT_FAIL
 
 
-def test_wrong_arguments_give_errnos_and_the_program_goes_on() -> None:
+def test_wrong_arguments_give_errnos_and_the_program_goes_on(crossing: Crossing | None) -> None:
     async def test(rig: Rig) -> None:
         cases = [(name, *case) for name, cases in BAD.items() for case in cases]
         for start in range(0, len(cases), 50):  # a script's results have so much room
@@ -145,10 +146,10 @@ def test_wrong_arguments_give_errnos_and_the_program_goes_on() -> None:
             assert wrong == []
             assert found[-1] == 0
 
-    rigged(test)
+    rigged(test, crossing=crossing)
 
 
-def test_one_guest_imports_and_calls_everything() -> None:
+def test_one_guest_imports_and_calls_everything(crossing: Crossing | None) -> None:
     """With zeros for every argument; nothing may trap, and what is not there says ENOSYS."""
 
     async def test(rig: Rig) -> None:
@@ -170,4 +171,4 @@ def test_one_guest_imports_and_calls_everything() -> None:
         assert found["kv_create"] > 0
         assert found["input_read"] == 0
 
-    rigged(test)
+    rigged(test, crossing=crossing)

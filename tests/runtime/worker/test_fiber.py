@@ -1,5 +1,7 @@
 """The private C bindings: what the worker relies on, pinned release by release."""
 
+import gc
+import sys
 import time
 from collections.abc import Iterator
 
@@ -7,10 +9,8 @@ import pytest
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import GUEST_STACK_BYTES
 from symphony_runtime.abi import Signature
+from symphony_runtime.worker.crossing import Crossing
 from symphony_runtime.worker.fiber import (
-    CALLED,
-    ENDED,
-    PREEMPTED,
     EndKind,
     Fiber,
     FiberHost,
@@ -18,6 +18,7 @@ from symphony_runtime.worker.fiber import (
     Import,
     new_engine,
 )
+from symphony_runtime.worker.seats import CALLED, ENDED, PREEMPTED
 from wasmtime import Module, wat2wasm
 
 MIB = 1 << 20
@@ -35,8 +36,8 @@ HEAD = """
 
 
 @pytest.fixture
-def host() -> Iterator[FiberHost]:
-    host = FiberHost(IMPORTS)
+def host(crossing: Crossing | None) -> Iterator[FiberHost]:
+    host = FiberHost(IMPORTS, crossing)
     yield host
     host.close()
 
@@ -137,7 +138,17 @@ def test_memory_is_read_and_written_while_a_call_is_pending(host: FiberHost) -> 
 
 @pytest.mark.parametrize(
     ("pointer", "length"),
-    [(65_536, 1), (65_533, 4), (0, 65_537), (0xFFFFFFFF, 1), (0xFFFFFFFF, 0xFFFFFFFF), (65_537, 0)],
+    [
+        (65_536, 1),
+        (65_533, 4),
+        (0, 65_537),
+        (0xFFFFFFFF, 1),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (65_537, 0),
+        (2**64 - 1, 1),
+        (1, 2**64 - 1),
+        (2**64 - 1, 2**64 - 1),
+    ],
 )
 def test_what_lies_outside_memory_is_a_fault(host: FiberHost, pointer: int, length: int) -> None:
     guest = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
@@ -266,6 +277,45 @@ def test_a_fiber_can_be_closed_at_any_moment(host: FiberHost, when: str) -> None
     assert guest.close() == 0  # closing again does nothing
 
 
+def test_closed_fibers_leave_nothing_behind(host: FiberHost) -> None:
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        of_desk, of_class = map(sys.getrefcount, (host.desk, host.fiber_class))
+        return of_desk, of_class, sum(issubclass(type(each), Fiber) for each in gc.get_objects())
+
+    def one_of_each() -> None:
+        pending = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
+        ended = fiber(host, "(i32.const 0)")
+        trapped = fiber(host, "(unreachable)")
+        new = fiber(host, "(i32.const 0)")
+        assert [until_stop(each) for each in (pending, ended, trapped)] == [CALLED, ENDED, ENDED]
+        for each in (pending, ended, trapped, new):
+            each.close()
+            host.unload(each.program)
+
+    one_of_each()
+    before = held()
+    for _ in range(3):
+        one_of_each()
+    assert held() == before
+
+
+def test_what_has_ended_is_not_polled_again(
+    host: FiberHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Fiber) -> bool:
+        raise KeyboardInterrupt
+
+    guest = fiber(host, "(i32.const 0)")
+    with monkeypatch.context() as patched:
+        patched.setattr(Fiber, "over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            until_stop(guest)
+    with pytest.raises(RuntimeError):
+        guest.poll()
+    guest.close()
+
+
 def test_start_functions_and_initialize_run_first_and_may_call(host: FiberHost) -> None:
     guest = fiber(
         host,
@@ -303,7 +353,7 @@ def test_the_ticker_sleeps_when_nothing_runs(host: FiberHost) -> None:
     guest = fiber(host, "(drop (call $wide)) (loop $l (br $l)) (i32.const 0)")
     until_stop(guest)
     deadline = time.monotonic() + 10
-    while host.ticker.armed:  # nobody says that nothing runs any more: it finds out
+    while host.ticker.board.armed:  # nobody says that nothing runs any more: it finds out
         assert time.monotonic() < deadline
         time.sleep(0.005)
     guest.resume(0, wide=True)

@@ -1,0 +1,24 @@
+"""Calls cross alike in C and through ctypes, wherever a hostile program makes them."""
+
+import pytest
+from symphony_runtime.worker.crossing import Crossing
+
+from tests.hostile.cases import meet
+from tests.hostile.guests.crossings import CROSSINGS
+from tests.support import crossings
+from tests.support.rig import Rig, rigged
+
+
+def both() -> list[Crossing | None]:
+    """Both ways, where there is a compiler."""
+    found = crossings.found()
+    return [None] if found is None else [None, found]
+
+
+@pytest.mark.parametrize("name", CROSSINGS)
+def test_it_ends_as_it_must_however_its_calls_cross(name: str) -> None:
+    async def test(rig: Rig) -> None:
+        await meet(rig, CROSSINGS[name])
+
+    for crossing in both():
+        rigged(test, seconds=60, crossing=crossing)
