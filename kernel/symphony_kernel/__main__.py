@@ -14,7 +14,6 @@ else:
     RUNS = "interpreted: another process's"
 
 import asyncio
-import gc
 import io
 import json
 import logging
@@ -34,19 +33,22 @@ from symphony_kernel.configuration import (
     make_executor,
     parse_configuration,
 )
+from symphony_kernel.crowding import Crowding
 from symphony_kernel.durability import DurableOptions
 from symphony_kernel.executor.models.config import CheckpointError
 from symphony_kernel.fine_loop import FineLoop
+from symphony_kernel.interpreter import settle, take_short_turns
 from symphony_kernel.journal.keeper import LOG_BYTES, NoRoomError
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.places import pages_of, places_for
+from symphony_kernel.processors import usable_processors
 from symphony_kernel.protocol.heartbeat import beat
-from symphony_kernel.protocol.limits import LOT_MS_MAX, STALL_SECONDS
+from symphony_kernel.protocol.limits import BESIDE_STEPS_SHARE, LOT_MS_MAX, STALL_SECONDS
 from symphony_kernel.protocol.log_lines import log_to_stderr
 from symphony_kernel.protocol.processes import Processes
-from symphony_kernel.protocol.slices import set_slice
 from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_kernel.scheduler.call_shares import Beside
 from symphony_kernel.scheduler.clock import RealClock
 from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.server import Server
@@ -54,11 +56,6 @@ from symphony_kernel.upkeep import AuditOptions
 
 _log = logging.getLogger(__name__)
 _PROGRESS_SHARE_MIN = 0.05  # between two events
-_SWITCH_SECONDS = 0.0005  # the device's thread and the loop's do not wait long for each other
-# Of a thread's turn where all processors are wanted: a small model's step is no longer, and each of
-# its threads that waits for a turn holds up the others.
-_SLICE_SECONDS = 0.0002
-_COLLECTOR_THRESHOLDS = (50_000, 20, 50)  # objects, then young and middle collections
 
 
 async def boot(configuration: Configuration) -> int:
@@ -81,6 +78,7 @@ async def boot(configuration: Configuration) -> int:
         steps=StepLimits(
             decode_gap_ms=configuration.max_decode_gap_ms or inf,
             lot_ms=min(configuration.delivery_ms, LOT_MS_MAX),
+            beside=Beside(BESIDE_STEPS_SHARE * usable_processors(), Crowding().short),
         ),
         prefix_cache_share=configuration.prefix_cache_share,
         places=places_for(
@@ -105,12 +103,8 @@ async def boot(configuration: Configuration) -> int:
         await asyncio.to_thread(kernel.constraints.prepare)
     except ValueError as error:  # it says so to whoever asks for one
         _log.warning("constraints cannot be used with this tokenizer: %s", error)
-    # 5. What is there now stays: the collector need not look at it again and again, nor at every
-    #    batch's few thousand short-lived objects.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*_COLLECTOR_THRESHOLDS)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    # 5. Garbage, and turns.
+    settle()
     # 6. The step loop.
     running = asyncio.create_task(kernel.run())
     # 7. The door: from now on the gateway and the workers may come in.
@@ -243,7 +237,7 @@ def main() -> int:
     except ConfigurationError as error:
         _log.error("%s", error)
         return 2
-    set_slice(_SLICE_SECONDS)  # before there is any other thread
+    take_short_turns()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(boot(configuration))

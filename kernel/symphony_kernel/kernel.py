@@ -39,6 +39,7 @@ from symphony_kernel.scheduler.clock import Clock, RealClock
 from symphony_kernel.scheduler.guesses import Guesses
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.shares import Shares
+from symphony_kernel.spending import Spending
 from symphony_kernel.stalls import Stalls
 from symphony_kernel.stepping import Stepper
 from symphony_kernel.syscalls import Syscalls
@@ -62,8 +63,7 @@ class Kernel:
     ) -> None:
         options = options or KernelOptions()
         self._clock: Clock = clock or RealClock()
-        self._about = about
-        self._executor = executor
+        self._about, self._executor = about, executor
         self.scribe: Scribe | None = None  # with a journal (`keep_journal`)
         # What may happen that no peer says, by name; its arguments are plain values.
         self.happenings: dict[str, Callable[..., None]] = {
@@ -100,6 +100,7 @@ class Kernel:
             lambda: self._stepper.plan(),
         )
         self._processes = ProcessTable(self._kvfs, self._throttle, self._exceeded)
+        self._spending = Spending(self._processes, self._scheduler.neighbours, self._clock)
         self._durability = Durability(
             self._kvfs,
             executor,
@@ -227,8 +228,7 @@ class Kernel:
             self._leave(name)
 
     def _leave(self, name: str) -> None:
-        old = self.port(name)
-        if old is not None:
+        if (old := self.port(name)) is not None:
             old.cut_off("it has connected again")
 
     def _entered(self, name: str, session: bytes) -> None:
@@ -274,16 +274,17 @@ class Kernel:
         Raises:
             MessageError: it may not say that.
         """
-        if isinstance(port, WorkerPort):
-            raise m.MessageError(f"a worker may not send {type(message).__name__}")
-        if isinstance(message, m.Register):
+        gateway = isinstance(port, GatewayPort)
+        if isinstance(message, m.Spent):
+            self._spending.take(port, message.times, self.scribe, gateway=gateway)
+        elif gateway and isinstance(message, m.Register):
             self._answer(message.seq, lambda: self._register(message))
-        elif isinstance(message, m.End):
+        elif gateway and isinstance(message, m.End):
             self._answer(message.seq, lambda: self._processes.end(message.instance))
-        elif isinstance(message, m.Ask):
+        elif gateway and isinstance(message, m.Ask):
             self._ask(message)
         else:
-            raise m.MessageError(f"the gateway may not send {type(message).__name__}")
+            raise m.MessageError(f"{port.name} may not send {type(message).__name__}")
         self._turn_over()
 
     def take_calls(self, port: WorkerPort, calls: list[Any]) -> None:
@@ -297,8 +298,8 @@ class Kernel:
         At once where each LIP may have made its one call; else other frames may be there already,
         of others or of branches, with which the step will be larger.
         """
-        alone = count == self._processes.lips_live
-        if alone and (self.scribe is None or not self.scribe.inside):
+        inside = self.scribe is not None and self.scribe.inside
+        if count == self._processes.lips_live and not inside:
             self._stepper.look()
         else:
             self._stepper.plan()
@@ -509,8 +510,7 @@ class Kernel:
 
     def replay_sent(self, peer: str, body: bytes) -> None:
         """A frame was sent to a peer: it will be sent again to one that has not got it."""
-        port = self.port(peer)
-        if port is not None and isinstance(port.link, HeldSession):
+        if (port := self.port(peer)) is not None and isinstance(port.link, HeldSession):
             port.link.leave(body)
 
     def resume(self) -> None:

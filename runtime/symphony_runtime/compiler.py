@@ -16,25 +16,35 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.bucket import Bucket
 from symphony_kernel.protocol.limits import (
+    COMPILE_BURST_BACK_SHARE,
+    COMPILE_BURST_SECONDS_MAX,
+    COMPILE_CPU_SECONDS_CEILING,
     COMPILE_CPU_SECONDS_MAX,
+    COMPILE_MEMORY_BYTES_CEILING,
     COMPILE_MEMORY_BYTES_MAX,
-    COMPILE_WALL_SECONDS_MAX,
+    COMPILE_PATIENCE_SECONDS_MAX,
+    COMPILE_WALL_TIMES_CPU,
     COMPILES_AT_ONCE_MAX,
+    COMPILES_PATIENT_AT_ONCE_MAX,
     PROGRAM_BYTES_MAX,
+    PROGRAM_FUNCTIONS_CEILING,
     PROGRAM_FUNCTIONS_MAX,
 )
+from symphony_kernel.protocol.rlimits import lower_limit
 
+from symphony_runtime.compiler_pace import Account, Pace
 from symphony_runtime.containment import PR_SET_PDEATHSIG, contain
 from symphony_runtime.worker.sandbox import cache_identity
 
 __all__ = [
+    "CompileBounds",
     "CompileTime",
     "Compiled",
     "Compiler",
@@ -43,20 +53,20 @@ __all__ = [
     "ProgramError",
     "cache_identity",
     "compile_program",
-    "is_too_many_functions",
+    "limit_of_problem",
 ]
 
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, beside the workers'
 _NICENESS = 10  # the other roles come first: about nine times as much of a processor
-# Seconds of compiling that a tenant may have, and gets back in a second. Past them, beside others,
-# its compilers run while nobody wants a processor, where the system knows of such processes.
-_SECONDS_MAX, _SECONDS_BACK = 3.0, 0.05
-_PATIENT_AT_ONCE = 1  # of such: they may take long, and hold up no others
-_PATIENCE_SECONDS = 20.0  # on a machine that is never idle, too, a program is compiled some time
 _REQUIRED = "--require-containment"
-_FUNCTIONS = "--functions="  # how many a program may define
-_FUNCTION_WORDS = re.compile(r"the program has \d+ functions; ")
+_BOUNDS = "--bounds="  # functions, seconds of a processor, bytes of memory
+# What a problem says that is a limit's; of others nobody can have more.
+_LIMIT_WORDS = (
+    (re.compile(r"the program has \d+ functions; "), "program_functions"),
+    (re.compile(r"compiling takes more than \d+ s"), "compile_cpu_ms"),
+    (re.compile(r"compiling takes more than \d+ MiB"), "compile_memory_bytes"),
+)
 _LAYERS = ("user", "limits", "landlock", "seccomp")  # a network of its own takes longer to make
 # What the child may see of the environment: where Python and its packages are, nothing else.
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
@@ -91,6 +101,45 @@ class Compiled:
     artefact: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class CompileBounds:
+    """What a tenant's program may have and its compilation take; `burst_seconds`: see `Compiler`.
+
+    As `limit_table` has them, in whole seconds: the system counts no others.
+    """
+
+    functions: int = PROGRAM_FUNCTIONS_MAX
+    cpu_seconds: int = COMPILE_CPU_SECONDS_MAX
+    memory_bytes: int = COMPILE_MEMORY_BYTES_MAX
+    burst_seconds: float = COMPILE_BURST_SECONDS_MAX
+
+    @classmethod
+    def of(cls, limits: Mapping[str, int]) -> "CompileBounds":
+        """Return those of a tenant's limits (`TenantLimits.of_compiler`)."""
+        return cls(
+            functions=limits["program_functions"],
+            cpu_seconds=-(-limits["compile_cpu_ms"] // 1000),
+            memory_bytes=limits["compile_memory_bytes"],
+            burst_seconds=limits["compile_burst_ms"] / 1000,
+        )
+
+    @property
+    def wall_seconds(self) -> float:
+        """How long it may take by the clock."""
+        return self.cpu_seconds * COMPILE_WALL_TIMES_CPU
+
+    def option(self) -> str:
+        """Return the child's option."""
+        return f"{_BOUNDS}{self.functions},{self.cpu_seconds},{self.memory_bytes}"
+
+
+USUAL = CompileBounds()
+# Of a program that has been taken before, with whatever limits its tenant had then.
+TAKEN_BEFORE = CompileBounds(
+    PROGRAM_FUNCTIONS_CEILING, COMPILE_CPU_SECONDS_CEILING, COMPILE_MEMORY_BYTES_CEILING
+)
+
+
 class CompileTime:
     """Who has compiled for long lately, by tenants; `now` tells seconds."""
 
@@ -107,13 +156,17 @@ class CompileTime:
         bucket = self._left.get(tenant)
         return bucket is not None and bucket.level(self._now()) < 1.0
 
-    def took(self, tenant: str, seconds: float) -> None:
-        """A tenant's compilation has taken so long, before others that wanted processors."""
+    def took(self, tenant: str, seconds: float, burst: float = COMPILE_BURST_SECONDS_MAX) -> None:
+        """A compilation has taken so long, before others that wanted processors.
+
+        `burst`: seconds that its tenant may have at once.
+        """
         now = self._now()
         self._left = {
             name: each for name, each in self._left.items() if each.level(now) < each.size
         }
-        bucket = self._left.setdefault(tenant, Bucket(_SECONDS_MAX, _SECONDS_BACK, now))
+        bucket = self._left.setdefault(tenant, Bucket(burst, COMPILE_BURST_BACK_SHARE, now))
+        bucket.change(burst, COMPILE_BURST_BACK_SHARE, now)  # as its limit is now
         bucket.take(seconds, now)
 
 
@@ -135,37 +188,49 @@ class Compiler:
     ) -> None:
         """`beside` says whether a tenant is not alone: others have something running."""
         self._turns = asyncio.Semaphore(at_once)
-        self._patient_turns = asyncio.Semaphore(_PATIENT_AT_ONCE)
+        self._patient_turns = asyncio.Semaphore(COMPILES_PATIENT_AT_ONCE_MAX)
         self._times = CompileTime() if times is None else times
         self._beside = beside
         self._options = [_REQUIRED] if require_containment else []
+        self.account: Account | None = None  # of processor time, that compilers are charged to
 
     async def compile(
-        self, wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX, tenant: str = ""
+        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
     ) -> Compiled:
-        """Compile a tenant's program of so many functions; raises as `compile_program` does."""
-        options = [*self._options, f"{_FUNCTIONS}{functions_max}"]
+        """Compile a tenant's program within bounds; raises as `compile_program` does."""
+        account, options = self.account, self._options
         if self._times.spent(tenant) and self._beside(tenant):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE_SECONDS), self._patient_turns:
-                    return await compile_program(wasm, *options, patient=True)
+                async with asyncio.timeout(COMPILE_PATIENCE_SECONDS_MAX) as end:
+                    async with self._patient_turns:
+                        pace = Pace(account, tenant, end)
+                        return await compile_program(
+                            wasm, bounds, *options, patient=True, pace=pace
+                        )
         async with self._turns:
-            began = time.monotonic()
+            began, pace = time.monotonic(), Pace(account, tenant)
             try:
-                return await compile_program(wasm, *options)
+                return await compile_program(wasm, bounds, *options, pace=pace)
             finally:
-                self._times.took(tenant, time.monotonic() - began)
+                took = time.monotonic() - began - pace.rested
+                self._times.took(tenant, took, bounds.burst_seconds)
 
 
-def is_too_many_functions(problem: str) -> bool:
-    """Whether one of a `ProgramError`'s problems is the number of functions."""
-    return _FUNCTION_WORDS.match(problem) is not None
+def limit_of_problem(problem: str) -> str | None:
+    """Return the limit that one of a `ProgramError`'s problems is about, if it is about one."""
+    return next((name for words, name in _LIMIT_WORDS if words.match(problem)), None)
 
 
-async def compile_program(wasm: bytes, *options: str, patient: bool = False) -> Compiled:
+async def compile_program(
+    wasm: bytes,
+    bounds: CompileBounds = USUAL,
+    *options: str,
+    patient: bool = False,
+    pace: Pace | None = None,
+) -> Compiled:
     """Validate and compile a program in a limited child process, which gets the options.
 
-    It runs while nobody else wants a processor where it is `patient`.
+    It runs while nobody else wants a processor where it is `patient`, and rests as its `pace` says.
 
     Raises:
         ProgramError: the program breaks a rule, or its compilation a limit.
@@ -177,6 +242,7 @@ async def compile_program(wasm: bytes, *options: str, patient: bool = False) -> 
         sys.executable,
         "-m",
         "symphony_runtime.compiler",
+        bounds.option(),
         *options,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
@@ -185,15 +251,18 @@ async def compile_program(wasm: bytes, *options: str, patient: bool = False) -> 
     )
     yield_processor(child.pid, wholly=patient)
     try:
-        async with asyncio.timeout(COMPILE_WALL_SECONDS_MAX):
+        async with (
+            asyncio.timeout(bounds.wall_seconds) as end,
+            (pace or Pace()).of(child.pid, end),
+        ):
             out, err = await child.communicate(wasm)
     except TimeoutError:
-        raise ProgramError([f"compiling takes more than {COMPILE_WALL_SECONDS_MAX} s"]) from None
+        raise ProgramError([f"compiling takes more than {bounds.wall_seconds:.0f} s"]) from None
     finally:
         if child.returncode is None:  # timed out, or whoever waited has gone
             child.kill()
             await child.wait()
-    return _result(child.returncode or 0, out, err)
+    return _result(child.returncode or 0, out, err, bounds)
 
 
 def yield_processor(pid: int, *, wholly: bool = False) -> None:
@@ -213,7 +282,7 @@ def yield_processor(pid: int, *, wholly: bool = False) -> None:
                 os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _result(code: int, out: bytes, err: bytes) -> Compiled:
+def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) -> Compiled:
     if code == 0 and len(out) >= _LENGTH.size and _LENGTH.unpack_from(out)[0] == len(out) - 8:
         outcome = msgpack.unpackb(out[_LENGTH.size :], raw=False)
         if outcome["problems"]:
@@ -222,37 +291,25 @@ def _result(code: int, out: bytes, err: bytes) -> Compiled:
         return Compiled(manifest, outcome["artefact"])
     words = err.decode("utf-8", "replace").strip()
     if code == -signal.SIGXCPU:
-        raise ProgramError(
-            [f"compiling takes more than {COMPILE_CPU_SECONDS_MAX} s of processor time"]
-        )
+        raise ProgramError([f"compiling takes more than {bounds.cpu_seconds} s of processor time"])
     if "memory allocation" in words or "MemoryError" in words or "out of memory" in words.lower():
-        raise ProgramError(
-            [f"compiling takes more than {COMPILE_MEMORY_BYTES_MAX >> 20} MiB of memory"]
-        )
+        raise ProgramError([f"compiling takes more than {bounds.memory_bytes >> 20} MiB of memory"])
     raise CompilerFault(f"the compiler ended with {code}: {words[-500:]}")
 
 
 # --- The child -----------------------------------------------------------------------------------
-def limit_process() -> None:
+def limit_process(bounds: CompileBounds = USUAL) -> None:
     """Take from this process what a compiler does not need; it cannot be undone."""
     both = {
-        resource.RLIMIT_AS: COMPILE_MEMORY_BYTES_MAX,
+        resource.RLIMIT_AS: bounds.memory_bytes,
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NOFILE: 64,
     }
     for kind, limit in both.items():
-        _limit(kind, limit, limit)
+        lower_limit(kind, limit)
     # The soft limit's signal says why it died; the hard one is for who ignores signals.
-    _limit(resource.RLIMIT_CPU, COMPILE_CPU_SECONDS_MAX, COMPILE_CPU_SECONDS_MAX + 1)
-
-
-def _limit(kind: int, soft: int, hard: int) -> None:
-    """Set a limit, or keep what the system has set lower: only root may raise it."""
-    _, most = resource.getrlimit(kind)
-    if most != resource.RLIM_INFINITY:
-        soft, hard = min(soft, most), min(hard, most)
-    resource.setrlimit(kind, (soft, hard))
+    lower_limit(resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + 1)
 
 
 def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
@@ -267,9 +324,15 @@ def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
         sys.exit("the gateway has ended")
 
 
+def _bounds(arguments: list[str]) -> CompileBounds:
+    given = [a.removeprefix(_BOUNDS) for a in arguments if a.startswith(_BOUNDS)]
+    return CompileBounds(*map(int, given[0].split(","))) if given else USUAL
+
+
 def main() -> None:
     """Read a module from stdin, write the framed outcome to stdout."""
-    limit_process()
+    bounds = _bounds(sys.argv)
+    limit_process(bounds)
     parent, libc = os.getppid(), ctypes.CDLL(None)
     # Whatever a library prints must not get between the frame's bytes.
     out = os.fdopen(os.dup(1), "wb")
@@ -282,8 +345,7 @@ def main() -> None:
     allowed_imports()  # read from a file, which is not possible afterwards
     contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
     end_with_parent(libc, parent)
-    given = [a.removeprefix(_FUNCTIONS) for a in sys.argv if a.startswith(_FUNCTIONS)]
-    outcome = check_and_compile(wasm, int(given[0]) if given else PROGRAM_FUNCTIONS_MAX)
+    outcome = check_and_compile(wasm, bounds.functions)
     fields: dict[str, Any] = {
         name: getattr(outcome, name)
         for name in ("problems", "imports", "exports", "entries", "artefact")

@@ -53,10 +53,11 @@ _GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
 _LINE_BYTES_MAX = 1 << 20  # of a role's output
 _WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
-# What a worker may see of our environment: where Python and its packages are, nothing else.
+# What a worker may see of our environment: where Python, its packages and what was compiled here
+# are, nothing else.
 _WORKER_ENVIRONMENT = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL",
-    "TMPDIR", "SYMPHONY_LOG",
+    "TMPDIR", "SYMPHONY_LOG", "SYMPHONY_CACHE_DIR", "SYMPHONY_CROSSING", "XDG_CACHE_HOME", "HOME",
 )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ SAMPLES: list[m.Message] = [
     m.ReceiptWanted(),
     m.Calls([[1, 16, 2, 65536, b"\0\0\0\0", None, b""]]),
     m.Replies([[1, 2, b"\0" * 8], [1, 3, -5]]),
+    m.Spent([[1, 250]]),
+    m.Pace("t", 20),
     m.Register(1, 2**62, "t", "worker-0", 0, 0, {"weight": 1.5}),
     m.End(2, 2**62),
     m.Exceeded(7, "tokens"),

@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from symphony_kernel.protocol.limits import (
     COMPILE_MEMORY_BYTES_MAX,
+    COMPILE_MEMORY_BYTES_MIN,
     PROGRAM_BYTES_MAX,
     PROGRAM_FUNCTIONS_MAX,
 )
 from symphony_runtime import compiler
 from symphony_runtime.compiler import (
+    USUAL,
+    CompileBounds,
     Compiled,
     Compiler,
     CompilerFault,
@@ -23,7 +26,9 @@ from symphony_runtime.compiler import (
     Manifest,
     ProgramError,
     compile_program,
+    limit_of_problem,
 )
+from symphony_runtime.limits import TenantLimits
 from symphony_runtime.outline import FUNCTION, read_outline
 from symphony_runtime.validation import check_and_compile, check_shape
 from symphony_runtime.worker.sandbox import ENGINE_SETTINGS, PROPOSALS_OFF, cache_identity
@@ -174,7 +179,7 @@ def test_problems_cross_the_process() -> None:
 
 
 def test_a_compilation_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "COMPILE_WALL_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(compiler, "COMPILE_WALL_TIMES_CPU", 0.001)
     with pytest.raises(ProgramError, match="takes more than"):
         compiled(wasm(f"(module {MEMORY} {START})"))
 
@@ -194,6 +199,43 @@ def test_how_a_child_ended_is_put_into_words(
 ) -> None:
     with pytest.raises(kind, match=words):
         compiler._result(code, b"", err)
+
+
+def test_a_tenant_may_have_bounds_of_its_own() -> None:
+    limits = {
+        "program_functions": 7, "compile_cpu_ms": 4_001, "compile_memory_bytes": 1 << 30,
+        "compile_burst_ms": 1_500,
+    }  # fmt: skip
+    bounds = CompileBounds.of(limits)
+    assert bounds == CompileBounds(7, 5, 1 << 30, 1.5)
+    assert (bounds.wall_seconds, USUAL.wall_seconds) == (10, 60)
+    assert compiler._bounds(["compiler", bounds.option()]) == CompileBounds(7, 5, 1 << 30)
+    assert TenantLimits().of_compiler().keys() == limits.keys()
+    assert CompileBounds.of(TenantLimits().of_compiler()) == USUAL
+
+
+@pytest.mark.parametrize(
+    ("bounds", "words", "limit"),
+    [
+        (CompileBounds(cpu_seconds=0), "takes more than 0 s", "compile_cpu_ms"),
+        (CompileBounds(functions=0), "functions; the limit is 0", "program_functions"),
+    ],
+    ids=["time", "functions"],
+)
+def test_a_program_that_takes_more_than_its_bounds_is_told_by_which(
+    bounds: CompileBounds, words: str, limit: str
+) -> None:
+    with pytest.raises(ProgramError, match=words) as caught:
+        asyncio.run(compile_program(wasm(f"(module {MEMORY} {START})"), bounds))
+    assert [*map(limit_of_problem, caught.value.problems)] == [limit]
+
+
+def test_the_least_memory_that_may_be_set_compiles_a_small_program() -> None:
+    bounds = CompileBounds(memory_bytes=COMPILE_MEMORY_BYTES_MIN)
+    asyncio.run(compile_program(wasm(f"(module {MEMORY} {START})"), bounds))
+    with pytest.raises(ProgramError, match="more than 512 MiB of memory") as caught:
+        compiler._result(1, b"", b"MemoryError", bounds)
+    assert limit_of_problem(caught.value.problems[0]) == "compile_memory_bytes"
 
 
 def test_the_child_is_limited() -> None:
@@ -287,6 +329,17 @@ def test_a_tenant_has_had_its_seconds_until_some_have_come_back() -> None:
     assert len(times) == 1, "who has all of it is forgotten"
 
 
+def test_a_tenant_has_as_many_seconds_as_its_limit_says() -> None:
+    clock = [0.0]
+    times = CompileTime(lambda: clock[0])
+    times.took("a", 9.0, burst=20.0)
+    assert not times.spent("a")
+    times.took("a", 1.0, burst=2.0)  # it has been given less meanwhile, and has had that
+    assert not times.spent("a")
+    times.took("a", 1.0, burst=2.0)
+    assert times.spent("a")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is nice, as all of them are")
 def test_past_its_seconds_it_compiles_while_nobody_else_wants_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -320,7 +373,9 @@ def test_who_has_had_its_seconds_takes_nobodys_turn(monkeypatch: pytest.MonkeyPa
     async def scenario() -> None:
         waiting, go_on = asyncio.Event(), asyncio.Event()
 
-        async def compile_(_wasm: bytes, *_: str, patient: bool = False) -> Compiled:
+        async def compile_(
+            _wasm: bytes, *_: object, patient: bool = False, **_given: object
+        ) -> Compiled:
             if patient:
                 waiting.set()
                 await go_on.wait()
@@ -344,7 +399,9 @@ def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPat
     """Nor does who waits behind such a one."""
     ended: list[str] = []
 
-    async def compile_(_wasm: bytes, *_: str, patient: bool = False) -> Compiled:
+    async def compile_(
+        _wasm: bytes, *_: object, patient: bool = False, **_given: object
+    ) -> Compiled:
         if patient:
             try:
                 await asyncio.Event().wait()
@@ -361,6 +418,6 @@ def test_nobody_waits_for_ever_for_an_idle_machine(monkeypatch: pytest.MonkeyPat
         assert [each.artefact for each in both] == [b"usual", b"usual"]
 
     monkeypatch.setattr(compiler, "compile_program", compile_)
-    monkeypatch.setattr(compiler, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(compiler, "COMPILE_PATIENCE_SECONDS_MAX", 0.05)
     asyncio.run(scenario())
     assert ended, "it has been ended"

@@ -5,10 +5,10 @@ Every frame is `[kind, field, ...]`. The messages below are the whole language; 
 runs strangers' code and is not believed. The two hot ones, `Calls` and `Replies`, carry plain
 lists: their items are checked where they are executed.
 
-    gateway -> kernel   Hello, Register, End, Ask
-    kernel  -> gateway  Welcome, Answer, Exceeded, Traced
-    worker  -> kernel   Hello, Calls
-    kernel  -> worker   Welcome, Replies
+    gateway -> kernel   Hello, Register, End, Ask, Spent
+    kernel  -> gateway  Welcome, Answer, Exceeded, Traced, Pace
+    worker  -> kernel   Hello, Calls, Spent
+    kernel  -> worker   Welcome, Replies, Pace
     worker  -> gateway  Hello, Output, Logs, Received, Traced, Ended, Ask, Unask
     gateway -> worker   Welcome, Module, Unload, Start, Deliver, CloseInput, Kill, Credit, Answer,
                         Retire
@@ -178,6 +178,30 @@ class Replies(Message):
 
     KIND: ClassVar[int] = 11
     replies: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent(Message):
+    """What instances have cost a worker or the gateway lately: [[instance, microseconds], ...].
+
+    Of processor time; one instance may stand for others of its tenant. The gateway also tells of
+    what is no instance's (compilers, commits), with the tenant's name in an instance's place.
+    """
+
+    KIND: ClassVar[int] = 12
+    times: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace(Message):
+    """A tenant has had its share of the processors: it rests for so long from now on.
+
+    In a worker its instances do, at the gateway its compilers.
+    """
+
+    KIND: ClassVar[int] = 13
+    tenant: str
+    ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +390,8 @@ MESSAGES: tuple[type[Message], ...] = (
     ReceiptWanted,
     Calls,
     Replies,
+    Spent,
+    Pace,
     Register,
     End,
     Exceeded,

@@ -1,12 +1,15 @@
-"""What tenants' calls may take of the kernel's thread while others want it, too.
+"""What tenants' calls may take of the kernel's thread, or all that they want of the processors,
+while others want them, too.
 
-A tenant has an account of seconds: time adds its share of it, by the weights of all that have had
-something to do lately, and its calls take what they took. Whose account is empty has had its share;
-its calls wait until there is a little again. Nobody saves up more than a few milliseconds, and one
-who is alone has no account: nothing of his waits.
+A tenant has an account of seconds: time adds its share (of as many processors as there are to share
+out), by the weights of all that have had something to do lately, and what it has had is taken from
+it. Whose account is empty has had its share; its calls wait until there is a little again. Nobody
+saves up more than a few milliseconds, and one who is alone has no account: nothing of his waits.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 RECENT_SECONDS: Final = 0.25  # since one had something to do: so long it has
@@ -15,24 +18,49 @@ _DEBT_SECONDS: Final = 1.0  # at most, whatever one call has taken
 _LOT_SECONDS: Final = 0.001  # that have gathered before calls that wait go on
 _WAIT_SECONDS: Final = 0.01  # at most, until somebody looks whether others are still there
 _ACTIVE_SECONDS: Final = 0.005  # for which it is remembered who is
+_AHEAD_TIMES: Final = 1.5  # as much as another had lately, by their weights
+
+
+def _always(_now: float) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What all that tenants want may take of processors beside steps, while these are `short`."""
+
+    processors: float = inf
+    short: Callable[[float], bool] = _always
 
 
 class _Account:
-    """Seconds that a tenant has left, as of some time."""
+    """Seconds that a tenant has left, and has had lately, as of some time."""
 
-    __slots__ = ("at", "left")
+    __slots__ = ("at", "had", "left")
 
     def __init__(self, now: float) -> None:
         self.left = _SAVED_SECONDS
+        self.had = 0.0
         self.at = now
+
+    def lately(self, now: float) -> float:
+        """Return what it has had lately, the earlier the less."""
+        return self.had * max(1.0 - (now - self.at) / RECENT_SECONDS, 0.0)
 
 
 class CallShares:
-    """The accounts. `weight` tells a tenant's; `others` who has something to do beside calls."""
+    """The accounts. `weight` tells a tenant's; `others` who has something to do beside calls.
+
+    Time adds up for `processors` at once.
+    """
 
     def __init__(
-        self, weight: Callable[[str], float], others: Callable[[float], Iterable[str]]
+        self,
+        weight: Callable[[str], float],
+        others: Callable[[float], Iterable[str]],
+        processors: float = 1.0,
     ) -> None:
+        self._processors = processors
         self._weight = weight
         self._others = others
         self._accounts: dict[str, _Account] = {}
@@ -49,18 +77,38 @@ class CallShares:
         if share == 1.0:
             account.left = _SAVED_SECONDS
         else:
-            left = min(account.left + (now - account.at) * share, _SAVED_SECONDS) - seconds
+            earned = (now - account.at) * share * self._processors
+            left = min(account.left + earned, _SAVED_SECONDS) - seconds
             account.left = max(left, -_DEBT_SECONDS)
+        account.had = account.lately(now) + seconds
         account.at = now
         return account.left < 0.0
 
+    def ahead(self, tenant: str, now: float) -> bool:
+        """Whether somebody who has something to do has had notably less than a tenant, lately."""
+        self._share(tenant, now)
+        accounts = self._accounts
+        had = [
+            accounts[name].lately(now) / weight if name in accounts else 0.0
+            for name, weight in self._active.items()
+        ]
+        mine = accounts.get(tenant)
+        if mine is None:
+            return False
+        return mine.lately(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
+
     def wait(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: its calls may go on."""
+        return min(self.rest(tenant, now), _WAIT_SECONDS)
+
+    def rest(self, tenant: str, now: float) -> float:
+        """Return the seconds after which its share has paid, if all that it costs ends now."""
         share, account = self._share(tenant, now), self._accounts.get(tenant)
         if account is None or share == 1.0:
             return 0.0
+        share *= self._processors
         lacks = share * _LOT_SECONDS - account.left - (now - account.at) * share
-        return min(lacks / share, _WAIT_SECONDS) if lacks > 1e-9 else 0.0
+        return lacks / share if lacks > 1e-9 else 0.0
 
     def _share(self, tenant: str, now: float) -> float:
         """Return what of the time is a tenant's; exactly 1.0 of one who is alone."""

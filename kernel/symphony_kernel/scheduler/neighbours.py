@@ -16,14 +16,18 @@ Calls are of that share, too: what a tenant's files that are forked, appended to
 the kernel's thread counts as prompts that take as long, in the next step that has any. And they
 have their share of the thread's own time beside whoever has something to do: past it they wait
 (`call_shares`, `held_calls`).
+
+What a tenant costs workers and the gateway counts just so (`spending`), and together with its calls
+it is held to a share of the processors.
 """
 
 from collections.abc import Set
+from math import inf
 from typing import Final
 
 from symphony_kernel.protocol.limits import DRAFTS_MAX, PROMPTS_PROBE_STEPS
 from symphony_kernel.scheduler.batcher import Step
-from symphony_kernel.scheduler.call_shares import RECENT_SECONDS, CallShares
+from symphony_kernel.scheduler.call_shares import RECENT_SECONDS, Beside, CallShares
 from symphony_kernel.scheduler.costs import StepCosts
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.prompt_shares import PromptShares
@@ -32,13 +36,17 @@ from symphony_kernel.scheduler.work import Work
 _CALLS_TOKEN_SECONDS: Final = 0.001  # of computing a token, while nothing has been measured
 _LONG_SECONDS: Final = 0.05  # a step: to be launched behind it gains nothing then
 _REST_SECONDS_MAX: Final = 1.0  # of decodes at once: however little it weighs, a prompt goes on
+_ASIDE_SECONDS: Final = 1.0  # since a tenant without LIPs cost something: so long it is there
 _LONG_AGO: Final = float("-inf")
+NOTHING: Final = Beside()  # is shared out
 
 
 class Neighbours:
-    """Who decodes, by the steps that were launched. `lot_ms`: see `StepLimits`."""
+    """Who decodes, by the steps that were launched. `lot_ms`, `beside`: see `StepLimits`."""
 
-    def __init__(self, queue: FairQueue, costs: StepCosts, lot_ms: float) -> None:
+    def __init__(
+        self, queue: FairQueue, costs: StepCosts, lot_ms: float, beside: Beside = NOTHING
+    ) -> None:
         self._queue = queue
         self._costs = costs
         self._lot_seconds = lot_ms / 1000
@@ -46,9 +54,14 @@ class Neighbours:
         self._stepwise = _LONG_AGO  # when a pred of one token was launched that is no generation's
         self._steps = PROMPTS_PROBE_STEPS  # with prompts, since one without
         self._rested = False  # prompts, in the step that was formed last
+        self._aside = _LONG_AGO  # when it was told last what is no LIP's of a tenant
         self._debt = 0.0  # seconds of decodes for which others' prompts are to rest
         self._calls: dict[str, float] = {}  # tenants: seconds of calls that no step has counted
-        self._shares = CallShares(queue.tenant_weight, self._busy)
+        self._shares = CallShares(queue.tenant_weight, self._busy)  # of the kernel's thread
+        self._beside = beside
+        self._all: CallShares | None = None  # of what all may take of processors, but steps
+        if beside.processors < inf:
+            self._all = CallShares(queue.tenant_weight, self._busy, beside.processors)
 
     def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
         """A LIP's calls have taken the kernel so long; whether its tenant's next ones have to wait.
@@ -56,18 +69,54 @@ class Neighbours:
         It has `weight` in its tenant.
         """
         over = self._shares.called(tenant, seconds, now)
+        if self._all is not None and self._all.called(tenant, seconds, now):
+            over = over or self._is_held(self._all, tenant, now)
+        self._count(root, tenant, weight, seconds, now)
+        return over
+
+    def spent(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> None:
+        """A LIP has cost so much of processors outside the kernel."""
+        if self._all is not None:
+            self._all.called(tenant, seconds, now)
+        self._count(root, tenant, weight, seconds, now)
+
+    def cost(self, tenant: str, seconds: float, now: float) -> None:
+        """What is no LIP's of a tenant (compilers, requests) has cost so much of processors."""
+        self._aside = now
+        if self._all is not None:
+            self._all.called(tenant, seconds, now)
+        self._count_beside(tenant, seconds, now)
+
+    def pause(self, tenant: str, now: float) -> float:
+        """Return the seconds for which a tenant is to rest: its share will have paid by then."""
+        seconds = self._shares.rest(tenant, now)
+        if self._all is not None and self._is_held(self._all, tenant, now):
+            seconds = max(seconds, self._all.rest(tenant, now))
+        return seconds
+
+    def _is_held(self, shares: CallShares, tenant: str, now: float) -> bool:
+        """Whether one may be held at all: others had less, and processors are short."""
+        return shares.ahead(tenant, now) and self._beside.short(now)
+
+    def _count(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> None:
+        """Charge what is not computed as tokens that take as long, beside decodes as prompts."""
+        self._count_beside(tenant, seconds, now)
+        if self._queue.knows(root):
+            tokens = seconds / (self._costs.token_seconds or _CALLS_TOKEN_SECONDS)
+            self._queue.charge(root, tenant, weight, tokens)
+
+    def _count_beside(self, tenant: str, seconds: float, now: float) -> None:
         if self._decodes_lately(now):
             self._calls[tenant] = min(self._calls.get(tenant, 0.0) + seconds, _REST_SECONDS_MAX)
         elif self._calls:
             self._calls.clear()  # nobody has waited for them
-        if self._queue.knows(root):
-            tokens = seconds / (self._costs.token_seconds or _CALLS_TOKEN_SECONDS)
-            self._queue.charge(root, tenant, weight, tokens)
-        return over
 
     def wait(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
-        return self._shares.wait(tenant, now)
+        seconds = self._shares.wait(tenant, now)
+        if self._all is not None and self._is_held(self._all, tenant, now):
+            seconds = max(seconds, self._all.wait(tenant, now))
+        return seconds
 
     def _decodes_lately(self, now: float) -> bool:
         since = now - RECENT_SECONDS
@@ -83,7 +132,7 @@ class Neighbours:
     def launched(self, step: Step, now: float) -> None:
         """A step has been launched."""
         self._steps = 0 if step.tokens == step.decodes else self._steps + 1
-        if self._queue.tenants > 1:
+        if self._several(now):
             self._note(step, now)
         if step.decodes and self._calls:
             self._pay_for_calls(self._costs.decodes_seconds(step.decodes))
@@ -94,8 +143,12 @@ class Neighbours:
 
     def ended(self, step: Step, now: float) -> None:
         """A step has ended: prompts may have taken longer than is remembered who decodes."""
-        if step.tokens != step.decodes and self._queue.tenants > 1:
+        if step.tokens != step.decodes and self._several(now):
             self._note(step, now)
+
+    def _several(self, now: float) -> bool:
+        """Whether several tenants want something; one may have no LIP, but compilers."""
+        return self._queue.tenants > 1 or now - self._aside < _ASIDE_SECONDS
 
     def _note(self, step: Step, now: float) -> None:
         for part in step.parts:

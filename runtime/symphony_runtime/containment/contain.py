@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from symphony_kernel.protocol.limits import WORKER_DESCRIPTORS_MAX, WORKER_THREADS_MAX
+from symphony_kernel.protocol.rlimits import lower_limit
 
 from symphony_runtime.containment import landlock, seccomp
 
@@ -121,19 +122,13 @@ def _become(user: int) -> str:
 
 def _limit(libc: ctypes.CDLL, *, alone: bool) -> str:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _lower(resource.RLIMIT_NOFILE, WORKER_DESCRIPTORS_MAX)
+    lower_limit(resource.RLIMIT_NOFILE, WORKER_DESCRIPTORS_MAX)
     for option, value in ((_PR_SET_NO_NEW_PRIVS, 1), (_PR_SET_DUMPABLE, 0)):
         if libc.prctl(option, value, 0, 0, 0):
             raise OSError(ctypes.get_errno(), f"prctl {option}")
     if alone:  # in its user, all of whose threads the system counts together
-        _lower(resource.RLIMIT_NPROC, WORKER_THREADS_MAX)
+        lower_limit(resource.RLIMIT_NPROC, WORKER_THREADS_MAX)
     return f"{WORKER_DESCRIPTORS_MAX} descriptors, no new privileges"
-
-
-def _lower(limit: int, value: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))
 
 
 def _without_files(libc: ctypes.CDLL) -> str:

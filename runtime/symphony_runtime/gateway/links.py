@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
+    HELLO_SECONDS_MAX,
     WORKER_BACKLOG_BYTES_MAX,
     WORKER_FRAME_BYTES_MAX,
     WORKER_PROGRAMS_BYTES_MAX,
@@ -31,7 +32,6 @@ from symphony_runtime.containment import LAYERS
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = (0.002, 0.1)  # first and longest pause between attempts
-_HELLO_SECONDS_MAX = 10.0
 _SEQ_BITS = 60  # of the number that the first request has
 _WORDS_MAX = 80  # of what a worker says of itself
 _MODULE_BYTES = 32 << 10  # what a program costs a worker besides its machine code, about
@@ -73,6 +73,8 @@ class KernelLink:
         self.life = 0  # counts kernels that knew nothing of the one before
         self.about: dict[str, Any] = {}
         self.on_linked: Callable[[], None] = lambda: None  # it is there, perhaps as another process
+        # A tenant is to rest for so many seconds, in what is no instance's.
+        self.on_pace: Callable[[str, float], None] = lambda _tenant, _seconds: None
 
     @property
     def ready(self) -> bool:
@@ -173,6 +175,15 @@ class KernelLink:
         """
         return await self._request(lambda seq: m.Ask(seq, what, args), self._wait_seconds)
 
+    def tell_spent(self, spent: Mapping[int | str, int]) -> None:
+        """Tell what instances have cost, and tenants beside them (by name), in microseconds.
+
+        Nobody is told while there is no kernel. Its answer is at most that a tenant is to rest
+        (`on_pace`).
+        """
+        if self._session is not None and spent:
+            self._session.send(m.encode(m.Spent([list(each) for each in spent.items()])))
+
     async def _request(self, make: Callable[[int], m.Message], seconds: float | None) -> Any:
         if self._session is None:
             raise KernelAwayError("the kernel is not ready")
@@ -196,6 +207,8 @@ class KernelLink:
             self._events.exceeded(message.instance, message.reason)
         elif isinstance(message, m.Traced):
             self._events.traced(message.instance, message.events)
+        elif isinstance(message, m.Pace):
+            self.on_pace(message.tenant, message.ms / 1000)
 
     def _take_answer(self, message: m.Answer) -> None:
         answer = self._waiting.pop(message.seq, None)
@@ -360,7 +373,7 @@ class WorkerLinks:
 
     def _meet(self, link: SocketLink) -> None:
         loop = asyncio.get_running_loop()
-        late = loop.call_later(_HELLO_SECONDS_MAX, link.close)
+        late = loop.call_later(HELLO_SECONDS_MAX, link.close)
         worker: Worker | None = None
 
         def on_frame(frame: list[Any]) -> None:

@@ -10,7 +10,11 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from symphony_kernel.protocol import messages as m
-from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, TENANT_TRACED_RUNS_MAX
+from symphony_kernel.protocol.limits import (
+    CREDIT_BYTES_MIN,
+    LOG_LINE_BYTES,
+    TENANT_TRACED_RUNS_MAX,
+)
 
 from symphony_runtime.gateway.journal import Journal
 from symphony_runtime.gateway.links import Worker
@@ -23,7 +27,6 @@ from symphony_runtime.gateway.tape import Listener, Tape
 from symphony_runtime.gateway.trace import RunTrace
 from symphony_runtime.gateway.usage import Ledger
 
-_LOG_LINE_BYTES = 16  # what each counts for beside its bytes, here and in the worker
 _OF_KERNEL = ("kv_tokens", "tokens", "children", "child_depth")  # limits that it counts, too
 
 
@@ -105,10 +108,10 @@ class Run:
 
     def take_line(self, level: object, line: bytes) -> None:
         """Keep a line of its log, as far as there is room."""
-        most = self.record.limits["log_bytes"] + 2 * _LOG_LINE_BYTES
+        most = self.record.limits["log_bytes"] + 2 * LOG_LINE_BYTES
         if self.log_bytes + len(line) > most:
             return
-        self.log_bytes += len(line) + _LOG_LINE_BYTES
+        self.log_bytes += len(line) + LOG_LINE_BYTES
         known = level if level in (0, 1, 2, 3) else 1
         self.journal.append("log", {"level": known, "text": line.decode("utf-8", "replace")})
 

@@ -22,18 +22,19 @@ from symphony_kernel.protocol.limits import (
     FRAME_BYTES_MAX,
     NAME_BYTES_MAX,
     PROGRAM_BYTES_MAX,
-    PROGRAM_FUNCTIONS_CEILING,
-    PROGRAM_FUNCTIONS_MAX,
     RETRY_SECONDS_MAX,
 )
 
 from symphony_runtime.compiler import (
+    TAKEN_BEFORE,
+    USUAL,
+    CompileBounds,
     Compiled,
     Compiler,
     Manifest,
     ProgramError,
     cache_identity,
-    is_too_many_functions,
+    limit_of_problem,
 )
 from symphony_runtime.gateway.database import Connection, Row
 from symphony_runtime.gateway.figures import RunFigures
@@ -127,7 +128,7 @@ class Programs:
         tenant: str,
         name: str | None,
         wasm: bytes,
-        functions_max: int = PROGRAM_FUNCTIONS_MAX,
+        bounds: CompileBounds = USUAL,
         room: Room | None = None,
     ) -> tuple[Program, bool]:
         """Check, compile and keep a program; True if its bytes were not known.
@@ -144,7 +145,7 @@ class Programs:
         known = await self.find(tenant, program_id)
         new = 0 if known is not None else len(wasm)
         await self._check_room(tenant, name, new, room)
-        compiled = None if known is not None else await self._compile(tenant, wasm, functions_max)
+        compiled = None if known is not None else await self._compile(tenant, wasm, bounds)
         async with self._changing:
             if self._forgotten[tenant] != forgotten:
                 raise not_found("tenant")  # meanwhile
@@ -157,7 +158,7 @@ class Programs:
             if there and name is not None:
                 await self._point(tenant, name, program_id)
         if not there:  # it was deleted meanwhile
-            return await self.upload(tenant, name, wasm, functions_max, room)
+            return await self.upload(tenant, name, wasm, bounds, room)
         return await self.get(tenant, program_id), known is None
 
     async def get(self, tenant: str, reference: str) -> Program:
@@ -330,7 +331,7 @@ class Programs:
     async def _compile_again(self, program: Program) -> bytes:
         digest = _digest(program.id)
         wasm = await self._wasm(program)
-        compiled = await self._compile(program.tenant, wasm, PROGRAM_FUNCTIONS_CEILING)
+        compiled = await self._compile(program.tenant, wasm, TAKEN_BEFORE)
         async with self._changing:
             if await self.find(program.tenant, program.id) is None:
                 raise not_found("program")
@@ -340,7 +341,7 @@ class Programs:
             await self._insert(program.tenant, digest, program.size, compiled, program.created_ms)
         return compiled.artefact
 
-    async def _compile(self, tenant: str, wasm: bytes, functions_max: int) -> Compiled:
+    async def _compile(self, tenant: str, wasm: bytes, bounds: CompileBounds) -> Compiled:
         """Compile in the tenant's turn.
 
         Raises:
@@ -349,7 +350,7 @@ class Programs:
 
         async def compile_in_turn() -> Compiled:
             async with self._turns.of(tenant):
-                return await self._compiler.compile(wasm, functions_max, tenant)
+                return await self._compiler.compile(wasm, bounds, tenant)
 
         work = asyncio.ensure_future(compile_in_turn())
         under_way = self._compiling.setdefault(tenant, set())
@@ -411,7 +412,7 @@ class Programs:
         if self._store.shared:
             sql = "INSERT INTO program_bytes VALUES (?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
             key = tenant, f"sha256:{digest}", wasm
-            await self._store.write(lambda connection: connection.execute(sql, key).rowcount)
+            await self._store.write(lambda c: c.execute(sql, key).rowcount, tenant)
 
     async def _insert(
         self, tenant: str, digest: str, size: int, compiled: Compiled, created_ms: int | None = None
@@ -438,14 +439,14 @@ class Programs:
             " compiler = excluded.compiler, artefact_hash = excluded.artefact_hash,"
             " created_ms = excluded.created_ms, used_ms = excluded.used_ms"
         )
-        await self._store.write(lambda connection: _changing(connection, sql, values))
+        await self._store.write(lambda c: _changing(c, sql, values), tenant)
         self._forget_known()
 
     async def _use_again(self, tenant: str, program: str) -> bool:
         """Note that known bytes have come again; return whether they are still known."""
         sql = "UPDATE programs SET used_ms = ? WHERE tenant = ? AND id = ?"
         values = self.uses.now_ms(), tenant, program
-        there = await self._store.write(lambda c: c.execute(sql, values).rowcount)
+        there = await self._store.write(lambda c: c.execute(sql, values).rowcount, tenant)
         if not there:
             self._forget_known()  # another gateway has deleted them
         return bool(there)
@@ -458,7 +459,7 @@ class Programs:
             " ON CONFLICT (tenant, name) DO UPDATE SET"
             " program = excluded.program, named_ms = excluded.named_ms, turn = excluded.turn"
         )
-        await self._store.write(lambda connection: _changing(connection, sql, values))
+        await self._store.write(lambda c: _changing(c, sql, values), tenant)
         self._forget_known()
 
 
@@ -497,8 +498,9 @@ def count_refusals(figures: RunFigures, tenant: str) -> Iterator[None]:
             figures.hit(tenant, "program_bytes")
         elif problem.kind == "too-many-programs":
             figures.hit(tenant, problem.fields["field"])
-        elif any(map(is_too_many_functions, problem.fields.get("problems", ()))):
-            figures.hit(tenant, "program_functions")
+        for limit in {limit_of_problem(words) for words in problem.fields.get("problems", ())}:
+            if limit is not None:
+                figures.hit(tenant, limit)
         raise
 
 

@@ -327,7 +327,7 @@ class Runs:
         self.figures.started(record.tenant, time.monotonic() - run.admitted)
         run.begin()
         if not run.passing:
-            run.stored = self._store.write(lambda connection: insert_run(connection, record))
+            run.stored = self._store.write(lambda c: insert_run(c, record), tenant)
             self._must(run.stored)
         self._deadlines.started(run)
         if run.kill_reason is not None:  # it was cancelled before it had begun

@@ -4,13 +4,18 @@ Writes that arrive while a commit is under way leave together in the next one (g
 that a thousand runs which end at once cost a few flushes to disk, not thousands. A write's future
 is resolved after its commit has reached the disk: what is acknowledged after it outlives a kill -9
 and a power cut. Which database it is, is `database`'s.
+
+What a commit takes of a processor is divided among its operations, by how long each took, and told
+of those that say whose they are.
 """
 
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,7 +30,22 @@ _BATCH_MAX = 4_096  # operations of one commit
 
 T = TypeVar("T")
 Operation = Callable[[Connection], Any]
-_Queued = tuple[Operation, "asyncio.Future[Any]"]
+Whose = int | str | None  # a run's (its instance), or a tenant's; None: the server's
+
+
+@dataclass(slots=True)
+class _Queued:
+    operation: Operation
+    future: "asyncio.Future[Any]"
+    whose: Whose
+    seconds: float = 0.0  # of a processor, when it was executed last
+
+    def execute(self, connection: Connection) -> Any:
+        began = time.thread_time()
+        try:
+            return self.operation(connection)
+        finally:
+            self.seconds = time.thread_time() - began
 
 
 class Store:
@@ -57,16 +77,21 @@ class Store:
         self._writes = 0
         self._failed = 0
         self.tail = Tail(path.parent)  # what is not in the database yet
+        # Hears whose operations a commit had, and what of a processor's time they took of it.
+        self.on_committed: Callable[[Mapping[int | str, float]], None] = lambda _seconds: None
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
         self._writer.start()
 
-    def write(self, operation: Callable[[Connection], T]) -> "asyncio.Future[T]":
+    def write(
+        self, operation: Callable[[Connection], T], whose: Whose = None
+    ) -> "asyncio.Future[T]":
         """Queue an operation at once; the future has its result after it is on disk.
 
         Operations take effect in the order in which they were queued. The future may be dropped.
+        `whose` it is, pays for it.
         """
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put((operation, future))
+        self._queue.put(_Queued(operation, future, whose))
         return future
 
     async def read(self, operation: Callable[[Connection], T]) -> T:
@@ -117,12 +142,23 @@ class Store:
         return batch, True
 
     def _write_batch(self, batch: list[_Queued]) -> None:
-        outcomes = self._outcomes([operation for operation, _ in batch])
-        futures = [future for _, future in batch]
+        began = time.thread_time()
+        outcomes = self._outcomes(batch)
+        seconds = _divide(batch, time.thread_time() - began)
+        futures = [queued.future for queued in batch]
         self._writes += len(batch)
-        self._loop.call_soon_threadsafe(_resolve, futures, outcomes)
+        self._loop.call_soon_threadsafe(self._resolve, futures, outcomes, seconds)
 
-    def _outcomes(self, operations: list[Operation]) -> list[Any]:
+    def _resolve(
+        self,
+        futures: list["asyncio.Future[Any]"],
+        outcomes: list[Any],
+        seconds: Mapping[int | str, float],
+    ) -> None:
+        self.on_committed(seconds)
+        _resolve(futures, outcomes)
+
+    def _outcomes(self, operations: list[_Queued]) -> list[Any]:
         away: AwayError | None = None
         for _ in range(2):  # a connection that was lost comes back, if the database does
             try:
@@ -136,16 +172,16 @@ class Store:
         self._failed += len(operations)
         return [_Failed(away)] * len(operations)
 
-    def _together(self, operations: list[Operation]) -> list[Any]:
+    def _together(self, operations: list[_Queued]) -> list[Any]:
         with self._database.transaction(self._writer_connection):
-            outcomes = [operation(self._writer_connection) for operation in operations]
+            outcomes = [each.execute(self._writer_connection) for each in operations]
         self._commits += 1
         return outcomes
 
-    def _alone(self, operation: Operation) -> Any:
+    def _alone(self, operation: _Queued) -> Any:
         try:
             with self._database.transaction(self._writer_connection):
-                return operation(self._writer_connection)
+                return operation.execute(self._writer_connection)
         except Exception as error:
             self._failed += 1
             return _Failed(error)
@@ -154,6 +190,16 @@ class Store:
 class _Failed:
     def __init__(self, error: Exception) -> None:
         self.error = error
+
+
+def _divide(batch: list[_Queued], seconds: float) -> Mapping[int | str, float]:
+    """Return what each of those that are named had of a commit's time."""
+    total, shares = sum(queued.seconds for queued in batch), dict[int | str, float]()
+    for queued in batch:
+        if queued.whose is not None and total:
+            before = shares.get(queued.whose, 0.0)
+            shares[queued.whose] = before + seconds * queued.seconds / total
+    return shares
 
 
 def _resolve(futures: list["asyncio.Future[Any]"], outcomes: list[Any]) -> None:

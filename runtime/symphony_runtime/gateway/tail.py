@@ -18,7 +18,9 @@ import asyncio
 import logging
 import os
 import struct
+import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,6 +56,8 @@ class Tail:
         self._journals: set[Settles] = set()
         self._clearing: set[asyncio.Task[None]] = set()
         self.failed = 0  # writes that were not possible
+        # Hears what was written, and how long that took.
+        self.on_written: Callable[[list[Entry], float], None] = lambda _entries, _seconds: None
 
     def join(self, journal: Settles) -> None:
         """A journal will add events, until it leaves."""
@@ -74,6 +78,7 @@ class Tail:
         if not self._waiting:
             return
         entries, self._waiting = self._waiting, []
+        began = time.thread_time()
         body = msgpack.packb(entries)
         record = _HEADER.pack(len(body), zlib.crc32(body)) + body
         try:
@@ -84,6 +89,7 @@ class Tail:
             # The runs go on: what they lose is what their readers could come back to after a death.
             self.failed += 1
             _log.error("%d events are in memory only: %s", len(entries), error)
+        self.on_written(entries, time.thread_time() - began)
 
     async def renew(self) -> None:
         """Begin a new file; return when the old ones have gone."""

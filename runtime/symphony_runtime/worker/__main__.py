@@ -26,6 +26,8 @@ from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import loops
 from symphony_runtime.containment import Contained, ContainmentError, contain
+from symphony_runtime.worker.crossing import Crossing, compiled_crossing
+from symphony_runtime.worker.crossing.library import CrossingUnavailable
 from symphony_runtime.worker.sandbox import cache_identity
 from symphony_runtime.worker.syscalls import imports
 from symphony_runtime.worker.worker import Worker
@@ -134,15 +136,32 @@ def watch_stdin(stop: asyncio.Event) -> None:
     loop.add_reader(_STDIN, read)
 
 
-async def serve(config: WorkerConfig, contained: Contained) -> None:
+def found_crossing() -> Crossing | None:
+    """Return what guests' calls cross by, if it is compiled; say so if not."""
+    try:
+        found = compiled_crossing()
+    except CrossingUnavailable as error:
+        _log.info("guests' calls cross through ctypes: %s", error)
+        return None
+    _log.info("guests' calls cross by what is compiled for them")
+    return found
+
+
+async def serve(config: WorkerConfig, contained: Contained, crossing: Crossing | None) -> None:
     """Run a worker until it is told to stop."""
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     watch_stdin(stop)
     # Long texts are worked on beside the programs, but not by so many that these find no processor.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_TEXT_THREADS))
-    worker = Worker(config.name, config.secret, now=time.monotonic, early_ms=loops.EARLY_MS)
-    worker.about = {"containment": contained.achieved}
+    worker = Worker(
+        config.name,
+        config.secret,
+        now=time.monotonic,
+        early_ms=loops.EARLY_MS,
+        crossing=crossing,
+    )
+    worker.about = {"containment": contained.achieved, "compiled": crossing is not None}
     worker.on_retire = stop.set
     tune()
 
@@ -172,11 +191,12 @@ def main() -> None:
     """Read the configuration and serve."""
     log_to_stderr(logging.INFO, "%(levelname)s %(name)s: %(message)s")
     config = WorkerConfig.parse(sys.stdin.buffer.readline().decode())
+    crossing = found_crossing()  # while files can be read
     try:
         contained = lock_down(config)  # before there is a loop, whose threads would not be
     except ContainmentError as error:
         sys.exit(f"{config.name}: {error}")
-    loops.run(serve(config, contained))
+    loops.run(serve(config, contained, crossing))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from ctypes import PYFUNCTYPE, c_int, c_int64, c_void_p
+from ctypes import PYFUNCTYPE, c_double, c_int, c_int64, c_uint8, c_uint64, c_void_p
 from typing import Any, Protocol
 
 from symphony_kernel.protocol.limits import EPOCH_TICK_MS
@@ -106,13 +106,24 @@ class EventAlarm:
         """See `Alarm`."""
 
 
+class Board(ctypes.Structure):
+    """What the ticker and whoever polls guests tell each other, in C's layout.
+
+    `since`: when the guest that runs began to (perf_counter), 0 while none runs. `epoch`: ticks so
+    far, which the ticker alone writes. `armed`: a guest that runs will not be forgotten.
+    """
+
+    _fields_ = [("since", c_double), ("epoch", c_uint64), ("armed", c_uint8)]
+    since: float
+    epoch: int
+    armed: int
+
+
 class Ticker:
-    """`advance` advances the epoch. Whoever polls guests writes `since` and looks at `armed`."""
+    """`advance` advances the epoch. Whoever polls guests writes on the board and looks at it."""
 
     def __init__(self, advance: Callable[[], Any], alarm: Alarm | None = None) -> None:
-        self.since = 0.0  # when the guest that runs began to (perf_counter); 0 while none runs
-        self.epoch = 0  # ticks so far; the ticker alone writes it
-        self.armed = False  # a guest that runs will not be forgotten
+        self.board = Board()
         self.looks = 0  # times that the thread woke up
         self._rested = 0.0
         self._advance = advance
@@ -123,13 +134,13 @@ class Ticker:
 
     def arm(self) -> None:
         """A guest runs, and `armed` is not set."""
-        self.armed = True
+        self.board.armed = True
         self._alarm.set()
 
     def rest(self, now: float) -> None:
         """No guest runs any more for now (perf_counter)."""
-        if self.armed and now - self._rested > _RARE_S:
-            self.armed = False
+        if self.board.armed and now - self._rested > _RARE_S:
+            self.board.armed = False
             self._alarm.clear()
         self._rested = now
 
@@ -152,12 +163,12 @@ class Ticker:
         idle = 0
         while not self._closed:
             self.looks += 1
-            since = self.since
+            since = self.board.since
             if since == 0.0:
                 idle += 1
                 if idle > _IDLE_LOOKS:
-                    self.armed = False  # before the last look: a poll that begins now arms it
-                    if self.since == 0.0:
+                    self.board.armed = False  # before the last look: a poll that begins now arms it
+                    if self.board.since == 0.0:
                         return calm
             else:
                 idle = 0
@@ -165,9 +176,9 @@ class Ticker:
                 if left > 0 and calm < _CALM_LOOKS:
                     time.sleep(left)
                     left = 0.0
-                if left <= 0 and self.since == since:
+                if left <= 0 and self.board.since == since:
                     self._advance()
-                    self.epoch += 1
+                    self.board.epoch += 1
                     calm = 0
                     time.sleep(_TICK_S / 4)
                     continue

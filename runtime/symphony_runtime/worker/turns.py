@@ -13,7 +13,7 @@ that are ready go first; its others get a slice for each slice's time of theirs.
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,8 @@ class Share:
     """
 
     __slots__ = (
-        "ahead_ns", "computing", "listed", "live", "memory", "ready", "tenant", "used_ns",
+        "ahead_ns", "computing", "cost_ns", "listed", "live", "memory", "ready", "rests", "speaker",
+        "tenant", "used_ns",
     )  # fmt: skip
 
     def __init__(self, tenant: str = "") -> None:
@@ -49,6 +50,9 @@ class Share:
         self.ready: deque[Instance] = deque()
         self.computing: deque[Instance] = deque()
         self.listed = False  # `Turns` knows that it has some; always true of a sole tenant
+        self.rests = False  # has had its share of the processors: stays listed, and gets no turn
+        # Processor time that the kernel has not been told of, and the run that it is told of.
+        self.cost_ns = self.speaker = 0
 
     def computes_next(self) -> bool:
         """Whether the next of its instances is one that begins or computes."""
@@ -116,6 +120,24 @@ class Turns:
         share.used_ns = max(share.used_ns, self._now_ns - SLICE_NS)
         heappush(self._heap, (share.used_ns, next(self._order), share))
 
+    def rest(self, tenant: str) -> Share | None:
+        """Give a tenant no turn until it is woken; None: it is alone, or has no instances."""
+        share = self._shares.get(tenant)
+        if share is None or not (share.live and self.shared):
+            return None
+        if not share.rests:
+            share.rests = share.listed = True
+            self._heap = [each for each in self._heap if each[2] is not share]
+            heapify(self._heap)
+        return share
+
+    def wake(self, share: Share) -> None:
+        """Let one that rests have turns again."""
+        if share.rests:
+            share.rests = share.listed = False
+            if share.ready or share.computing:
+                self.enlist(share)
+
     def first(self) -> Share | None:
         """Return the share whose turn it is, while several tenants have instances."""
         heap = self._heap
@@ -170,6 +192,9 @@ class Turns:
         """One tenant is alone, or no longer alone: what they had until now counts no more."""
         for _, _, share in self._heap:
             share.listed = False
+        for share in self._shares.values():
+            if share.rests:
+                share.rests = share.listed = False
         self._heap.clear()
         self._now_ns = self._latest_ns = 0
         self.sole.listed = False

@@ -28,9 +28,11 @@ from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
 from symphony_runtime.worker.beginnings import give_fiber
-from symphony_runtime.worker.fiber import CALLED, PREEMPTED, EndKind, FiberHost, HostFault
+from symphony_runtime.worker.crossing import Crossing
+from symphony_runtime.worker.fiber import EndKind, FiberHost, HostFault
 from symphony_runtime.worker.instance import Instance, check_released
 from symphony_runtime.worker.meeting import meet
+from symphony_runtime.worker.pacing import Pacing
 from symphony_runtime.worker.programs import Programs
 from symphony_runtime.worker.run import (
     EXITED,
@@ -43,6 +45,7 @@ from symphony_runtime.worker.run import (
     Ending,
     Run,
 )
+from symphony_runtime.worker.seats import CALLED, PREEMPTED
 from symphony_runtime.worker.syscalls import family, handlers, imports
 from symphony_runtime.worker.text import Text
 from symphony_runtime.worker.tracing import Trace, TracedInstance, traced
@@ -79,6 +82,7 @@ class Worker:
         random: Callable[[int], bytes] = os.urandom,
         now: Callable[[], float] | None = None,
         early_ms: int = 0,
+        crossing: Crossing | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.now, self.early_ms = now or self.loop.time, early_ms
@@ -87,7 +91,7 @@ class Worker:
         self.on_retire: Callable[[], None] = lambda: None  # the gateway wants another process
         self._unix_time, self.random = unix_time, random
         self.text = Text(_NO_TEXT)
-        self._fibers = FiberHost(imports())
+        self._fibers = FiberHost(imports(), crossing)
         self._handlers = handlers()
         names = (item.name for item in imports())
         self._tracing_handlers = [
@@ -101,6 +105,7 @@ class Worker:
         self._gateway: Link | None = None
         # The run queue, and what the present turn sends.
         self._turns = Turns()
+        self._pacing = Pacing(self._turns, self._plan_turn)
         self._turn_planned = False
         self._calls: list[list[Any]] = []
         self._calls_bytes = 0
@@ -195,12 +200,15 @@ class Worker:
             if link is not None:
                 link.close()
         self._waiting.stop()
+        self._pacing.close()
         self._programs.unload_all()
         self._fibers.close()
 
     # -- Frames from the kernel and the gateway ------------------------------------------------
     def _on_kernel(self, frame: list[Any]) -> None:
-        assert frame[0] == m.Replies.KIND, frame[0]
+        if frame[0] != m.Replies.KIND:
+            self._pacing.hear(frame)
+            return
         instances = self.instances
         # The turn is below, at once: a planned one would be a pass of the event loop for nothing.
         planned, self._turn_planned = self._turn_planned, True
@@ -442,6 +450,7 @@ class Worker:
         """The same where several tenants have instances; with `replies` for none that computes."""
         cpu_began, began = time.thread_time(), time.perf_counter()
         self._turns.play(self._timed_slice, self._flush, replies=replies)
+        self._pacing.tell(self._kernel)  # in front of the turn's calls
         self._end_turn(began, time.perf_counter(), cpu_began)
         if self._turns.waiting():
             self._plan_turn()
@@ -454,6 +463,7 @@ class Worker:
         used = int(took * self._cpu_share)
         lip.cpu_ns += used
         run.cpu_ns += used
+        self._pacing.note(run, used)
         if run.cpu_ns > run.cpu_limit_ns:
             self._stop_computing(run)
         return took

@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from symphony_runtime.compiler import Compiled, Compiler
+from symphony_runtime.compiler import USUAL, CompileBounds, Compiled, Compiler
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.store import Store
@@ -18,9 +18,11 @@ class CountingCompiler(Compiler):
         super().__init__()
         self.compiled = 0
 
-    async def compile(self, wasm: bytes, functions_max: int = 0, tenant: str = "") -> Compiled:
+    async def compile(
+        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
+    ) -> Compiled:
         self.compiled += 1
-        return await super().compile(wasm, functions_max, tenant)
+        return await super().compile(wasm, bounds, tenant)
 
 
 def with_programs(

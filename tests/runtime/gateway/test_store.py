@@ -1,7 +1,9 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +145,38 @@ def test_a_database_whose_machine_has_gone_is_noticed(postgres: Cluster) -> None
     said = connection.open().info.get_parameters()
     connection.close()
     assert (said["keepalives_idle"], said["tcp_user_timeout"]) == ("99", "30000")
+
+
+def test_a_commits_time_is_of_whose_operations_took_it(tmp_path: Path, store_url: str) -> None:
+    def spin(seconds: float) -> Callable[[Connection], None]:
+        def operation(_connection: Connection) -> None:
+            until = time.thread_time() + seconds
+            while time.thread_time() < until:
+                pass
+
+        return operation
+
+    async def scenario() -> None:
+        store = Store(tmp_path / "db", store_url)
+        told: list[Mapping[int | str, float]] = []
+        store.on_committed = told.append
+        hold = threading.Event()
+        blocked = store.write(lambda _: hold.wait(20))
+        asked = [
+            store.write(spin(0.05), "tenant"),
+            store.write(spin(0.01), 7),
+            store.write(insert("a", 1)),
+            store.write(spin(0.05), "tenant"),
+        ]
+        hold.set()
+        await asyncio.gather(blocked, *asked)
+        shares = Counter[int | str]()  # of one commit, or of two: the thread may have begun before
+        for each in told:
+            for whose, seconds in each.items():
+                shares[whose] += round(1e6 * seconds)
+        assert shares.keys() == {"tenant", 7}, "what is the server's is nobody's"
+        assert shares["tenant"] >= 100_000
+        assert 10_000 <= shares[7] < shares["tenant"]
+        await store.close()
+
+    asyncio.run(scenario())

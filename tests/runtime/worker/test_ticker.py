@@ -28,12 +28,12 @@ class Ticking:
         self.ticked.set()
 
     def begin(self) -> None:
-        self.ticker.since = time.perf_counter()
-        if not self.ticker.armed:
+        self.ticker.board.since = time.perf_counter()
+        if not self.ticker.board.armed:
             self.ticker.arm()
 
     def end(self) -> None:
-        self.ticker.since = 0.0
+        self.ticker.board.since = 0.0
 
 
 @pytest.fixture(params=ALARMS, ids=lambda alarm: alarm.__name__)
@@ -51,7 +51,7 @@ def test_whoever_runs_for_a_tick_is_preempted_again_and_again(ticking: Ticking) 
         ticking.ticked.clear()
         ticking.begin()
     assert ticking.ticks >= 5
-    assert ticking.ticker.epoch >= 4
+    assert ticking.ticker.board.epoch >= 4
 
 
 def test_one_that_was_alone_for_long_is_noticed_beside_others(ticking: Ticking) -> None:

@@ -224,3 +224,52 @@ def test_a_share_of_its_own_is_what_a_run_has_without_a_tenant() -> None:
     run, other = Run(1, {}), Run(2, {})
     assert isinstance(run.share, Share)
     assert run.share is not other.share
+
+
+def test_one_that_rests_gets_no_turn_whatever_comes_for_it() -> None:
+    house = House()
+    (first, second), (other,) = house.begin("rests", 2), house.begin("goes on")
+    house.play(house.compute)
+    share = house.turns.rest("rests")
+    assert share is not None
+    assert house.turns.rest("rests") is share, "once more says nothing new"
+    house.turns.begin(first) if not first.queued else None
+    for _ in range(10):
+        house.play(house.compute)
+    assert house.had["rests"] <= SLICE_NS
+    assert house.had["goes on"] >= 9 * SLICE_NS
+    house.end(other)
+    assert house.turns.waiting(), "who is alone rests no more"
+    assert not share.rests
+    assert {first.ended, second.ended} == {False}
+
+
+def test_after_it_one_has_its_turns_and_no_more_than_others() -> None:
+    house = House()
+    house.begin("rests")
+    house.begin("goes on")
+    share = house.turns.rest("rests")
+    assert share is not None
+    for _ in range(10):
+        house.play(house.compute)
+    house.turns.wake(share)
+    house.turns.wake(share)
+    before = house.had["goes on"]
+    for _ in range(20):
+        house.play(house.compute)
+    assert house.had["rests"] >= 9 * SLICE_NS
+    assert house.had["goes on"] - before >= 9 * SLICE_NS
+
+
+def test_when_all_that_want_a_turn_rest_nobody_is_waited_for() -> None:
+    house = House()
+    (lip,) = house.begin("rests")
+    house.begin("waits")
+    house.play(lambda each: SHORT_NS if each is not lip else house.compute(each))
+    house.play(lambda each: SHORT_NS if each is not lip else house.compute(each))
+    share = house.turns.rest("rests")
+    assert share is not None
+    assert not house.turns.waiting()
+    house.turns.wake(share)
+    assert house.turns.waiting()
+    assert house.turns.rest("nobody") is None
