@@ -498,7 +498,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--entry", help="the export to run")
     run.add_argument(
         "--limit", type=_limit, action="append", default=[], metavar="NAME=NUMBER",
-        help="lower a limit: wall_ms, cpu_ms, memory_bytes, tokens, kv_tokens",
+        help="lower one of a run's limits (docs/limits.md): wall_ms, cpu_ms, tokens, ...",
     )  # fmt: skip
     run.add_argument("--priority", type=int, help="0 to 7; a step doubles the share; default 4")
     run.add_argument(

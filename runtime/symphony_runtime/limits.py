@@ -1,4 +1,4 @@
-"""What runs and tenants may use, as the operator says it; and the page that describes it.
+"""What runs and tenants may use, as the operator says it.
 
     [limits]                            # of everybody: default and maximum
     cpu_ms = 30_000
@@ -10,7 +10,7 @@
 A number is both what there is when nobody says anything and the most that may be asked for. What
 administrators set at run time for a tenant (its quotas) goes before its table here, and that before
 everybody's. The limits themselves are in `symphony_kernel.protocol.limit_table`; `python -m
-symphony_runtime.limits` writes the table of docs/limits.md.
+symphony_runtime.limits_page` writes the tables of docs/limits.md.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ from typing import Any
 
 from symphony_kernel.protocol.limit_table import (
     BY_NAME,
+    COMPILER_LIMITS,
     KERNEL_TENANT_LIMITS,
     LIMITS,
     RUN_LIMITS,
     WORKER_TENANT_LIMITS,
     Limit,
-    Of,
 )
 
 _KEYS = {"default", "max"}
@@ -91,6 +91,10 @@ class TenantLimits:
     def of_worker(self, run: Mapping[str, int]) -> dict[str, int]:
         """Return what a worker is told of a run with these limits: those of its tenant, too."""
         return {**run, **{name: self.at_most(name) for name in WORKER_TENANT_LIMITS}}
+
+    def of_compiler(self) -> dict[str, int]:
+        """Return what bounds the compiling of the tenant's programs."""
+        return {name: self.at_most(name) for name in COMPILER_LIMITS}
 
     def view(self) -> dict[str, Any]:
         """Return what its owner is shown: by name, with default and maximum."""
@@ -186,38 +190,3 @@ def _number(what: str, limit: Limit, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not limit.least <= value <= ceiling:
         raise ValueError(f"{what} must be an integer from {limit.least} to {ceiling}")
     return value
-
-
-# --- The page ------------------------------------------------------------------------------------
-_OF = {
-    Of.RUN: "A run, its children included",
-    Of.PROGRAM: "A program",
-    Of.INSTANCE: "An instance",
-    Of.TENANT: "A tenant",
-}
-
-
-def limits_page() -> str:
-    """Return the tables of docs/limits.md: one for each thing that is limited."""
-    parts = []
-    for of, title in _OF.items():
-        rows = [_row(limit) for limit in LIMITS if limit.of is of]
-        head = "| limit | is | default | at most | looks | when it is reached |\n"
-        parts.append(
-            f"### {title}\n\n{head}| --- | --- | --- | --- | --- | --- |\n" + "".join(rows)
-        )
-    return "\n".join(parts)
-
-
-def _row(limit: Limit) -> str:
-    ceiling = "fixed" if limit.ceiling is None else _shown(limit.ceiling)
-    cells = (f"`{limit.name}`", limit.what, _shown(limit.default), ceiling, limit.by, limit.then)
-    return f"| {' | '.join(cells)} |\n"
-
-
-def _shown(value: int | None) -> str:
-    return "none" if value is None else f"{value:,}"
-
-
-if __name__ == "__main__":
-    print(limits_page())  # noqa: T201 - that is what it is for

@@ -6,7 +6,7 @@
 limit is called wherever it has a name (`limits` of a request and of a configuration, the label of
 `limit_hits_total`, `limit` of a run), what it is worth when nobody says anything, how far an
 operator may go, and what happens to whoever runs into it. docs/limits.md is made of it
-(`symphony_runtime.limits`).
+(`symphony_runtime.limits_page`).
 
 A run's children share what their run has: every limit of a run is one of the whole tree.
 """
@@ -109,6 +109,13 @@ _PROGRAM: Final = (
           "bytes of the module", "gateway", "413"),
     Limit("program_functions", Of.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, n.PROGRAM_FUNCTIONS_CEILING,
           "functions that it defines", "compiler", "400"),
+    Limit("compile_cpu_ms", Of.PROGRAM, 1_000 * n.COMPILE_CPU_SECONDS_MAX,
+          1_000 * n.COMPILE_CPU_SECONDS_CEILING,
+          "milliseconds of a processor that compiling takes, a begun second whole; by the clock "
+          f"{n.COMPILE_WALL_TIMES_CPU} times that", "compiler", "400", least=1_000),
+    Limit("compile_memory_bytes", Of.PROGRAM, n.COMPILE_MEMORY_BYTES_MAX,
+          n.COMPILE_MEMORY_BYTES_CEILING, "bytes of memory that compiling takes", "compiler", "400",
+          least=n.COMPILE_MEMORY_BYTES_MIN),
     Limit("stack_bytes", Of.INSTANCE, n.GUEST_STACK_BYTES, None, "bytes of stack", "worker",
           "trapped: `stack overflow`"),
     Limit("tables", Of.INSTANCE, n.TABLES_MAX, None, "tables", "worker",
@@ -130,6 +137,12 @@ _TENANT: Final = (
           "gateway", "429"),
     Limit("programs_kept_bytes", Of.TENANT, n.TENANT_PROGRAMS_KEPT_BYTES_MAX, 1 << 50,
           "bytes of the modules of programs kept", "gateway", "429"),
+    Limit("compile_burst_ms", Of.TENANT, 1_000 * n.COMPILE_BURST_SECONDS_MAX,
+          1_000 * n.COMPILE_BURST_SECONDS_CEILING,
+          "milliseconds of compiling at once while others have runs; of the time that passes "
+          f"{n.COMPILE_BURST_BACK_SHARE:.0%} come back", "gateway",
+          "compilers have what processors nobody wants, for "
+          f"{n.COMPILE_PATIENCE_SECONDS_MAX:.0f} s at most", least=1_000),
     Limit("requests_per_second", Of.TENANT, 5_000, 1_000_000,
           "requests; as many may come at once", "gateway", "429"),
     Limit("tokens_per_minute", Of.TENANT, None, _PAST_COUNTING,
@@ -163,6 +176,11 @@ KERNEL_TENANT_LIMITS: Final = tuple(
 
 # What a worker counts for a tenant, which it is told with each run.
 WORKER_TENANT_LIMITS: Final = tuple(limit.name for limit in _TENANT if limit.by == "worker")
+
+# What bounds how a tenant's programs are compiled.
+COMPILER_LIMITS: Final = (
+    "program_functions", "compile_cpu_ms", "compile_memory_bytes", "compile_burst_ms",
+)  # fmt: skip
 
 # How the reason of a run begins that was ended by a limit; the longest comes first where one begins
 # as another does. What a worker says is not believed: it becomes one of these, or no limit at all.

@@ -3,12 +3,17 @@
 Reading this file beside the README and the syscall table (`symphony_runtime/abi/table.toml`) tells
 what a program may use. A limit that a tenant or a run can lower says so; none can be raised past
 what stands here but by the operator's configuration.
+
+What a stranger, a tenant or an operator meets stands here and nowhere else: whatever is refused,
+cut off, ended or made to wait by a number. Its name ends in _MAX or _MIN, its comment says of what,
+and docs/limits.md shows it (`symphony_runtime.limits_page`). Numbers with other names are defaults,
+and how parts work together; those of one module, which nobody outside can tell, stand there.
 """
 
 # --- Pages and KV files (kernel) -----------------------------------------------------------------
 PAGE_TOKENS = 16  # entries in one physical page
 KV_POOL_BYTES_DEFAULT = 2 << 30  # of host memory, for the CPU executor's page pool
-KV_POOL_PAGES_MAX = 1 << 20
+KV_POOL_PAGES_MAX = 1 << 20  # of the device's pool, whatever its memory
 TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a single-tenant server
 # The host tier is as large as the device's pool, but takes no more of the memory that is available
 # when the kernel starts (`--host-pool-tokens`); the disk tier is off (`--disk-pool-tokens`).
@@ -16,7 +21,7 @@ HOST_POOL_MEMORY_SHARE = 0.25
 STALL_SECONDS = 2.0  # from one look for works that nothing will end to the next
 AUDIT_SECONDS = 5.0  # between two audits of an idle kernel, at least
 TOKENS_PAGES_A_FRAME = 3  # pages more than places, for files of which only the tokens are kept
-TOKENS_PAGES_MAX = 1 << 20
+TOKENS_PAGES_MAX = 1 << 20  # of those
 # A tenant may hold, in all tiers together, so many times the pages that nobody holds: so one has at
 # most 8/9 of them, two 8/17 each, and whoever comes then finds some.
 TENANT_PAGES_TIMES_UNUSED = 8
@@ -30,7 +35,15 @@ TENANT_LISTED_MAX = 4 * LIST_ITEMS_MAX  # names that a worker's frame lists of a
 # Calls of one tenant that wait since it has had its share of the kernel's thread: past either the
 # oldest are executed, whatever follows.
 TENANT_HELD_CALLS_MAX = 65_536
-TENANT_HELD_BYTES_MAX = 64 << 20
+TENANT_HELD_BYTES_MAX = 64 << 20  # of such calls
+# Of the processors, what tenants' messages, calls and own computing are held to together while one
+# of them has had less and processors are short: what is timed is no more than a part of what it
+# costs, and steps need theirs.
+BESIDE_STEPS_SHARE = 0.2
+SPENT_US_MAX = 1_000_000  # of an instance, that a worker or the gateway tells of at once
+PACE_MS_MAX = 50  # for which a tenant rests that has had its share, before its worker asks again
+REST_MS_MAX = 250  # for which its compilers do, before the gateway asks again
+SPENT_TOLD_SECONDS = 0.01  # from one frame that tells of it to the next, at least
 PATH_BYTES_MAX = 1_024  # of a KV file's name
 NAME_BYTES_MAX = 128  # of a grant, a channel, an entry, a program
 EXTRACT_RANGES_MAX = 65_536  # (start, end) pairs of one kv_extract
@@ -49,19 +62,21 @@ KV_HEADER_BYTES_MAX = 64 << 10  # of a KV file on disk
 KV_LINEAGE_BYTES_MAX = 64 << 20  # of what says how K and V of a file come about, likewise
 KV_CHUNK_BYTES_MAX = 1 << 20  # of a KV file in one frame between kernel and gateway
 KV_TRANSFERS_MAX = 64  # uploads and downloads of KV files under way, of all tenants
-TENANT_KV_TRANSFERS_MAX = 8
+TENANT_KV_TRANSFERS_MAX = 8  # of one tenant: past it 429
 KV_TRANSFER_IDLE_SECONDS_MAX = 60  # without a chunk asked for or brought, after which it is dropped
+KV_FILE_KEEP_MS_MAX = 100 * 365 * 86_400_000  # `keep_ms` of a file that is put
 
 # --- pred and generate (kernel) ------------------------------------------------------------------
 PRED_TOKENS_MAX = 131_072  # tokens of one call
 PRED_TREE_TOKENS_MAX = 256  # with `parents`: a tree is computed in one step
-PRED_OPTIONS_BYTES_MAX = 1 << 20
+PRED_OPTIONS_BYTES_MAX = 1 << 20  # of a call's options
+PRED_OPTIONS_CONTAINERS_MAX = 64  # lists and maps in them: each that there is, with room
 PRED_RESULT_BYTES_MAX = 8 << 20  # of one call: bounds "logits" at "all"
 PRED_TOP_MAX = 1_024  # k of {"top": k}
-PRED_LOGPROBS_MAX = 20
+PRED_LOGPROBS_MAX = 20  # log-probabilities of a token
 PRED_BIAS_MAX = 4_096  # entries of `bias`
 GENERATE_AHEAD_DEFAULT = 8  # tokens that may be appended before the program has taken them
-GENERATE_AHEAD_MAX = 1_024
+GENERATE_AHEAD_MAX = 1_024  # that a program may ask for
 GENERATE_STOP_MAX = 1_024  # token ids of `stop`
 INSTANCE_CALLS_PENDING_MAX = 8_192  # calls of one instance that the kernel has not answered
 LIP_CALL_BYTES_MAX = 64 << 20  # arguments of such calls, of a run with its children
@@ -71,8 +86,9 @@ CONSTRAINT_BYTES_MAX = 256 << 10  # of a schema's, expression's or grammar's tex
 # What compiling one may take, in a process of its own; llguidance's limits are in
 # `constraints.grammar`.
 CONSTRAINT_CPU_SECONDS_MAX = 2
-CONSTRAINT_WALL_SECONDS_MAX = 60
-CONSTRAINT_MEMORY_BYTES_MAX = 1 << 30
+CONSTRAINT_WALL_SECONDS_MAX = 60  # by the clock
+CONSTRAINT_MEMORY_BYTES_MAX = 1 << 30  # of addresses
+CONSTRAINT_STACK_BYTES_MAX = 8 << 20  # far less than the kernel's threads have: what passes does
 CONSTRAINT_WORDS_MAX = 1_024  # bytes of what is wrong with one
 INSTANCE_CONSTRAINTS_MAX = 256  # handles of one instance
 TENANT_COMPILES_MAX = 16  # of one tenant that wait for their turn: past it EAGAIN
@@ -96,7 +112,7 @@ STEP_ROWS_MAX = 256  # sequences of one step
 # How long a launch waits for answers to come, as a share of the last step's time: what the answers'
 # rows would win, weighed against what those that are ready lose.
 BATCH_WAIT_SHARE_MAX = 0.33
-BATCH_WAIT_MS_MAX = 10.0
+BATCH_WAIT_MS_MAX = 10.0  # and no longer
 PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two looks at whose turn it is, within a step
 # How long a step may take when prompts are computed beside others' decodes: it is given as many
 # tokens of prompts as fit. An operator may set it (`--max-decode-gap-ms`).
@@ -115,7 +131,7 @@ KV_STUCK_MS = 2_000  # before a file of which nothing could be taken is looked a
 KV_TAKEN_PAGES_MIN = 16  # of one file at once, as far as it has so many
 KV_WORTH_SECONDS = 1_000.0  # that a page is kept longer for each second that it costs to get back
 KV_PRIORITY_DEFAULT = 4  # of 0 (goes first) to KV_PRIORITY_MAX
-KV_PRIORITY_MAX = 7
+KV_PRIORITY_MAX = 7  # goes last
 KV_KEEP_MS_MAX = 86_400_000  # for which a program may wish to keep a file near
 KV_KEEP_SHARE = 0.25  # of the device's pages that a tenant may have, for such wishes together
 KV_AHEAD_MS_MAX = 2.0  # of loading pages that nobody needs yet, between two steps
@@ -131,7 +147,7 @@ DEVICE_PAUSE_MS_MAX = 20.0  # between two steps; a longer one is want of work
 DRAFTS_MAX = 6
 # What such steps have come to may be told together, at most so late, unless the operator says else.
 DELIVERY_MS_DEFAULT = 25.0
-DELIVERY_MS_MAX = 1_000.0
+DELIVERY_MS_MAX = 1_000.0  # that an operator may say
 # Of short steps of which others' prompts have their share at once, where they are told together.
 LOT_MS_MAX = 8.0
 
@@ -144,6 +160,7 @@ RUN_KV_TOKENS_MAX = 1 << 20  # KV entries held at once
 RUN_INPUT_BYTES_MAX = 4 << 20
 RUN_OUTPUT_BYTES_MAX = 8 << 20  # sum of all sends
 RUN_LOG_BYTES_MAX = 256 << 10
+LOG_LINE_BYTES = 16  # what a line of it counts for beside its bytes
 RUN_MESSAGES_MAX = 65_536
 RUN_INBOX_BYTES_MAX = 4 << 20  # messages from the user that were not received yet
 RUN_CHILDREN_MAX = 256  # live children below one run
@@ -151,6 +168,7 @@ RUN_CHILD_DEPTH_MAX = 8
 RUN_TREE_MEMORY_BYTES_MAX = 4 * RUN_MEMORY_BYTES_MAX  # of a run and its children together
 RUN_TICKETS_MAX = 8_192  # live ones of one instance
 RUN_RESULT_BYTES_MAX = 64 << 20  # results of one instance's tickets that it has not taken
+RUN_PRIORITY_MAX = 7  # each step doubles a run's share of its tenant's service
 MESSAGE_BYTES_MAX = 1 << 20  # one send, one message, one channel item
 SEND_WINDOW_BYTES = 256 << 10  # sent and not yet taken by a connected reader
 CREDIT_BYTES_MIN = SEND_WINDOW_BYTES // 8  # taken, before the worker hears of it
@@ -167,30 +185,46 @@ TABLES_MAX = 4  # of one instance
 CANCEL_MS_MAX = 100  # from the request to the end of the run
 WORKER_INSTANCES_MAX = 12_000  # measured: 30,000 exhaust vm.max_map_count
 WORKER_DESCRIPTORS_MAX = 256  # open at once: two links, and what the loop and the engine have
-WORKER_THREADS_MAX = 64
-TOKENIZE_BYTES_MAX = 1 << 20
+# Of a worker's user: the system counts the threads of other servers' workers of the same number, in
+# other containers of the machine too, and none of them is to find no thread left.
+WORKER_THREADS_MAX = 1_024
+TOKENIZE_BYTES_MAX = 1 << 20  # of one text
 CHAT_DEPTH_MAX = 16  # of maps and lists in one conversation
+CHAT_CONTAINERS_MAX = 65_536  # of those, all in all
 IOVECS_MAX = 1_024  # of one WASI write
-RANDOM_BYTES_MAX = 1 << 16
-WAIT_TICKETS_MAX = RUN_TICKETS_MAX
-
+# Calls that want no answer, of one instance in a row: then it waits until one is answered.
+INSTANCE_CALLS_UNANSWERED_MAX = 128
+RANDOM_BYTES_MAX = 1 << 16  # of one call
+WAIT_TICKETS_MAX = RUN_TICKETS_MAX  # of one wait
 # --- Programs (gateway) --------------------------------------------------------------------------
 PROGRAM_BYTES_MAX = 16 << 20
 PROGRAM_FUNCTIONS_MAX = 50_000
 # What an instance, or a worker that loads the program while others wait, would pay for dearly.
 PROGRAM_TYPES_MAX = 16_384
-PROGRAM_IMPORTS_MAX = 1_024
-PROGRAM_EXPORTS_MAX = 1_024
-PROGRAM_GLOBALS_MAX = 4_096
+PROGRAM_IMPORTS_MAX = 1_024  # of a module
+PROGRAM_EXPORTS_MAX = 1_024  # likewise
+PROGRAM_GLOBALS_MAX = 4_096  # likewise
 PROGRAM_NAMES_BYTES_MAX = 128 << 10  # of its imports, and of its exports
 PROGRAM_ELEMENTS_BYTES_MAX = 512 << 10  # of what its tables hold at the start
 PROGRAM_FUNCTIONS_CEILING = 200_000  # that an operator may let programs have
 TENANT_PROGRAMS_MAX = 1_000  # kept, and as many names of them: past it 429
 TENANT_PROGRAMS_KEPT_BYTES_MAX = 2 << 30  # of their modules, likewise
 COMPILE_CPU_SECONDS_MAX = 30
-COMPILE_WALL_SECONDS_MAX = 60
-COMPILE_MEMORY_BYTES_MAX = 2 << 30
-COMPILES_AT_ONCE_MAX = 2
+COMPILE_CPU_SECONDS_CEILING = 600
+COMPILE_WALL_TIMES_CPU = 2  # so many times its processor time a compiler may take by the clock
+COMPILE_MEMORY_BYTES_MAX = 2 << 30  # of addresses, Python's and the compiler's own among them
+COMPILE_MEMORY_BYTES_MIN = 512 << 20  # less would compile nothing
+COMPILE_MEMORY_BYTES_CEILING = 16 << 30
+COMPILES_AT_ONCE_MAX = 2  # of all tenants; of one tenant one program
+# Of compiling that a tenant may have at once while others have something running, and what of the
+# time that passes comes back. Past it its compilers have what processors nobody else wants, where
+# the system knows of such processes: so many at once, and for so long before they are as others'.
+COMPILE_BURST_SECONDS_MAX = 3
+COMPILE_BURST_SECONDS_CEILING = 3_600
+COMPILE_BURST_BACK_SHARE = 0.05
+COMPILES_PATIENT_AT_ONCE_MAX = 1  # of such: they may take long, and hold up no others
+COMPILE_PATIENCE_SECONDS_MAX = 20.0
+COMPILE_RESTS_SECONDS_MAX = 20.0  # that one rests beside others; no limit of time counts it
 WORKER_PROGRAMS_BYTES_MAX = 256 << 20  # of machine code that no run uses, before the oldest goes
 
 # --- HTTP (gateway) ------------------------------------------------------------------------------
@@ -209,59 +243,79 @@ TRACE_EVENTS_MAX = 16_384  # of one run, of its calls and again of its preds' st
 TRACE_BUNDLE_EVENTS = 256  # events that leave together, or what there is
 TRACE_BUNDLE_MS_MAX = 250  # after so long
 TENANT_KEYS_MAX = 256  # of one tenant, or of the operators
+KEY_GRACE_MS_MAX = 30 * 86_400_000  # that a key which was rotated goes on being one
 TENANT_TRACED_RUNS_MAX = 64  # live ones
 TENANT_BODY_BYTES_MAX = 256 << 20  # of request bodies held in memory at once: past it 429
 BODY_BYTES_MAX = 2 << 30  # of all tenants together: past it 503
+RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
+SMALL_BODY_BYTES_MAX = 64 << 10  # of a secret, or what an administrator says: past it 413
+TLS_HANDSHAKE_SECONDS_MAX = 10.0  # of a connection, before it is closed
+CANCEL_SECONDS_MAX = 10.0  # that the answer to a cancellation waits for the run's end
 TENANT_RUNS_KEPT_MAX = 10_000  # ended runs; of more the oldest are deleted
 TENANT_KEPT_BYTES_MAX = 1 << 30  # of their stored messages and logs, likewise
 RUN_KEPT_SECONDS_MAX = 7 * 86_400  # after its end
-CHANNEL_ITEMS_MAX = 1_024
+CHANNEL_ITEMS_MAX = 1_024  # that wait in one channel
 TENANT_CHANNELS_MAX = 1_024
 TENANT_CHANNEL_BYTES_MAX = 64 << 20  # items that no run has taken yet, of all its channels
-CHANNEL_SEND_MS_MAX = 5_000
+CHANNEL_SEND_MS_MAX = 5_000  # that a send into a full one waits
 QUEUE_SECONDS_MAX = 30.0  # that a new run would wait for its first tokens: past it 503, or 429
 MEMORY_FREE_BYTES_MIN = 128 << 20  # of the machine or its cgroup: below it a new run is refused
 RETRY_SECONDS_MAX = 300  # of any Retry-After
 OWN_WORKER_IDLE_SECONDS = 60.0  # without a run, before a tenant's own worker is given up
 ADDRESS_CONNECTIONS_MAX = 256  # from one address, of those that have shown no key
 SLOW_GRACE_SECONDS = 30.0  # that a reader or a body may take longer than at the rate below
-SLOW_BYTES_A_SECOND_MIN = 4_096
-IDEMPOTENCY_KEY_BYTES_MAX = 255
+SLOW_BYTES_A_SECOND_MIN = 4_096  # of a reader or a body: past the grace it is cut off
+IDEMPOTENCY_KEY_BYTES_MAX = 255  # of an Idempotency-Key
 IDEMPOTENCY_SECONDS = 86_400  # that a key is known
+IDEMPOTENCY_ELSEWHERE_SECONDS_MAX = 30.0  # that a request with it waits for another gateway's
 TENANT_IDEMPOTENCY_KEYS_MAX = 10_000  # of one tenant in that time: past it 429
 PAGE_ITEMS_DEFAULT = 50  # of a listing
-PAGE_ITEMS_MAX = 500
+PAGE_ITEMS_MAX = 500  # that may be asked for
+# --- The OpenAI routes (gateway) -----------------------------------------------------------------
+OPENAI_CHOICES_MAX = 1_024  # answers of one request, all prompts together
+OPENAI_COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's
+OPENAI_STOPS_MAX = 16  # texts, and tokens, that end an answer
+OPENAI_STOP_CHARACTERS_MAX = 1_024  # of each text
+OPENAI_METADATA_MAX = 16  # entries, which nothing looks at
+OPENAI_METADATA_CHARACTERS_MAX = 64 + 512  # of a name with its text
+OPENAI_MODELS_SHOWN_MAX = 500  # of the tenant's programs, among the models
+GUIDED_CHOICES_MAX = 1_024  # of `guided_choice`
 
 # --- The outside (gateway): tools and http -------------------------------------------------------
 TENANT_OUTSIDE_CALLS_MAX = 512  # of one tenant under way: past it EAGAIN
+OUTSIDE_ITEMS_MAX = 4_096  # of one list or map in a request of a program's
+OUTSIDE_CONTAINERS_MAX = 65_536  # lists and maps of such a request
 TOOL_SERVERS_MAX = 64  # that an operator may attach
 TOOL_CALLS_AT_ONCE_DEFAULT = 16  # of one tenant at one server; others wait
+TOOL_CALLS_AT_ONCE_MAX = 1_024  # that an operator may let it have
 TOOL_CALL_MS_DEFAULT = 60_000  # an operator may set it for a server, a program less for a call
-TOOL_CALL_MS_MAX = 3_600_000
+TOOL_CALL_MS_MAX = 3_600_000  # that may be set
 TOOL_START_SECONDS_MAX = 30  # from starting or calling a server to its list of tools
 TOOL_STOP_SECONDS_MAX = 1.0  # for a server whose input has ended, then once more after SIGTERM
 TOOL_RESTART_SECONDS_MIN = 0.2  # before a server that ended is started again; doubled each time
-TOOL_RESTART_SECONDS_MAX = 30.0
+TOOL_RESTART_SECONDS_MAX = 30.0  # and no longer
 TOOL_REQUEST_BYTES_MAX = 256 << 10  # name and arguments
-TOOL_RESULT_BYTES_MAX = 1 << 20
+TOOL_RESULT_BYTES_MAX = 1 << 20  # of one call's result
 TOOL_MESSAGE_BYTES_MAX = 4 << 20  # of one message of a server: text is longer as JSON
 TOOL_ARGUMENTS_DEPTH_MAX = 32  # of maps and lists in a call's arguments
 SERVER_TOOLS_MAX = 512  # of one server
 TOOL_NAME_BYTES_MAX = 256  # the server's name, a dot, the tool's
 TOOLS_BYTES_MAX = 1 << 20  # of a tenant's list
 HTTP_REQUEST_BYTES_MAX = 1 << 20  # method, URL, headers and body
-HTTP_URL_BYTES_MAX = 8_192
+HTTP_URL_BYTES_MAX = 8_192  # of a request's URL
 HTTP_HEADERS_MAX = 64  # of a request
 HTTP_HEADER_BYTES_MAX = 32 << 10  # of a request's or a response's, together
+HTTP_HEADER_LINES_MAX = 128  # of a response
+HTTP_HEADER_LINE_BYTES_MAX = 8_190  # each
 HTTP_BODY_BYTES_MAX = 1 << 20  # of a response
 HTTP_MS_DEFAULT = 30_000  # from the call to the last byte of the body, redirects included
-HTTP_MS_MAX = 120_000
-HTTP_REDIRECTS_MAX = 5
-HTTP_RULES_MAX = 256
-TENANT_SECRETS_MAX = 64
+HTTP_MS_MAX = 120_000  # that a program may ask for
+HTTP_REDIRECTS_MAX = 5  # that one call follows
+HTTP_RULES_MAX = 256  # that an operator may write
+TENANT_SECRETS_MAX = 64  # of one tenant
 SECRET_BYTES_MIN = 8  # shorter ones could not be found again in an answer
-SECRET_BYTES_MAX = 8_192
-SECRET_HOSTS_MAX = 32
+SECRET_BYTES_MAX = 8_192  # of one
+SECRET_HOSTS_MAX = 32  # that one goes to
 REQUEST_SECRETS_MAX = 8  # that one request names: its answer is looked through for each
 HTTP_INFORMATIONAL_MAX = 8  # answers of status 1xx before the one that counts
 TENANT_HTTP_BYTES_MAX = 32 << 20  # bodies of a tenant's calls under way: past it EAGAIN

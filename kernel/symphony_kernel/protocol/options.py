@@ -17,6 +17,7 @@ from symphony_kernel.protocol.limits import (
     PRED_BIAS_MAX,
     PRED_LOGPROBS_MAX,
     PRED_OPTIONS_BYTES_MAX,
+    PRED_OPTIONS_CONTAINERS_MAX,
     PRED_TOKENS_MAX,
     PRED_TOP_MAX,
     PRED_TREE_TOKENS_MAX,
@@ -24,7 +25,6 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.packed import unpack_untrusted
 
 CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
-_CONTAINERS_MAX = 64  # lists and maps in options: each that there is, with room
 
 
 class Get(IntEnum):
@@ -114,7 +114,7 @@ def unpack_options(data: bytes) -> dict[Any, Any]:
     try:
         options = unpack_untrusted(
             data,
-            _CONTAINERS_MAX,
+            PRED_OPTIONS_CONTAINERS_MAX,
             strict_map_key=False,
             max_array_len=PRED_TOKENS_MAX,
             max_map_len=PRED_BIAS_MAX,

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from symphony_kernel.protocol.limits import KEY_GRACE_MS_MAX, SMALL_BODY_BYTES_MAX
 
 from symphony_runtime.gateway import audit, forgetting
 from symphony_runtime.gateway.administration import WORDS
@@ -20,14 +21,13 @@ from symphony_runtime.gateway.http import (
     read_json,
     services,
 )
-from symphony_runtime.gateway.key_ring import GRACE_MS_MAX, parse_key
+from symphony_runtime.gateway.key_ring import parse_key
 from symphony_runtime.gateway.problems import bad_request
 from symphony_runtime.gateway.run import now_ms
 from symphony_runtime.gateway.tenants import Tenant, parse_change
 from symphony_runtime.gateway.usage import COLUMNS, Chosen, usage_page
 
 CSV = "text/csv"
-_BODY_BYTES_MAX = 64 << 10
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _LAST_DAY = "9999-99-99"
 _CSV_ROWS = 1_000  # read at a time
@@ -107,7 +107,7 @@ async def list_keys(request: web.Request) -> web.StreamResponse:
 async def create_key(request: web.Request) -> web.StreamResponse:
     """Make a key; it is shown this once."""
     owner = _owner(request)
-    body = await read_json(request, "the request", _BODY_BYTES_MAX)
+    body = await read_json(request, "the request", SMALL_BODY_BYTES_MAX)
     wanted = parse_key(body, operators=owner is None, now_ms=now_ms())
     text, key = await services(request).administration.ring.create(owner, *wanted)
     request[WORDS] = f"{key.id}: {key.role} {key.name}"
@@ -123,7 +123,7 @@ async def revoke_key(request: web.Request) -> web.StreamResponse:
 
 async def rotate_key(request: web.Request) -> web.StreamResponse:
     """Make a key in another's place, which stays for a time of grace."""
-    grace_ms = number(request.query.get("grace_ms", "0"), "grace_ms", 0, GRACE_MS_MAX)
+    grace_ms = number(request.query.get("grace_ms", "0"), "grace_ms", 0, KEY_GRACE_MS_MAX)
     ring = services(request).administration.ring
     text, key = await ring.rotate(_owner(request), request.match_info["key"], grace_ms)
     request[WORDS] = f"{key.id}: {key.role} {key.name}"
@@ -234,7 +234,7 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 
 # --- Helpers -------------------------------------------------------------------------------------
 async def _body(request: web.Request, known: set[str]) -> dict[str, Any]:
-    body = await read_json(request, "the request", _BODY_BYTES_MAX)
+    body = await read_json(request, "the request", SMALL_BODY_BYTES_MAX)
     if not isinstance(body, dict):
         raise bad_request("bad-request", "the body must be a JSON object")
     unknown = sorted(set(body) - known)

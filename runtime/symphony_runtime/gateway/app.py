@@ -25,6 +25,7 @@ from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.connections import Connections
+from symphony_runtime.gateway.costs import Costs
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.forgetting import Forgetting
 from symphony_runtime.gateway.http import SERVICES, Services
@@ -116,7 +117,8 @@ async def serve(
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
         administration.attach(runs)
-        workers = WorkerLinks(config.socket, config.secrets, runs, processes)
+        costs = compiler.account = Costs(runs, kernel, store)
+        workers = WorkerLinks(config.socket, config.secrets, costs, processes)
         runs.attach(kernel, workers)
         if store.shared:
             holders = forgetting, administration, programs
@@ -127,8 +129,7 @@ async def serve(
         await workers.open()
         stack.push_async_callback(workers.close)
         _beside(stack, retention.run())
-        linking = asyncio.create_task(kernel.run())
-        stack.callback(linking.cancel)
+        _beside(stack, kernel.run())
         services = Services(
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
             administration, Rates(limits, figures.hit),

@@ -26,13 +26,13 @@ from symphony_kernel.protocol.limits import (
     HTTP_DESCRIPTORS_KEPT,
     HTTP_HEAD_SECONDS_MAX,
     TENANT_CONNECTIONS_TIMES_UNUSED,
+    TLS_HANDSHAKE_SECONDS_MAX,
 )
 
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
 from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.transport import is_loopback
 
-_HANDSHAKE_SECONDS_MAX = 10.0
 _WORDS_MAX = 200  # characters of what is wrong with a request, which repeat it
 
 
@@ -220,7 +220,7 @@ class Door(web.BaseSite):
             self._port,
             ssl=self._ssl_context,
             # Before it is done nobody counts the connection.
-            ssl_handshake_timeout=_HANDSHAKE_SECONDS_MAX if self._ssl_context else None,
+            ssl_handshake_timeout=TLS_HANDSHAKE_SECONDS_MAX if self._ssl_context else None,
             backlog=self._backlog,
         )
 

@@ -6,10 +6,12 @@ from typing import Any
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
+    CANCEL_SECONDS_MAX,
     MESSAGE_BYTES_MAX,
-    RUN_INPUT_BYTES_MAX,
+    RUN_BODY_BYTES_MAX,
 )
 
+from symphony_runtime.compiler import CompileBounds
 from symphony_runtime.gateway.forgetting import unload
 from symphony_runtime.gateway.http import (
     answer,
@@ -39,9 +41,6 @@ from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.streaming import stream_events
 from symphony_runtime.gateway.trace import find_trace, trace_events
 
-_RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
-_CANCEL_SECONDS_MAX = 10.0
-
 
 # --- Programs ------------------------------------------------------------------------------------
 async def upload_program(request: web.Request) -> web.StreamResponse:
@@ -54,9 +53,9 @@ async def upload_program(request: web.Request) -> web.StreamResponse:
 
         async def upload(_program: str, _again: bool) -> None:
             nonlocal new
-            functions = limits.at_most("program_functions")
+            bounds = CompileBounds.of(limits.of_compiler())
             room = Room(limits.at_most("programs"), limits.at_most("programs_kept_bytes"))
-            _, new = await with_.programs.upload(tenant, name, wasm, functions, room)
+            _, new = await with_.programs.upload(tenant, name, wasm, bounds, room)
 
         program_id, again = await digest_of(wasm), False
         if once is None:
@@ -110,7 +109,7 @@ async def _begin(request: web.Request, detach: bool) -> tuple[Run | Record, bool
     """Start the run, or find the one of the same key (True); and tell whether to stream it."""
     with_, tenant = services(request), tenant_of(request)
     program = await with_.programs.get(tenant, request.match_info["program"])
-    raw = await read_body(request, "the request", _RUN_BODY_BYTES_MAX)
+    raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
     once = read_once(request, tenant, raw, "detach")
     body = await parse_json(request, raw) if raw else {}
     parse = partial(parse_request, body, with_.runs.limits.of(tenant))
@@ -214,7 +213,7 @@ async def cancel_run(request: web.Request) -> web.StreamResponse:
         check_here(run)
         return await answer(run.view())
     runs.kill(run, "it was cancelled")
-    await asyncio.wait([run.over], timeout=_CANCEL_SECONDS_MAX)
+    await asyncio.wait([run.over], timeout=CANCEL_SECONDS_MAX)
     return await answer(run.record.view(), status=200 if run.over.done() else 202)
 
 

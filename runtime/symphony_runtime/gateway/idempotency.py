@@ -22,6 +22,7 @@ from functools import partial
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
+    IDEMPOTENCY_ELSEWHERE_SECONDS_MAX,
     IDEMPOTENCY_KEY_BYTES_MAX,
     IDEMPOTENCY_SECONDS,
     TENANT_IDEMPOTENCY_KEYS_MAX,
@@ -38,7 +39,6 @@ _PURGE_SECONDS = 600.0
 _PURGE_KEYS = 500  # of one operation
 _CLAIM_PURGE_KEYS = 100  # old ones that a new one takes along
 _PAUSE_SECONDS = 0.01  # between operations, so that others' come in between
-_ELSEWHERE_SECONDS_MAX = 30.0  # that another gateway's is waited for
 _LOOK_SECONDS = 0.05, 1.0  # between looks at it: at first, and at most
 _KEPT_MS = 1000 * IDEMPOTENCY_SECONDS
 HEADER = "Idempotency-Key"
@@ -155,10 +155,10 @@ class Idempotency:
         try:
             await act(claim.outcome, claim.known)
         except BaseException:
-            await self._store.write(lambda c: _forget(c, once, self._boot))
+            await self._store.write(lambda c: _forget(c, once, self._boot), once.tenant)
             raise
         # Behind what `act` has queued: there is no note of what is not there.
-        await self._store.write(lambda c: _note(c, once))
+        await self._store.write(lambda c: _note(c, once), once.tenant)
         return claim.outcome, False
 
     def _claim_now(
@@ -180,10 +180,11 @@ class Idempotency:
             Problem: 409, another gateway is, for long; 422, 429 as `perform`.
         """
         loop = asyncio.get_running_loop()
-        until, (pause, pause_max) = loop.time() + _ELSEWHERE_SECONDS_MAX, _LOOK_SECONDS
+        until, (pause, pause_max) = loop.time() + IDEMPOTENCY_ELSEWHERE_SECONDS_MAX, _LOOK_SECONDS
         while True:
             now = self._now_ms()
-            claim = await self._store.write(partial(self._claim_now, once, outcome, now))
+            claim_now = partial(self._claim_now, once, outcome, now)
+            claim = await self._store.write(claim_now, once.tenant)
             if isinstance(claim, int):
                 detail = f"the tenant has {TENANT_IDEMPOTENCY_KEYS_MAX} keys of a day, its limit"
                 seconds = (claim + _KEPT_MS - now) / 1000

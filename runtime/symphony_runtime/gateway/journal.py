@@ -228,7 +228,7 @@ class Journal:
     def _spill(self) -> None:
         self._spilling = len(self._events)
         row = (self._events[0].id, _pack(self._events))
-        written = self._store.write(lambda connection: insert_events(connection, self._run, row))
+        written = self._store.write(lambda c: insert_events(c, self._run, row), self._run)
         written.add_done_callback(self._forget_spilled)
 
     def _forget_spilled(self, written: "asyncio.Future[None]") -> None:

@@ -16,14 +16,14 @@ async def keep_end(
     """
     if not run.passing:
         packed = run.trace.pack() if run.trace else None
-        size = await store.write(lambda c: store_end(c, ended, row, packed))
+        size = await store.write(lambda c: store_end(c, ended, row, packed), ended.tenant)
         run.journal.stored()
         return size
     if (ended.status, ended.exit_code) == ("exited", 0) or run.unwanted:
         ledger.count(ended.tenant, ended.usage or {})
         return None
     record = run.record
-    begun = store.write(lambda connection: insert_run(connection, record))
-    size = await store.write(lambda connection: finish_run(connection, ended, row))
+    begun = store.write(lambda connection: insert_run(connection, record), ended.tenant)
+    size = await store.write(lambda c: finish_run(c, ended, row), ended.tenant)
     await begun
     return size

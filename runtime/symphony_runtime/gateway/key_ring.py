@@ -12,7 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from symphony_kernel.protocol.limits import NAME_BYTES_MAX, TENANT_KEYS_MAX
+from symphony_kernel.protocol.limits import (
+    NAME_BYTES_MAX,
+    TENANT_KEYS_MAX,
+)
 
 from symphony_runtime.gateway.auth import Key, Keys, Role, insert_key, new_key
 from symphony_runtime.gateway.database import Connection
@@ -25,7 +28,6 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5  # between two looks for keys whose time is over
 # What a key may do, by whether it is an operator's.
 ROLES = {True: (Role.ADMIN, Role.READ_ONLY), False: (Role.TENANT, Role.READ_ONLY)}
-GRACE_MS_MAX = 30 * 86_400_000
 
 
 class KeyRing:

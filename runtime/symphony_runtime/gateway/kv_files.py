@@ -13,7 +13,11 @@ from urllib.parse import quote
 
 from aiohttp import web
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, PATH_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    KV_CHUNK_BYTES_MAX,
+    KV_FILE_KEEP_MS_MAX,
+    PATH_BYTES_MAX,
+)
 
 from symphony_runtime.gateway.http import (
     answer,
@@ -28,7 +32,6 @@ from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 
 FILE = "application/octet-stream"
-_KEEP_MS_MAX = 100 * 365 * 86_400_000
 # What the kernel refuses with, as a status and a kind; all else is 400 with the errno's name.
 _REFUSALS = {
     Errno.EACCES: (403, "forbidden"),
@@ -150,7 +153,7 @@ def _expiry(request: web.Request) -> int:
     text = request.query.get("keep_ms")
     if text is None:
         return 0
-    return round(1000 * time.time()) + number(text, "keep_ms", 1, _KEEP_MS_MAX)
+    return round(1000 * time.time()) + number(text, "keep_ms", 1, KV_FILE_KEEP_MS_MAX)
 
 
 async def _ask(request: web.Request, what: str, **args: Any) -> Any:

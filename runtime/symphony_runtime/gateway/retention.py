@@ -111,7 +111,7 @@ class Retention:
         while self._over:
             tenant = self._over.pop()
             while excess := await self._excess(tenant):
-                await self._delete(excess)
+                await self._delete(excess, tenant)
 
     async def _excess(self, tenant: str) -> list[Ended]:
         """Return some of the oldest runs of a tenant that keeps too much."""
@@ -128,9 +128,9 @@ class Retention:
             runs, size = runs - 1, size - run.bytes
         return chosen
 
-    async def _delete(self, chosen: list[Ended]) -> None:
+    async def _delete(self, chosen: list[Ended], tenant: str | None = None) -> None:
         seqs = [run.seq for run in chosen]
-        self.gone(await self._store.write(lambda connection: delete_runs(connection, seqs)))
+        self.gone(await self._store.write(lambda c: delete_runs(c, seqs), tenant))
         await asyncio.sleep(_PAUSE_SECONDS)
 
     def _look(self, tenant: str) -> None:

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from symphony_kernel.protocol.limit_table import limit_of, run_defaults
-from symphony_kernel.protocol.limits import NAME_BYTES_MAX, RUN_INPUT_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    NAME_BYTES_MAX,
+    RUN_INPUT_BYTES_MAX,
+    RUN_PRIORITY_MAX,
+)
 
 from symphony_runtime.gateway.database import Connection, Row
 from symphony_runtime.gateway.journal import insert_events
@@ -17,7 +21,6 @@ from symphony_runtime.limits import LimitRefusedError, TenantLimits
 
 # What a run may lower, and `Start.limits` always has in full: unless an operator has said more.
 LIMITS_MAX: dict[str, int] = run_defaults()
-PRIORITY_MAX = 7
 PRIORITY_DEFAULT = 4  # each step above doubles a run's share of its tenant's service
 _USUAL = TenantLimits()
 LIVE = ("queued", "running")
@@ -124,7 +127,7 @@ def parse_request(body: Any, limits: TenantLimits = _USUAL) -> RunRequest:
         input=_input(body.get("input", "")),
         entry=entry,
         limits=_limits(body.get("limits", {}), limits),
-        priority=_integer(body.get("priority", PRIORITY_DEFAULT), 0, PRIORITY_MAX, "priority"),
+        priority=_integer(body.get("priority", PRIORITY_DEFAULT), 0, RUN_PRIORITY_MAX, "priority"),
         **flags,
     )
 

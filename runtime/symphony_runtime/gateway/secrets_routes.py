@@ -1,10 +1,9 @@
 """The handlers of a tenant's secrets: kept, listed by name, forgotten, and never shown."""
 
 from aiohttp import web
+from symphony_kernel.protocol.limits import SMALL_BODY_BYTES_MAX
 
 from symphony_runtime.gateway.http import answer, read_json, services, tenant_of
-
-_BODY_BYTES_MAX = 64 << 10
 
 
 async def list_secrets(request: web.Request) -> web.StreamResponse:
@@ -15,7 +14,7 @@ async def list_secrets(request: web.Request) -> web.StreamResponse:
 
 async def put_secret(request: web.Request) -> web.StreamResponse:
     """Keep a secret, in place of what has the name."""
-    wanted = await read_json(request, "a secret", _BODY_BYTES_MAX)
+    wanted = await read_json(request, "a secret", SMALL_BODY_BYTES_MAX)
     name, vault = request.match_info["name"], services(request).vault
     view, new = await vault.put(tenant_of(request), name, wanted)
     return await answer(view, status=201 if new else 200)

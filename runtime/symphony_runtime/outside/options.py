@@ -27,6 +27,7 @@ from symphony_kernel.protocol.limits import (
     TOOL_CALL_MS_DEFAULT,
     TOOL_CALL_MS_MAX,
     TOOL_CALLS_AT_ONCE_DEFAULT,
+    TOOL_CALLS_AT_ONCE_MAX,
     TOOL_SERVERS_MAX,
 )
 from yarl import URL
@@ -36,7 +37,6 @@ _METHOD = re.compile(r"[A-Z]{1,20}")
 # What lies below a path to us could lie elsewhere to a server: an encoded slash is one to some, and
 # some leave out what follows a semicolon, so that "..;x" means the folder above.
 _HIDDEN = re.compile(r"%2F|%5C|/(?:\.|%2E){1,2}(?:;|%3B)", re.IGNORECASE)
-_CALLS_AT_ONCE_MAX = 1_024
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 EVERYBODY = "*"  # in `tenants`
 
@@ -195,7 +195,7 @@ def _server(name: str, table: Any) -> ToolServerOptions:
     seconds = number(where, table, "timeout_seconds", TOOL_CALL_MS_DEFAULT / 1000, (
         0.001, TOOL_CALL_MS_MAX / 1000))  # fmt: skip
     at_once = number(where, table, "calls_at_once", TOOL_CALLS_AT_ONCE_DEFAULT, (
-        1, _CALLS_AT_ONCE_MAX))  # fmt: skip
+        1, TOOL_CALLS_AT_ONCE_MAX))  # fmt: skip
     directory = table.get("directory")
     if not isinstance(directory, str | None):
         raise ValueError(f"{where}: directory must be text")

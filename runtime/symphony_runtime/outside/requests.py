@@ -12,6 +12,8 @@ from symphony_kernel.protocol.limits import (
     HTTP_MS_MAX,
     HTTP_REQUEST_BYTES_MAX,
     HTTP_URL_BYTES_MAX,
+    OUTSIDE_CONTAINERS_MAX,
+    OUTSIDE_ITEMS_MAX,
     TOOL_ARGUMENTS_DEPTH_MAX,
     TOOL_CALL_MS_MAX,
     TOOL_NAME_BYTES_MAX,
@@ -19,9 +21,6 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.packed import unpack_untrusted
 from yarl import URL
-
-_ITEMS_MAX = 4_096  # of one list or map in a request
-_CONTAINERS_MAX = 65_536  # lists and maps of one request
 
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")  # a name or an address
@@ -143,7 +142,10 @@ def unpack(data: bytes, size_max: int, known: frozenset[str]) -> dict[str, Any]:
         raise SyscallError(Errno.EFBIG, f"a request of {len(data)} bytes, limit {size_max}")
     try:
         found = unpack_untrusted(
-            data, _CONTAINERS_MAX, max_array_len=_ITEMS_MAX, max_map_len=_ITEMS_MAX
+            data,
+            OUTSIDE_CONTAINERS_MAX,
+            max_array_len=OUTSIDE_ITEMS_MAX,
+            max_map_len=OUTSIDE_ITEMS_MAX,
         )
     except ValueError as error:
         raise invalid(str(error)) from error

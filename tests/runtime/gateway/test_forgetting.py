@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from symphony_runtime.client import Client, ServerError
-from symphony_runtime.compiler import Compiled, Compiler
+from symphony_runtime.compiler import USUAL, CompileBounds, Compiled, Compiler
 from symphony_runtime.gateway import forgetting, peers
 from symphony_runtime.gateway.members import depart
 from symphony_runtime.gateway.problems import Problem
@@ -137,10 +137,12 @@ class Gate(Compiler):
         super().__init__()
         self.began, self.open = asyncio.Event(), asyncio.Event()
 
-    async def compile(self, wasm: bytes, functions_max: int = 1_000, tenant: str = "") -> Compiled:
+    async def compile(
+        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
+    ) -> Compiled:
         self.began.set()
         await self.open.wait()
-        return await super().compile(wasm, functions_max, tenant)
+        return await super().compile(wasm, bounds, tenant)
 
 
 def test_the_next_tenant_of_the_name_finds_nothing(tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_what_another_gateway_is_at_is_waited_for(
         first.gate.set()
         await dying
         # Not for ever.
-        monkeypatch.setattr(module, "_ELSEWHERE_SECONDS_MAX", 0.1)
+        monkeypatch.setattr(module, "IDEMPOTENCY_ELSEWHERE_SECONDS_MAX", 0.1)
         third = Here(first.keys._store, await enter(first.keys._store, "first"))
         third.gate.clear()
         slow = asyncio.create_task(third.perform("m", "d", "one"))

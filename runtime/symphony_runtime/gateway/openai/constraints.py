@@ -5,13 +5,15 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from symphony_kernel.protocol.limits import CONSTRAINT_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    CONSTRAINT_BYTES_MAX,
+    GUIDED_CHOICES_MAX,
+)
 
 from symphony_runtime.gateway.openai.errors import refused
 from symphony_runtime.gateway.openai.fields import Fields
 
 _JSON_SCHEMA, _REGEX, _LARK = 0, 1, 2
-_CHOICES_MAX = 1_024  # of `guided_choice`
 _FORMAT_KEYS = frozenset({"type", "name", "description", "schema", "strict", "json_schema"})
 
 
@@ -91,9 +93,9 @@ def _text(kind: int, name: str, value: Any) -> tuple[int, str] | None:
 
 
 def _any_of(choices: Any) -> tuple[int, str]:
-    if not isinstance(choices, list) or not 0 < len(choices) <= _CHOICES_MAX:
+    if not isinstance(choices, list) or not 0 < len(choices) <= GUIDED_CHOICES_MAX:
         raise refused(
-            f"`guided_choice` must be a list of 1 to {_CHOICES_MAX} texts", "guided_choice"
+            f"`guided_choice` must be a list of 1 to {GUIDED_CHOICES_MAX} texts", "guided_choice"
         )
     if not all(isinstance(choice, str) and choice for choice in choices):
         raise refused("each of `guided_choice` must be a text", "guided_choice")

@@ -7,7 +7,11 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
-from symphony_kernel.protocol.limits import RUN_INPUT_BYTES_MAX
+from symphony_kernel.protocol.limits import (
+    OPENAI_MODELS_SHOWN_MAX,
+    RUN_BODY_BYTES_MAX,
+    RUN_INPUT_BYTES_MAX,
+)
 
 from symphony_runtime.gateway.http import (
     answer,
@@ -54,8 +58,6 @@ from symphony_runtime.gateway.run_once import start_once
 from symphony_runtime.gateway.runs import Runs
 
 _log = logging.getLogger(__name__)
-_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
-_MODELS_SHOWN_MAX = 500
 Parse = Callable[[dict[str, Any], Model], Wanted]
 MakeShape = Callable[[Record, str, Wanted, dict[str, Any]], Answer]  # run, model, request, body
 _Started = tuple[Run | Record, Batches, dict[str, str]]  # with the answer's headers
@@ -105,7 +107,7 @@ async def list_models(request: web.Request) -> web.StreamResponse:
     """List the model and the tenant's named programs."""
     with_ = request.app[OPENAI]
     model = await with_.model()
-    programs, _ = await with_.programs.page(tenant_of(request), "", _MODELS_SHOWN_MAX)
+    programs, _ = await with_.programs.page(tenant_of(request), "", OPENAI_MODELS_SHOWN_MAX)
     named = [_program_view(program) for program in programs if program.name]
     return await answer({"object": "list", "data": [_model_view(with_, model), *named]})
 
@@ -154,7 +156,7 @@ def _seconds(run: Record) -> int:
 
 async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.StreamResponse:
     with_, tenant = request.app[OPENAI], tenant_of(request)
-    raw = await read_body(request, "the request", _BODY_BYTES_MAX)
+    raw = await read_body(request, "the request", RUN_BODY_BYTES_MAX)
     once = read_once(request, tenant, raw)
     body = await parse_json(request, raw)
     name, model = model_of(body), await with_.model()

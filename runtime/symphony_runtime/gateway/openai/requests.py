@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgpack
-from symphony_kernel.protocol.limits import PRED_BIAS_MAX
+from symphony_kernel.protocol.limits import (
+    OPENAI_CHOICES_MAX,
+    OPENAI_COMPLETION_TOKENS_DEFAULT,
+    OPENAI_METADATA_CHARACTERS_MAX,
+    OPENAI_METADATA_MAX,
+    OPENAI_STOP_CHARACTERS_MAX,
+    OPENAI_STOPS_MAX,
+    PRED_BIAS_MAX,
+    PRED_LOGPROBS_MAX,
+    RUN_TOKENS_MAX,
+)
 
 from symphony_runtime.gateway.openai.constraints import read_constraint
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
@@ -17,18 +27,9 @@ from symphony_runtime.gateway.openai.fields import Fields
 from symphony_runtime.gateway.openai.model import Model
 from symphony_runtime.worker.guard import ROLES
 
-CHOICES_MAX = 1_024  # answers of one request, all prompts together
-STOPS_MAX = 16
-STOP_BYTES_MAX = 1_024
-LOGPROBS_MAX = 20
-COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's
-_TOKENS_MAX = 1 << 24
-
 # Taken and without effect here: they ask for nothing that would be answered differently.
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention", "request_id", "priority", "verbosity"}  # fmt: skip
-_METADATA_MAX = 16
-_TOLD_CHARACTERS_MAX = 64 + 512  # of a name with its text
 # Taken only with the value that asks for nothing.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -71,15 +72,15 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
     """
     fields = Fields(body, _IGNORED, _ONLY)
     prompts = _prompts(fields.take("prompt"), model)
-    job = _common(fields, model, default=COMPLETION_TOKENS_DEFAULT, least=0)
+    job = _common(fields, model, default=OPENAI_COMPLETION_TOKENS_DEFAULT, least=0)
     job["prompts"] = prompts
     if fields.flag("add_special_tokens", default=True):
         job["prefix"] = model.prefix
     job["echo"] = fields.flag("echo")
     job["ids"] = fields.flag("return_token_ids")
     read_constraint(fields, job, model.eos)
-    best_of = fields.integer("best_of", job["n"], job["n"], CHOICES_MAX)
-    logprobs = fields.optional_integer("logprobs", 0, LOGPROBS_MAX)
+    best_of = fields.integer("best_of", job["n"], job["n"], OPENAI_CHOICES_MAX)
+    logprobs = fields.optional_integer("logprobs", 0, PRED_LOGPROBS_MAX)
     if logprobs is not None:
         job["logprobs"] = logprobs
     stream, include_usage = _stream(fields)
@@ -90,8 +91,8 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
     job["best_of"] = best_of
     fields.end()
     choices = len(prompts) * job["n"]
-    if len(prompts) * best_of > CHOICES_MAX:
-        raise refused(f"a request has at most {CHOICES_MAX} answers", "n")
+    if len(prompts) * best_of > OPENAI_CHOICES_MAX:
+        raise refused(f"a request has at most {OPENAI_CHOICES_MAX} answers", "n")
     return _wanted(job, choices, stream, include_usage)
 
 
@@ -106,7 +107,7 @@ def parse_chat(body: dict[str, Any], model: Model) -> Wanted:
     job = _common(fields, model, default=None, least=1)
     job["messages"] = pack(messages)
     read_constraint(fields, job, model.eos)
-    top = fields.optional_integer("top_logprobs", 0, LOGPROBS_MAX)
+    top = fields.optional_integer("top_logprobs", 0, PRED_LOGPROBS_MAX)
     if fields.flag("logprobs"):
         job["logprobs"] = top or 0
     elif top is not None:
@@ -157,7 +158,7 @@ def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
     # What else the request may say is the program's business.
     known = ("stream", "stream_options", "n")
     fields = Fields({key: body[key] for key in known if key in body}, set(), {})
-    if fields.integer("n", 1, 1, CHOICES_MAX) != 1:
+    if fields.integer("n", 1, 1, OPENAI_CHOICES_MAX) != 1:
         raise refused("a program gives one answer: `n` must be 1", "n")
     stream, include_usage = _stream(fields)
     return Wanted(raw, 1, stream, include_usage)
@@ -166,12 +167,15 @@ def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
 def _check_told(body: dict[str, Any]) -> None:
     """Refuse what a response could not tell its client again, or not in a few lines."""
     metadata, user = body.get("metadata") or {}, body.get("user") or ""
-    if not isinstance(metadata, dict) or len(metadata) > _METADATA_MAX:
-        raise refused(f"`metadata` must be an object of at most {_METADATA_MAX} texts", "metadata")
+    if not isinstance(metadata, dict) or len(metadata) > OPENAI_METADATA_MAX:
+        raise refused(
+            f"`metadata` must be an object of at most {OPENAI_METADATA_MAX} texts", "metadata"
+        )
     for name, value in [*metadata.items(), ("user", user)]:
-        if not isinstance(value, str) or len(name) + len(value) > _TOLD_CHARACTERS_MAX:
-            words = f"`user` and each of `metadata` is a text of at most {_TOLD_CHARACTERS_MAX}"
-            raise refused(f"{words} characters", "user" if name == "user" else "metadata")
+        if not isinstance(value, str) or len(name) + len(value) > OPENAI_METADATA_CHARACTERS_MAX:
+            words = "`user` and each of `metadata` is a text of at most"
+            most = f"{OPENAI_METADATA_CHARACTERS_MAX} characters"
+            raise refused(f"{words} {most}", "user" if name == "user" else "metadata")
     pack([metadata, user])
 
 
@@ -213,8 +217,8 @@ def _prompts(value: Any, model: Model) -> list[str | bytes]:
                       "lists of token ids", "prompt")  # fmt: skip
     if isinstance(value[0], int):
         return [_token_ids(value, model)]
-    if len(value) > CHOICES_MAX:
-        raise refused(f"a request has at most {CHOICES_MAX} prompts", "prompt")
+    if len(value) > OPENAI_CHOICES_MAX:
+        raise refused(f"a request has at most {OPENAI_CHOICES_MAX} prompts", "prompt")
     return [item if isinstance(item, str) else _token_ids(item, model) for item in value]
 
 
@@ -268,12 +272,12 @@ def _common(
 ) -> dict[str, Any]:
     job: dict[str, Any] = {"context": model.context}
     fields.skip("model")
-    job["n"] = fields.integer("n", 1, 1, CHOICES_MAX)
-    newer = fields.optional_integer(most, least, _TOKENS_MAX)
-    older = fields.optional_integer("max_tokens", least, _TOKENS_MAX)
+    job["n"] = fields.integer("n", 1, 1, OPENAI_CHOICES_MAX)
+    newer = fields.optional_integer(most, least, RUN_TOKENS_MAX)
+    older = fields.optional_integer("max_tokens", least, RUN_TOKENS_MAX)
     asked = older if newer is None else newer
     job["max"] = default if asked is None else asked
-    job["min"] = fields.integer("min_tokens", 0, 0, _TOKENS_MAX)
+    job["min"] = fields.integer("min_tokens", 0, 0, RUN_TOKENS_MAX)
     if job["max"] is not None and job["min"] > job["max"]:
         raise refused("`min_tokens` is above `max_tokens`", "min_tokens")
     _sampling(fields, job)
@@ -312,11 +316,15 @@ def _penalties(fields: Fields, job: dict[str, Any]) -> None:
 
 def _stops(value: Any) -> list[str]:
     stops = [value] if isinstance(value, str) else value or []
-    if not isinstance(stops, list) or len(stops) > STOPS_MAX:
-        raise refused(f"`stop` must be a string or a list of at most {STOPS_MAX} strings", "stop")
+    if not isinstance(stops, list) or len(stops) > OPENAI_STOPS_MAX:
+        raise refused(
+            f"`stop` must be a string or a list of at most {OPENAI_STOPS_MAX} strings", "stop"
+        )
     for stop in stops:
-        if not isinstance(stop, str) or len(stop) > STOP_BYTES_MAX:
-            raise refused(f"each of `stop` must be a string, {STOP_BYTES_MAX} at most", "stop")
+        if not isinstance(stop, str) or len(stop) > OPENAI_STOP_CHARACTERS_MAX:
+            raise refused(
+                f"each of `stop` must be a string, {OPENAI_STOP_CHARACTERS_MAX} at most", "stop"
+            )
     return [stop for stop in stops if stop]
 
 
@@ -326,8 +334,8 @@ def _stop_tokens(value: Any, model: Model) -> list[int]:
         raise refused("`stop_token_ids` must be a list of token ids", "stop_token_ids")
     if tokens and not (min(tokens) >= 0 and max(tokens) < model.vocab_size):
         raise refused(f"a stop token id must be below {model.vocab_size}", "stop_token_ids")
-    if len(tokens) > STOPS_MAX:
-        raise refused(f"`stop_token_ids` has at most {STOPS_MAX} items", "stop_token_ids")
+    if len(tokens) > OPENAI_STOPS_MAX:
+        raise refused(f"`stop_token_ids` has at most {OPENAI_STOPS_MAX} items", "stop_token_ids")
     return tokens
 
 

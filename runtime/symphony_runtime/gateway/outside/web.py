@@ -20,6 +20,8 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     HTTP_BODY_BYTES_MAX,
     HTTP_HEADER_BYTES_MAX,
+    HTTP_HEADER_LINE_BYTES_MAX,
+    HTTP_HEADER_LINES_MAX,
     HTTP_MS_DEFAULT,
     HTTP_REDIRECTS_MAX,
 )
@@ -43,8 +45,6 @@ _AGENT = "symphony"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CREDENTIALS = frozenset({"authorization", "cookie"})  # for one origin only
 _ABOUT_BODY = frozenset({"content-type", "content-encoding", "content-language"})
-_HEADER_LINES_MAX = 128
-_HEADER_LINE_BYTES_MAX = 8_190
 _SAFE = frozenset({"GET", "HEAD"})  # methods that have no effects
 _IN_THREAD_BYTES = 16 << 10  # of an answer that is looked through
 # Less than most servers keep an idle connection: a request on one that they close then would fail.
@@ -162,9 +162,9 @@ class Web:
             auto_decompress=False,
             trust_env=False,
             middlewares=(_once,),
-            max_line_size=_HEADER_LINE_BYTES_MAX,
-            max_field_size=_HEADER_LINE_BYTES_MAX,
-            max_headers=_HEADER_LINES_MAX,
+            max_line_size=HTTP_HEADER_LINE_BYTES_MAX,
+            max_field_size=HTTP_HEADER_LINE_BYTES_MAX,
+            max_headers=HTTP_HEADER_LINES_MAX,
         )
 
 

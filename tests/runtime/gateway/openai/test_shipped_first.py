@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from symphony_runtime.compiler import Compiled, Compiler, ProgramError
+from symphony_runtime.compiler import USUAL, CompileBounds, Compiled, Compiler, ProgramError
 from symphony_runtime.gateway.openai.shipped import Shipped
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Programs
@@ -19,12 +19,14 @@ class FailingCompiler(Compiler):
         self.left = failures
         self.compiled = 0
 
-    async def compile(self, wasm: bytes, functions_max: int = 0, tenant: str = "") -> Compiled:
+    async def compile(
+        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
+    ) -> Compiled:
         self.compiled += 1
         if self.left:
             self.left -= 1
             raise ProgramError(["no room"])
-        return await super().compile(wasm, functions_max, tenant)
+        return await super().compile(wasm, bounds, tenant)
 
 
 async def asked(folder: Path, compiler: FailingCompiler) -> None:
