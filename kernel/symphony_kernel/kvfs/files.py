@@ -409,7 +409,7 @@ class KVFile:
         """Become a file of whole pages of the prefix cache ([n]); this file must be empty.
 
         Raises:
-            SyscallError: EDQUOT, and nothing has changed.
+            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         assert self._count == 0
         entries = len(pages) * PAGE_TOKENS

@@ -374,7 +374,7 @@ class KVFS:
         It has whole pages, and leaves at least one token.
 
         Raises:
-            SyscallError: ENOENT, EDQUOT.
+            SyscallError: ENOENT, ENOMEM, EDQUOT.
         """
         pages = self.prefix_cache.find(tenant, tokens.tobytes())
         if not len(pages):

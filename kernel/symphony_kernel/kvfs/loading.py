@@ -51,9 +51,10 @@ def _take_pages(storage: Storage, file: KVFile, count: int, device: bool, tied: 
         storage.ledger.allow(account, count)
         if tied:
             storage.ledger.allow_tied(account, count)
+        storage.leave_some(account, count)
+        storage.find_pages(count)
         if count > pool.unused:
             raise SyscallError(Errno.ENOMEM, f"{count} pages wanted, {pool.unused} unused")
-        storage.leave_some(account, count)
 
     storage.decide(check)
     pages = pool.allocate(count, frames=not device)

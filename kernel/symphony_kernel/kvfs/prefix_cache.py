@@ -32,6 +32,11 @@ _NUMBER_BYTES: Final = 8
 _GONE: Final = -1
 FREED_PAGES_MIN: Final = 16  # at once, as far as there are so many
 _UNLIMITED: Final = 1 << 62
+# What counts where pages are to go: each that goes, each that nobody else holds, of these only
+# those with a frame.
+_EACH: Final = 0
+_FREED: Final = 1
+_FREED_FRAMES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +127,7 @@ class PrefixCache:
         self._use(tenant, tree, node)
         self._push(tree, node)
         if len(self._index) > self.pages_max:
-            self._give_up(len(self._index) - self.pages_max, freeing=False)
+            self._give_up(len(self._index) - self.pages_max, _EACH)
         while node.page == _GONE and count:  # somebody else has a better claim
             assert node.parent is not None
             node, count = node.parent, count - 1
@@ -157,14 +162,22 @@ class PrefixCache:
         if len(idle):
             self._ledger.move(np.unique(idle), self._account)
 
-    def make_free(self, pages: int) -> None:
+    @property
+    def idle_pages(self) -> int:
+        """Pages that nobody else holds."""
+        return self._account.pages
+
+    def make_free(self, pages: int, *, frames: bool = True) -> None:
         """Give up what it takes to free so many pages, or nothing when that is not possible.
 
-        A few more, too: files grow by a page at a time, and the last one would cost what ten do.
+        `frames`: with their frames; else those that have none do, too. A few more go along: files
+        grow by a page at a time, and the last one would cost what ten do.
         """
-        idle = self._account.pages - self._account.absent  # those on the device
+        account = self._account
+        idle = account.pages - account.absent if frames else account.pages
         if pages <= idle:
-            self.evicted(self._give_up(max(pages, min(FREED_PAGES_MIN, idle)), freeing=True))
+            counts = _FREED_FRAMES if frames else _FREED
+            self.evicted(self._give_up(max(pages, min(FREED_PAGES_MIN, idle)), counts))
 
     def give_up(self, pages: Int32) -> None:
         """Give up these pages ([n]), each after those below it: what `evicted` heard once."""
@@ -219,7 +232,7 @@ class PrefixCache:
         tree = self._trees.pop(tenant, None)
         dropped: list[int] = []
         while tree is not None and tree.pages:
-            self._shrink(tree, tree.pages, tree.pages, dropped, freeing=False)
+            self._shrink(tree, tree.pages, tree.pages, dropped, _EACH)
         self._release(dropped)
         return len(dropped)
 
@@ -286,12 +299,12 @@ class PrefixCache:
             self._push(tree, parent)
 
     # -- Giving up ------------------------------------------------------------------------------
-    def _give_up(self, wanted: int, *, freeing: bool) -> Int32:
-        """Let `wanted` pages go and return them; `freeing`: so many that so many become free."""
+    def _give_up(self, wanted: int, counts: int) -> Int32:
+        """Let pages go until `wanted` have that count, and return them."""
         dropped: list[int] = []
         while wanted > 0 and self._trees:
             tenant, tree, most = self._victim()
-            wanted -= self._shrink(tree, wanted, most, dropped, freeing)
+            wanted -= self._shrink(tree, wanted, most, dropped, counts)
             if not tree.pages:
                 del self._trees[tenant]
         self._evicted += len(dropped)
@@ -307,9 +320,7 @@ class PrefixCache:
         # As far as the mean: then somebody else may have most.
         return tenant, tree, max(1, tree.pages - len(self._index) // len(self._trees))
 
-    def _shrink(
-        self, tree: _Tree, wanted: int, most: int, dropped: list[int], freeing: bool
-    ) -> int:
+    def _shrink(self, tree: _Tree, wanted: int, most: int, dropped: list[int], counts: int) -> int:
         """Give up at most `most` leaves of one tenant; return how many count as `wanted`."""
         heap, references, counted = tree.heap, self._pool.references, 0
         frame = self._pool.frame
@@ -322,7 +333,8 @@ class PrefixCache:
                 heapq.heapreplace(heap, (node.used, number, node))
             else:
                 heapq.heappop(heap)
-                counted += not freeing or bool(references[node.page] == 1 and frame[node.page] >= 0)
+                alone = counts == _EACH or bool(references[node.page] == 1)
+                counted += alone and (counts != _FREED_FRAMES or bool(frame[node.page] >= 0))
                 most -= 1
                 self._remove(tree, node, dropped)
         return counted

@@ -1,7 +1,6 @@
 """What all files share: the pool and the tiers below it, who pays, and what the executor owes."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -151,22 +150,28 @@ class Storage:
         self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None = False
     ) -> None:
         self.ledger.allow(account, n)
+        self.leave_some(account, n)  # before anybody's offered prefixes go for nothing
+        self.find_pages(n)
         if n > self.pool.free:
             self.cache.make_free(n - self.pool.free)
         if n > self.pool.free:
             self.relief(n, *keep)
         if bare is None or n > (self.pool.unused if bare else self.pool.free):
             raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {self.pool.free} free")
-        self.leave_some(account, n)
+
+    def find_pages(self, n: int) -> None:
+        """Let the prefix cache give up what it takes that n pages are unused, if it can."""
+        if n > self.pool.unused:
+            self.cache.make_free(n - self.pool.unused, frames=False)
 
     def leave_some(self, account: Account, n: int) -> None:
         """Check that a tenant that takes n pages leaves others some; SyscallError ENOMEM.
 
         On the device whoever comes takes frames from others. But a page that is nowhere but in its
         tokens is held all the same, and nobody else can have it: without a bound one tenant would
-        hold all there are, at no cost.
+        hold all there are, at no cost. What the prefix cache alone holds it gives to whoever comes.
         """
-        unused, held = self.pool.unused - n, account.root.pages + n
+        unused, held = self.pool.unused + self.cache.idle_pages - n, account.root.pages + n
         if held > TENANT_PAGES_TIMES_UNUSED * unused and self.pool.pages > self.pool.frames:
             name = account.root.name
             raise SyscallError(Errno.ENOMEM, f"{name} would hold {held} pages, {unused} were left")
@@ -193,10 +198,16 @@ class Storage:
         """Hold pages ([n], distinct) of the prefix cache; what it alone held is charged now.
 
         Raises:
-            SyscallError: EDQUOT, and nothing has changed.
+            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         idle = self.cache.charged_here(pages)
-        self.decide(partial(self.ledger.allow, account, len(idle)))
+
+        def check() -> None:
+            self.ledger.allow(account, len(idle))
+            if len(idle):
+                self.leave_some(account, len(idle))
+
+        self.decide(check)
         self.pool.retain(pages)
         self.ledger.move(idle, account)
 

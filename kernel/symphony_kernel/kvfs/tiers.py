@@ -196,12 +196,15 @@ class Tiers:
         return lost
 
     def written(self, page: int) -> None:
-        """A page on the device is about to be written: its copies are no good any more."""
+        """A page is about to be written: its copies are no good now, nor what is being read."""
         if self.host[page] < 0 and self.disk[page] < 0:
             return
         pages = np.array([page], np.int32)
         self.drop_host(pages[self.host[pages] >= 0])
         self._drop_disk(pages[self.disk[pages] >= 0])
+        if self._arriving[page]:  # it will not come: whoever waits for it looks again
+            self.not_read(pages)
+            self.arrived(pages)
 
     # -- Onto the device ------------------------------------------------------------------------
     def fetch(self, pages: Int32) -> Fetched:

@@ -29,6 +29,7 @@ from symphony_kernel.protocol.limits import (
     STEP_TOKENS_MAX,
 )
 from symphony_kernel.protocol.options import DEFAULT, Get
+from symphony_kernel.scheduler.call_shares import Beside
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.pager import Admission, Pager
 from symphony_kernel.scheduler.prompt_shares import PromptShares
@@ -47,6 +48,8 @@ class StepLimits:
     # Steps that take no longer together are told of together: others' prompts may have their share
     # of all of them in one. 0: they have it of each.
     lot_ms: float = 0.0
+    # What tenants may have of processors beside steps; by default there is enough for everybody.
+    beside: Beside = field(default_factory=Beside)
 
 
 class Part:
@@ -95,6 +98,7 @@ class _Room:
     held: bool = False  # the pages that are free are for a work that has waited too long
     parked: bool = False  # others must not get far ahead of a work that waits for frames
     masks: float = 0.0  # seconds that the masks of its rows take, as far as that is known
+    mask: float = 0.0  # that of the row that was looked at last
 
     def prefilled_by(self, work: Work, tokens: int) -> None:
         """A prompt has got so many tokens."""
@@ -105,10 +109,8 @@ class _Room:
 
     def has_time_for(self, seconds: float) -> bool:
         """Whether one more row whose mask takes so long does not make all others wait for it."""
-        if self.masks and self.masks + seconds > MASKS_MS_MAX / 1000:
-            return False
-        self.masks += seconds
-        return True
+        self.mask = seconds
+        return not self.masks or self.masks + seconds <= MASKS_MS_MAX / 1000
 
 
 _READY = Admission.READY
@@ -267,6 +269,8 @@ class Batcher:
                         room.held |= self._refuse(queue, work, errno, formed) and hold_pages
                         continue
                 part = parts[work] = Part(work, work.placed, 0)
+                if work.guide is not None:  # not before: others wait for pages, or frames
+                    room.masks += room.mask
             queue.serve(count)
             part.count += count
             room.tokens -= count

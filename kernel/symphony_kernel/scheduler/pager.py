@@ -66,6 +66,10 @@ class Pager:
         self._parking = Parking(queue)
         self._parked = self._parking.places  # to be looked at often
         self._blocked: dict[Work, None] = {}
+        # Works whose pages come from disk, and how many frames more each needs then: until it looks
+        # again others leave it those, and what it has. Else two files would read each other's pages
+        # away for ever.
+        self._reading: dict[Work, int] = {}
         self._leftovers: dict[Work, None] = {}  # parked ones whose files may still have frames
         self._reserved: list[Work] = []  # admitted, and some that have ended
         self._reserved_max = _RESERVED_SPARE
@@ -204,6 +208,7 @@ class Pager:
     # -- Works that leave ------------------------------------------------------------------------
     def remove(self, work: Work) -> bool:
         """Take out a work that waits here; return whether it did."""
+        self._reading.pop(work, None)
         if self._blocked.pop(work, self) is None:
             return True
         self._leftovers.pop(work, None)
@@ -217,6 +222,8 @@ class Pager:
         blocked = [w for w in self._blocked if w.root == root and instance in (None, w.instance)]
         for work in blocked:
             del self._blocked[work]
+        for work in [w for w in self._reading if w.root == root and instance in (None, w.instance)]:
+            del self._reading[work]
         return gone + blocked
 
     # -- Bringing a file to the device -----------------------------------------------------------
@@ -228,9 +235,15 @@ class Pager:
         What is not ready comes back to the queue by itself.
         """
         file = cast(KVFile, work.file)
+        if self._reading.pop(work, None) is not None:
+            newly = False  # it was admitted before its pages came
         if page_count(file.length + work.count) > self._pressure.usable:
             return Errno.ENOMEM
         absent = file.absent_pages()
+        if len(absent):
+            # A generation's drafts may have left it room that holds nothing: nobody computes that.
+            file.unreserve()
+            absent = file.absent_pages()
         if len(absent):
             if self._pool.hollow[absent].any():
                 self._blocked[work] = None
@@ -246,15 +259,17 @@ class Pager:
             except NotRecomputableError:
                 return Errno.EIO
         wanted = needed + len(absent) + benches
+        promised = sum(self._reading.values())
         if self._more_than_there_is(file, needed + benches):
             return Errno.ENOMEM
         if newly and wanted and self._parked and (self._holds or len(absent) or not file.length):
             return None
-        if wanted > self._pressure.free:
-            if not self._make_free(work, file, wanted, newly, force):
+        if wanted and wanted + promised > self._pressure.free:
+            if not self._make_free(work, file, wanted + promised, newly, force):
                 return None
             # Copies of its own pages may have made way for others that nobody could compute.
-            if benches and needed + len(absent) + self._benches(file) > self._pressure.free:
+            left = self._pressure.free - promised
+            if benches and needed + len(absent) + self._benches(file) > left:
                 return None
         reading = absent
         if len(absent):
@@ -264,6 +279,7 @@ class Pager:
         self._pressure.ranking.add(file)
         if len(reading):
             self._blocked[work] = None
+            self._reading[work] = wanted - len(reading)
             return Admission.AWAY
         return self._settle(work, file)
 
@@ -352,6 +368,8 @@ class Pager:
 
     def _admitted(self, work: Work) -> None:
         work.reserved = True
+        if self._reading:
+            self._reading.pop(work, None)
         file: Any = work.file  # a KVFile: for most works this is all that admission costs
         file.root = work.root
         ranking = self._pressure.ranking
@@ -373,6 +391,11 @@ class Pager:
         held[:] = False
         self._forget_ended()
         for work in self._reserved:
+            held[cast(KVFile, work.file).pages] = True
+        for work in list(self._reading):
+            if work.finished:
+                del self._reading[work]
+                continue
             held[cast(KVFile, work.file).pages] = True
         return held
 

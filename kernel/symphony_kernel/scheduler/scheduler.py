@@ -87,7 +87,8 @@ class Scheduler:
         self._batcher = Batcher(pages, limits, self._pager)
         self._answers = answers or Answers()
         self._costs = StepCosts()
-        self.neighbours = Neighbours(self._queue, self._costs, self._batcher.limits.lot_ms)
+        limits = self._batcher.limits
+        self.neighbours = Neighbours(self._queue, self._costs, limits.lot_ms, limits.beside)
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail

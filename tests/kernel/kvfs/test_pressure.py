@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from symphony_kernel.executor.base import UInt32
 from symphony_kernel.kvfs import KVFS, KVFile, TenantLimits
 from symphony_kernel.kvfs.advice import Hint
 from symphony_kernel.kvfs.lineage import Trail
@@ -19,9 +20,9 @@ FRAMES = 40
 class House:
     """Files over a device that is too small, in a time that passes when a test says so."""
 
-    def __init__(self, host_slots: int = 0) -> None:
+    def __init__(self, host_slots: int = 0, pages_a_frame: int = 64) -> None:
         self.time = ManualTime()
-        given = Places(host_slots, pages_a_frame=64)
+        given = Places(host_slots, pages_a_frame=pages_a_frame)
         self.kvfs = KVFS(FRAMES, self.time, TenantLimits(pages=FRAMES), places=given)
         self.account = make_account(self.kvfs)
         self.pressure = self.kvfs.pressure
@@ -31,6 +32,26 @@ class House:
         file = self.kvfs.create("t", self.account)
         extend(file, *range(1, pages * PAGE_TOKENS + 1))
         file.computed_at = used_s
+        return file
+
+    def offered(self, pages: int) -> UInt32:
+        """Offer so many pages that nobody holds any more; return their tokens."""
+        file = self.file(pages)
+        self.kvfs.offer(file)
+        self.kvfs.release(file)
+        return np.arange(1, pages * PAGE_TOKENS + 2, dtype=np.uint32)
+
+    def known(self, tenant: str, pages: int) -> KVFile:
+        """A tenant's file of which only the tokens are there, as a named one is read."""
+        file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
+        numbers = np.arange(pages * PAGE_TOKENS)
+        try:
+            self.kvfs.fill(
+                file, numbers.astype(np.uint32), numbers.astype(np.int32), len(numbers), None
+            )
+        except SyscallError:
+            self.kvfs.release(file)
+            raise
         return file
 
     def advise(self, file: KVFile, hint: Hint, argument: int = 0) -> None:
@@ -257,3 +278,50 @@ def test_pages_that_somebody_else_brought_back_and_left_are_found_again() -> Non
     assert house.free(FRAMES)
     assert house.there(file) == [0]
     assert not house.pressure.rank_again()
+
+
+def test_offered_pages_that_are_not_on_the_device_make_room_before_anybody_hears_enomem() -> None:
+    house = House(host_slots=8, pages_a_frame=1)
+    offered = house.file(8, 1.0)
+    house.kvfs.offer(offered)
+    house.wait(10)
+    assert house.free(FRAMES)
+    assert house.there(offered) == [0]
+    house.kvfs.release(offered)
+    assert house.kvfs.prefix_cache.statistics().idle_pages == 8
+    others = house.file(36, 20.0)
+    house.wait(20)
+    last = house.file(6, 30.0)
+    assert house.there(last) == [6]
+    assert house.kvfs.prefix_cache.statistics().idle_pages == 0
+    house.kvfs.check_integrity({others: 1, last: 1})
+
+
+def test_offered_pages_are_held_like_others_once_they_are_matched() -> None:
+    house = House(pages_a_frame=4)
+    tokens, account = house.offered(FRAMES // 2), make_account(house.kvfs)
+    most = house.known("t", 4 * FRAMES - FRAMES // 2)  # all the others: what is offered is left
+    with pytest.raises(SyscallError) as refused:
+        house.kvfs.match("t", tokens, account)
+    assert refused.value.errno is Errno.ENOMEM
+    house.kvfs.release(most)
+    matched = house.kvfs.match("t", tokens, account)
+    assert matched.length == len(tokens) - 1
+    house.kvfs.check_integrity({matched: 1})
+
+
+def test_who_asks_for_more_than_may_be_had_costs_nobody_an_offered_prefix_or_a_frame() -> None:
+    house = House(pages_a_frame=4)
+    tokens, idle = house.offered(FRAMES // 2), house.file(4)
+    house.wait(10)
+    unused = house.kvfs.pool.unused
+    with pytest.raises(SyscallError) as refused:
+        house.known("greedy", unused + FRAMES // 2)
+    assert refused.value.errno is Errno.ENOMEM
+    with pytest.raises(SyscallError) as refused:
+        extend(house.kvfs.create("greedy", make_account(house.kvfs, "greedy")), *range(16 * unused))
+    assert refused.value.errno is Errno.ENOMEM
+    assert house.there(idle) == [4]
+    assert house.kvfs.prefix_cache.statistics().idle_pages == FRAMES // 2
+    matched = house.kvfs.match("t", tokens, house.account)
+    assert matched.length == len(tokens) - 1

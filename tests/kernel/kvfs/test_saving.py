@@ -319,7 +319,9 @@ def test_no_room_for_its_pages_is_no_lasting_error(tmp_path: Path) -> None:
             await later.opened("a")
         assert caught.value.errno is Errno.ENOMEM
         assert later.kvfs.statistics().files == files
+        later.kvfs.offer(other)
         later.kvfs.release(other)
+        assert later.kvfs.pool.unused < 3, "the prefix cache has some"
         assert (await later.opened("a")).length == 40
 
     asyncio.run(main())

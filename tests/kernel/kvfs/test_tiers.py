@@ -281,6 +281,18 @@ def disk(tmp_path: Path, runner: ManualRunner) -> Iterator[tuple[KVFS, Store, KV
     kvfs.tiers.spilling.close()
 
 
+def off_the_device(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> tuple[KVFS, Store, KVFile]:
+    """Have three of the file's pages on the host, and one on disk."""
+    kvfs, store, file = disk
+    while runner.works:
+        runner.do()
+    kvfs.tiers.evict(file.pages[3:], keep=True)
+    settle(kvfs, store)
+    return disk
+
+
 def test_pages_go_on_to_disk_while_few_host_slots_are_free(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
@@ -316,11 +328,7 @@ def test_the_disk_gets_nothing_that_the_device_has_not_saved(
 def test_a_page_on_disk_comes_by_way_of_the_host(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
 ) -> None:
-    kvfs, store, file = disk
-    while runner.works:
-        runner.do()
-    kvfs.tiers.evict(file.pages[3:], keep=True)
-    settle(kvfs, store)
+    kvfs, store, file = off_the_device(disk, runner)
     arrived: list[Int32] = []
     kvfs.tiers.arrived = arrived.append
     fetched = kvfs.tiers.fetch(file.pages)
@@ -335,14 +343,28 @@ def test_a_page_on_disk_comes_by_way_of_the_host(
     check(kvfs, file)
 
 
+def test_a_page_that_is_written_while_it_is_read_is_waited_for_no_more(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> None:
+    """It was on its way for ever, and a copy into it looped until it had a frame, or had none."""
+    kvfs, store, file = off_the_device(disk, runner)
+    arrived: list[Int32] = []
+    kvfs.tiers.arrived = arrived.append
+    (page,) = kvfs.tiers.fetch(file.pages).reading.tolist()
+    kvfs.tiers.written(page)
+    assert [pages.tolist() for pages in arrived] == [[page]], "whoever waits looks again"
+    assert kvfs.pool.frame[page] < 0
+    assert kvfs.tiers.tier_of(np.array([page], np.int32)).tolist() == [Tier.TOKENS]
+    settle(kvfs, store)
+    runner.stop()
+    assert kvfs.pool.frame[page] < 0
+    check(kvfs, file)
+
+
 def test_a_disk_that_cannot_be_read_leaves_tokens(
     disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kvfs, store, file = disk
-    while runner.works:
-        runner.do()
-    kvfs.tiers.evict(file.pages[3:], keep=True)
-    settle(kvfs, store)
+    kvfs, _, file = off_the_device(disk, runner)
     reading = kvfs.tiers.fetch(file.pages).reading
     runner.failing = OSError("worn out")
     runner.stop()
