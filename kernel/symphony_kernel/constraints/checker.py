@@ -28,8 +28,10 @@ from symphony_kernel.protocol.limits import (
     CONSTRAINT_BUILD_MS_MAX,
     CONSTRAINT_CPU_SECONDS_MAX,
     CONSTRAINT_MEMORY_BYTES_MAX,
+    CONSTRAINT_STACK_BYTES_MAX,
     CONSTRAINT_WALL_SECONDS_MAX,
 )
+from symphony_kernel.protocol.rlimits import lower_limit
 from symphony_kernel.protocol.slices import set_slice
 
 _LENGTH: Final = struct.Struct("<I")
@@ -37,7 +39,6 @@ _LENGTH: Final = struct.Struct("<I")
 _ENVIRONMENT: Final = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG",
 )  # fmt: skip
-_STACK_BYTES_MAX: Final = 8 << 20  # far less than the kernel's threads have: what passes here does
 _DESCRIPTORS_MAX: Final = 32
 _NICENESS: Final = 10  # a ninth of a processor that the kernel wants
 _SLOWER: Final = 2  # a fork copies pages as it goes: the kernel itself has the last word
@@ -161,14 +162,12 @@ def main() -> None:
 def _give_up() -> None:
     """Give up what compiling needs nothing of, before the first stranger's text."""
     for what, most in (
-        (resource.RLIMIT_STACK, _STACK_BYTES_MAX),
+        (resource.RLIMIT_STACK, CONSTRAINT_STACK_BYTES_MAX),
         (resource.RLIMIT_NOFILE, _DESCRIPTORS_MAX),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        hard = resource.getrlimit(what)[1]
-        limit = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (limit, limit))
+        lower_limit(what, most)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
@@ -206,11 +205,9 @@ def _check(tokenizer: Any, kind: int, text: str, pipe: int) -> NoReturn:
 
 
 def _limit_process() -> None:
-    memory = CONSTRAINT_MEMORY_BYTES_MAX
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    seconds = CONSTRAINT_CPU_SECONDS_MAX
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    lower_limit(resource.RLIMIT_AS, CONSTRAINT_MEMORY_BYTES_MAX)
+    # The soft limit's signal says why it died; the hard one is for who ignores signals.
+    lower_limit(resource.RLIMIT_CPU, CONSTRAINT_CPU_SECONDS_MAX, CONSTRAINT_CPU_SECONDS_MAX + 1)
     signal.alarm(CONSTRAINT_WALL_SECONDS_MAX)
 
 

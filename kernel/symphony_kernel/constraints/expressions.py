@@ -6,6 +6,9 @@ Expressions", 1964). It decides the mask, and of it no more than the longest tok
 "x" may come 4,711 times more or 4,712 times is the same to all tokens. So states that have the same
 `view` have the same mask, which needs to be made once.
 
+Near its beginning a text needs not be counted where an expression counts higher than any token
+does: all its `near` states have the one count of many. They are few, however long the text.
+
 Only what surely means the same to llguidance is read here: of ASCII and without Unicode's classes.
 """
 
@@ -20,8 +23,10 @@ _STEPS_MAX: Final = 40_000
 _GROWTH_MAX: Final = 200  # nodes for one token: an expression that has many states
 _WORK_MAX: Final = 10_000  # looks at nodes for one token, of some tenths of a microsecond each
 _COUNT_MAX: Final = 1_000_000
+_MANY: Final = _COUNT_MAX + 1  # more than can be counted with one token and what it forces
 _FORCED_MAX: Final = 64
 _ENDLESS: Final = -1
+_FAR: Final = 1 << 62  # bytes
 
 _BYTES, _PAIR, _EITHER, _TIMES = range(4)
 _Node: TypeAlias = tuple[int, ...]  # kind, and what it has: bits, or nodes and counts
@@ -56,10 +61,15 @@ class Expression:
     Numbers hold while `era` is the same: when there are too many all are let go.
     """
 
-    def __init__(self, text: str, reach: int) -> None:
-        """Read an expression; `reach` is the longest token's length in bytes. UnknownError."""
+    def __init__(self, text: str, reach: int, *, near: bool = False) -> None:
+        """Read an expression; `reach` is the longest token's length in bytes. UnknownError.
+
+        With `near` its states are those of texts of at most `slack` bytes.
+        """
         self._text = text
-        self._reach = reach
+        self.reach = reach
+        self._near = near
+        self.slack = _FAR
         self.era = 0
         self._begin()
 
@@ -101,6 +111,13 @@ class Expression:
         """Return the state behind more text, or NOTHING. UnknownError when there are too many."""
         self._allow(_GROWTH_MAX)
         return self._through(state, text)
+
+    def along(self, state: int, text: bytes) -> int:
+        """Return the same as `after`, by a state for each byte: for few that come often."""
+        self._allow(_GROWTH_MAX)
+        for byte in text:
+            state = self._derived(state, byte)
+        return state
 
     def ends(self, state: int) -> bool:
         """Whether a text may end in a state."""
@@ -203,6 +220,29 @@ class Expression:
             least = 0
         return self._node((_TIMES, part, least, most), not least)
 
+    def count(self, part: int, count: int) -> int:
+        """Return how often a part may, or must, come, as the states have it.
+
+        A time that takes bytes is counted down once for each that has begun. So a high count is the
+        same as many, until it is left with what a token, and what is forced, may take.
+        """
+        spare = count - (self.reach + 1) - (_FORCED_MAX + 1)
+        if not self._near or spare <= 0 or self._ends[part]:
+            return count
+        self.slack = min(self.slack, spare * self._shortest(part))
+        return _MANY
+
+    def _shortest(self, state: int) -> int:
+        """Return the bytes of the shortest text behind a state that is being read, or fewer."""
+        if state <= _EMPTY:
+            return 0
+        kind, *parts = self._nodes[state]
+        if kind == _PAIR:
+            return sum(map(self._shortest, parts))
+        if kind == _EITHER:
+            return min(map(self._shortest, parts))
+        return 1 if kind == _BYTES else min(parts[1], 1) * self._shortest(parts[0])
+
     def _through(self, state: int, text: bytes) -> int:
         """Return what may come behind a text: its parts' derivatives are the same in all states.
 
@@ -245,8 +285,8 @@ class Expression:
         return found
 
     def _times_left(self, part: int, least: int, most: int) -> int:
-        left = most if most == _ENDLESS else most - 1
-        return self.times(part, max(least - 1, 0), left)
+        left = most if most in (_ENDLESS, _MANY) else most - 1
+        return self.times(part, least if least == _MANY else max(least - 1, 0), left)
 
     def _derived(self, state: int, byte: int) -> int:
         """Return what may come behind a byte."""
@@ -284,7 +324,7 @@ class Expression:
             return self.either(*map(self.view, node[1:]))
         _, part, least, most = node
         if not self._ends[part]:  # else a time may take no byte
-            past = self._reach + 1
+            past = self.reach + 1
             least, most = min(least, past), most if most == _ENDLESS else min(most, past)
         return self.times(self.view(part), least, most)
 
@@ -375,7 +415,8 @@ class _Reader:
             return part
         if self._next and self._next in "*+?{":
             raise UnknownError("a repetition of a repetition, or few times rather than many")
-        return self._made.times(part, least, most)
+        made = self._made
+        return made.times(part, made.count(part, least), made.count(part, most))
 
     def _number(self) -> int:
         first = self._at

@@ -72,9 +72,9 @@ class Guide:
     """
 
     __slots__ = (
-        "_again", "_before", "_ended", "_era", "_file", "_late", "_matcher", "_renewals", "_state",
-        "_state_era", "_stated", "_text", "_told", "_until", "base", "constraint", "ended", "kept",
-        "spent",
+        "_again", "_before", "_ended", "_era", "_far", "_file", "_late", "_matcher", "_renewals",
+        "_state", "_state_era", "_stated", "_text", "_told", "_until", "_way", "base", "constraint",
+        "ended", "kept", "spent",
     )  # fmt: skip
 
     def __init__(self, constraint: Constraint, file: Text, base: int, *, kept: bool) -> None:
@@ -90,6 +90,8 @@ class Guide:
         self._ended = 0
         # Where the grammar's walk is, when it knows: behind so many tokens of the text.
         self._state = self._state_era = self._stated = 0
+        self._way = 0  # the bytes of these
+        self._far = False  # it has left the near states
         self._told: UInt32 | None = None
         self._before = b""  # where a matcher of this text is kept
         self._renewals = 0  # of the grammar since the last mask
@@ -172,7 +174,7 @@ class Guide:
 
     def _goes_known(self, start: int, tokens: UInt32, mask: UInt32) -> bool:
         """Write a mask that is known, without the matcher; return whether it is."""
-        walk = self._grammar.walk
+        walk = self._walk
         if len(tokens) != 1 or start - self.base != len(self._text) or walk is None:
             return False
         if self._stated != len(self._text) or self._state_era != walk.era:
@@ -181,13 +183,12 @@ class Guide:
         if token in self.constraint.ends:
             return False
         state = walk.after(self._state, token)
-        known = walk.mask(state, token)
-        if known is None:
+        way = self._way + walk.size(token)
+        if way > walk.slack or not walk.write(state, token, mask):
             return False
-        mask[:] = known
         self._text.append(token)
         self._late += 1
-        self._state, self._stated = state, len(self._text)
+        self._state, self._stated, self._way = state, len(self._text), way
         return True
 
     def _catch_up(self) -> None:
@@ -202,24 +203,41 @@ class Guide:
             self._told = np.array(whole, np.uint32)
             raise
 
-    def _walk_on(self, walk: Walk) -> int:
-        """Return where the walk is behind the whole text, or NOTHING."""
+    @property
+    def _walk(self) -> Walk | None:
+        walk = self._grammar.walk
+        return walk.longer if self._far and walk is not None else walk
+
+    def _walk_on(self, until: float = 0.0) -> Walk | None:
+        """Return the walk that has come behind the whole text, or to NOTHING.
+
+        Until then, of the thread's time, or for a while of its own.
+        """
+        walk = self._walk
+        if walk is None:
+            return None
         walk.tidy()
         if self._stated > len(self._text) or self._state_era != walk.era:
             self._stated = 0
         if not self._stated:
-            self._state, self._state_era = walk.start, walk.era
+            self._state, self._state_era, self._way = walk.start, walk.era, 0
             if len(self._text) > _WALK_MAX:
                 self._state, self._stated = NOTHING, len(self._text)
         rest = self._text[self._stated :] if self._state else []
-        until = time.thread_time() + _WALK_SECONDS_MAX if len(rest) > _FEW else 0.0
+        if not until and len(rest) > _FEW:
+            until = time.thread_time() + _WALK_SECONDS_MAX
         for token in rest:
             self._state = walk.after(self._state, token)
-            if not self._state or (until and time.thread_time() > until):
+            self._way += walk.size(token)
+            late = until and time.thread_time() > until
+            if not self._state or late or self._way > walk.slack:
                 self._state = NOTHING
                 break
         self._stated, self._state_era = len(self._text), walk.era
-        return self._state
+        if walk.longer is not None and (self._way > walk.slack or not walk.start):
+            self._far, self._stated = True, 0
+            return self._walk_on(until)
+        return walk
 
     def _advance(self, start: int, tokens: UInt32) -> bool:
         """Come behind a row's tokens; return whether it was by hardly any."""
@@ -357,7 +375,7 @@ class Guide:
         raise error
 
     def _fill(self, mask: UInt32, address: int) -> None:
-        matcher, era, walk = self._matcher, self._era, self._grammar.walk
+        matcher, era = self._matcher, self._era
         assert matcher is not None
         assert era is not None
         if self._ended:
@@ -365,12 +383,9 @@ class Guide:
             for token in self.constraint.ends:
                 mask[token // 32] |= np.uint32(1 << token % 32)
             return
-        state = self._walk_on(walk) if walk is not None else NOTHING
+        walk = self._walk_on() if self._grammar.walk is not None else None
         last = self._text[-1] if self._text else -1
-        known = walk.mask(state, last) if walk is not None else None
-        if known is not None:
-            mask[:] = known
-        else:
+        if walk is None or not walk.write(self._state, last, mask):
             matcher.unsafe_compute_mask_ptr(address, mask.nbytes)
             if matcher.is_error():
                 error = error_of(matcher.get_error())
@@ -379,7 +394,7 @@ class Guide:
                 raise error
             era.masks += 1
             if walk is not None:
-                walk.note(state, last, mask)
+                walk.note(self._state, last, mask)
         self._renewals = 0
         if self.kept:
             text = np.array(self._text, np.uint32).tobytes()

@@ -3,6 +3,9 @@
 Only pure regular expressions have states that are known here (see `expressions`). Where a text can
 go on in one way only, llguidance allows the token alone with which the tokenizer would go on: that
 depends on the bytes that are forced, on what comes behind them, and on the token before them.
+
+A text's first states are near ones, which are few (see `expressions`): a grammar has a walk for
+these, and behind it one that counts, for texts that have become too long.
 """
 
 import json
@@ -10,12 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+import numpy as np
 from llguidance import LLTokenizer
 
 from symphony_kernel.constraints.expressions import NOTHING, Expression, UnknownError
 from symphony_kernel.executor.base import UInt32
 
-_MASKS_MAX: Final = 64  # of one grammar, of either kind; a byte for each eight tokens
+_MASKS_MAX: Final = 64  # of one walk; a byte for each eight tokens
+_FORCED_MAX: Final = 2_048  # masks of one token; some hundred bytes each
 _STEPS_MAX: Final = 20_000
 _TRIES: Final = 256  # masks, of which half should be known
 _WORTH: Final = 1_000  # masks found, for which as many states are looked for as there is room for
@@ -26,14 +31,20 @@ _BEGIN, _END = "start: /", "/"  # around an expression, in llguidance's grammar 
 class Walk:
     """The states of one grammar's texts, and the masks that are known. Of one thread."""
 
-    def __init__(self, expression: Expression, tokenizer: LLTokenizer) -> None:
+    def __init__(
+        self, expression: Expression, tokenizer: LLTokenizer, longer: "Walk | None" = None
+    ) -> None:
+        """Walk through an expression; through its near states, byte by byte, with `longer`."""
         self._expression = expression
         self._tokenizer = tokenizer
+        self.longer = longer  # that of texts with more than `slack` bytes, or too many states
+        self.slack = expression.slack
         self._after: dict[tuple[int, int], int] = {}  # by state and token
+        self._sizes: dict[int, int] = {}  # bytes of these tokens
         self._seen: dict[int, tuple[bytes, int] | None] = {}  # by states: forced bytes and views
-        # Used last at the end; and apart from them those of forced bytes, of which there are many.
+        # Used last at the end; and apart from them those of one token that is forced.
         self._masks: OrderedDict[_Key, UInt32] = OrderedDict()
-        self._forced: OrderedDict[_Key, UInt32] = OrderedDict()
+        self._forced: OrderedDict[_Key, int] = OrderedDict()
         self._endless = False  # there are too many states, or hardly any comes twice
         self._made = self._found = 0  # masks
         self._found_before = 0  # when the states were let go last
@@ -58,15 +69,22 @@ class Walk:
             found = self._after[place] = self._step(state, token)
         return found
 
+    def size(self, token: int) -> int:
+        """Return the bytes of a token that has led to a state."""
+        return self._sizes.get(token, 0)
+
     def _step(self, state: int, token: int) -> int:
         if state == NOTHING or self._endless or self._full:
             return NOTHING
         if self._tokenizer.is_special_token(token):
             return NOTHING
         text = self._tokenizer.decode_bytes([token])
+        self._sizes[token] = len(text)
+        step = self._expression.after if self.longer is None else self._expression.along
         try:
-            found = self._expression.after(state, text) if text else NOTHING
-            self._look(found)
+            found = step(state, text) if text else NOTHING
+            if found not in self._seen:
+                self._look(found)
         except (UnknownError, RecursionError):
             self._end()
             return NOTHING
@@ -91,7 +109,7 @@ class Walk:
     def _forget(self) -> None:
         self._found_before, self._full = self._found, False
         self._expression.tidy()
-        for each in (self._after, self._seen, self._masks, self._forced):
+        for each in (self._after, self._sizes, self._seen, self._masks, self._forced):
             each.clear()
 
     def _look(self, state: int) -> None:
@@ -104,33 +122,51 @@ class Walk:
         seen = self._seen.get(state)
         return None if seen is None else (*seen, token if seen[0] else 0)
 
-    def mask(self, state: int, token: int) -> UInt32 | None:
-        """Return which tokens may come in a state, behind this token, if that is known.
+    def write(self, state: int, token: int, mask: UInt32) -> bool:
+        """Write which tokens may come in a state, behind this token; return whether it is known.
 
         The token is of the text, -1 before the first.
         """
         key = self._key(state, token)
         if key is None:
-            return None
-        masks = self._forced if key[0] else self._masks
-        found = masks.get(key)
-        if found is not None:
-            masks.move_to_end(key)
-            self._found += 1
-        return found
+            return False
+        only = self._forced.get(key) if key[0] else None
+        if only is not None:
+            mask[:] = 0
+            mask[only >> 5] = 1 << (only & 31)
+        else:
+            known = self._masks.get(key)
+            if known is None:
+                return False
+            mask[:] = known
+            self._masks.move_to_end(key)
+        self._found += 1
+        return True
 
     def note(self, state: int, token: int, mask: UInt32) -> None:
-        """Keep a mask, made by llguidance; `mask` tells what else is given."""
+        """Keep a mask, made by llguidance; `write` tells what else is given."""
         key = self._key(state, token)
         if key is None:
             return
-        masks = self._forced if key[0] else self._masks
-        masks[key] = mask.copy()
+        only = _only(mask) if key[0] else None
+        if only is not None:
+            self._forced[key] = only
+            if len(self._forced) > _FORCED_MAX:
+                self._forced.popitem(last=False)
+        else:
+            self._masks[key] = mask.copy()
+            if len(self._masks) > _MASKS_MAX:
+                self._masks.popitem(last=False)
         self._made += 1
-        if len(masks) > _MASKS_MAX:
-            masks.popitem(last=False)
         if self._made > _TRIES and self._made > self._found:
             self._end()
+
+
+def _only(mask: UInt32) -> int | None:
+    """Return the one token that a mask allows; None: others, too."""
+    words = np.flatnonzero(mask)
+    word = int(mask[words[0]]) if len(words) == 1 else 0
+    return int(words[0]) * 32 + word.bit_length() - 1 if word.bit_count() == 1 else None
 
 
 def walk_of(source: str, tokenizer: LLTokenizer, reach: Callable[[], int]) -> Walk | None:
@@ -146,7 +182,8 @@ def walk_of(source: str, tokenizer: LLTokenizer, reach: Callable[[], int]) -> Wa
     if not (text.startswith(_BEGIN) and text.endswith(_END)):
         return None
     try:
-        expression = Expression(text[len(_BEGIN) : -len(_END)], reach())
-        return Walk(expression, tokenizer)
+        text, longest = text[len(_BEGIN) : -len(_END)], reach()
+        longer = Walk(Expression(text, longest), tokenizer)
+        return Walk(Expression(text, longest, near=True), tokenizer, longer)
     except (UnknownError, RecursionError):
         return None

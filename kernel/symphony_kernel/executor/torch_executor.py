@@ -43,6 +43,7 @@ from symphony_kernel.executor.parallel.sharding import Shard
 from symphony_kernel.executor.parallel.share import start_parallel
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.executor.torch_network import TorchNetwork
+from symphony_kernel.processors import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
     DELIVERY_MS_DEFAULT,
@@ -416,10 +417,22 @@ def _library(place: torch.device) -> Library | None:
         return None
 
 
+def _fewer(said: int | None, usual: int, usable: int) -> int | None:
+    """Return how many threads torch is told to have; None: what it has found is right.
+
+    It looks at the affinity. With more threads than a cgroup's quota has processors all of them
+    would rest for most of a step.
+    """
+    if said is not None:
+        return said
+    return usable if usable < usual else None
+
+
 def _one_thread(threads: int | None, delivery_ms: float) -> DeviceThread:
     # torch keeps the number of threads for the process and for each thread that starts work.
     def start() -> None:
-        if threads is not None:
-            torch.set_num_threads(threads)
+        wanted = _fewer(threads, torch.get_num_threads(), usable_processors())
+        if wanted is not None:
+            torch.set_num_threads(wanted)
 
     return DeviceThread(start, torch.inference_mode, delivery_ms / 1000)

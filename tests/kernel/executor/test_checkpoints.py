@@ -19,6 +19,12 @@ from symphony_kernel.executor.models.config import (
 )
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.rope import frequencies
+from symphony_kernel.executor.models.weights import (
+    LayerWeights,
+    Product,
+    take_embedding,
+    take_head,
+)
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -264,6 +270,26 @@ def _change(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     change(tensors)
     save_file(tensors, path)
+
+
+def test_products_of_the_same_inputs_are_taken_as_one(model: Path) -> None:
+    config, there = load_config(model), load_file(model / "model.safetensors")
+    with Weights(model, torch.float32, torch.device("cpu")) as weights:
+        embedding = take_embedding(config, weights)
+        for index in range(config.layers):
+            layer = LayerWeights(config, weights, index)
+            up_gate = layer.matrix(Product.UP, Product.GATE)
+            names = [f"model.layers.{index}.{name}.weight" for name in (Product.UP, Product.GATE)]
+            assert torch.equal(up_gate.weight, torch.cat([there[name] for name in names]))
+            qkv = layer.matrix(Product.QUERY, Product.KEY, Product.VALUE)
+            assert (qkv.bias is not None) == config.qkv_bias
+            layer.matrix(Product.OUTPUT)
+            layer.matrix(Product.DOWN)
+            with pytest.raises(CheckpointError, match="no tensor"):
+                layer.matrix(Product.DOWN)
+            assert (layer.norms().query is not None) == config.qk_norm
+        _, head = take_head(config, weights, embedding)
+    assert (head is embedding) == config.tied
 
 
 NORM = "model.norm.weight"

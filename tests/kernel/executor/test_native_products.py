@@ -1,6 +1,8 @@
 """The native matrix products against float64, and the same bits in any company."""
 
+import os
 import threading
+import time
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.native.measure import bytes_per_s, flops_per_s, product
+from symphony_kernel.executor.native.measure import (
+    bytes_per_s,
+    flops_per_s,
+    keeps_apart,
+    product,
+)
 
 from tests.support.native import native_library
 
@@ -102,3 +109,21 @@ def test_teams_end_as_often_as_they_begin(library: Library) -> None:
     ending.start()
     ending.join(60)
     assert not ending.is_alive()
+
+
+def test_a_caller_who_is_moved_within_a_step_does_not_meet_his_team_again(library: Library) -> None:
+    """Its other threads had to stay where the caller is now, and his old core stood idle."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("there is no other core")
+    first, second, *_ = cores
+    until = time.monotonic() + 20
+    seen: list[bool] = []
+    while len(seen) < 6 and time.monotonic() < until:
+        for start, to in ((first, second), (second, first)):
+            apart = keeps_apart(library, start, to)
+            if apart is not None:  # the system has let it be seen
+                seen.append(apart)
+    if not seen:
+        pytest.skip("the system moves threads too often to see it")
+    assert sum(seen) > len(seen) / 2  # it may have moved him there and back unseen

@@ -133,6 +133,22 @@ def test_any_step_is_answered_as_torch_does(
     _compare(sampler, *step)
 
 
+@pytest.mark.parametrize("top_k", [0, 31])
+def test_equal_tokens_that_reach_top_p_are_counted_alike(
+    sampler: NativeSampler, top_k: int
+) -> None:
+    """Of five equal ones four have 0.8, but for the last bit of a logarithm."""
+    places = np.arange(64, dtype=np.int32)
+    for count in (2, 3, 5, 10, 20, 30):
+        for kept in range(1, count):
+            sampling = Sampling(temperature=0.01, top_k=top_k, top_p=kept / count)
+            allow = _mask(range(count))
+            asks = [Ask(PredOptions(get=Get.SAMPLE, sampling=sampling, allow=allow), 0, places)]
+            (found,) = _compare(sampler, torch.zeros(len(places), VOCAB), asks)
+            assert isinstance(found, bytes)
+            assert np.frombuffer(found, PAIR)["token"].max() == kept - 1
+
+
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.models.config import CheckpointError
-from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.executor.torch_executor import TorchExecutor, _fewer
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
@@ -188,6 +188,17 @@ def test_the_pool_has_the_size_that_was_given(checkpoint: Checkpoint) -> None:
     asyncio.run(executor.close())
     with pytest.raises(CheckpointError, match="holds no page"):
         TorchExecutor.load(checkpoint.directory, dtype="fp32", pool_bytes=page_bytes - 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "usual", "usable", "told"),
+    [(None, 8, 8, None), (None, 8, 3, 3), (None, 4, 8, None), (5, 8, 3, 5)],
+    ids=["all", "a quota", "few by its own choice", "the operator's"],
+)
+def test_torch_has_no_more_threads_than_processors_unless_it_is_said(
+    said: int | None, usual: int, usable: int, told: int | None
+) -> None:
+    assert _fewer(said, usual, usable) == told
 
 
 def test_devices_that_are_not_there_are_refused(checkpoint: Checkpoint) -> None:

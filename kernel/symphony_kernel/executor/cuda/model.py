@@ -17,30 +17,24 @@ from symphony_kernel.executor.cuda.operators import Operators
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Tensors
 from symphony_kernel.executor.models.rope import frequencies
-
-
-@dataclass(slots=True)
-class _Product:
-    """A matrix [outputs, inputs], and what is added."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
+from symphony_kernel.executor.models.weights import (
+    LayerWeights,
+    Matrix,
+    Norms,
+    Product,
+    take_embedding,
+    take_head,
+)
 
 
 @dataclass(slots=True)
 class _Layer:
     window: int  # the number of its window among the distinct ones
-    input_norm: Tensor
-    qkv: _Product
-    query_norm: Tensor | None
-    key_norm: Tensor | None
-    output: _Product
-    middle_norm: Tensor
-    gate_up: _Product
-    down: _Product
+    norms: Norms
+    qkv: Matrix
+    output: Matrix
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(slots=True)
@@ -76,16 +70,10 @@ class CudaDecoder:
         self.config = config
         self.dtype = dtype
         self.windows = tuple(dict.fromkeys(config.windows))
-        size = config.vocab_size, config.hidden_size
-        self._embedding = weights.take("model.embed_tokens.weight", *size)
+        self._embedding = take_embedding(config, weights)
         self.device = self._embedding.device
         self._layers = [self._load_layer(weights, index) for index in range(config.layers)]
-        self._norm = weights.take("model.norm.weight", config.hidden_size)
-        if config.tied:
-            weights.drop("lm_head.weight")
-            self._head = self._embedding
-        else:
-            self._head = weights.take("lm_head.weight", *size)
+        self._norm, self._head = take_head(config, weights, self._embedding)
         inverse, self._rope_scale = frequencies(config.rope, config.head_dim)
         self._inverse = inverse.to(self.device)
 
@@ -98,13 +86,13 @@ class CudaDecoder:
         """
         residual = embedding(tokens.tokens, self._embedding)
         tables = self._rotations(tokens.positions)
-        normed = operators.norm(residual, self._layers[0].input_norm)
+        normed = operators.norm(residual, self._layers[0].norms.input)
         for index, layer in enumerate(self._layers):
             out = self._attend(layer, normed, tables, tokens, attention, operators, pool[index])
-            normed = operators.add_norm(out, residual, layer.middle_norm)
-            out = self._summed(layer.down(operators.gate(layer.gate_up(normed))))
+            normed = operators.add_norm(out, residual, layer.norms.middle)
+            out = self._summed(linear(operators.gate(linear(normed, *layer.gate_up)), *layer.down))
             if index + 1 < len(self._layers):
-                normed = operators.add_norm(out, residual, self._layers[index + 1].input_norm)
+                normed = operators.add_norm(out, residual, self._layers[index + 1].norms.input)
         if tokens.wanted is not None:
             out = out.index_select(0, tokens.wanted)
             residual = residual.index_select(0, tokens.wanted)
@@ -140,51 +128,26 @@ class CudaDecoder:
         config = self.config
         heads, kv_heads = config.heads, config.kv_heads
         both = heads + kv_heads
-        qkv = layer.qkv(normed).view(-1, both + kv_heads, config.head_dim)
+        qkv = linear(normed, *layer.qkv).view(-1, both + kv_heads, config.head_dim)
         queries, keys, values = qkv[:, :heads], qkv[:, heads:both], qkv[:, both:]
-        if layer.query_norm is not None and layer.key_norm is not None:
-            queries = operators.norm_heads(queries, layer.query_norm)
-            keys = operators.norm_heads(keys, layer.key_norm)
+        norms = layer.norms
+        if norms.query is not None and norms.key is not None:
+            queries = operators.norm_heads(queries, norms.query)
+            keys = operators.norm_heads(keys, norms.key)
         operators.rotate(queries, keys, tables)
         operators.append(keys, values, cache, tokens.pages, tokens.offsets)
         out = torch.empty((len(qkv), heads, config.head_dim), dtype=self.dtype, device=self.device)
         attention.run(layer.window, queries, cache, out)
-        return self._summed(layer.output(out.flatten(1)))
+        return self._summed(linear(out.flatten(1), *layer.output))
 
     # -- Loading ---------------------------------------------------------------------------------
     def _load_layer(self, weights: Tensors, index: int) -> _Layer:
-        config = self.config
-        hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        wide, narrow = config.heads * dim, config.kv_heads * dim
-        prefix = f"model.layers.{index}."
-
-        def norm(name: str, size: int) -> Tensor:
-            return weights.take(f"{prefix}{name}.weight", size)
-
-        def product(parts: list[tuple[str, int]], inputs: int, bias: bool) -> _Product:
-            return _load_product(weights, [(prefix + n, size) for n, size in parts], inputs, bias)
-
-        attention = [("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)]
-        qkv = [(f"self_attn.{name}", size) for name, size in attention]
-        gate_up = [("mlp.gate_proj", middle), ("mlp.up_proj", middle)]
+        given = LayerWeights(self.config, weights, index)
         return _Layer(
-            window=self.windows.index(config.windows[index]),
-            input_norm=norm("input_layernorm", hidden),
-            qkv=product(qkv, hidden, config.qkv_bias),
-            query_norm=norm("self_attn.q_norm", dim) if config.qk_norm else None,
-            key_norm=norm("self_attn.k_norm", dim) if config.qk_norm else None,
-            output=product([("self_attn.o_proj", hidden)], wide, config.output_bias),
-            middle_norm=norm("post_attention_layernorm", hidden),
-            gate_up=product(gate_up, hidden, config.mlp_bias),
-            down=product([("mlp.down_proj", hidden)], middle, config.mlp_bias),
+            window=self.windows.index(self.config.windows[index]),
+            norms=given.norms(),
+            qkv=given.matrix(Product.QUERY, Product.KEY, Product.VALUE),
+            output=given.matrix(Product.OUTPUT),
+            gate_up=given.matrix(Product.GATE, Product.UP),
+            down=given.matrix(Product.DOWN),
         )
-
-
-def _load_product(
-    weights: Tensors, parts: list[tuple[str, int]], inputs: int, bias: bool
-) -> _Product:
-    """Return products of the same inputs as one."""
-    matrices = [weights.take(f"{name}.weight", size, inputs) for name, size in parts]
-    offsets = [weights.take(f"{name}.bias", size) for name, size in parts] if bias else []
-    weight = matrices[0] if len(matrices) == 1 else torch.cat(matrices)
-    return _Product(weight.contiguous(), torch.cat(offsets) if bias else None)

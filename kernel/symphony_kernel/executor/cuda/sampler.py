@@ -15,7 +15,14 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Row
 from symphony_kernel.executor.cuda.staging import Moved
-from symphony_kernel.executor.sampling import Ask, best_keys, noise_from, noise_keys, tokens_of_keys
+from symphony_kernel.executor.sampling import (
+    Ask,
+    best_keys,
+    mass_wanted,
+    noise_from,
+    noise_keys,
+    tokens_of_keys,
+)
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
 HEAD = 1_024  # of the most likely tokens that a truncation looks at
@@ -83,7 +90,7 @@ def _arrays(choices: Choices, samplings: list[Sampling]) -> dict[str, Int32]:
     cut = [samplings[int(place)] for place in choices.truncated]
     if cut:
         arrays["top_k"] = _int32([s.top_k for s in cut])
-        arrays["top_p"] = np.array([s.top_p for s in cut], np.float64).view(np.int32)
+        arrays["top_p"] = np.array([mass_wanted(s.top_p) for s in cut], np.float64).view(np.int32)
         # As `sampling` has it: the logarithm that a token's may be below the best one's.
         with np.errstate(divide="ignore"):
             arrays["min_p"] = np.log(np.array([s.min_p for s in cut], np.float64)).view(np.int32)

@@ -18,6 +18,13 @@ from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.linear import Linear, doubled, packs
 from symphony_kernel.executor.models.loader import Tensors
 from symphony_kernel.executor.models.rope import RotaryEmbedding
+from symphony_kernel.executor.models.weights import (
+    LayerWeights,
+    Norms,
+    Product,
+    take_embedding,
+    take_head,
+)
 
 
 @dataclass(slots=True)
@@ -34,12 +41,9 @@ class Inputs:
 @dataclass(slots=True)
 class _Layer:
     window: int | None
-    input_norm: Tensor
+    norms: Norms
     qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
     output: Linear
-    mlp_norm: Tensor
     gate: Linear
     up: Linear
     down: Linear
@@ -69,67 +73,40 @@ class Decoder:
         self._gather = gather
         self.config = config
         self.dtype = dtype
-        hidden = config.hidden_size
-        self._embedding = weights.take("model.embed_tokens.weight", config.vocab_size, hidden)
+        self._embedding = take_embedding(config, weights)
         self.device = self._embedding.device
         self._packed = packs(dtype, self.device)
         self._quantized = quantized
         self._exact = self.device.type == "cpu" and dtype == torch.float32
         self._layers = [self._load_layer(weights, index) for index in range(config.layers)]
-        self._norm = weights.take("model.norm.weight", hidden)
-        if config.tied:
-            weights.drop("lm_head.weight")
-            head = self._embedding
-        else:
-            head = weights.take("lm_head.weight", config.vocab_size, hidden)
+        self._norm, head = take_head(config, weights, self._embedding)
         self._head = Linear(head, None, self._packed, quantized)
         self._rotary = RotaryEmbedding(config.rope, config.head_dim, dtype, self.device)
 
     def _load_layer(self, weights: Tensors, index: int) -> _Layer:
-        config = self.config
-        hidden, middle = config.hidden_size, config.intermediate_size
-        width = config.heads * config.head_dim
-        prefix = f"model.layers.{index}."
+        given = LayerWeights(self.config, weights, index)
 
-        def norm(name: str, size: int) -> Tensor:
-            return weights.take(f"{prefix}{name}.weight", size)
-
-        def project(name: str, outputs: int, inputs: int, bias: bool) -> Linear:
-            weight = weights.take(f"{prefix}{name}.weight", outputs, inputs)
-            offset = weights.take(f"{prefix}{name}.bias", outputs) if bias else None
-            return Linear(weight, offset, self._packed, self._quantized)
+        def product(*products: Product) -> Linear:
+            return Linear(*given.matrix(*products), self._packed, self._quantized)
 
         return _Layer(
-            window=config.windows[index],
-            input_norm=norm("input_layernorm", hidden),
-            qkv=self._load_qkv(weights, f"{prefix}self_attn."),
-            query_norm=norm("self_attn.q_norm", config.head_dim) if config.qk_norm else None,
-            key_norm=norm("self_attn.k_norm", config.head_dim) if config.qk_norm else None,
-            output=project("self_attn.o_proj", hidden, width, config.output_bias),
-            mlp_norm=norm("post_attention_layernorm", hidden),
-            gate=project("mlp.gate_proj", middle, hidden, config.mlp_bias),
-            up=project("mlp.up_proj", middle, hidden, config.mlp_bias),
-            down=project("mlp.down_proj", hidden, middle, config.mlp_bias),
+            window=self.config.windows[index],
+            norms=given.norms(),
+            qkv=product(Product.QUERY, Product.KEY, Product.VALUE),
+            output=product(Product.OUTPUT),
+            gate=product(Product.GATE),
+            up=product(Product.UP),
+            down=product(Product.DOWN),
         )
-
-    def _load_qkv(self, weights: Tensors, prefix: str) -> Linear:
-        config = self.config
-        parts = [("q_proj", config.heads), ("k_proj", config.kv_heads), ("v_proj", config.kv_heads)]
-        sizes = [(prefix + name, heads * config.head_dim) for name, heads in parts]
-        weight = torch.cat([weights.take(f"{n}.weight", s, config.hidden_size) for n, s in sizes])
-        bias = None
-        if config.qkv_bias:
-            bias = torch.cat([weights.take(f"{n}.bias", s) for n, s in sizes])
-        return Linear(weight, bias, self._packed, self._quantized)
 
     def forward(self, inputs: Inputs, pool: Tensor) -> Tensor:
         """Compute a step: write K and V of its tokens, return [w, hidden] of the wanted ones."""
         x = self._doubled(embedding(inputs.tokens, self._embedding))
         tables = self._rotary.tables(inputs.positions)
         for index, layer in enumerate(self._layers):
-            normed = self._rms_norm(x, layer.input_norm)
+            normed = self._rms_norm(x, layer.norms.input)
             x = self._attention(layer, normed, x, tables, inputs, pool[index])
-            normed = self._rms_norm(x, layer.mlp_norm)
+            normed = self._rms_norm(x, layer.norms.middle)
             x = self._plus(layer.down, layer.up.times(normed, layer.gate.silu(normed)), x)
         return self._rms_norm(x.index_select(0, inputs.wanted), self._norm)
 
@@ -164,11 +141,12 @@ class Decoder:
         heads, kv_heads = config.heads, config.kv_heads
         qkv = layer.qkv(normed).view(-1, heads + 2 * kv_heads, config.head_dim)
         qkv = qkv[: len(inputs.slots)]  # without a doubled row
-        if layer.query_norm is not None and layer.key_norm is not None:
+        norms = layer.norms
+        if norms.query is not None and norms.key is not None:
             turned = torch.cat(
                 (
-                    self._rms_norm(qkv[:, :heads], layer.query_norm),
-                    self._rms_norm(qkv[:, heads : heads + kv_heads], layer.key_norm),
+                    self._rms_norm(qkv[:, :heads], norms.query),
+                    self._rms_norm(qkv[:, heads : heads + kv_heads], norms.key),
                 ),
                 dim=1,
             )

@@ -1,4 +1,8 @@
 // Single kernels, for tests; and what the machine can do at most, for benchmarks/floor.py.
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <vector>
@@ -137,4 +141,42 @@ SYMPHONY_EXPORT double symphony_read_seconds(int32_t threads, int64_t bytes) try
     return seconds;
 } catch (const std::exception &) {
     return -1.0;
+}
+
+// Moves the caller of a team of two, which has two cores, from one to the other within a step.
+// Returns 0 when the other thread keeps off the caller's core in the next loop, 1 when it may run
+// there, and -1 when that shows nothing: the system has moved the caller, or holds up the other.
+SYMPHONY_EXPORT int32_t symphony_team_moved(int32_t from, int32_t to) {
+    cpu_set_t before, both, others;
+    if (sched_getaffinity(0, sizeof before, &before) != 0) return -1;
+    CPU_ZERO(&both);
+    CPU_SET(from, &both);
+    CPU_SET(to, &both);
+    const auto move = [&](int32_t core) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(core, &one);
+        sched_setaffinity(0, sizeof one, &one);
+        sched_setaffinity(0, sizeof both, &both);  // it stays, unless it is moved again
+        return sched_getcpu() == core;
+    };
+    Team team(2);
+    bool there = move(from);
+    team.begin();
+    there = move(to) && there;
+    std::atomic<bool> taken{false};
+    team.run(2, [&](int32_t, int32_t thread) {
+        if (thread == 1) {
+            pthread_getaffinity_np(pthread_self(), sizeof others, &others);
+            taken.store(true);
+            return;
+        }
+        const auto begin = Clock::now();
+        while (!taken.load() && seconds_since(begin) < 1.0) sched_yield();
+    });
+    there = sched_getcpu() == to && there;
+    team.end();
+    sched_setaffinity(0, sizeof before, &before);
+    if (!there || !taken.load()) return -1;
+    return CPU_ISSET(to, &others) ? 1 : 0;
 }

@@ -68,3 +68,12 @@ def bytes_per_s(library: Library, threads: int, size: int = 256 << 20) -> float:
     if seconds <= 0:
         raise MemoryError(f"no {size} bytes to read")
     return size / seconds
+
+
+def keeps_apart(library: Library, start: int, to: int) -> bool | None:
+    """Move a step's caller from one core to another: whether the team's other thread keeps off it.
+
+    None: nothing has shown.
+    """
+    moved = library.function("symphony_team_moved", c_int32, c_int32, result=c_int32)(start, to)
+    return None if moved < 0 else not moved

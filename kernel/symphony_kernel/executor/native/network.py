@@ -15,6 +15,12 @@ from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.models.rope import frequencies
+from symphony_kernel.executor.models.weights import (
+    LayerWeights,
+    Product,
+    take_embedding,
+    take_head,
+)
 from symphony_kernel.executor.native.attention import AttentionShape, PagePool, PoolShape
 from symphony_kernel.executor.native.host import NativePages
 from symphony_kernel.executor.native.library import Library
@@ -274,41 +280,30 @@ class _Filler:
     def fill(self) -> Tensor:
         """Take all tensors and return the embedding, which the decoder goes on reading."""
         config, weights = self._config, self._weights
-        vocab = config.vocab_size, config.hidden_size
-        embedding = weights.take("model.embed_tokens.weight", *vocab).contiguous()
+        embedding = take_embedding(config, weights).contiguous()
         self._set_embedding(self._decoder, embedding.data_ptr())
         for layer in range(config.layers):
             self._layer(layer)
-        self._norm(_Part.LAST_NORM, 0, "model.norm", config.hidden_size)
-        if config.tied:
-            weights.drop("lm_head.weight")
-        head = embedding if config.tied else weights.take("lm_head.weight", *vocab)
+        norm, head = take_head(config, weights, embedding)
+        self._norm(_Part.LAST_NORM, 0, norm)
         self._pack(_Part.HEAD, 0, head)
         return embedding
 
     def _layer(self, layer: int) -> None:
-        config = self._config
-        hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        wide, narrow = config.heads * dim, config.kv_heads * dim
-        prefix = f"model.layers.{layer}."
-        for part, name, outputs, inputs, bias in (
-            (_Part.QUERY, "self_attn.q_proj", wide, hidden, config.qkv_bias),
-            (_Part.KEY, "self_attn.k_proj", narrow, hidden, config.qkv_bias),
-            (_Part.VALUE, "self_attn.v_proj", narrow, hidden, config.qkv_bias),
-            (_Part.OUTPUT, "self_attn.o_proj", hidden, wide, config.output_bias),
-            (_Part.GATE, "mlp.gate_proj", middle, hidden, config.mlp_bias),
-            (_Part.UP, "mlp.up_proj", middle, hidden, config.mlp_bias),
-            (_Part.DOWN, "mlp.down_proj", hidden, middle, config.mlp_bias),
-        ):
-            self._pack(part, layer, self._weights.take(f"{prefix}{name}.weight", outputs, inputs))
-            if bias:
-                values = self._weights.take(f"{prefix}{name}.bias", outputs).float().contiguous()
+        given = LayerWeights(self._config, self._weights, layer)
+        for product in Product:
+            part = _Part[product.name]
+            weight, bias = given.matrix(product)
+            self._pack(part, layer, weight)
+            if bias is not None:
+                values = bias.float().contiguous()
                 self._set_bias(self._decoder, part, layer, values.data_ptr())
-        self._norm(_Part.INPUT_NORM, layer, f"{prefix}input_layernorm", hidden)
-        self._norm(_Part.MIDDLE_NORM, layer, f"{prefix}post_attention_layernorm", hidden)
-        if config.qk_norm:
-            self._norm(_Part.QUERY_NORM, layer, f"{prefix}self_attn.q_norm", dim)
-            self._norm(_Part.KEY_NORM, layer, f"{prefix}self_attn.k_norm", dim)
+        norms = given.norms()
+        self._norm(_Part.INPUT_NORM, layer, norms.input)
+        self._norm(_Part.MIDDLE_NORM, layer, norms.middle)
+        if norms.query is not None and norms.key is not None:
+            self._norm(_Part.QUERY_NORM, layer, norms.query)
+            self._norm(_Part.KEY_NORM, layer, norms.key)
 
     def _pack(self, part: _Part, layer: int, matrix: Tensor) -> None:
         if self._quantized:
@@ -319,8 +314,8 @@ class _Filler:
         matrix = matrix.contiguous()
         self._set_matrix(self._decoder, part, layer, matrix.data_ptr())
 
-    def _norm(self, part: _Part, layer: int, name: str, size: int) -> None:
-        values = self._weights.take(f"{name}.weight", size).float().contiguous()
+    def _norm(self, part: _Part, layer: int, norm: Tensor) -> None:
+        values = norm.float().contiguous()
         self._set_norm(self._decoder, part, layer, values.data_ptr())
 
 

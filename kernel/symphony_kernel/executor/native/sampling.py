@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.sampling import Ask, problem_of, tokens_in
+from symphony_kernel.executor.sampling import Ask, mass_wanted, problem_of, tokens_in
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling
 
@@ -222,7 +222,7 @@ def _template(
     count = {Get.TOP: options.top, Get.OF: len(options.of)}.get(options.get, options.logprobs)
     return (
         0, allow, bias_tokens, bias_values, of, 0,
-        sampling.top_p, sampling.min_p, sampling.temperature, sampling.top_k,
+        mass_wanted(sampling.top_p), sampling.min_p, sampling.temperature, sampling.top_k,
         int(options.get), count, len(tokens), 0,
     )  # fmt: skip
 

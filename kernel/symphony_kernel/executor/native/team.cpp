@@ -75,7 +75,9 @@ void Team::keep_apart() {
     cpu_set_t cores;
     if (sched_getaffinity(0, sizeof cores, &cores) != 0) return;
     CPU_CLR(core, &cores);
-    if (CPU_COUNT(&cores) == 0) return;
+    const int left = CPU_COUNT(&cores);
+    tight_ = left <= static_cast<int>(others_.size());
+    if (left == 0) return;
     for (std::thread &other : others_) {
         // A wish: where it is refused, threads run wherever they may.
         pthread_setaffinity_np(other.native_handle(), sizeof cores, &cores);
@@ -97,6 +99,9 @@ void Team::end() {
 }
 
 void Team::run_tasks(int32_t tasks, Call call, const void *work) {
+    // The system may have moved the caller, within the step, to where the others have to stay: then
+    // the core that it has left stands idle for as long as they do.
+    if (tight_) keep_apart();
     tasks_.store(tasks, std::memory_order_relaxed);
     call_.store(call, std::memory_order_relaxed);
     work_.store(work, std::memory_order_relaxed);

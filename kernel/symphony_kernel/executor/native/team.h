@@ -74,7 +74,8 @@ class Team {
     std::vector<std::thread> others_;
     std::atomic<int32_t> asleep_{0};  // of the others
     std::atomic<int> bell_{-1};
-    int core_ = -1;                   // of the caller, when it began the last step
+    int core_ = -1;                   // of the caller, when it was looked at last
+    bool tight_ = false;              // the others have no core to spare but the caller's
 };
 
 // Waits, for as long as threads of a team spin, until somebody has written a number other than 0;

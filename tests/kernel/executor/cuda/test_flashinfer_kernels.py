@@ -76,6 +76,7 @@ def test_a_window_counts_what_is_before_a_token() -> None:
     assert [window_left(window) for window in (None, 1, 4096)] == [-1, 0, 4095]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what it imports
 def test_the_reference_takes_what_flashinfer_takes() -> None:
     library = find_flashinfer()
     if library is None:
