@@ -180,7 +180,11 @@ class Gateway:
 
     async def _end(self, instance: int) -> None:
         if self._places.pop(instance, None) is not None:
-            await self._request(lambda seq: m.End(seq, instance))
+            try:
+                await self._request(lambda seq: m.End(seq, instance))
+            except SyscallError as error:
+                if error.detail != KERNEL_GONE:  # whoever comes behind it does not know of it
+                    raise
 
     def _lose(self, worker: str) -> None:
         del self._workers[worker]

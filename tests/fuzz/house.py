@@ -27,6 +27,7 @@ from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs import TenantLimits
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import TENANT_PAGES_TIMES_UNUSED
 from symphony_kernel.protocol.links import Link, MemoryLink, memory_pair
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 from symphony_kernel.scheduler.clock import Clock, RealClock, VirtualClock
@@ -43,10 +44,12 @@ from tests.fuzz.gateway import Gateway
 from tests.fuzz.guest import CALLS, player
 from tests.fuzz.mortal import Journal, doom, kill
 from tests.fuzz.values import CONTEXT
+from tests.support import crossings
 from tests.support.byte_model import byte_assets
 from tests.support.kernels import poisoned
 
 WORKERS = ("worker-0", "worker-1")
+TENANTS = ("t0", "t1")  # whose guests do their worst, beside the victim
 WALL_MS = 3_600_000
 LIMITS = {
     "wall_ms": WALL_MS, "cpu_ms": 2_000, "memory_bytes": 1 << 20, "tokens": 1 << 20,
@@ -83,6 +86,26 @@ class Setting:
     def rich(self) -> bool:
         """Whether the victim holds pages for a while: see `victim`."""
         return bool(self.disk or self.journal)
+
+    @property
+    def places(self) -> Places:
+        """How many pages there are; where the disk's are `disk.give_disk` says."""
+        slots = self.host + self.disk
+        # With a disk there are as many pages as there are places.
+        pages_a_frame = 1 + -(-slots // self.pages) if self.disk else self.a_frame
+        return Places(host_slots=self.host, pages_a_frame=pages_a_frame)
+
+    def entitles(self, pages: int) -> bool:
+        """Whether a tenant gets so many pages, whatever all others hold.
+
+        Where there are more pages than frames each of the others leaves an eighth of what it holds,
+        and so does who asks. Where there are not, the pool may be full.
+        """
+        if self.native:
+            return True
+        there = self.places.pages(self.pages)
+        left = there // (1 + TENANT_PAGES_TIMES_UNUSED * len(TENANTS))
+        return there > self.pages and left >= pages + -(-pages // TENANT_PAGES_TIMES_UNUSED)
 
 
 @dataclass
@@ -143,8 +166,8 @@ class _Looking(Worker):
         return begun
 
 
-def _looking(seen: Seen) -> type[Fiber]:
-    class LookingFiber(Fiber):
+def _looking(seen: Seen, base: Any) -> type[Fiber]:
+    class LookingFiber(base):  # type: ignore[misc]  # which base that is shows when it runs
         __slots__ = ()
 
         def resume(self, result: int, wide: bool = False) -> None:
@@ -163,9 +186,10 @@ class House:
         self, clock: Clock, setting: Setting, rng: Random, folder: Path | None = None
     ) -> None:
         """`folder`: where the journal goes, if there is one."""
-        self._clock, self._setting, self._rng = clock, setting, rng
+        self._clock, self.setting, self._rng = clock, setting, rng
         self.seen = Seen()
-        self._fiber = _looking(self.seen)
+        # One worker's guests cross through ctypes, the other's by C, where that can be compiled.
+        self._crossing = dict(zip(WORKERS, (None, crossings.found()), strict=True))
         self.workers: dict[str, _Looking] = {}
         self._links: dict[str, MemoryLink] = {}  # of workers and kernel
         self._kernel_links: list[MemoryLink] = []  # its ends, where it has a journal
@@ -203,16 +227,11 @@ class House:
             await self._again(self._dialer.meet)
 
     def _make_kernel(self) -> Kernel:
-        setting = self._setting
+        setting = self.setting
         executor, assets = self._native() if setting.native else self._simulated()
-        slots = setting.host + setting.disk
         options = KernelOptions(
             guesses=Caution(least=0, odd=0, vain=0) if setting.guesses else None,
-            places=Places(
-                host_slots=setting.host,
-                # With a disk there are as many pages as there are places.
-                pages_a_frame=1 + -(-slots // setting.pages) if setting.disk else setting.a_frame,
-            ),
+            places=setting.places,
             tenants=TenantLimits(setting.tenant_pages) if setting.tenant_pages else None,
         )
         kernel = Kernel(executor, describe(assets), self._clock, poisoned(options))
@@ -251,7 +270,7 @@ class House:
         But of what was computed again, since there are tiers or an earlier kernel's death, it notes
         where it came from, and when is the device's doing.
         """
-        setting, again = self._setting, self._compared
+        setting, again = self.setting, self._compared
         self._compared = True
         if not (again or setting.host or setting.a_frame > 1) and self._journal is not None:
             found = self._journal.differences(self.kernel, self._make_kernel())
@@ -312,7 +331,7 @@ class House:
     def _simulated(self) -> tuple[Executor, Assets]:
         asyncio.get_running_loop().set_default_executor(_Inline())
         # No token ends a text: else grammars would be compiled by a process, in real time.
-        setting, assets = self._setting, byte_assets(ends=False)
+        setting, assets = self.setting, byte_assets(ends=False)
         assets = replace(assets, model=replace(assets.model, max_context=CONTEXT))
         cost = CostModel(fixed_us=1000 * setting.step_ms, prefill_token_us=20, page_move_us=50)
         return SimulatedExecutor(self._clock, setting.pages, assets.model, cost), assets
@@ -328,8 +347,11 @@ class House:
 
     async def begin_worker(self, name: str) -> None:
         """Start a worker, in place of one that has died."""
-        worker = _Looking(name, SECRET, self._clock.now, self._rng.randbytes, self._clock.now)
-        worker.fiber = self._fiber
+        worker = _Looking(
+            name, SECRET, self._clock.now, self._rng.randbytes, self._clock.now,
+            crossing=self._crossing[name],
+        )  # fmt: skip
+        worker.fiber = _looking(self.seen, worker._fibers.fiber_class)
         self.workers[name] = worker
         await self._link_to_kernel(name)
         ours, theirs = memory_pair()

@@ -10,10 +10,12 @@ from typing import IO
 
 from symphony_kernel.protocol.limits import COMPILE_MEMORY_BYTES_MAX, RUN_MEMORY_BYTES_MAX
 from symphony_runtime.validation import check_and_compile
-from symphony_runtime.worker.fiber import CALLED, ENDED, EndKind, Fiber, FiberHost, HostFault
+from symphony_runtime.worker.fiber import EndKind, Fiber, FiberHost, HostFault
+from symphony_runtime.worker.seats import CALLED, ENDED
 from symphony_runtime.worker.syscalls import handlers, imports
 
 from tests.fuzz.modules import SECONDS_MAX
+from tests.support import crossings
 
 _POLLS = 40
 _PREEMPTED = 2  # slices that one may have
@@ -61,18 +63,21 @@ def _run(fiber: Fiber, wide: list[bool]) -> str:
 
 def main(given: IO[bytes], told: IO[bytes]) -> None:
     """Take modules until there are no more."""
+    crossing = crossings.found()  # it may have to be compiled
     limit = 4 * COMPILE_MEMORY_BYTES_MAX  # and what instances reserve of addresses
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    host, wide = FiberHost(imports()), [wide for _, wide in handlers()]
+    hosts = [FiberHost(imports()), FiberHost(imports(), crossing)]
+    wide = [wide for _, wide in handlers()]
     while head := given.read(_LENGTH):
         wasm = given.read(int.from_bytes(head, "little"))
         signal.alarm(SECONDS_MAX)
-        words = take(host, wide, wasm).encode()
+        words = take(hosts[len(wasm) % 2], wide, wasm).encode()
         signal.alarm(0)
         told.write(len(words).to_bytes(_LENGTH, "little") + words)
         told.flush()
-    host.close()
+    for host in hosts:
+        host.close()
 
 
 if __name__ == "__main__":

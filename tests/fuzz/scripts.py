@@ -121,7 +121,7 @@ class Writer:
         return taken
 
     def piece(self, kind: str, data: bytes) -> tuple[int, int]:
-        """Lay out data; return address and length."""
+        """Lay out data, now and then with faults; return address and length."""
         return self.image.add(kind, data)
 
     def _rare(self) -> None:

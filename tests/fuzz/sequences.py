@@ -10,12 +10,11 @@ from symphony_kernel.protocol.errno import SyscallError
 from tests.fuzz.disk import FAULTS
 from tests.fuzz.gateway import KERNEL_GONE, Run
 from tests.fuzz.guest import OWN, Record, Script, number
-from tests.fuzz.house import LIMITS, NATIVE_WALL_MS, WORKERS, House, Seen, Setting, played
+from tests.fuzz.house import LIMITS, NATIVE_WALL_MS, TENANTS, WORKERS, House, Seen, Setting, played
 from tests.fuzz.mortal import DAMAGES, DEATHS
 from tests.fuzz.scripts import RESTING, Courses, Writer, branches, decode, sink
 from tests.fuzz.victim import ended, expected_of_victim, victim_beside
 
-TENANTS = ("t0", "t1")
 CALLS_A_SCRIPT = 120
 _EVENTS = ("kill", "deliver", "close_input", "cut", "die")
 _EVENT_WEIGHTS = (6, 4, 2, 2, 1)
@@ -96,6 +95,7 @@ def make_journal(rng: Random) -> Case:
     setting = Setting(
         pages=rng.choice((48, 64, 256)),
         host=rng.choice((0, 0, 0, 16)),
+        a_frame=rng.choice((1, 1, 4)),
         guesses=rng.random() < 0.5,
         step_ms=rng.choice((0.1, 1.0, 10.0)),
         tenant_pages=rng.choice((0, 0, 16)),

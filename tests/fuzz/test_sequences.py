@@ -5,6 +5,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
+from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import table
 
 from tests.fuzz import sequences
@@ -13,6 +14,7 @@ from tests.fuzz.guest import NUMBERS, Record, Script, number
 from tests.fuzz.house import Seen, Setting
 from tests.fuzz.mortal import DAMAGES, DEATHS
 from tests.fuzz.scripts import OUT, Writer
+from tests.fuzz.victim import alike, expected_of_victim, needs
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -34,6 +36,13 @@ def test_nothing_is_found_where_pages_go_to_a_disk_that_fails() -> None:
     assert met["tiers_spilled_pages"] > 30
     assert met["tiers_read_pages"] > 10
     assert set(FAULTS) <= set(met), "each fault has happened"
+
+
+@pytest.mark.parametrize("seed", ["40/disk/9", "66/disk/22"])
+def test_nobody_waits_for_ever_for_pages_on_disk(seed: str) -> None:
+    """Two files read each other's pages away; a page that was written was on its way for ever."""
+    seen, _ = sequences.play(sequences.make_disk(Random(seed)), Random(0))
+    assert seen.wrong == []
 
 
 def test_nothing_is_found_where_the_kernel_dies_and_its_journal_is_damaged() -> None:
@@ -76,6 +85,22 @@ def test_an_answer_that_no_page_has_is_found() -> None:
     for call, result in (("kv_len", -1), ("send", 3), ("pred", 0)):
         seen.result(NUMBERS[call], (), result)
     assert len(seen.wrong) == 3
+
+
+def test_a_victim_may_hear_enomem_only_where_nothing_keeps_pages_for_it() -> None:
+    rich = needs(rich=True)
+    assert not Setting(pages=256).entitles(1), "the pool may be full"
+    assert Setting(pages=48, a_frame=4).entitles(rich)
+    assert not Setting(pages=24, a_frame=4).entitles(rich), "three would hold all of it"
+    alone = expected_of_victim()
+    starved = bytearray(alone)
+    starved[20:24] = (-Errno.ENOMEM).to_bytes(4, "little", signed=True)  # the second answer
+    starved[24:32] = bytes(8)
+    assert alike(bytes(starved), alone, starves=True)
+    assert not alike(bytes(starved), alone, starves=False)
+    starved[0] ^= 1
+    assert not alike(bytes(starved), alone, starves=True), "before it starved"
+    assert not alike(alone[:-12], alone, starves=True)
 
 
 def test_a_case_is_made_smaller_until_nothing_can_be_left_out() -> None:

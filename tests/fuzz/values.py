@@ -40,8 +40,10 @@ class Image:
 
     def add(self, kind: str, data: bytes) -> tuple[int, int]:
         """Lay out one piece, if it has room, and return where one of its kind is."""
-        if self._rng.random() < 0.06:
-            data = mutated(self._rng, data)
+        return self.lay(kind, mutated(self._rng, data) if self._rng.random() < 0.06 else data)
+
+    def lay(self, kind: str, data: bytes) -> tuple[int, int]:
+        """Lay out one piece as it is, if it has room, and return where one of its kind is."""
         if len(self._bytes) + len(data) <= IMAGE_BYTES:
             at = len(self._bytes)
             self._bytes += data.ljust(-(-len(data) // 8) * 8, b"\0")
