@@ -26,6 +26,7 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
 
 NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/*.cpp kernel/symphony_kernel/executor/native/*.h)
+CROSSING_SOURCE := runtime/symphony_runtime/worker/crossing/crossing.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py' -not -path '*/tiny_model/*')
 
 .PHONY: help install compiled shipped-program demo serve check format test bench fuzz schemathesis examples clean
@@ -51,10 +52,11 @@ build/native: $(VENV)/installed $(NATIVE_SOURCES) tools/install_compiler.sh
 	@$(RUNNING) python -m symphony_kernel.executor.native
 	@mkdir -p build && touch $@
 
-build/compiled: $(VENV)/installed $(KERNEL_SOURCES) tools/install_headers.sh
+build/compiled: $(VENV)/installed $(KERNEL_SOURCES) $(CROSSING_SOURCE) tools/install_headers.sh
 	@echo "== compiled: the kernel's hot modules, by mypyc (a minute; SYMPHONY_COMPILED=0 does without)"
 	@bash tools/install_headers.sh $(BIN)/python
 	@$(RUNNING) python -m symphony_kernel.compiled
+	@$(RUNNING) python -m symphony_runtime.worker.crossing
 	@mkdir -p build && touch $@
 
 compiled: build/compiled
@@ -91,7 +93,7 @@ format: $(VENV)/installed
 	@$(RUNNING) python tools/example_lines.py --write
 
 test: check build/examples build/native build/compiled
-	@echo "== test: the whole suite, two files at a time (about seven minutes)"
+	@echo "== test: the whole suite, two files at a time (about nine minutes)"
 	@$(RUNNING) pytest -n 2 --dist loadfile
 
 bench: build/examples build/native build/compiled

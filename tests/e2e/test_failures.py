@@ -261,5 +261,6 @@ def test_roles_that_die_under_load(tmp_path: Path) -> None:
             "exited", "failed the worker that ran it died", "failed the kernel died",
         }  # fmt: skip
         assert ended["exited"] > 0
-        assert refusals <= {(503, 1.0)}
+        # How much later depends on how fast places came free while the machine was this busy.
+        assert all(status == 503 and (later or 0) >= 1 for status, later in refusals), refusals
         assert "Traceback" not in server.log.read_text()

@@ -51,6 +51,7 @@ class Worker:
         self.replies: dict[tuple[int, int], asyncio.Future[Result]] = {}
         self.generations: dict[tuple[int, int], Generation] = {}
         self.order: list[tuple[int, int]] = []
+        self.paces: list[m.Pace] = []
         self.frames = 0
         self._seq = 0
         link.receive(self._on_frame, self.closed.set)
@@ -59,6 +60,9 @@ class Worker:
         message = m.decode(frame)
         if isinstance(message, m.Welcome):
             self.welcome.set_result(message)
+            return
+        if isinstance(message, m.Pace):
+            self.paces.append(message)
             return
         assert isinstance(message, m.Replies)
         self.frames += 1
@@ -149,6 +153,7 @@ class Gateway:
         self.closed = asyncio.Event()
         self.exceeded: list[m.Exceeded] = []
         self.traced: list[m.Traced] = []
+        self.paces: list[m.Pace] = []
         self._answers: dict[int, asyncio.Future[m.Answer]] = {}
         self._seq = 0
         link.receive(self._on_frame, self.closed.set)
@@ -161,6 +166,8 @@ class Gateway:
             self.exceeded.append(message)
         elif isinstance(message, m.Traced):
             self.traced.append(message)
+        elif isinstance(message, m.Pace):
+            self.paces.append(message)
         else:
             assert isinstance(message, m.Answer)
             self._answers.pop(message.seq).set_result(message)

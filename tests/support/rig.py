@@ -39,6 +39,7 @@ from symphony_kernel.protocol.links import Link, memory_pair
 from symphony_kernel.scheduler.clock import Clock, RealClock
 from symphony_kernel.server import Server
 from symphony_runtime.validation import Outcome, check_and_compile
+from symphony_runtime.worker.crossing import Crossing
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
@@ -331,8 +332,10 @@ class Rig:
         pages: int = PAGES_DEFAULT,
         hashed: bool = True,
         options: KernelOptions | None = None,
+        crossing: Crossing | None = None,
     ) -> None:
         self._options = poisoned(options)
+        self._crossing = crossing
         self._clock = clock or RealClock()
         self._assets = assets or Assets(simulated_model(), b"", None, {})
         self._executor = SimulatedExecutor(
@@ -350,7 +353,7 @@ class Rig:
         Server(self.kernel, {WORKER: SECRET}).meet(kernel_worker)
         self.kernel.attach_gateway(kernel_gateway)
         self.gateway = Gateway(gateway_kernel, gateway_worker)
-        self.worker = Worker(WORKER, SECRET)
+        self.worker = Worker(WORKER, SECRET, crossing=self._crossing)
         await self.worker.attach_kernel(worker_kernel)
         await self.worker.attach_gateway(worker_gateway)
         return self
@@ -437,11 +440,13 @@ class Rig:
         assert found["pages_free"] + found["prefix_cache_idle_pages"] == found["pages"]
 
 
-def rigged(test: Callable[[Rig], Awaitable[None]], seconds: float = 30) -> None:
+def rigged(
+    test: Callable[[Rig], Awaitable[None]], seconds: float = 30, crossing: Crossing | None = None
+) -> None:
     """Run a test with a rig in real time."""
 
     async def whole() -> None:
-        async with asyncio.timeout(seconds), Rig() as rig:
+        async with asyncio.timeout(seconds), Rig(crossing=crossing) as rig:
             await test(rig)
 
     asyncio.run(whole())
