@@ -3,7 +3,8 @@
     python -m benchmarks.constraint [--model 135m|tiny|DIR] [--streams 16] [--new 48]
         [--kind schema|regex] [--json FILE]
 
-A kernel in this process, its hot modules compiled as in a server's, whose worker is this script.
+A kernel in this process, its hot modules compiled and its threads' turns as short as in a server's,
+whose worker is this script.
 Rounds with and without the constraint take turns, and each pair of them gives a ratio: what else
 the machine does falls on both. Their median is told with what 95 of 100 draws of as many pairs give
 (a bootstrap). Both have the same prompts, seeds, lengths and options; prompts and the compiling of
@@ -38,6 +39,7 @@ import numpy as np
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.interpreter import settle, take_short_turns
 from symphony_kernel.kernel import Kernel, describe
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Link, memory_pair
@@ -180,6 +182,7 @@ async def measure(options: argparse.Namespace, model: Path) -> dict[str, Any]:
         grammars = GRAMMARS if options.kind is None else [GRAMMARS[KINDS.index(options.kind)]]
         handles = [await worker.call(m.Op.CONSTRAINT, *each) for each in grammars]
         first = time.perf_counter() - began
+        settle()
         assert all(isinstance(each, int) and each > 0 for each in handles), handles
         await step_seconds(worker, options, handles, 0)  # warms up both
         pairs: list[tuple[float, float]] = []
@@ -245,6 +248,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="for rounds")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    take_short_turns()
     with tempfile.TemporaryDirectory() as made:
         if options.model in SHAPES:
             model = make_checkpoint(Path(made), SHAPES[options.model])

@@ -13,7 +13,6 @@ with a model, and also makes generations, of which each LIP has one that nobody 
 """
 
 import asyncio
-import gc
 import json
 import time
 from collections.abc import Iterable
@@ -24,6 +23,7 @@ import msgpack
 from symphony_kernel.__main__ import new_loop
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.simulated import SimulatedExecutor, simulated_model
+from symphony_kernel.interpreter import settle
 from symphony_kernel.kernel import Kernel, KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Frame, OnClosed, OnFrame, decode, encode
@@ -33,7 +33,7 @@ from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.server import Server
 from symphony_runtime import loops
 from symphony_runtime.compiler import compile_program
-from symphony_runtime.worker.__main__ import tune
+from symphony_runtime.worker.__main__ import found_crossing, tune
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
@@ -235,9 +235,7 @@ class KernelAlone:
 async def kernel_alone(lips: int, cold: Cold | None = None, what: str = "pred") -> float:
     """Return the microseconds of a pred in a kernel, or of a generation's token."""
     alone = KernelAlone(lips, cold)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
+    settle()
     turns, least, first = _turns(lips, cold), float("inf"), 1
     await alone.preds(first, WARM_TURNS)
     first += WARM_TURNS
@@ -270,7 +268,9 @@ async def _attach(peer: Peer, attaching: Any) -> None:
 async def worker_alone(lips: int, guest: str, cold: Cold | None = None) -> float:
     """Return the microseconds of a pred in a worker. `guest` never cuts its file."""
     compiled = await compile_program(bytes(wat2wasm(guest)))
-    worker = Worker(WORKER, SECRET, now=time.monotonic, early_ms=loops.EARLY_MS)
+    worker = Worker(
+        WORKER, SECRET, now=time.monotonic, early_ms=loops.EARLY_MS, crossing=found_crossing()
+    )
     kernel, gateway = Peer(cold), Peer()
     await _attach(kernel, worker.attach_kernel(kernel))
     await _attach(gateway, worker.attach_gateway(gateway))
