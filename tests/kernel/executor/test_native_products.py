@@ -14,6 +14,7 @@ from symphony_kernel.executor.native.measure import (
     bytes_per_s,
     flops_per_s,
     keeps_apart,
+    lends,
     product,
 )
 
@@ -127,3 +128,20 @@ def test_a_caller_who_is_moved_within_a_step_does_not_meet_his_team_again(librar
     if not seen:
         pytest.skip("the system moves threads too often to see it")
     assert sum(seen) > len(seen) / 2  # it may have moved him there and back unseen
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_core_that_is_lent_is_free_until_it_is_asked_for(library: Library, late: bool) -> None:
+    """While masks are made one of the step's threads leaves them its core, but not for long."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("there is no other core")
+    until = time.monotonic() + 20
+    seen: list[bool] = []
+    while len(seen) < 5 and time.monotonic() < until:
+        lent = lends(library, (cores[0], cores[1]), late=late)
+        if lent is not None:  # the machine has let it be seen
+            seen.append(lent)
+    if not seen:
+        pytest.skip("the machine is too busy to see it")
+    assert sum(seen) > len(seen) / 2  # its thread may have been held up with a task in its hand

@@ -261,6 +261,7 @@ class TypedDecoder : public Decoder {
                const StepAnswers &answers) override {
         Stopwatch watch(profile_);
         reserve(rows.tokens, tokens.wanted_count);
+        team_.lend(answers.allowed);
         const Awake awake(team_);
         attention_.plan(rows);
         embed(tokens.tokens, rows.tokens);

@@ -180,3 +180,43 @@ SYMPHONY_EXPORT int32_t symphony_team_moved(int32_t from, int32_t to) {
     if (!there || !taken.load()) return -1;
     return CPU_ISSET(to, &others) ? 1 : 0;
 }
+
+// A step's caller lends a core, of two that the team of two has, and asks for it back. Returns 0 when
+// the other thread takes no task until then, and takes some as soon as the word is written, or, with
+// `late`, when nobody writes it; 1 when not; -1 when that shows nothing: the machine was too busy.
+SYMPHONY_EXPORT int32_t symphony_team_lent(int32_t first, int32_t second, int32_t late) {
+    cpu_set_t before, both;
+    if (sched_getaffinity(0, sizeof before, &before) != 0) return -1;
+    CPU_ZERO(&both);
+    CPU_SET(first, &both);
+    CPU_SET(second, &both);
+    sched_setaffinity(0, sizeof both, &both);
+    Team team(2);
+    std::atomic<bool> taken{false};
+    // Of a loop's tasks the caller's each wait until the other has taken one, but not for long.
+    const auto takes = [&](int32_t tasks, double seconds) {
+        taken.store(false);
+        team.run(tasks, [&](int32_t, int32_t thread) {
+            if (thread == 1) taken.store(true);
+            const auto begin = Clock::now();
+            while (!taken.load() && seconds_since(begin) < seconds) sched_yield();
+        });
+        return taken.load();
+    };
+    int32_t word = 0;
+    team.begin();
+    const bool awake = takes(2, 1.0);
+    team.end();
+    team.lend(&word);
+    const auto lent = Clock::now();
+    team.begin();
+    const bool early = takes(100, 10e-6);
+    const bool soon = seconds_since(lent) < 1.9e-3;
+    if (!late) __atomic_store_n(&word, 1, __ATOMIC_RELEASE);
+    while (late && seconds_since(lent) < 2.1e-3) sched_yield();
+    const bool back = takes(2, 1.0);
+    team.end();
+    sched_setaffinity(0, sizeof before, &before);
+    if (!awake || !soon || !back) return awake && soon ? 1 : -1;
+    return early ? 1 : 0;
+}

@@ -77,3 +77,13 @@ def keeps_apart(library: Library, start: int, to: int) -> bool | None:
     """
     moved = library.function("symphony_team_moved", c_int32, c_int32, result=c_int32)(start, to)
     return None if moved < 0 else not moved
+
+
+def lends(library: Library, cores: tuple[int, int], *, late: bool) -> bool | None:
+    """Lend one of a team's two cores: whether its thread rests, and then comes back.
+
+    It does when it is told, or `late`, by itself. None: nothing has shown.
+    """
+    call = library.function("symphony_team_lent", c_int32, c_int32, c_int32, result=c_int32)
+    lent = call(*cores, late)
+    return None if lent < 0 else not lent

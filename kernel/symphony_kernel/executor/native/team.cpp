@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <climits>
 
 namespace symphony {
@@ -16,6 +17,9 @@ namespace {
 constexpr int SPINS = 4000;  // of about 10 ns: longer than the loops of a step lie apart
 // Waking a thread takes longer than a step that follows at once needs to begin.
 constexpr int REST_SPINS = 4000;  // 0.1 ms where a pause was measured, twice what lies between two
+
+// For which a core is lent at most: a step's masks, and the loop that runs beside them, take half.
+constexpr std::chrono::milliseconds LENT_MAX{2};
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
@@ -90,18 +94,41 @@ void Team::begin() {
         return;
     }
     keep_apart();
+    lend_now();
     step_.fetch_add(1);
     if (asleep_.load() != 0) wake_all(step_);
 }
 
 void Team::end() {
-    if (!others_.empty()) step_.fetch_add(1);
+    if (others_.empty()) return;
+    step_.fetch_add(1);
+    take_back();
+}
+
+void Team::lend_now() {
+    if (!lent_until_ || !tight_ || __atomic_load_n(lent_until_, __ATOMIC_ACQUIRE) != 0) {
+        lent_until_ = nullptr;
+        return;
+    }
+    lent_since_ = Clock::now();
+    lent_.store(1);
+}
+
+void Team::take_back() {
+    lent_until_ = nullptr;
+    if (lent_.load(std::memory_order_relaxed) == 0) return;
+    lent_.store(0);
+    wake_all(lent_);
 }
 
 void Team::run_tasks(int32_t tasks, Call call, const void *work) {
     // The system may have moved the caller, within the step, to where the others have to stay: then
     // the core that it has left stands idle for as long as they do.
     if (tight_) keep_apart();
+    if (lent_until_ && (__atomic_load_n(lent_until_, __ATOMIC_ACQUIRE) != 0 ||
+                        Clock::now() - lent_since_ > LENT_MAX)) {
+        take_back();
+    }
     tasks_.store(tasks, std::memory_order_relaxed);
     call_.store(call, std::memory_order_relaxed);
     work_.store(work, std::memory_order_relaxed);
@@ -162,11 +189,17 @@ void Team::serve(int32_t thread) {
             rest(step);
             continue;
         }
+        if (thread == 1 && lent_.load() != 0) {
+            ring_now();
+            sleep_while(lent_, 1);
+            continue;
+        }
         Patience patience;
         while (static_cast<uint32_t>(open_.load(std::memory_order_relaxed)) == 0 &&
                step_.load(std::memory_order_relaxed) == step) {
             patience.wait();
         }
+        if (step_.load(std::memory_order_relaxed) != step) continue;
         ring_now();
         take_tasks(thread);
     }

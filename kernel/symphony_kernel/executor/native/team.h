@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <thread>
 #include <vector>
@@ -31,6 +32,12 @@ class Team {
     void begin();
     void end();
 
+    // In the next step, leave a core to whoever writes a number other than 0 here, until he has done
+    // so or 2 ms are over. Where each core has a thread of the team's one of them sleeps meanwhile,
+    // and the others do its part: if its core were taken from it each loop of the step would wait for
+    // the task in its hand. Null: nobody.
+    void lend(const int32_t *until) { lent_until_ = until; }
+
     // In the next step, write to an eventfd: one of the others does, with no task in its hand. Who is
     // woken up takes the core of who wakes, and the rest of the team goes on.
     void ring(int bell) { bell_.store(bell, std::memory_order_relaxed); }
@@ -51,6 +58,7 @@ class Team {
     }
 
   private:
+    using Clock = std::chrono::steady_clock;
     using Call = void (*)(const void *, int32_t, int32_t);
 
     void run_tasks(int32_t tasks, Call call, const void *work);
@@ -59,6 +67,8 @@ class Team {
     void keep_apart();
     void rest(uint32_t step);
     void ring_now();
+    void lend_now();
+    void take_back();
 
     // The loop's number above, the tasks that nobody has taken below: one word, so that nobody takes
     // a task of one loop with the description of another.
@@ -74,6 +84,10 @@ class Team {
     std::vector<std::thread> others_;
     std::atomic<int32_t> asleep_{0};  // of the others
     std::atomic<int> bell_{-1};
+    // What one of the others sleeps on: 1 while its core is lent.
+    alignas(LINE_BYTES) std::atomic<uint32_t> lent_{0};
+    const int32_t *lent_until_ = nullptr;  // the caller's
+    Clock::time_point lent_since_;
     int core_ = -1;                   // of the caller, when it was looked at last
     bool tight_ = false;              // the others have no core to spare but the caller's
 };
