@@ -6,6 +6,7 @@ Python says otherwise.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -22,8 +23,8 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions, parse_pred_options
 
-_U32 = np.dtype("<u4")
-_I64_MAX = (1 << 63) - 1
+_U32: Final = np.dtype("<u4")
+_I64_MAX: Final = (1 << 63) - 1
 
 
 def integer(value: object, low: int = 0, high: int = _I64_MAX) -> int:

@@ -1,7 +1,7 @@
 """Ports: the kernel's ends of its peers' links, and what peers are told first."""
 
 import logging
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from symphony_kernel.executor.models.assets import Assets
 from symphony_kernel.journal.scribe import HeldSession, Scribe
@@ -11,6 +11,8 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS, REPLIES_BYTES_MAX, WORK
 from symphony_kernel.protocol.links import Link, OnFrame, encode
 
 _log = logging.getLogger(__name__)
+_REPLIES: Final = int(m.Replies.KIND)
+_FRAME_BYTES: Final = REPLIES_BYTES_MAX
 
 
 class PortKernel(Protocol):
@@ -121,11 +123,11 @@ class WorkerPort(Port):
         for index, (_, _, result) in enumerate(replies):
             if type(result) is bytes:
                 size += len(result)
-                if size > REPLIES_BYTES_MAX and index > start:
+                if size > _FRAME_BYTES and index > start:
                     self.send(m.Replies(replies[start:index]))
                     start, size = index, len(result)
         # The step's frame: it need not wait for the loop's next turn.
-        self.link.send([m.Replies.KIND, replies[start:] if start else replies], now=True)
+        self.link.send([_REPLIES, replies[start:] if start else replies], now=True)
         if self.link.backlog > WORKER_BACKLOG_BYTES_MAX:
             self.cut_off(f"{self.link.backlog} bytes of answers lie unread")
 

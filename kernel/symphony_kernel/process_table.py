@@ -8,7 +8,7 @@ was doing; parents may end before their children and the other way round.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from symphony_kernel.constraints.guides import Constraint
 from symphony_kernel.kvfs import KVFS, Account, HandleTable, KVFile, Tenant, page_count
@@ -21,8 +21,8 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.scheduler.work import Work
 
-INSTANCE_MAX = (1 << 63) - 1
-_UNCLAIMED_MAX = 1 << 16
+INSTANCE_MAX: Final = (1 << 63) - 1
+_UNCLAIMED_MAX: Final = 1 << 16
 _LIMITS = ("kv_tokens", "tokens", "children", "child_depth")  # of a run, that are counted here
 
 

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from symphony_kernel.executor.base import Batch, Executor, Results
 from symphony_kernel.executor.outcome import Outcome
@@ -28,7 +28,7 @@ from symphony_kernel.scheduler.drafts import Draft
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
-_PAUSE_SECONDS_MAX = DEVICE_PAUSE_MS_MAX / 1000
+_PAUSE_SECONDS_MAX: Final = DEVICE_PAUSE_MS_MAX / 1000
 _T = TypeVar("_T")
 Ended: TypeAlias = Callable[[Outcome[Results]], None]
 

@@ -22,7 +22,7 @@ _OF = {
 }
 _BOUND = re.compile(r"[A-Z][A-Z0-9_]*_(?:MAX|MIN)")
 _PART = re.compile(r"# --- (.*?) -+$")
-_NUMBER = re.compile(r"([A-Z][A-Z0-9_]*) = [^#]*(?:# (.*))?")
+_NUMBER = re.compile(r"([A-Z][A-Z0-9_]*)(?:: Final)? = [^#]*(?:# (.*))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import numpy as np
 from symphony_kernel.executor.base import UInt32
 from symphony_kernel.protocol.errno import SyscallError
 
-BLANK: UInt32 = np.zeros(1, np.uint32)  # stands for the token of a follower's row
+BLANK: Final[UInt32] = np.zeros(1, np.uint32)  # stands for the token of a follower's row
 BLANK.flags.writeable = False
 _TOKEN_BYTES: Final = 4  # first in a result
 

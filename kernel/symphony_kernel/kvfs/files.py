@@ -15,7 +15,7 @@ is between the two, no other operation touches the file (see `ordering`).
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from symphony_kernel.kvfs.naming import Name
     from symphony_kernel.kvfs.ordering import FileQueue
 
-_STALE = -1  # of `_moved`: the frames must be looked up
+_STALE: Final = -1  # of `_moved`: the frames must be looked up
 _NO_PAGES: Int32 = np.empty(0, np.int32)
 _NO_SLOTS: Int64 = np.empty(0, np.int64)
 

@@ -20,6 +20,7 @@ leave. Who ties a page is charged for that, whoever pays for the page itself.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -28,9 +29,9 @@ from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-_NOBODY = -1
-_ONE = np.int32(1)  # of the counts' own type: `ufunc.at` is much faster then
-UNLIMITED = 1 << 62
+_NOBODY: Final = -1
+_ONE: Final = np.int32(1)  # of the counts' own type: `ufunc.at` is much faster then
+UNLIMITED: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,10 @@ and docs/limits.md shows it (`symphony_runtime.limits_page`). Numbers with other
 and how parts work together; those of one module, which nobody outside can tell, stand there.
 """
 
+from typing import Final
+
 # --- Pages and KV files (kernel) -----------------------------------------------------------------
-PAGE_TOKENS = 16  # entries in one physical page
+PAGE_TOKENS: Final = 16  # entries in one physical page
 KV_POOL_BYTES_DEFAULT = 2 << 30  # of host memory, for the CPU executor's page pool
 KV_POOL_PAGES_MAX = 1 << 20  # of the device's pool, whatever its memory
 TENANT_PAGES_SHARE_MAX = 1.0  # of the pool; one tenant alone may fill it in a single-tenant server
@@ -78,8 +80,8 @@ PRED_BIAS_MAX = 4_096  # entries of `bias`
 GENERATE_AHEAD_DEFAULT = 8  # tokens that may be appended before the program has taken them
 GENERATE_AHEAD_MAX = 1_024  # that a program may ask for
 GENERATE_STOP_MAX = 1_024  # token ids of `stop`
-INSTANCE_CALLS_PENDING_MAX = 8_192  # calls of one instance that the kernel has not answered
-LIP_CALL_BYTES_MAX = 64 << 20  # arguments of such calls, of a run with its children
+INSTANCE_CALLS_PENDING_MAX: Final = 8_192  # calls of one instance that the kernel has not answered
+LIP_CALL_BYTES_MAX: Final = 64 << 20  # arguments of such calls, of a run with its children
 
 # --- Constraints (kernel) -------------------------------------------------------------------------
 CONSTRAINT_BYTES_MAX = 256 << 10  # of a schema's, expression's or grammar's text
@@ -111,8 +113,8 @@ STEP_TOKENS_MAX = 512  # new tokens of one step
 STEP_ROWS_MAX = 256  # sequences of one step
 # How long a launch waits for answers to come, as a share of the last step's time: what the answers'
 # rows would win, weighed against what those that are ready lose.
-BATCH_WAIT_SHARE_MAX = 0.33
-BATCH_WAIT_MS_MAX = 10.0  # and no longer
+BATCH_WAIT_SHARE_MAX: Final = 0.33
+BATCH_WAIT_MS_MAX: Final = 10.0  # and no longer
 PREFILL_QUANTUM_TOKENS = 64  # of a prompt between two looks at whose turn it is, within a step
 # How long a step may take when prompts are computed beside others' decodes: it is given as many
 # tokens of prompts as fit. An operator may set it (`--max-decode-gap-ms`).
@@ -121,7 +123,7 @@ TENANT_WEIGHT_MAX = 1e6  # of a tenant's share, relative to the others'
 TENANT_WEIGHT_MIN = 1e-6  # what service is divided by must not make it endless
 PREFILL_TOKENS_MIN = 16  # of prompts in a step beside decodes, however little time there is
 PROMPTS_PROBE_STEPS = 32  # with others' prompts, until one without shows what decodes take alone
-DECODING_MS_MAX = 1_000  # since a LIP's last result: so long it counts as decoding
+DECODING_MS_MAX: Final = 1_000  # since a LIP's last result: so long it counts as decoding
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
 
@@ -140,11 +142,11 @@ KV_AHEAD_PAGES_MIN = 64  # or so many pages
 # pages have to be computed again.
 PAGER_SLICE_SERVICE = 512.0
 
-DEVICE_PAUSE_MS_MAX = 20.0  # between two steps; a longer one is want of work
+DEVICE_PAUSE_MS_MAX: Final = 20.0  # between two steps; a longer one is want of work
 
 # Steps that the device may be given before the one that it computes has ended, of generations that
 # go on: see `scheduler.drafts`.
-DRAFTS_MAX = 6
+DRAFTS_MAX: Final = 6
 # What such steps have come to may be told together, at most so late, unless the operator says else.
 DELIVERY_MS_DEFAULT = 25.0
 DELIVERY_MS_MAX = 1_000.0  # that an operator may say

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -88,7 +88,7 @@ class PredOptions:
                 return 0
 
 
-DEFAULT = PredOptions()
+DEFAULT: Final = PredOptions()
 
 
 def parse_pred_options(data: bytes) -> PredOptions:

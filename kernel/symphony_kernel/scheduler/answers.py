@@ -15,7 +15,7 @@ does, misleads.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from symphony_kernel.protocol.limits import (
     BATCH_WAIT_MS_MAX,
@@ -24,9 +24,9 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.scheduler.estimate import Estimate
 
-_ODDS_GAIN = 1 / 4
-_ODDS_EVEN = 1 / 2
-_LONG_AGO = float("-inf")
+_ODDS_GAIN: Final = 1 / 4
+_ODDS_EVEN: Final = 1 / 2
+_LONG_AGO: Final = float("-inf")
 
 
 class Ready(Protocol):

@@ -13,6 +13,7 @@ can always finish, and two half-computed prompts cannot wait for each other's pa
 """
 
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -113,8 +114,10 @@ class _Room:
         return not self.masks or self.masks + seconds <= MASKS_MS_MAX / 1000
 
 
-_READY = Admission.READY
-_ROUNDS_MAX = 3  # of a step: prompts that had their share may have more when others' have come
+_READY: Final = Admission.READY
+_ROUNDS_MAX: Final = (
+    3  # of a step: prompts that had their share may have more when others' have come
+)
 
 
 def _constant(*values: int) -> Int32:
@@ -123,7 +126,8 @@ def _constant(*values: int) -> Int32:
     return array
 
 
-_NOWHERE, ONLY = _constant(), _constant(0)  # of no token; of a row's only one
+_NOWHERE: Final = _constant()  # of no token
+ONLY: Final = _constant(0)  # of a row's only one
 
 
 class Batcher:

@@ -8,12 +8,14 @@ prompts takes above it is theirs. No machine's figures are assumed: until someth
 prompt gets one quantum beside decodes, and never more than twice what has been tried already.
 """
 
+from typing import Final
+
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.scheduler.estimate import Estimate
 
-_MARGIN = 0.9  # of the bound: what the model does not know of
-_TOKEN_SECONDS_MIN = 1e-9  # what a token takes may be next to nothing
-_SIZES = 24  # powers of two of rows
+_MARGIN: Final = 0.9  # of the bound: what the model does not know of
+_TOKEN_SECONDS_MIN: Final = 1e-9  # what a token takes may be next to nothing
+_SIZES: Final = 24  # powers of two of rows
 
 
 class StepCosts:

@@ -1,10 +1,11 @@
 """What a quantity that keeps changing is now: its mean and mean deviation, as TCP's round trips."""
 
 from dataclasses import dataclass
+from typing import Final
 
-_GAIN = 1 / 4
-_ENDLESS = float("inf")
-_OUTLIER = 8.0  # times the mean: what is more than that counts as that
+_GAIN: Final = 1 / 4
+_ENDLESS: Final = float("inf")
+_OUTLIER: Final = 8.0  # times the mean: what is more than that counts as that
 
 
 @dataclass(slots=True)

@@ -15,14 +15,14 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.scheduler.work import Work
 
-_ASIDE_MAX = 64  # works of one LIP that are looked at in vain, for one batch
-_NO_CEILING = float("inf")
-_STALE_MAX = 64  # entries of a heap, besides as many as are valid
+_ASIDE_MAX: Final = 64  # works of one LIP that are looked at in vain, for one batch
+_NO_CEILING: Final = float("inf")
+_STALE_MAX: Final = 64  # entries of a heap, besides as many as are valid
 
 
 @dataclass(frozen=True, slots=True)

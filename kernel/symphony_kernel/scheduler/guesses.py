@@ -38,6 +38,7 @@ from symphony_kernel.scheduler.work import Work
 if TYPE_CHECKING:
     from symphony_kernel.scheduler.drafts import Draft
 
+_BLANK: Final = BLANK  # a constant of this module's is found at once
 _TOKEN_BYTES: Final = 4  # first in a result
 _BEST_FIRST: Final = (Get.ARGMAX, Get.SAMPLE, Get.TOP)  # results that begin with a token
 _AHEAD_MAX: Final = 2  # guesses of a file that nobody has claimed
@@ -256,7 +257,7 @@ class Guesses:
             line.guesses.append(guess)
         guess.frame, guess.moved = table.item(-1), self._pool.moved
         position = self._positions[start : start + 1]
-        return guess, Row(BLANK, position, start, table, ONLY, options, None, seed)
+        return guess, Row(_BLANK, position, start, table, ONLY, options, None, seed)
 
     def _table(self, line: Line, start: int) -> Int32 | None:
         """Return the frames for the entries up to `start`, that one included."""

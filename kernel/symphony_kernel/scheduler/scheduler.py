@@ -9,7 +9,7 @@ before asking again. Everything happens on the event loop's thread.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isinf
-from typing import Any
+from typing import Any, Final
 
 from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.base import Results
@@ -30,11 +30,11 @@ from symphony_kernel.scheduler.prompt_shares import PromptShares
 from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
 
-_STEPS_AHEAD_MAX = 2  # one computes, and a full one may wait behind it
-_SOON_SECONDS = 1e-6  # no timer is finer
-_GRAMMARS_SECONDS = 0.002  # until somebody looks again whether one has been compiled
-_MASKS_SECONDS = 0.0005  # of making masks that a LIP is charged for at once
-_TOKEN_SECONDS = 0.001  # of computing a token, while nothing has been measured
+_STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it
+_SOON_SECONDS: Final = 1e-6  # no timer is finer
+_GRAMMARS_SECONDS: Final = 0.002  # until somebody looks again whether one has been compiled
+_MASKS_SECONDS: Final = 0.0005  # of making masks that a LIP is charged for at once
+_TOKEN_SECONDS: Final = 0.001  # of computing a token, while nothing has been measured
 
 
 @dataclass(frozen=True, slots=True)
