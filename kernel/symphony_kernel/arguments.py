@@ -106,13 +106,18 @@ def one_range(start: object, end: object) -> Ranges:
     return Ranges(np.array([first]), np.array([last - first]), last - first)
 
 
+def only_token(value: object, vocab_size: int) -> int:
+    """Return the token id of a call with no more than that, as most are; -1 of others; EINVAL."""
+    if type(value) is not bytes or len(value) != 4:
+        return -1
+    token = value[0] | value[1] << 8 | value[2] << 16 | value[3] << 24
+    if token >= vocab_size:
+        raise SyscallError(Errno.EINVAL, f"no token has the id {token}")
+    return token
+
+
 def token_ids(value: object, model: ModelInfo) -> UInt32:
     """Return 1 to PRED_TOKENS_MAX token ids of the model ([n]); EINVAL, EFBIG."""
-    if type(value) is bytes and len(value) == 4:  # as most of them
-        only: UInt32 = np.frombuffer(value, _U32)
-        if (token := int.from_bytes(value, "little")) >= model.vocab_size:
-            raise SyscallError(Errno.EINVAL, f"no token has the id {token}")
-        return only
     if not isinstance(value, bytes) or not value or len(value) % 4:
         raise SyscallError(Errno.EINVAL, "tokens are u32, at least one")
     if len(value) // 4 > min(PRED_TOKENS_MAX, model.max_context):

@@ -206,7 +206,7 @@ class Turn(_Pending):
 class Pred(_Pending):
     """A pred: first in its file's queue until the scheduler is done with it."""
 
-    __slots__ = ("constraint", "options", "positions", "tokens", "work")
+    __slots__ = ("constraint", "count", "options", "positions", "token", "tokens", "work")
 
     def __init__(
         self,
@@ -214,10 +214,11 @@ class Pred(_Pending):
         caller: Instance,
         seq: int,
         file: KVFile,
-        tokens: UInt32,
+        tokens: UInt32 | None,
         positions: Int32 | None,
         options: PredOptions,
         size: int,
+        token: int = -1,
     ) -> None:
         # First, since it may be that there is none.
         self.constraint = caller.constraint(options.constraint) if options.constraint else None
@@ -234,7 +235,9 @@ class Pred(_Pending):
         if seq:
             caller.pending[seq] = self
         file.references += 1
-        self.tokens = tokens
+        self.tokens = tokens  # [n]; None: `token` alone, at the file's end, and no tree
+        self.token = token
+        self.count = 1 if tokens is None else len(tokens)
         self.positions = positions  # [n], or None: those after the file's end
         self.options = options
         self.work: Work | None = None
@@ -285,17 +288,18 @@ class Pred(_Pending):
 
     def _work(self) -> Work:
         file, caller, turns, options = self.files[0], self.caller, self.turns, self.options
-        n, length, positions = len(self.tokens), file.length, self.positions
+        n, length, tokens, positions = self.count, file.length, self.tokens, self.positions
         if file.error is not None:
             raise SyscallError(file.error)
         if length + n > turns.entries_max:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {n} more")
         if options.parents is not None and options.keep:
-            file.prepare_tree(self.tokens, options.parents)
+            assert tokens is not None
+            file.prepare_tree(tokens, options.parents)
         turns.processes.charge_tokens(caller, n)
         turns.made += 1
         lip = caller.lip
-        if positions is None:
+        if positions is None and tokens is not None:
             positions = turns.positions[length : length + n]
             if options.parents is not None:
                 positions = tree_depths(options.parents) + np.int32(length)
@@ -305,7 +309,7 @@ class Pred(_Pending):
             caller.tenant.name,
             self.seq,
             file,
-            self.tokens,
+            tokens,
             positions,
             options,
             self._done if turns.witness is None else self._witnessed,
@@ -314,11 +318,13 @@ class Pred(_Pending):
             turns.made,
             None,
             None if self.constraint is None else self._guide(file, self.constraint),
+            self.token,
+            length,
         )
 
     def _guide(self, file: KVFile, constraint: Constraint) -> Guide:
         """Return what guides the work: the text begins behind it, unless it has begun before."""
-        end = file.length + len(self.tokens)
+        end = file.length + self.count
         known = (file.texts or {}).get(constraint.number, end)
         base = self.options.since
         if base is None:
@@ -364,7 +370,7 @@ class Pred(_Pending):
         if isinstance(result, bytes):
             if self.constraint is not None:
                 self._note_text()
-            options, usage, n = self.options, self.caller.usage, len(self.tokens)
+            options, usage, n = self.options, self.caller.usage, self.count
             if n > 1:
                 usage.prompt_tokens += n
             if options is DEFAULT:
@@ -384,7 +390,7 @@ class Generation(Pred):
     is empty, or an errno.
     """
 
-    __slots__ = ("asked", "run_ahead", "token")
+    __slots__ = ("asked", "last", "run_ahead")
 
     def __init__(
         self,
@@ -399,17 +405,17 @@ class Generation(Pred):
         super().__init__(turns, caller, seq, file, tokens, None, options.pred, size)
         self.asked = options
         self.run_ahead: RunAhead  # set when it starts
-        self.token: UInt32 | None = None  # [1], the last one given, while its step is not launched
+        self.last: UInt32 | None = None  # [1], the last one given, while its step is not launched
         file.generating = True
 
     @property
     def submitted(self) -> Work | None:
         """The work that the scheduler has now; None while the program is too far behind."""
-        return self.work if self.token is None else None
+        return self.work if self.last is None else None
 
     def cancel(self) -> None:
         """End it now, wherever it is: nothing is appended any more."""
-        if self.token is None:
+        if self.last is None:
             super().cancel()
         else:
             self._end(-Errno.ECANCELED)
@@ -419,7 +425,7 @@ class Generation(Pred):
         if self.work is None or n > self.run_ahead.untaken:
             raise SyscallError(Errno.EINVAL, f"{n} records were not given")
         self.run_ahead.take(n)
-        if self.token is not None:
+        if self.last is not None:
             self._go_on()
 
     def finished(self) -> None:
@@ -429,7 +435,7 @@ class Generation(Pred):
 
     def _work(self) -> Work:
         work = super()._work()
-        room = self.turns.entries_max - self.files[0].length - len(self.tokens)
+        room = self.turns.entries_max - self.files[0].length - self.count
         # The last token is not appended: it needs no room.
         self.run_ahead = RunAhead(self.asked, room + 1)
         if self.constraint is not None:  # behind the end of its text nothing comes
@@ -469,14 +475,14 @@ class Generation(Pred):
         if self.run_ahead.give(result):
             self._end(b"")
         else:
-            self.token = np.frombuffer(result, _U32, 1)
+            self.last = np.frombuffer(result, _U32, 1)
             self._go_on()
 
     def _go_on(self) -> None:
         """Submit the step that appends the last token, unless the program is too far behind."""
         if self.run_ahead.stalled:
             return
-        work, token = self.work, self.token
+        work, token = self.work, self.last
         assert work is not None
         assert token is not None
         try:
@@ -484,7 +490,7 @@ class Generation(Pred):
         except SyscallError as error:
             self._end(-error.errno)
             return
-        self.token = None
+        self.last = None
         length = self.files[0].length
         work.renew(token, self.turns.positions[length : length + 1])
         self.turns.scheduler.submit(work)

@@ -6,7 +6,7 @@ was doing; parents may end before their children and the other way round.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -162,7 +162,7 @@ class ProcessTable:
         return self._instances.get(instance)
 
     @property
-    def live(self) -> Mapping[int, Instance]:
+    def live(self) -> dict[int, Instance]:
         """All live instances, as long as nobody comes or goes."""
         return self._instances
 

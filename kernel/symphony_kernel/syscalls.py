@@ -101,6 +101,7 @@ class Syscalls:
         self._kvfs = kvfs
         self._processes = processes
         self._model = model
+        self._vocab_size = model.vocab_size
         draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
         self._turns = Turns(kvfs, processes, scheduler, entries_max, reply, draw)
@@ -365,17 +366,24 @@ class Syscalls:
     ) -> None:
         turns, model = self._turns, self._model
         file = caller.handles.get(number, _READ_APPEND).file
-        ids = arguments.token_ids(tokens, model)
-        given, parsed = None, DEFAULT  # as most preds want it
+        token = arguments.only_token(tokens, self._vocab_size)
+        ids, given, parsed, count = None, None, DEFAULT, 1  # as most preds want it
+        if token < 0 or positions is not None:
+            ids = arguments.token_ids(tokens, model)
+            count = len(ids)
         if positions is not None:
-            given = arguments.positions(positions, len(ids), model)
+            given = arguments.positions(positions, count, model)
         if options != b"":
-            parsed = arguments.pred_options(options, len(ids), model)
+            parsed = arguments.pred_options(options, count, model)
+            if parsed.parents is not None:
+                ids = arguments.token_ids(tokens, model)
+        if ids is not None:
+            token = -1
         size = len(tokens) + len(options)
         if file.generating:
             turns.check_file(file)
         turns.check_room(caller, size)
-        submit(Pred(turns, caller, seq, file, ids, given, parsed, size))
+        submit(Pred(turns, caller, seq, file, ids, given, parsed, size, token))
 
     def _generate(self, call: Call, number: Any, tokens: Any, options: Any) -> Result | None:
         file = call.caller.handles.get(number, APPEND).file

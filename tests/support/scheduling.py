@@ -56,6 +56,9 @@ class LengthFile:
         self.length += len(tokens)
         assert self.length <= self.pages * PAGE_TOKENS
 
+    def commit_one(self, token: int, position: int) -> None:
+        self.commit(np.array([token], np.uint32), np.array([position], np.int32))
+
     def unreserve(self) -> None:
         self._keep(-(-self.length // PAGE_TOKENS))
 

@@ -170,7 +170,7 @@ class Replay:
             work.done(value)
             return
         if work.options.keep:
-            work.file.commit(work.tokens, work.positions, work.options.parents)
+            work.commit()
         work.done(value.to_bytes(4, "little"))
 
     # -- As the work queue -------------------------------------------------------------------------

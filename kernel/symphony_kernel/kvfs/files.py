@@ -69,8 +69,7 @@ class KVFile:
         # So many entries, from the first, stand at positions 0, 1, .. and were computed each from
         # all before it: their K and V depend on their tokens alone.
         self.plain = 0
-        # Where entries come from that were computed otherwise; None while nobody need know.
-        self.origins: Origins | None = None
+        self.origins: Origins | None = None  # of entries computed otherwise; None: nobody asks
         self.references = 1
         self.counted = True  # in its tenant's quota of files
         self.error: Errno | None = None  # of the call that made it; its answer until it is closed
@@ -84,10 +83,8 @@ class KVFile:
         self.advice = NO_ADVICE
         self.ranked = False  # the ranking's: it may have pages on the device
         self.era = 0  # the ranking's: when it was last used
-        # Where texts under constraints begin, by the constraints' numbers; None: there are none.
-        self.texts: dict[int, int] | None = None
-        # All its pages are, and will be, tied: it cannot be computed again on this device.
-        self.tied = False
+        self.texts: dict[int, int] | None = None  # where constraints' begin, by their numbers
+        self.tied = False  # all its pages are, and will be: it cannot be computed again here
 
     # -- What the batcher uses ------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
@@ -155,6 +152,12 @@ class KVFile:
         assert not self._absent, "a page of the table has no frame"
         return self._frames[:pages]
 
+    def frame_of(self, entry: int) -> int:
+        """Return the frame of an entry's page, as `block_table` has it."""
+        if self._moved != self._storage.pool.moved:
+            self._look_up()
+        return int(self._frames.item(entry // PAGE_TOKENS))
+
     def absent_pages(self) -> Int32:
         """Return the pages that are not on the device ([n]); a page may stand there twice.
 
@@ -166,10 +169,7 @@ class KVFile:
         return self.pages[pool.is_absent(self.pages)] if self._absent else _NO_PAGES
 
     def rebuild_table(self, entries: int) -> Int32:
-        """Return the frames of the first `entries` entries (a copy), of hollow pages, too.
-
-        For the rows that compute hollow pages again: all of these pages must have frames.
-        """
+        """Return the frames of the first `entries` entries (a copy): hollow pages have one."""
         frames: Int32 = self._storage.pool.frame[self._table[: page_count(entries)]]
         assert not len(frames) or frames.min() >= 0, "a page of the table has no frame"
         return frames
@@ -191,22 +191,26 @@ class KVFile:
         assert start + n <= self._count * PAGE_TOKENS, "committed without room"
         if parents is not None:
             self._plant(tokens, positions, np.array(parents, np.int32))
+        elif n == 1:
+            self.commit_one(tokens.item(), positions.item())
+            return
         pool = self._storage.pool
-        if n == 1:
-            page: int = self._table.item(start // PAGE_TOKENS)
-            assert pool.each_references[page] == 1, "committed into a shared page"
-            slot = page * PAGE_TOKENS + start % PAGE_TOKENS
-            pool.each_token[slot] = tokens.item()
-            position = pool.each_position[slot] = positions.item()
-            if position == start and self.plain == start and parents is None:
-                self.plain = start + 1
-        else:
-            slots = self._page_slots(np.arange(start, start + n))
-            pool.tokens[slots] = tokens
-            pool.positions[slots] = positions
-            if self.plain == start and parents is None and continues(positions, start):
-                self.plain = start + n
+        slots = self._page_slots(np.arange(start, start + n))
+        pool.tokens[slots] = tokens
+        pool.positions[slots] = positions
+        if self.plain == start and parents is None and continues(positions, start):
+            self.plain = start + n
         self.length = start + n
+
+    def commit_one(self, token: int, position: int) -> None:
+        """Say that the next reserved entry holds this token, as `commit` does."""
+        start = self.length
+        page, within = start // PAGE_TOKENS, start % PAGE_TOKENS
+        assert page < self._count, "committed without room"
+        self._storage.pool.write(self._table.item(page), within, token, position)
+        if position == start and self.plain == start:
+            self.plain = start + 1
+        self.length = start + 1
 
     def unreserve(self) -> None:
         """Give back the room after the present entries."""
@@ -225,8 +229,7 @@ class KVFile:
     @property
     def positions(self) -> Int32:
         """The entries' positions ([length], a copy)."""
-        positions: Int32 = self._storage.pool.positions[self._page_slots(np.arange(self.length))]
-        return positions
+        return self.read_positions(0, self.length)
 
     @property
     def pages(self) -> Int32:
@@ -246,14 +249,11 @@ class KVFile:
 
     def read_tokens(self, start: int, n: int) -> UInt32:
         """Return the tokens of entries start to start + n ([n], a copy)."""
-        tokens: UInt32 = self._storage.pool.tokens[self._page_slots(np.arange(start, start + n))]
-        return tokens
+        return self._read(start, n)[0]
 
     def read_positions(self, start: int, n: int) -> Int32:
         """Return the positions of entries start to start + n ([n], a copy)."""
-        slots = self._page_slots(np.arange(start, start + n))
-        positions: Int32 = self._storage.pool.positions[slots]
-        return positions
+        return self._read(start, n)[1]
 
     def slots(self, entries: Int64) -> Int64:
         """Return the device's slots of entries ([c] indices, reserved ones included)."""
@@ -267,10 +267,9 @@ class KVFile:
     # -- Where it comes from --------------------------------------------------------------------
     @property
     def lineage(self) -> Trail | None:
-        """The trail of its first entries, for whoever keeps it (`lineage.pack`).
+        """The trail of its first entries; None where each was computed from exactly those before.
 
-        None where each entry was computed from exactly those before it, at whatever positions: then
-        tokens and positions say how. So are the entries behind the trail.
+        For whoever keeps it (`lineage.pack`): tokens and positions say how all others were.
         """
         return None if self.origins is None else self.origins.trail
 

@@ -183,6 +183,12 @@ class PagePool:
                 self.positions.reshape(-1, PAGE_TOKENS)[freed] = POISON_POSITION
         return freed
 
+    def write(self, page: int, within: int, token: int, position: int) -> None:
+        """Write an entry of a page: the token and its position."""
+        assert self.each_references[page] == 1, "committed into a shared page"
+        slot = page * PAGE_TOKENS + within
+        self.each_token[slot], self.each_position[slot] = token, position
+
     def _free_frames(self, pages: Int32) -> None:
         """Give back the frames of pages that nobody holds any more."""
         frames = self.frame[pages]

@@ -165,6 +165,10 @@ class Answers:
         return max(rows / (rows + ready.works), lips / (lips + ready.lips_active))
 
     def _note_decoding(self, replies: dict[int, int], now: float) -> None:
-        for root, _ in zip(replies, self._decoding, strict=False):
+        left = len(self._decoding)
+        for root in replies:
+            if not left:
+                break
+            left -= 1
             before, last = self._decoding
             self._decoding = [before if root == last[0] else last, (root, now)]

@@ -46,6 +46,7 @@ class Figures:
         self._first: dict[int, float] = {}  # those without a first token, and since when
         self._now = 0.0
         self._gaps: dict[float, int] = {}  # rows of this step by when their files were computed
+        self._before, self._rows = 0.0, 0  # the last of these: most rows have the same
 
     def submitted(self, root: int, now: float) -> None:
         """A LIP that is not in `lips` has submitted a pred."""
@@ -71,7 +72,10 @@ class Figures:
         if work.count == 1:
             before = file.computed_at
             if before:
-                self._gaps[before] = self._gaps.get(before, 0) + 1
+                if before != self._before:
+                    self._note_gap()
+                    self._before = before
+                self._rows += 1
         file.computed_at = self._now
         self.preds += 1
         if self._first and work.options.get is not Get.NONE:
@@ -87,6 +91,7 @@ class Figures:
 
     def stepped(self, step: Step, seconds: float) -> None:
         """Count a step that computed for `seconds`."""
+        self._note_gap()
         for before, rows in self._gaps.items():
             self._observe("inter_token_latency_seconds", self._now - before, rows)
         self._gaps.clear()
@@ -99,6 +104,11 @@ class Figures:
         self._observe("step_rows", len(step.parts))
         self._observe("step_tokens", step.tokens)
         self._observe("step_seconds", seconds)
+
+    def _note_gap(self) -> None:
+        if self._rows:
+            self._gaps[self._before] = self._gaps.get(self._before, 0) + self._rows
+            self._rows = 0
 
     def _observe(self, name: str, value: float, times: int = 1) -> None:
         self.histograms[name].add(value, times)

@@ -28,7 +28,7 @@ import numpy as np
 from symphony_kernel.executor.base import Executor, Int32, Row
 from symphony_kernel.executor.follow import BLANK
 from symphony_kernel.kvfs import KVFS, KVFile
-from symphony_kernel.kvfs.pages import PagePool, page_count
+from symphony_kernel.kvfs.pages import PagePool
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, PAGE_TOKENS
 from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from symphony_kernel.scheduler.drafts import Draft
 
 _BLANK: Final = BLANK  # a constant of this module's is found at once
-_TOKEN_BYTES: Final = 4  # first in a result
 _BEST_FIRST: Final = (Get.ARGMAX, Get.SAMPLE, Get.TOP)  # results that begin with a token
 _AHEAD_MAX: Final = 2  # guesses of a file that nobody has claimed
 _CREDIT_MAX: Final = 64
@@ -158,7 +157,7 @@ class Guesses:
             line.guesses.append(Guess(line, file.length))
         guess = line.guesses[0]
         assert not guess.open
-        guess.token = int.from_bytes(result[:_TOKEN_BYTES], "little")
+        guess.token = result[0] | result[1] << 8 | result[2] << 16 | result[3] << 24
         guess.open = True
 
     def claim(self, work: Work) -> Guess | None:
@@ -193,7 +192,7 @@ class Guesses:
         if line.spare >= 0 and guess.frame == line.spare:
             line.spare = -1
             return file.use_spare(guess.frame, line)
-        return file.block_table(guess.start + 1).item(-1) == guess.frame
+        return file.frame_of(guess.start) == guess.frame
 
     def claimed(self) -> None:
         """A claimed guess is a pred's from now on: its line goes on when that has ended."""
@@ -264,8 +263,8 @@ class Guesses:
         file = line.file
         if self._pool.absent and len(file.absent_pages()):
             return None
-        wanted, there = page_count(start + 1), len(file.pages)
-        if there >= wanted:
+        there = file._count  # noqa: SLF001 - of `pages`, of which no array is wanted
+        if there > start // PAGE_TOKENS:
             return file.block_table(start + 1)
         if line.spare < 0:
             spare = self._pool.take_spare(line)
@@ -379,8 +378,8 @@ def _is_guessed(guess: Guess, work: Work) -> bool:
         work.count == 1
         and work.course is None
         and work.file.length == guess.start
-        and work.tokens.item() == guess.token
-        and work.positions.item() == guess.start
+        and (work.token if work.token >= 0 else work.tokens.item()) == guess.token
+        and (work.position if work.token >= 0 else work.positions.item()) == guess.start
         and (work.options is line.options or work.options == line.options)
         and work.seed == line.seed
     )

@@ -66,6 +66,9 @@ class Past:
     def commit(self, tokens: UInt32, positions: Int32, parents: object = None) -> None:
         """Do nothing: the entries existed all the time."""
 
+    def commit_one(self, token: int, position: int) -> None:
+        """Do nothing, as `commit`."""
+
     def unreserve(self) -> None:
         """The rebuild was cancelled, or has failed."""
         self._gone()

@@ -326,7 +326,7 @@ class Scheduler:
             if work.guide is not None and _comes_again(result):
                 self._put_back(part, work.guide)
                 continue
-            errno = result.errno if isinstance(result, SyscallError) else work.file.error
+            errno = work.file.error if isinstance(result, bytes) else result.errno
             if errno is not None:
                 self._fail_running(work, errno)
                 replies[work.root] = replies.get(work.root, 0) + 1
@@ -552,7 +552,7 @@ class Scheduler:
             work.done(result)
             return
         if work.options.keep:
-            work.file.commit(work.tokens, work.positions, work.options.parents)
+            work.commit()
         else:
             work.file.unreserve()
         self._figures.finished(work)

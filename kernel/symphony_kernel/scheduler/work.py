@@ -8,6 +8,7 @@ file. A pred is atomic: its entries exist once all of it has been computed, or n
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, UInt32
@@ -53,6 +54,9 @@ class WorkFile(Protocol):
         `parents` ([n]): not each of them saw all before it.
         """
 
+    def commit_one(self, token: int, position: int) -> None:
+        """Say that the reserved entry behind the present ones holds this token."""
+
     def unreserve(self) -> None:
         """Give back the room after the present entries."""
 
@@ -68,9 +72,9 @@ class Work:
 
     # No dataclass: each token makes one, and what makes a dataclass is never compiled.
     __slots__ = (
-        "computed", "count", "course", "done", "file", "finished", "guide", "instance", "number",
-        "options", "passed", "placed", "positions", "rebuild", "rebuilds", "reserved", "result",
-        "root", "seed", "seq", "tenant", "tokens", "weight",
+        "_positions", "_tokens", "computed", "count", "course", "done", "file", "finished", "guide",
+        "instance", "number", "options", "passed", "placed", "position", "rebuild", "rebuilds",
+        "reserved", "result", "root", "seed", "seq", "tenant", "token", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -80,8 +84,8 @@ class Work:
         tenant: str,
         seq: int,
         file: WorkFile,
-        tokens: UInt32,
-        positions: Int32,
+        tokens: UInt32 | None,
+        positions: Int32 | None,
         options: PredOptions,
         done: Callable[[bytes | int], None],
         seed: int = 0,
@@ -89,14 +93,20 @@ class Work:
         number: int = 0,
         course: "Course | None" = None,
         guide: "Guide | None" = None,
+        token: int = -1,
+        position: int = 0,
     ) -> None:
+        """`tokens` None: the only one is `token`, at `position`, and it is no tree."""
         self.instance = instance
         self.root = root  # the LIP: a run and its children share one queue
         self.tenant = tenant
         self.seq = seq
         self.file = file
-        self.tokens = tokens  # [n], n > 0, ids below the vocabulary's size
-        self.positions = positions  # [n], below max_context
+        # Most have one token, guessed before they came: nobody needs an array of it.
+        self._tokens = tokens
+        self._positions = positions
+        self.token = token  # -1: `tokens` says which
+        self.position = position
         self.options = options
         self.done = done
         self.seed = seed  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
@@ -106,7 +116,7 @@ class Work:
         self.guide = guide  # of one under a constraint
         # --- Only the scheduler touches what follows ---
         self.reserved = False  # the file has room for all n tokens
-        self.count = len(tokens)
+        self.count = 1 if tokens is None else len(tokens)
         self.placed = 0  # tokens that steps have got, whether computed already or not
         self.computed = 0  # tokens of steps that have ended
         self.passed = 0  # steps that were formed while it waited for pages
@@ -117,10 +127,29 @@ class Work:
 
     def renew(self, token: UInt32, position: Int32) -> None:
         """Become a pred of one token ([1], [1]), behind this one: a generation's next step."""
-        self.tokens, self.positions, self.count = token, position, 1
+        self._tokens, self._positions, self.count = token, position, 1
+        self.token = -1
         self.placed = self.computed = self.passed = 0
         self.reserved = self.finished = False
         self.result = None
+
+    @property
+    def tokens(self) -> UInt32:
+        """Its tokens ([n], n > 0), ids below the vocabulary's size."""
+        # What is made here is not kept: a kernel that comes back may not have made it.
+        return np.array([self.token], np.uint32) if self._tokens is None else self._tokens
+
+    @property
+    def positions(self) -> Int32:
+        """Their positions ([n]), below max_context."""
+        return np.array([self.position], np.int32) if self._positions is None else self._positions
+
+    def commit(self) -> None:
+        """Say that its entries exist: all of it has been computed."""
+        if self.token >= 0:
+            self.file.commit_one(self.token, self.position)
+        else:
+            self.file.commit(self.tokens, self.positions, self.options.parents)
 
     def describe(self) -> str:
         """Return what it is and how far it has come, in words for the log of a fault."""
