@@ -64,42 +64,52 @@ class Part:
         self.count = count
 
 
-@dataclass(slots=True, eq=False)
 class Step:
     """One formed step: `parts[i]` is row i of the batch, or its row `adopted[i]`."""
 
-    parts: list[Part]
-    batch: Batch
-    tokens: int  # new ones
-    launched: float = 0.0  # clock seconds
-    decodes: int = 0  # rows of preds with a single token
-    owed: float = 0.0  # tokens for whose time its prompts are to rest, this step included
-    adopted: list[int] | None = None  # of a draft: the batch's rows that are its parts'
+    __slots__ = ("adopted", "batch", "decodes", "launched", "owed", "parts", "tokens")
+
+    def __init__(
+        self, parts: list[Part], batch: Batch, tokens: int, adopted: list[int] | None = None
+    ) -> None:
+        self.parts = parts
+        self.batch = batch
+        self.tokens = tokens  # new ones
+        self.launched = 0.0  # clock seconds
+        self.decodes = 0  # rows of preds with a single token
+        self.owed = 0.0  # tokens for whose time its prompts are to rest, this step included
+        self.adopted = adopted  # of a draft: the batch's rows that are its parts'
 
 
-@dataclass(slots=True, eq=False)
 class Formed:
     """What came of one look at the queue."""
 
-    step: Step | None
-    waiting: list[Work] = field(default_factory=list)  # for pages
-    failed: list[tuple[Work, Errno]] = field(default_factory=list)  # taken out of the queue
-    unready: bool = False  # some wait for a grammar that is being compiled
+    __slots__ = ("failed", "step", "unready", "waiting")
+
+    def __init__(self) -> None:
+        self.step: Step | None = None
+        self.waiting: list[Work] = []  # for pages
+        self.failed: list[tuple[Work, Errno]] = []  # taken out of the queue
+        self.unready = False  # some wait for a grammar that is being compiled
 
 
-@dataclass(slots=True, eq=False)
 class _Room:
     """What a step that is being formed has left."""
 
-    tokens: int
-    prefill: int  # of them, for prompts; below 0 after a tree that was taken whole
-    shares: PromptShares | None  # of each tenant's prompts, where others decode
-    prefilled: int = 0  # tokens that prompts have got
-    limited: bool = False  # others must not get far ahead of a prompt that waits
-    held: bool = False  # the pages that are free are for a work that has waited too long
-    parked: bool = False  # others must not get far ahead of a work that waits for frames
-    masks: float = 0.0  # seconds that the masks of its rows take, as far as that is known
-    mask: float = 0.0  # that of the row that was looked at last
+    __slots__ = (
+        "held", "limited", "mask", "masks", "parked", "prefill", "prefilled", "shares", "tokens",
+    )  # fmt: skip
+
+    def __init__(self, tokens: int, prefill: int, shares: PromptShares | None) -> None:
+        self.tokens = tokens
+        self.prefill = prefill  # of them, for prompts; below 0 after a tree that was taken whole
+        self.shares = shares  # of each tenant's prompts, where others decode
+        self.prefilled = 0  # tokens that prompts have got
+        self.limited = False  # others must not get far ahead of a prompt that waits
+        self.held = False  # the pages that are free are for a work that has waited too long
+        self.parked = False  # others must not get far ahead of a work that waits for frames
+        self.masks = 0.0  # seconds that the masks of its rows take, as far as that is known
+        self.mask = 0.0  # that of the row that was looked at last
 
     def prefilled_by(self, work: Work, tokens: int) -> None:
         """A prompt has got so many tokens."""
@@ -209,7 +219,7 @@ class Batcher:
         hold_pages: bool,
         limited: bool = True,
     ) -> Formed:
-        formed, pager = Formed(step=None), self._pager
+        formed, pager = Formed(), self._pager
         parts: dict[Work, Part] = {}
         room = _Room(self._limits.tokens, prefill, shares)
         if limited and pager is not None and pager.parked:

@@ -17,7 +17,6 @@ ended meanwhile is dropped with what was computed for it.
 """
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from symphony_kernel.executor.base import Batch, Int32, Results, Row
@@ -47,23 +46,22 @@ class Course(Protocol):
 Head: TypeAlias = Work | Guess  # whose row it is
 
 
-@dataclass(slots=True, eq=False)
 class Draft:
     """A step that may be; `heads[i]` has row i of the batch."""
 
-    heads: list[Head]
-    batch: Batch
-    follow: Follow
-    alive: list[int] = field(init=False)  # rows behind rows that were computed for their works
-    step: Step | None = None  # what it has become
+    __slots__ = ("alive", "batch", "follow", "heads", "step")
 
-    def __post_init__(self) -> None:
-        self.alive = list(range(len(self.heads)))
+    def __init__(self, heads: list[Head], batch: Batch, follow: Follow) -> None:
+        self.heads = heads
+        self.batch = batch
+        self.follow = follow
+        self.alive = list(range(len(heads)))  # rows behind rows computed for their works
+        self.step: Step | None = None  # what it has become
 
     @property
-    def guesses(self) -> Iterable[tuple[int, Guess]]:
+    def guesses(self) -> list[tuple[int, Guess]]:
         """Its rows that are guesses'."""
-        return ((row, head) for row, head in enumerate(self.heads) if isinstance(head, Guess))
+        return [(row, head) for row, head in enumerate(self.heads) if isinstance(head, Guess)]
 
 
 class Drafts:
