@@ -26,6 +26,7 @@ _INTERPRETED = (
     "protocol/limits", "protocol/messages", "protocol/rlimits", "protocol/slices",
     "scheduler/__init__", "scheduler/clock",
 )  # fmt: skip
+_COMPILED = ("executor/base",)  # of other packages: each token makes a row
 _LEFT_OUT = ("tiny_model",)  # of whose sources nothing follows
 
 
@@ -45,6 +46,8 @@ def compiled_modules() -> dict[str, Path]:
             name = path.relative_to(SOURCES).with_suffix("").as_posix()
             if name not in _INTERPRETED:
                 found[f"{PACKAGE}.{name.replace('/', '.')}"] = path
+    for name in _COMPILED:
+        found[f"{PACKAGE}.{name.replace('/', '.')}"] = SOURCES / f"{name}.py"
     return found
 
 

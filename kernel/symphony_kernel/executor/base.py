@@ -10,11 +10,12 @@ happens after every read of an earlier one. That order is what lets the kernel r
 host slot at once: as soon as no later step can read it for the old owner.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from mypy_extensions import mypyc_attr
 
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -92,7 +93,7 @@ class Guide(Protocol):
         """
 
 
-@dataclass(slots=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Row:
     """One sequence's part of a step: `q` new entries after `start` present ones.
 
@@ -104,34 +105,65 @@ class Row:
     token would see without one, the last of which is itself: a tree's other branches do not count.
     """
 
-    tokens: UInt32  # [q]
-    positions: Int32  # [q]
-    start: int
-    block_table: Int32  # [ceil((start + q) / PAGE_TOKENS)]
-    places: Int32  # [w] indices into the q tokens, in the order in which results are wanted
-    options: PredOptions = DEFAULT  # get, sampling, top, of, biases, allow; others act above
-    parents: Int32 | None = None  # [q]
-    # u64 for Get.SAMPLE: options.sampling.seed, or what the kernel drew. The noise at a place is a
-    # function of this seed, of the token's position (`positions[place]`) and of the token id.
-    seed: int = 0
-    guide: Guide | None = None  # of a row with one place, behind its last token
+    # No dataclasses, these two: each token makes a row, and what makes a dataclass is not compiled.
+    __slots__ = (
+        "block_table", "guide", "options", "parents", "places", "positions", "seed", "start",
+        "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        tokens: UInt32,
+        positions: Int32,
+        start: int,
+        block_table: Int32,
+        places: Int32,
+        options: PredOptions = DEFAULT,
+        parents: Int32 | None = None,
+        seed: int = 0,
+        guide: Guide | None = None,
+    ) -> None:
+        self.tokens = tokens  # [q]
+        self.positions = positions  # [q]
+        self.start = start
+        self.block_table = block_table  # [ceil((start + q) / PAGE_TOKENS)]
+        self.places = places  # [w] indices into the q tokens, in the order of the results
+        self.options = options  # get, sampling, top, of, biases, allow; others act above
+        self.parents = parents  # [q]
+        # u64 for Get.SAMPLE: options.sampling.seed, or what the kernel drew. The noise at a place
+        # is a function of this seed, of the token's position (`positions[place]`) and of its id.
+        self.seed = seed
+        self.guide = guide  # of a row with one place, behind its last token
 
 
-@dataclass(slots=True)
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Batch:
     """One step, in this order: saves, copies (group after group), poison, loads, all rows."""
 
-    rows: list[Row]
-    # Each group is [2, c]: source and destination slots. Within a group all reads come before all
-    # writes and destinations are distinct.
-    copies: list[Int64] = field(default_factory=list)
-    saves: Int32 | None = None  # [2, c]: frames, and the host slots to which they are copied
-    loads: Int32 | None = None  # [2, c]: host slots, and the frames to which they are copied
-    poison: Int32 | None = None  # frames to be filled with what shows when it is read: for tests
-    follow: "Follow | None" = None  # the rows' tokens are those of the batch before: see `Follow`
-    # What saves and loads took, in seconds: set by the executor before the step ends.
-    moved_seconds: float = 0.0
-    note: Any = None  # the kernel's own, of what its pages were when it made the batch
+    __slots__ = (
+        "copies", "follow", "loads", "moved_seconds", "note", "poison", "rows", "saves",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        rows: list[Row],
+        copies: list[Int64] | None = None,
+        saves: Int32 | None = None,
+        loads: Int32 | None = None,
+        poison: Int32 | None = None,
+        follow: "Follow | None" = None,
+    ) -> None:
+        self.rows = rows
+        # Each group is [2, c]: source and destination slots. Within a group all reads come before
+        # all writes and destinations are distinct.
+        self.copies: list[Int64] = [] if copies is None else copies
+        self.saves = saves  # [2, c]: frames, and the host slots to which they are copied
+        self.loads = loads  # [2, c]: host slots, and the frames to which they are copied
+        self.poison = poison  # frames to be filled with what shows when it is read: for tests
+        self.follow = follow  # the rows' tokens are those of the batch before: see `Follow`
+        # What saves and loads took, in seconds: set by the executor before the step ends.
+        self.moved_seconds = 0.0
+        self.note: Any = None  # the kernel's own, of what its pages were when it made the batch
 
     @property
     def tokens(self) -> int:
