@@ -16,7 +16,7 @@ import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,6 +188,7 @@ class Compiler:
     ) -> None:
         """`beside` says whether a tenant is not alone: others have something running."""
         self._turns = asyncio.Semaphore(at_once)
+        self._waiting: list[str] = []  # tenants, for a turn of these
         self._patient_turns = asyncio.Semaphore(COMPILES_PATIENT_AT_ONCE_MAX)
         self._times = CompileTime() if times is None else times
         self._beside = beside
@@ -207,13 +208,32 @@ class Compiler:
                         return await compile_program(
                             wasm, bounds, *options, patient=True, pace=pace
                         )
-        async with self._turns:
-            began, pace = time.monotonic(), Pace(account, tenant)
+        async with self._turn(tenant):
+            pace = Pace(account, tenant, wanted=self._is_wanted)
+            began = time.monotonic()
             try:
                 return await compile_program(wasm, bounds, *options, pace=pace)
             finally:
                 took = time.monotonic() - began - pace.rested
                 self._times.took(tenant, took, bounds.burst_seconds)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn, and have it for the length of the block."""
+        self._waiting.append(tenant)
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting.remove(tenant)
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for a turn who would not rest in it."""
+        account = self.account
+        return any(account is None or not account.rest(tenant) for tenant in self._waiting)
 
 
 def limit_of_problem(problem: str) -> str | None:
@@ -331,6 +351,7 @@ def _bounds(arguments: list[str]) -> CompileBounds:
 
 def main() -> None:
     """Read a module from stdin, write the framed outcome to stdout."""
+    os.setpgid(0, 0)  # from now on it may be stopped (`compiler_pace`)
     bounds = _bounds(sys.argv)
     limit_process(bounds)
     parent, libc = os.getppid(), ctypes.CDLL(None)

@@ -3,8 +3,11 @@
     every moment: what its clock says -> the tenant's account -> the process is stopped for a while
 
 It is stopped where its tenant has had its share of the processors beside others, and goes on as it
-was: what it holds of memory it keeps, and no limit of time counts while it rests. Only Linux lets
-another process's clock be read, and one be stopped that is surely the right one.
+was: what it holds of memory it keeps, and no limit of time counts while it rests. It holds a turn,
+too, so it rests only while nobody waits for one who would not rest as well. Only Linux lets another
+process's clock be read, and one be stopped that is surely the right one. A process that is stopped
+does not hear that its gateway has died; but the system ends what is stopped in a group of its own
+then. So it is stopped only once it is in one.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from symphony_kernel.protocol.limits import COMPILE_RESTS_SECONDS_MAX
@@ -36,12 +39,17 @@ class Pace:
     """One compilation's. Without an account nothing is charged, and nothing rests."""
 
     def __init__(
-        self, account: Account | None = None, tenant: str = "", *ends: asyncio.Timeout
+        self,
+        account: Account | None = None,
+        tenant: str = "",
+        *ends: asyncio.Timeout,
+        wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`ends` are deadlines that move while it rests."""
+        """`ends` are deadlines that move while it rests; `wanted`: others wait for its turn."""
         self._account = account
         self._tenant = tenant
         self._ends = ends
+        self._wanted = wanted
         self.rested = 0.0  # seconds
 
     @contextlib.asynccontextmanager
@@ -70,20 +78,20 @@ class Pace:
             had = _processor_seconds(pid)
             if had is None:
                 return
-            account.charge(self._tenant, had - charged)
+            account.charge(self._tenant, max(had - charged, 0.0))
             charged = had
             rest = min(account.rest(self._tenant), COMPILE_RESTS_SECONDS_MAX - self.rested)
-            if rest > 0.0:
+            if rest > 0.0 and not self._wanted() and _is_apart(pid):
                 await self._stop(process, rest, ends)
 
     async def _stop(self, process: int, seconds: float, ends: tuple[asyncio.Timeout, ...]) -> None:
-        """Stop it for so long; it may end meanwhile, by another's hand."""
+        """Stop it for so long; it may end meanwhile, by another's hand; the system may refuse."""
         self.rested += seconds
         for end in ends:
             when = end.when()
             if when is not None and not end.expired():
                 end.reschedule(when + seconds)
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             signal.pidfd_send_signal(process, signal.SIGSTOP)
             try:
                 await asyncio.sleep(seconds)
@@ -110,3 +118,11 @@ def _processor_seconds(pid: int) -> float | None:
         return time.clock_gettime(~pid << 3 | _PROCESS_CLOCK)
     except OSError:
         return None
+
+
+def _is_apart(pid: int) -> bool:
+    """Whether a child is in a process group of its own."""
+    try:
+        return os.getpgid(pid) == pid
+    except ProcessLookupError:
+        return False

@@ -2,29 +2,38 @@
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from symphony_runtime import compiler_pace
 from symphony_runtime.compiler import Compiler
-from symphony_runtime.compiler_pace import Pace
+from symphony_runtime.compiler_pace import Pace, _processor_seconds
 
 from tests.e2e import programs as guests
+from tests.support.server import descendants, still_alive
 
 
-def _stands_for_processes() -> bool:
-    """Whether this system, or what this process is in, gives files that stand for processes."""
+def _tells_of_processes() -> bool:
+    """Whether this system, or what this process is in, gives files that stand for processes, sends
+    signals by them, and lets another process's clock be read.
+    """
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        process = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(process, 0)
+        finally:
+            os.close(process)
     except (AttributeError, OSError):
         return False
-    return True
+    return _processor_seconds(os.getppid()) is not None
 
 
 pytestmark = pytest.mark.skipif(
-    not _stands_for_processes(), reason="no pidfd_open here: compilers are not charged"
+    not _tells_of_processes(), reason="processes cannot be looked at here: nobody is charged"
 )
 SPINS = "while True: pass"
 SLEEPS = "import time; time.sleep(600)"
@@ -46,7 +55,7 @@ class Shares:
 
 
 async def spawn(script: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+    return await asyncio.create_subprocess_exec(sys.executable, "-c", script, process_group=0)
 
 
 async def end(child: asyncio.subprocess.Process) -> None:
@@ -117,6 +126,19 @@ def test_past_its_tenants_share_it_is_stopped_and_goes_on_as_it_was() -> None:
     asyncio.run(main())
 
 
+def test_one_that_would_not_end_with_its_parent_is_not_stopped() -> None:
+    async def main() -> None:
+        shares = Shares(past=0.0, seconds=600.0)
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", SPINS)
+        pace = Pace(shares, "t")
+        async with asyncio.timeout(30), pace.of(child.pid):
+            await wait_until(lambda: shares.had.get("t", 0.0) >= 0.2)
+        assert pace.rested == 0.0
+        await end(child)
+
+    asyncio.run(main())
+
+
 def test_it_rests_no_longer_in_all_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         monkeypatch.setattr(compiler_pace, "COMPILE_RESTS_SECONDS_MAX", 0.1)
@@ -153,5 +175,81 @@ def test_a_tenants_compilations_are_charged_to_it_and_lose_nothing_by_rests() ->
         assert await compiler.compile(guests.HELLO_WASM, tenant="b") == plain
         assert shares.had.keys() == {"b"}
         assert shares.had["b"] > 0.02
+
+    asyncio.run(main())
+
+
+def test_nobody_rests_while_another_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tenants past their share would hold all turns for as long as they rest, for nothing."""
+
+    async def main() -> None:
+        compiler, stop, waiting = Compiler(at_once=2), Pace._stop, list[list[str]]()
+
+        async def noted(pace: Pace, *given: Any) -> None:
+            waiting.append(list(compiler._waiting))
+            await stop(pace, *given)
+
+        monkeypatch.setattr(Pace, "_stop", noted)
+        shares = compiler.account = Shares(past=0.0, seconds=0.1)
+        hostile = [compiler.compile(guests.HELLO_WASM, tenant=name) for name in "ab"]
+        asked = [asyncio.create_task(each) for each in hostile]
+        await wait_until(lambda: shares.had.keys() >= {"a", "b"})
+        await asyncio.gather(*asked, compiler.compile(guests.HELLO_WASM, tenant="victim"))
+        assert waiting, "they rest"
+        assert not any(waiting)
+        waiting.clear()
+        shares.had["c"] = 1.0
+        await asyncio.gather(*[compiler.compile(guests.HELLO_WASM, tenant=name) for name in "abc"])
+        assert ["c"] in waiting, "one that would rest itself is no reason"
+
+    asyncio.run(main())
+
+
+def test_a_system_that_lets_nobody_be_stopped_lets_all_compile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_process: int, _signal: int) -> None:
+        raise PermissionError("a filter of system calls")
+
+    async def main() -> None:
+        compiler = Compiler()
+        shares = compiler.account = Shares(past=0.0, seconds=0.01)
+        monkeypatch.setattr(signal, "pidfd_send_signal", refused)
+        await compiler.compile(guests.HELLO_WASM, tenant="a")
+        assert shares.had["a"] > 0.0
+
+    asyncio.run(main())
+
+
+GATEWAY = """
+import asyncio
+from symphony_runtime.compiler import Compiler
+
+class Rests:
+    def charge(self, tenant, seconds): pass
+    def rest(self, tenant): return 600.0
+
+async def main():
+    compiler = Compiler()
+    compiler.account = Rests()
+    await compiler.compile(b"\\0asm\\x01\\0\\0\\0", tenant="a")
+
+asyncio.run(main())
+"""
+
+
+def test_one_that_rests_ends_with_its_gateway() -> None:
+    async def main() -> None:
+        gateway = await spawn(GATEWAY)
+        stopped: set[int] = set()
+
+        def is_stopped() -> bool:
+            stopped.update(pid for pid in descendants(gateway.pid) if state(pid) == "T")
+            return bool(stopped)
+
+        await wait_until(is_stopped)
+        gateway.kill()
+        await gateway.wait()
+        assert still_alive(stopped) == []
 
     asyncio.run(main())
