@@ -1,7 +1,7 @@
 """Every pointer of every call, generated from the ABI's table, with every kind of bad place.
 
 A pointer outside memory is EFAULT, whatever else is wrong with the call, and nothing is read or
-written; a place at memory's very edge is as good as any other.
+written; a place at memory's very edge is as good as any other. However the calls cross.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import ABORT, WASI_CALLS, Call, table
+from symphony_runtime.worker.crossing import Crossing
 
 from tests.support import guests
 from tests.support.abi_calls import KV, LENGTHS, NAME_AT, POINTERS, TOKENS_AT, VALUES, good
@@ -105,7 +106,7 @@ def test_every_parameter_is_a_pointer_a_length_or_a_value() -> None:
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["as it began", "grown"])
-def test_no_pointer_outside_memory_is_followed(grown: bool) -> None:
+def test_no_pointer_outside_memory_is_followed(grown: bool, crossing: Crossing | None) -> None:
     """Null with a length, wrap-around, one past the end, negative, huge: also where a memory that
     has grown ends now, and could not grow further.
     """
@@ -124,10 +125,10 @@ def test_no_pointer_outside_memory_is_followed(grown: bool) -> None:
             assert wrong == []
             assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test)
+    rigged(test, crossing=crossing)
 
 
-def test_the_edges_of_memory_are_inside() -> None:
+def test_the_edges_of_memory_are_inside(crossing: Crossing | None) -> None:
     """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
 
     async def test(rig: Rig) -> None:
@@ -139,10 +140,10 @@ def test_the_edges_of_memory_are_inside() -> None:
             wrong = [(s, g) for s, g in zip(steps, got, strict=True) if g == -Errno.EFAULT]
             assert wrong == []
 
-    rigged(test)
+    rigged(test, crossing=crossing)
 
 
-def test_places_that_overlap_are_read_before_they_are_written() -> None:
+def test_places_that_overlap_are_read_before_they_are_written(crossing: Crossing | None) -> None:
     """Arguments and results in the same bytes: as good as in others."""
 
     async def test(rig: Rig) -> None:
@@ -170,7 +171,7 @@ def test_places_that_overlap_are_read_before_they_are_written() -> None:
         assert isinstance(found[12], int)
         assert found[12] > 0
 
-    rigged(test)
+    rigged(test, crossing=crossing)
 
 
 # --- What toolchains import ----------------------------------------------------------------------
@@ -195,7 +196,7 @@ IOVS = b"".join(
 )
 
 
-def test_no_pointer_of_wasi_is_followed_outside_memory() -> None:
+def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: Crossing | None) -> None:
     assert set(WASI_BAD) | NO_FILES | {"proc_exit", "sched_yield"} == set(WASI_CALLS)
 
     async def test(rig: Rig) -> None:
@@ -216,11 +217,13 @@ def test_no_pointer_of_wasi_is_followed_outside_memory() -> None:
         assert found[-8:-2] == [INVAL, BADF, BADF, TOO_BIG, INVAL, INVAL]
         assert found[-2:] == [b"\xa5" * 64, b"\x5a" * 64]
 
-    rigged(test)
+    rigged(test, crossing=crossing)
 
 
 @pytest.mark.parametrize("pointer", [0, 1, 3, 4, END - 2, END, END + 4, -1, -4, 700, 704])
-def test_an_abort_with_any_pointer_ends_one_program(pointer: int) -> None:
+def test_an_abort_with_any_pointer_ends_one_program(
+    pointer: int, crossing: Crossing | None
+) -> None:
     """A string's length stands before it: here it is anything."""
 
     async def test(rig: Rig) -> None:
@@ -236,10 +239,10 @@ def test_an_abort_with_any_pointer_ends_one_program(pointer: int) -> None:
         assert len(ended.reason) < 3000
 
     assert len(ABORT.params) == 4
-    rigged(test)
+    rigged(test, crossing=crossing)
 
 
-def test_calls_before_memory_can_be_seen_harm_nobody() -> None:
+def test_calls_before_memory_can_be_seen_harm_nobody(crossing: Crossing | None) -> None:
     """A start function makes every call, with zeros, with ones, and with pointers to nowhere."""
 
     async def test(rig: Rig) -> None:
@@ -254,4 +257,4 @@ def test_calls_before_memory_can_be_seen_harm_nobody() -> None:
         ended = await rig.run(module('(func (export "_start"))', start))
         assert (ended.status, ended.reason) == ("exited", "")
 
-    rigged(test)
+    rigged(test, crossing=crossing)
