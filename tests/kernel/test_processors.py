@@ -28,6 +28,8 @@ def test_a_process_uses_what_it_may_be_put_on(tmp_path: Path) -> None:
     assert usable_processors(tmp_path, tmp_path) == len(before)
     os.sched_setaffinity(0, {min(before)})
     try:
+        if len(os.sched_getaffinity(0)) > 1:
+            pytest.skip("this system takes an affinity, and does nothing about it")
         assert usable_processors(tmp_path, tmp_path) == 1
     finally:
         os.sched_setaffinity(0, before)

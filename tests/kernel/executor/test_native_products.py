@@ -125,7 +125,7 @@ def test_a_caller_who_is_moved_within_a_step_does_not_meet_his_team_again(librar
             apart = keeps_apart(library, start, to)
             if apart is not None:  # the system has let it be seen
                 seen.append(apart)
-    if not seen:
+    if len(seen) < 6:
         pytest.skip("the system moves threads too often to see it")
     assert sum(seen) > len(seen) / 2  # it may have moved him there and back unseen
 

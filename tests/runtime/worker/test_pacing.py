@@ -4,10 +4,13 @@ import asyncio
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.call_shares import Beside
+from symphony_runtime.worker import pacing as pacing_module
 from symphony_runtime.worker.instance import Instance, Services
 from symphony_runtime.worker.pacing import Pacing
 from symphony_runtime.worker.run import Run
@@ -35,7 +38,10 @@ def _rests(run: Run) -> bool:
     return run.share.rests
 
 
-def test_what_turns_took_is_told_once_and_in_lots() -> None:
+def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1.0]
+    monkeypatch.setattr(pacing_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
     async def test() -> None:
         turns = Turns()
         pacing = Pacing(turns, lambda: None)
@@ -47,10 +53,8 @@ def test_what_turns_took_is_told_once_and_in_lots() -> None:
         pacing.note(other, 3_000)
         assert pacing.told() is None, "it is not time yet"
         pacing.note(other, 4_000)
-        async with asyncio.timeout(20):
-            while (frame := pacing.told()) is None:  # noqa: ASYNC110 - it is asked for
-                await asyncio.sleep(0.001)
-        assert frame == [m.Spent.KIND, [[2, 7]]]
+        clock[0] += SPENT_TOLD_SECONDS
+        assert pacing.told() == [m.Spent.KIND, [[2, 7]]]
         pacing.close()
 
     asyncio.run(test())
