@@ -107,7 +107,8 @@ SEED ?= 1
 MINUTES ?= 0
 schemathesis: $(VENV)/installed
 	@echo "== schemathesis: $(EACH) requests a route, of each kind, others each time (some five minutes)"
-	@$(RUNNING) SYMPHONY_SCHEMATHESIS=$(EACH) pytest tests/hostile/clients/test_schemathesis.py
+	@$(RUNNING) SYMPHONY_SCHEMATHESIS=$(EACH) pytest tests/hostile/clients/test_schemathesis.py \
+		tests/hostile/clients/test_odd_values.py
 
 fuzz: $(VENV)/installed
 	@echo "== fuzz: $(CALLS) calls from seed $(SEED), and what they found (some ten minutes a million)"

@@ -1,8 +1,15 @@
-"""What holds for every test: the suite says the same of the same tree, however busy the machine."""
+"""What holds for every test: the suite says the same of the same tree, however busy the machine.
+
+And what tests of several folders share: a real PostgreSQL beside SQLite, for what holds of both.
+"""
 
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.postgres import Cluster, running_cluster
 
 # Whoever looks for new failures asks for other examples than last time: SYMPHONY_EXPLORE=1.
 _EXPLORES = bool(os.environ.get("SYMPHONY_EXPLORE"))
@@ -18,3 +25,21 @@ settings.load_profile("suite")
 for _name in ("http_proxy", "https_proxy", "all_proxy"):
     for _spelling in (_name, _name.upper()):
         os.environ.pop(_spelling, None)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Cluster]:
+    """A cluster for all tests that want one."""
+    with running_cluster() as cluster:
+        if cluster is None:
+            pytest.skip("no PostgreSQL that runs here: neither the wheel's nor the system's")
+        yield cluster
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """Where a store is: "" for SQLite, and the URL of an empty PostgreSQL."""
+    if request.param == "sqlite":
+        return ""
+    cluster: Cluster = request.getfixturevalue("postgres")
+    return cluster.new_url()

@@ -33,6 +33,7 @@ from symphony_runtime.outside.options import parse_http, parse_tools
 from symphony_runtime.worker.worker import Worker
 
 from tests.support.kernels import audited
+from tests.support.routes import undocumented
 from tests.support.sockets import make_socket_folder
 
 WORKER_SECRET = b"w" * 32
@@ -40,7 +41,10 @@ GATEWAY_SECRET = b"g" * 32
 
 
 class House:
-    """Enter it to have all roles up and linked; leaving it checks the kernel's books."""
+    """Enter it to have all roles up and linked.
+
+    Leaving it checks the kernel's books, and that the document names whatever was answered.
+    """
 
     def __init__(
         self,
@@ -94,6 +98,7 @@ class House:
             assert not self.worker.faults
         await asyncio.sleep(0.01)  # the kernel hears of the ends
         await self.stop_kernel()
+        assert not undocumented(self.gateway.services.runs.figures.responses)
 
     async def start_kernel(self) -> None:
         assets = Assets(simulated_model(), b"", None, {})

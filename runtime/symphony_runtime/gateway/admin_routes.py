@@ -30,23 +30,23 @@ def _key_routes(base: str, whose: str, one: str) -> tuple[Route, ...]:
     return (
         _route(
             "GET", f"{base}/keys", f"list{one}Keys", admin.list_keys, f"List {whose} keys",
-            {200: Answer("all of them, the oldest first", "KeyList")}, problems=(404,),
+            {200: Answer("all of them, the oldest first", "KeyList")},
         ),
         _route(
             "POST", f"{base}/keys", f"create{one}Key", admin.create_key,
             f"Make one of {whose} keys; it is shown this once",
-            {201: Answer("the key", "NewKey")}, problems=(404, 409, 413, 415, 429),
+            {201: Answer("the key", "NewKey")}, problems=(409,),
             body=("application/json", "KeyRequest"),
         ),
         _route(
             "DELETE", f"{base}/keys/{{key}}", f"revoke{one}Key", admin.revoke_key,
             f"Take one of {whose} keys away: it is refused, and what it has open is cut off",
-            {204: Answer("it is gone")}, problems=(404, 409),
+            {204: Answer("it is gone")}, problems=(409,),
         ),
         _route(
             "POST", f"{base}/keys/{{key}}/rotate", f"rotate{one}Key", admin.rotate_key,
             f"Make a key in place of one of {whose}, which stays for a time of grace",
-            {201: Answer("the new key", "NewKey")}, problems=(404, 409), parameters=(_GRACE,),
+            {201: Answer("the new key", "NewKey")}, problems=(409,), parameters=(_GRACE,),
         ),
     )  # fmt: skip
 
@@ -59,22 +59,22 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     _route(
         "POST", "/v1/admin/tenants", "createTenant", admin.create_tenant, "Make a tenant",
         {201: Answer("it is there, and has no key yet", "Tenant")},
-        problems=(409, 413, 415, 429), body=("application/json", "TenantRequest"),
+        problems=(409,), body=("application/json", "TenantRequest"),
     ),
     _route(
         "GET", _TENANT, "getTenant", admin.get_tenant, "Show a tenant",
-        {200: Answer("the tenant", "Tenant")}, problems=(404,),
+        {200: Answer("the tenant", "Tenant")},
     ),
     _route(
         "PATCH", _TENANT, "changeTenant", admin.change_tenant,
         "Suspend a tenant or let it go on, give it a share of the device, bound what it may have",
-        {200: Answer("the tenant as it is now", "Tenant")}, problems=(404, 413, 415, 429),
+        {200: Answer("the tenant as it is now", "Tenant")},
         body=("application/json", "TenantChange"),
     ),
     _route(
         "DELETE", _TENANT, "deleteTenant", admin.delete_tenant,
         "Forget a tenant that has no programs, runs or KV files any more, with its keys",
-        {204: Answer("forgotten; what it used stays in the books")}, problems=(404, 409, 503),
+        {204: Answer("forgotten; what it used stays in the books")}, problems=(409,),
         parameters=(Parameter("everything", "and first of all delete whatever it has", FLAG),),
     ),
     *_key_routes(_TENANT, "a tenant's", "Tenant"),
@@ -87,7 +87,7 @@ ADMIN_ROUTES: tuple[Route, ...] = (
     _route(
         "DELETE", "/v1/admin/gateways/{gateway}", "dropGateway", admin.drop_gateway,
         "Wait no more for a gateway that is gone for good; its live runs have failed",
-        {204: Answer("dropped")}, problems=(404, 409),
+        {204: Answer("dropped")}, problems=(409,),
     ),
     _route(
         "GET", "/v1/admin/usage", "getUsage", admin.get_usage,

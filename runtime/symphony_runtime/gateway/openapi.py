@@ -20,7 +20,8 @@ DOCUMENT = web.AppKey("openapi", bytes)
 EVENTS = "text/event-stream"
 _PROBLEM = "application/problem+json"
 _BEFORE_ROUTES = (400, 417)  # what is no HTTP is refused before anybody looks whose path it is
-_PROBLEMS = {
+_OF_BODIES = (408, 413, 415, 429)
+PROBLEMS = {
     400: "the request is wrong; `detail` says how",
     401: "no key, or not a tenant's",
     403: "it may not be: the operator does not let it, the tenant is suspended, the key only reads",
@@ -120,15 +121,17 @@ def _parameter(parameter: "Parameter") -> dict[str, Any]:
 
 def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
-    always = (500,) if route.access.value == "open" else (401, 403, 500)
-    paced = (429,) if route.access.value in ("tenant", "any") else ()
-    slow = (408,) if route.body is not None else ()
-    for status in sorted({*route.problems, *_BEFORE_ROUTES, *always, *slow, *paced}):
+    known = set() if route.access.value == "open" else {401, 403, 503}  # the database may be away
+    paced = {429} if route.access.value in ("tenant", "any") else set()
+    named = {404} if "{" in route.path else set()
+    taken = set(_OF_BODIES) if route.body is not None else set()
+    problems = {*route.problems, *_BEFORE_ROUTES, 500, *known, *paced, *named, *taken}
+    for status in sorted(problems):
         problem = {_PROBLEM: {"schema": _reference("Problem")}}
         own = {"application/json": {"schema": _reference(route.errors)}}
         before = problem if status in _BEFORE_ROUTES else {}
         content = problem if route.errors == "Problem" else own | before
-        responses.setdefault(str(status), {"description": _PROBLEMS[status], "content": content})
+        responses.setdefault(str(status), {"description": PROBLEMS[status], "content": content})
     return responses
 
 
@@ -256,7 +259,15 @@ SCHEMAS: dict[str, Any] = {
     "RunStarted": _object({"id": _STRING}),
     "RunPage": _page("Run"),
     "Limits": _object({"limits": _object({limit.name: _BOUND for limit in LIMITS})}),
-    "Events": {"type": "string", "description": "server-sent events; each data is JSON"},
+    # Of each event; some read the schema of a stream as that of the whole, which is a text.
+    "Events": {
+        "description": "server-sent events; the data of each is JSON",
+        "properties": {
+            "id": {"type": "string", "pattern": "^[0-9]+$"},
+            "event": {"enum": ["message", "log", "status", "usage"]},
+            "data": {"type": "string", "contentMediaType": "application/json"},
+        },
+    },
     "Message": {
         "description": "the bytes of one message; in JSON a string, or base64 if not UTF-8",
         "oneOf": [_STRING, _object({"base64": _STRING})],

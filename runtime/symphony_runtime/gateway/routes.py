@@ -23,7 +23,7 @@ _RESUME = (
     ),
     Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
 )
-_OPENAI_PROBLEMS = (404, 409, 410, 413, 415, 422, 429, 503)
+_OPENAI_PROBLEMS = (404, 409, 410, 422)
 _ONCE = Parameter(
     "Idempotency-Key",
     "a text of the client's own: a second request with it gets what the first got, for a day",
@@ -49,7 +49,7 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/programs", "uploadProgram", handlers.upload_program,
         "Check, compile and keep a program",
         {201: Answer("kept", "Program"), 200: Answer("its bytes were known", "Program")},
-        problems=(409, 413, 415, 422, 429),
+        problems=(404, 409, 422),  # 404: what the key's first request uploaded was deleted since
         parameters=(Parameter("name", "a name, which then points at this program"), _ONCE),
         body=("application/wasm", "Wasm"),
     ),
@@ -61,12 +61,12 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/programs/{program}", "getProgram", handlers.get_program,
         "Show a program, by its id or a name",
-        {200: Answer("the program", "Program")}, problems=(404,),
+        {200: Answer("the program", "Program")},
     ),
     Route(
         "DELETE", "/v1/programs/{program}", "deleteProgram", handlers.delete_program,
         "Forget a program and its names; runs of it go on",
-        {204: Answer("forgotten")}, problems=(404,),
+        {204: Answer("forgotten")},
     ),
     Route(
         "POST", "/v1/programs/{program}/runs", "startRun", handlers.start_run,
@@ -77,7 +77,7 @@ ROUTES: tuple[Route, ...] = (
             ),
             202: Answer("it has started (`detach`)", "RunStarted"),
         },
-        problems=(404, 409, 410, 413, 415, 422, 429, 503),
+        problems=(409, 410, 422),
         parameters=(Parameter("detach", "answer as soon as it has started", FLAG), _ONCE),
         body=("application/json", "RunRequest"),
     ),
@@ -88,34 +88,34 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route(
         "GET", "/v1/runs", "listRuns", handlers.list_runs, "List runs",
-        {200: Answer("a page, newest first", "RunPage")}, problems=(503,),
+        {200: Answer("a page, newest first", "RunPage")},
         parameters=(LIMIT, AFTER, Parameter("live", "only those, with what they hold", FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}", "getRun", handlers.get_run,
         "Show a run, with its messages so far",
-        {200: Answer("the run", "RunResult")}, problems=(404,),
+        {200: Answer("the run", "RunResult")},
     ),
     Route(
         "DELETE", "/v1/runs/{run}", "deleteRun", handlers.delete_run,
         "Forget a run that has ended, with its messages and its log",
-        {204: Answer("forgotten")}, problems=(404, 409),
+        {204: Answer("forgotten")}, problems=(409,),
     ),
     Route(
         "GET", "/v1/runs/{run}/events", "getEvents", streaming.get_events,
         "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
-        {200: Answer("the events", "Events", EVENTS)}, problems=(404,),
+        {200: Answer("the events", "Events", EVENTS)}, problems=(409,),
         parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", FLAG)),
     ),
     Route(
         "GET", "/v1/runs/{run}/trace", "getTrace", handlers.get_trace,
         "What a run that was started with `trace` did: its calls, waits and steps",
-        {200: Answer("Chrome trace events, which Perfetto shows", "Trace")}, problems=(404,),
+        {200: Answer("Chrome trace events, which Perfetto shows", "Trace")},
     ),
     Route(
         "POST", "/v1/runs/{run}/messages", "sendMessage", handlers.send_message,
         "Hand the program a message for its `recv`",
-        {204: Answer("taken")}, problems=(404, 409, 413, 415, 429),
+        {204: Answer("taken")}, problems=(409,),
         parameters=(Parameter("close", "nothing follows; an empty body is no message", FLAG),),
         body=("application/octet-stream", "Message"),
     ),
@@ -123,32 +123,32 @@ ROUTES: tuple[Route, ...] = (
         "POST", "/v1/runs/{run}/cancel", "cancelRun", handlers.cancel_run,
         "End a run; one that has ended stays as it was",
         {200: Answer("it has ended", "Run"), 202: Answer("it is about to", "Run")},
-        problems=(404,),
+        problems=(409,),
     ),
     Route(
         "GET", "/v1/runs/{run}/ws", "websocket", streaming.websocket,
         "Messages both ways, over a WebSocket",
-        {101: Answer("the protocol changes to WebSocket")}, problems=(404, 426),
+        {101: Answer("the protocol changes to WebSocket")}, problems=(409, 426),
         parameters=(*_RESUME, Parameter("events", "what comes are events with their ids", FLAG)),
     ),
     Route(
         "GET", "/v1/kv", "listKv", kv_files.list_kv,
         "List the tenant's named KV files; below `public/<tenant>/`, what that tenant publishes",
-        {200: Answer("a page, by path", "KvPage")}, problems=(503,),
+        {200: Answer("a page, by path", "KvPage")},
         parameters=(Parameter("prefix", "what the paths begin with"), LIMIT, AFTER),
     ),
     Route(
         "GET", "/v1/kv/{path}", "getKv", kv_files.get_kv,
         "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
         {200: Answer("what is known of it; or the file", "KvFile", file=True)},
-        problems=(404, 429, 503, 507),
+        problems=(507,),
         parameters=(Parameter("download", "send the file itself", FLAG),),
     ),
     Route(
         "PUT", "/v1/kv/{path}", "putKv", kv_files.put_kv,
         "Take a KV file and give it a durable name",
         {201: Answer("it is there", "KvFile"), 200: Answer("in place of another", "KvFile")},
-        problems=(403, 409, 413, 415, 429, 503, 507),
+        problems=(409, 507),
         parameters=(
             Parameter("replace", "0: only where no file has the name", FLAG),
             Parameter("rebuild", "leave its K and V, compute them again from its tokens", FLAG),
@@ -160,7 +160,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "DELETE", "/v1/kv/{path}", "deleteKv", kv_files.delete_kv,
         "Remove a name; views that programs have open stay valid",
-        {204: Answer("removed")}, problems=(403, 404, 429, 503),
+        {204: Answer("removed")},
     ),
     Route(
         "GET", "/v1/secrets", "listSecrets", secrets_routes.list_secrets,
@@ -171,20 +171,20 @@ ROUTES: tuple[Route, ...] = (
         "PUT", "/v1/secrets/{name}", "putSecret", secrets_routes.put_secret,
         "Keep a secret that `http` puts into headers where a program writes {{secret:NAME}}",
         {201: Answer("kept", "Secret"), 200: Answer("in place of another", "Secret")},
-        problems=(413, 415, 429), body=("application/json", "SecretRequest"),
+        body=("application/json", "SecretRequest"),
     ),
     Route(
         "DELETE", "/v1/secrets/{name}", "deleteSecret", secrets_routes.delete_secret,
-        "Forget a secret", {204: Answer("forgotten")}, problems=(404,),
+        "Forget a secret", {204: Answer("forgotten")},
     ),
     Route(
         "GET", "/v1/models", "listModels", openai.list_models,
         "The model, then the tenant's named programs: each may be a request's `model`",
-        {200: Answer("all of them", "ModelList")}, problems=(503,), errors="OpenAIError",
+        {200: Answer("all of them", "ModelList")}, errors="OpenAIError",
     ),
     Route(
         "GET", "/v1/models/{model}", "getModel", openai.get_model, "One of them",
-        {200: Answer("it is there", "Model")}, problems=(404, 503), errors="OpenAIError",
+        {200: Answer("it is there", "Model")}, errors="OpenAIError",
     ),
     Route(
         "POST", "/v1/completions", "createCompletion", openai.create_completion,
@@ -216,7 +216,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "GET", "/v1/admin/statistics", "statistics", handlers.statistics,
         "The counters of kernel and gateway",
-        {200: Answer("the counters", "Statistics")}, problems=(503,),
+        {200: Answer("the counters", "Statistics")},
         parameters=(Parameter("check", "audit the kernel's pages and tables first", FLAG),),
         access=Access.ADMIN,
     ),

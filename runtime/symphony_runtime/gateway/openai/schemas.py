@@ -78,7 +78,7 @@ OPENAI_SCHEMAS: dict[str, Any] = {
         },
     },
     "OpenAIChunks": {
-        "type": "string",
         "description": "server-sent events; each data is JSON, but for a last [DONE]",
+        "properties": {"data": {"type": "string"}},
     },
 }
