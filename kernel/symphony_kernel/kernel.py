@@ -350,8 +350,7 @@ class Kernel:
         return asked(**args)
 
     def _limit_tenant(self, tenant: str, limits: Any) -> int:
-        limits = tenant_limits(limits)
-        limited = self._kvfs.limit(tenant, limits)
+        limited = self._kvfs.limit(tenant, tenant_limits(limits))
         self._throttle.limit(tenant, limited.limits.tokens_per_minute)
         return 0
 
@@ -547,6 +546,7 @@ class Kernel:
         self._stepper.plan()
 
     def _flush(self) -> None:
+        self._syscalls.turns.tell()
         while self._dirty:
             self._dirty.pop().flush()
         if self.scribe is not None:

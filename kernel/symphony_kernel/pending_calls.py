@@ -65,6 +65,7 @@ class Turns:
     witness: PredWitness | None = None
     failed: int = 0  # calls answered with an errno
     made: int = 0  # works
+    untold: list["Generation"] = field(default_factory=list)  # that have given records since `tell`
     positions: Int32 = field(init=False)  # [entries_max], 0, 1, ..: slices of it are constants
 
     def __post_init__(self) -> None:
@@ -116,6 +117,12 @@ class Turns:
         for file in files:
             if file.generating:
                 raise SyscallError(Errno.EBUSY, "a generation goes on in this file")
+
+    def tell(self) -> None:
+        """Reply with what generations have given since the last time: one reply each."""
+        untold, self.untold = self.untold, []
+        for generation in untold:
+            generation.tell()
 
     def answer(self, caller: Instance, seq: int, result: Result) -> None:
         """Reply, if the call wants one and its caller is still there."""
@@ -386,11 +393,11 @@ class Generation(Pred):
     """A generation: a pred, and behind each token that it gives the next one, until its end.
 
     It is first in its file's queue all the time, and nothing waits behind it but what has failed:
-    other calls on the file hear EBUSY. What it gives is replied to record by record; the last reply
-    is empty, or an errno.
+    other calls on the file hear EBUSY. What it gives is told once a turn of the loop: records of
+    steps that are told of together are one reply. The last reply is empty, or an errno.
     """
 
-    __slots__ = ("asked", "last", "run_ahead")
+    __slots__ = ("asked", "last", "run_ahead", "untold")
 
     def __init__(
         self,
@@ -406,6 +413,7 @@ class Generation(Pred):
         self.asked = options
         self.run_ahead: RunAhead  # set when it starts
         self.last: UInt32 | None = None  # [1], the last one given, while its step is not launched
+        self.untold = b""  # records given in this turn
         file.generating = True
 
     @property
@@ -427,6 +435,12 @@ class Generation(Pred):
         self.run_ahead.take(n)
         if self.last is not None:
             self._go_on()
+
+    def tell(self) -> None:
+        """Reply with the records that it has given and not told."""
+        records, self.untold = self.untold, b""
+        if records:
+            self.turns.answer(self.caller, self.seq, records)
 
     def finished(self) -> None:
         """Leave; the file is free."""
@@ -471,7 +485,9 @@ class Generation(Pred):
         if work.count > 1:
             usage.prompt_tokens += work.count
         usage.completion_tokens += 1
-        self.turns.answer(self.caller, self.seq, result)
+        if not self.untold:
+            self.turns.untold.append(self)
+        self.untold += result
         if self.run_ahead.give(result):
             self._end(b"")
         else:
@@ -497,5 +513,6 @@ class Generation(Pred):
 
     def _end(self, result: bytes | int) -> None:
         self.files[0].unreserve()  # what was reserved for steps that do not come
+        self.tell()
         self.turns.answer(self.caller, self.seq, result)
         finish(self)

@@ -23,11 +23,13 @@ from tests.support.kernels import (
     C,
     Rig,
     Worker,
+    appended,
     options,
     start,
     tokens,
     with_kernel,
 )
+from tests.support.lots import in_lots
 
 LENGTH = len(PROMPT) // 4
 SEEDED = {"sample": {"temperature": 1.5, "top_p": 0.9, "seed": 11}}
@@ -51,15 +53,6 @@ async def loop(
         records.append(record)
         next_ = record[:4]
     return records
-
-
-async def appended(worker: Worker, instance: int = 1, handle: int = A) -> list[int]:
-    """Return the tokens behind the prompt."""
-    length = await worker.call(instance, Op.KV_LEN, handle)
-    assert isinstance(length, int)
-    found = await worker.call(instance, Op.KV_TOKENS, handle, LENGTH, length - LENGTH)
-    assert isinstance(found, bytes)
-    return [int.from_bytes(found[i : i + 4], "little") for i in range(0, len(found), 4)]
 
 
 # -- What it gives -----------------------------------------------------------------------------
@@ -371,8 +364,8 @@ def test_a_closed_handle_does_not_end_it() -> None:
 
 # -- Its end -----------------------------------------------------------------------------------
 @settings(max_examples=60, deadline=None)
-@drawn(st.integers(0, 300), st.integers(0, 9), st.booleans(), st.integers(0, 3))
-def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int) -> None:
+@drawn(st.integers(0, 300), st.integers(0, 9), st.booleans(), st.integers(0, 3), st.booleans())
+def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int, lots: bool) -> None:
     async def test(rig: Rig) -> None:
         worker = await start(rig)
         for other in range(others):
@@ -401,7 +394,7 @@ def test_a_cancel_is_exact(at_ms: int, ahead: int, eager: bool, others: int) -> 
         await again.end
         assert again.ids[: len(given)] == given
 
-    with_kernel(test)
+    with_kernel(test, executor=in_lots if lots else None)
 
 
 @settings(max_examples=40, deadline=None)

@@ -80,8 +80,9 @@ class DyingRig:
         log_bytes: int = 1 << 20,
         costs: CostModel = ANY_MS,
         options: KernelOptions | None = None,
+        device: type[SimulatedExecutor] = SimulatedExecutor,
     ) -> None:
-        self.clock, self.folder = clock, folder
+        self.clock, self.folder, self._device = clock, folder, device
         self._pages, self._log_bytes, self._costs, self._options = pages, log_bytes, costs, options
         self.alive = asyncio.Event()
         self.links: list[Link] = []
@@ -93,7 +94,7 @@ class DyingRig:
 
     def make(self) -> Kernel:
         """Return another kernel of the same configuration."""
-        executor = SimulatedExecutor(self.clock, self._pages, costs=self._costs)
+        executor = self._device(self.clock, self._pages, costs=self._costs)
         return Kernel(executor, describe(ASSETS), self.clock, self._options)
 
     def boot(self) -> None:

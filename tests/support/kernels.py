@@ -104,7 +104,7 @@ class Worker:
     ) -> "Generation":
         """Begin a generation; an `eager` one is told of each record that it was taken."""
         self._seq += 1
-        made = Generation(self, instance, self._seq, eager)
+        made = Generation(self, instance, self._seq, eager, 8 * (1 + given.get("logprobs", 0)))
         self.generations[instance, self._seq] = made
         packed = options(**given) if given else b""
         self.link.send(
@@ -116,9 +116,12 @@ class Worker:
 class Generation:
     """What a generation gave: `records` in order, then `end` (b"" or an errno)."""
 
-    def __init__(self, worker: Worker, instance: int, seq: int, eager: bool) -> None:
+    def __init__(self, worker: Worker, instance: int, seq: int, eager: bool, size: int = 8) -> None:
+        """`size`: of a record, in bytes."""
         self.worker, self.instance, self.seq, self.eager = worker, instance, seq, eager
+        self.size = size
         self.records: list[bytes] = []
+        self.replies = 0  # that had records
         self.times: list[float] = []  # of the records, in the loop's seconds
         self.end: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
@@ -127,10 +130,13 @@ class Generation:
         if isinstance(result, int) or not result:
             self.end.set_result(result)
             return
-        self.records.append(result)
-        self.times.append(asyncio.get_running_loop().time())
+        count, rest = divmod(len(result), self.size)
+        assert not rest, "a record is never split"
+        self.replies += 1
+        self.records += [result[at : at + self.size] for at in range(0, len(result), self.size)]
+        self.times += [asyncio.get_running_loop().time()] * count
         if self.eager:
-            self.take(1)
+            self.take(count)
 
     def take(self, n: int) -> None:
         """Give credit for n records."""
@@ -142,6 +148,16 @@ class Generation:
     @property
     def ids(self) -> list[int]:
         return [int.from_bytes(record[:4], "little") for record in self.records]
+
+
+async def appended(worker: Worker, instance: int = 1, handle: int = A) -> list[int]:
+    """Return the tokens behind PROMPT."""
+    start = len(PROMPT) // 4
+    length = await worker.call(instance, m.Op.KV_LEN, handle)
+    assert isinstance(length, int)
+    found = await worker.call(instance, m.Op.KV_TOKENS, handle, start, length - start)
+    assert isinstance(found, bytes)
+    return [int.from_bytes(found[i : i + 4], "little") for i in range(0, len(found), 4)]
 
 
 class Gateway:

@@ -333,12 +333,13 @@ class Rig:
         hashed: bool = True,
         options: KernelOptions | None = None,
         crossing: Crossing | None = None,
+        device: type[SimulatedExecutor] = SimulatedExecutor,
     ) -> None:
         self._options = poisoned(options)
         self._crossing = crossing
         self._clock = clock or RealClock()
         self._assets = assets or Assets(simulated_model(), b"", None, {})
-        self._executor = SimulatedExecutor(
+        self._executor = device(
             self._clock, pages, self._assets.model, costs or CostModel(), hashed
         )
         self._names = count(1)

@@ -93,7 +93,7 @@ SINGLE: Final = (
         Turns,
         _as(
             None, "kvfs", "processes", "scheduler", "entries_max", "reply", "draw_seed", "witness",
-            "positions",
+            "positions", "untold",
         ),
     ),
     Kept(Seeds),
@@ -136,7 +136,7 @@ MANY: Final = (
     Kept(Call),
     Kept(Turn),
     Kept(Pred),
-    Kept(Generation),
+    Kept(Generation, _as(b"", "untold")),
     Kept(Waiting),
     Kept(Constraint, _as(None, "grammar")),
     Kept(

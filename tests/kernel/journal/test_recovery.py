@@ -25,6 +25,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 from tests.support.courses import Lip, Script
 from tests.support.dying import DyingRig, differences, with_dying_kernel
 from tests.support.kernels import A, B, C, Gateway, Worker, options, tokens
+from tests.support.lots import InLots
 
 
 class View:
@@ -236,6 +237,16 @@ def test_nor_that_its_device_is_too_small_besides(tmp_path: Path) -> None:
         given: dict[str, Any] = {"pages": 40, "options": places}
         died = outcomes(tmp_path / f"{seed} dying", courses, chance, **given)
         assert died == outcomes(tmp_path / f"{seed} twin", courses, None, **given), seed
+
+
+def test_nor_that_steps_are_told_of_in_lots_besides(tmp_path: Path) -> None:
+    """A record that was told is not told again, and none is lost."""
+    for seed in range(8, 11):
+        chance = random.Random(seed)
+        courses = scripts(chance, 6, 12, ["prompt", "generate", "generate", "peek", "truncate"])
+        twin = outcomes(tmp_path / f"{seed} twin", courses, None)
+        assert outcomes(tmp_path / f"{seed} lots", courses, None, device=InLots) == twin, seed
+        assert outcomes(tmp_path / f"{seed} dying", courses, chance, device=InLots) == twin, seed
 
 
 def files(folder: Path, suffix: str = "") -> int:

@@ -31,6 +31,7 @@ from tests.support.generating_guests import (
     taker,
 )
 from tests.support.guests import Step, data, main, result
+from tests.support.lots import STEPS, InLots
 from tests.support.rig import Rig, rigged
 
 EBUSY, EBADF, EAGAIN, EINVAL = -Errno.EBUSY, -Errno.EBADF, -Errno.EAGAIN, -Errno.EINVAL
@@ -71,6 +72,31 @@ def test_it_gives_what_a_loop_of_preds_gives(capacity: int, ahead: int) -> None:
         assert usage[0] == usage[1]
 
     rigged(test)
+
+
+@pytest.mark.parametrize("best", [0, 2])
+@pytest.mark.parametrize("capacity", [1, 2, STEPS, 100])  # in records
+def test_what_is_told_of_together_can_be_taken_together(capacity: int, best: int) -> None:
+    size, count = 8 * (1 + best), 1 + 4 * STEPS
+
+    async def test(rig: Rig, options: bytes) -> list[bytes]:
+        found = await rig.run(taker(options, size * capacity))
+        assert (found.status, found.exit_code) == ("exited", 0), found
+        return found.messages
+
+    async def whole() -> None:
+        options = given(max=count, logprobs=best)
+        async with Rig(clock=clock, costs=MS) as plain, Rig(clock, MS, device=InLots) as lots:
+            found, expected = await test(lots, options), await test(plain, options)
+        assert b"".join(found) == b"".join(expected)
+        # The first token comes by itself.
+        largest = min(capacity, STEPS)
+        assert len(found[0]) == size
+        assert max(map(len, found)) == size * largest
+        assert len(found) == 1 + 4 * -(-STEPS // largest)
+
+    clock = VirtualClock()
+    clock.run(whole())
 
 
 @pytest.mark.parametrize("capacity", [24, 47, 4096])
