@@ -1,6 +1,7 @@
 """Preds that are computed before they come: nobody can tell but by the clock."""
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -101,6 +102,33 @@ def test_generations_and_preds_go_on_together() -> None:
         return found
 
     assert with_kernel(counted) == with_kernel(test, None)
+
+
+def test_what_has_ended_leaves_nothing_to_the_collector() -> None:
+    """With circles among what a token is made of, everybody would rest while they are found."""
+
+    async def test(rig: Rig) -> tuple[set[str], tuple[int, int]]:
+        await start(rig, 2)
+        worker = await start(rig)
+        await think(worker, 2, 20)
+        gc.collect()
+        gc.disable()
+        try:
+            made = worker.generate(1, A, tokens(1), max=20)
+            await think(worker, 2, 40)
+            assert await made.end == b""
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = {f"{type(each).__module__}.{type(each).__name__}" for each in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        return {name for name in left if name.startswith("symphony_kernel.")}, guessed(rig)
+
+    left, (hits, _) = with_kernel(test)
+    assert hits > 40
+    assert left == set()
 
 
 # -- Whatever else comes -----------------------------------------------------------------------

@@ -179,15 +179,18 @@ class Drafts:
     def ended(self, draft: Draft, results: Results) -> None:
         """A draft has ended, whatever has become of it; without results it was not computed."""
         guesses = self._guesses
-        if guesses is None or draft.follow.lot:
-            return
-        for row, guess in draft.guesses:
-            if guess.draft is not draft or guess.work is not None:
-                continue
-            if results:
-                guesses.computed(guess, results[row])
-            else:
-                guesses.lost(guess)
+        if guesses is not None and not draft.follow.lot:
+            for row, guess in draft.guesses:
+                if guess.draft is not draft or guess.work is not None:
+                    continue
+                if results:
+                    guesses.computed(guess, results[row])
+                else:
+                    guesses.lost(guess)
+        if draft not in self.there:
+            # A guess knows its draft: with this circle each token left all that it was made of to
+            # the collector, which rests everybody for milliseconds to find it.
+            draft.heads, draft.alive = [], []
 
     # -- Within --------------------------------------------------------------------------------
     def _heads(self, step: Step) -> Iterable[tuple[int, Head]]:
