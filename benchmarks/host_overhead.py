@@ -204,6 +204,13 @@ def roles_folder() -> Iterator[Path]:
         yield folder
 
 
+# As the supervisor has them: more threads take processors, or keep a worker from its lock-down.
+_AS_SERVED = {
+    "symphony_kernel": {"OMP_WAIT_POLICY": "PASSIVE"},
+    "symphony_runtime.worker": {"OPENBLAS_NUM_THREADS": "1"},
+}
+
+
 async def start_role(
     module: str, config: dict[str, Any], profile: Path | None
 ) -> asyncio.subprocess.Process:
@@ -216,6 +223,7 @@ async def start_role(
         *command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        env=_AS_SERVED[module] | os.environ,
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(config).encode() + b"\n")
