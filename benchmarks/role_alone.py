@@ -15,7 +15,7 @@ with a model, and also makes generations, of which each LIP has one that nobody 
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
@@ -65,6 +65,7 @@ class Peer:
         self._on_frame: OnFrame | None = None
         self._bodies: list[bytes] = []
         self._items_each = 0  # that answer one body
+        self._count: Callable[[bytes], int] = _items
         self._items = self._next = self._numbered = 0
         self._over: asyncio.Future[None] | None = None
         self.heard: list[bytes] = []  # while nothing is driven
@@ -83,7 +84,7 @@ class Peer:
             self._numbered += body[1] in (m.Calls.KIND, m.Replies.KIND)
         else:
             self._numbered += 1
-            self._items += _items(body)
+            self._items += self._count(body)
             if self._items >= self._items_each:
                 self._items = 0
                 self._loop.call_soon(self._feed)
@@ -113,9 +114,15 @@ class Peer:
             await asyncio.sleep(0.001)
         self.heard.clear()
 
-    async def drive(self, bodies: Iterable[bytes], items_each: int) -> float:
-        """Feed frames, each when the last one is answered; return the processor's seconds."""
+    async def drive(
+        self, bodies: Iterable[bytes], items_each: int, count: Callable[[bytes], int] | None = None
+    ) -> float:
+        """Feed frames, each when the last one is answered; return the processor's seconds.
+
+        It is when frames with so many items have come, as `count` has it of each.
+        """
         self._bodies, self._next, self._items_each = list(bodies), 0, items_each
+        self._count = count or _items
         self._over = self._loop.create_future()
         began = self._role_seconds()
         self._feed()
@@ -150,6 +157,13 @@ def _items(body: bytes) -> int:
     if body[2] >> 4 == 0x9:
         return body[2] & 15
     return int.from_bytes(body[3:5], "big") if body[2] == 0xDC else 0
+
+
+def _ends(body: bytes) -> int:
+    """Return how many generations a frame of replies ends."""
+    if b"\xc4\0" not in body:  # a result of no bytes
+        return 0
+    return sum(result == b"" for _, _, result in decode(body)[1])
 
 
 def _processor_seconds() -> float:
@@ -221,10 +235,10 @@ class KernelAlone:
     async def generations(self, number: int, tokens: int) -> float:
         """Let each LIP generate so many tokens; return the processor's seconds.
 
-        Each has a reply to its cut, one a token, and the end's.
+        How many replies tell them is the kernel's affair; the last one of each is empty.
         """
         body = generations(self.lips, number, tokens)
-        return await self.worker.drive([body], self.lips * (tokens + 2))
+        return await self.worker.drive([body], self.lips, _ends)
 
     async def close(self) -> None:
         """End it."""
