@@ -223,7 +223,7 @@ class Kernel:
             scribe.inside += 1
             self._leave(name)
             scribe.inside -= 1
-            scribe.commit()  # before it is welcomed
+            self._flush()  # before it is welcomed, and with what the turn has for others
         else:
             self._leave(name)
 

@@ -20,6 +20,7 @@ from symphony_kernel.kvfs.quotas import Account, Ledger
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
+from symphony_kernel.protocol.sessions import SessionState
 from symphony_kernel.scheduler.batcher import StepLimits
 
 from tests.support.courses import Lip, Script
@@ -364,6 +365,44 @@ def test_results_of_any_size_are_sent_again(tmp_path: Path) -> None:
             assert isinstance(result, bytes)
             assert len(result) == 4 << 20
         assert await worker.call(1, Op.KV_LEN, A) == 3 * 256
+
+    with_dying_kernel(tmp_path, test)
+
+
+@pytest.mark.parametrize("somebody_enters", [False, True])
+def test_what_a_step_gave_survives_a_death_before_it_is_sent(
+    tmp_path: Path, somebody_enters: bool
+) -> None:
+    """Also where somebody comes in between, whose record is of that turn, too."""
+
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        for instance in (1, 2):
+            await gateway.register(instance)
+            await worker.call(instance, Op.KV_CREATE, A)
+        worker.generate(2, A, tokens(5), max=200)  # behind each step comes another
+        kernel, loop = rig.kernel, asyncio.get_running_loop()
+        stepper = kernel._stepper
+        stepper._follows = False
+        plan = stepper.plan
+
+        def plan_and_die() -> None:
+            plan()
+            scribe = kernel.scribe
+            assert scribe is not None
+            if kernel._syscalls.turns.untold and not scribe.inside and rig.alive.is_set():
+                if somebody_enters:
+                    kernel.enter(kernel.session(SessionState(b"x" * 16), "v"), "v")
+                rig.alive.clear()
+                scribe.abandon()
+                loop.call_soon(rig.die, random.Random(1))
+                loop.call_later(1.0, rig.boot)
+
+        made = worker.generate(1, A, tokens(5), max=12)
+        stepper.plan = plan_and_die  # type: ignore[method-assign]
+        assert await made.end == b""
+        assert rig.deaths == 1
+        assert len(made.ids) == 12
+        assert await worker.call(1, Op.KV_LEN, A) == 12
 
     with_dying_kernel(tmp_path, test)
 
