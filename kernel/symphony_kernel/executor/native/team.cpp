@@ -121,14 +121,18 @@ void Team::take_back() {
     wake_all(lent_);
 }
 
-void Team::run_tasks(int32_t tasks, Call call, const void *work) {
-    // The system may have moved the caller, within the step, to where the others have to stay: then
-    // the core that it has left stands idle for as long as they do.
-    if (tight_) keep_apart();
+void Team::look_at_lent() {
     if (lent_until_ && (__atomic_load_n(lent_until_, __ATOMIC_ACQUIRE) != 0 ||
                         Clock::now() - lent_since_ > LENT_MAX)) {
         take_back();
     }
+}
+
+void Team::run_tasks(int32_t tasks, Call call, const void *work) {
+    // The system may have moved the caller, within the step, to where the others have to stay: then
+    // the core that it has left stands idle for as long as they do.
+    if (tight_) keep_apart();
+    look_at_lent();
     tasks_.store(tasks, std::memory_order_relaxed);
     call_.store(call, std::memory_order_relaxed);
     work_.store(work, std::memory_order_relaxed);
@@ -155,6 +159,7 @@ void Team::take_tasks(int32_t thread) {
         if (!open_.compare_exchange_weak(open, open - 1, std::memory_order_acq_rel)) continue;
         call(work, tasks - static_cast<int32_t>(left), thread);
         ++finished;
+        if (thread == 0) look_at_lent();  // a prompt's loop takes longer than a core is lent for
     }
     if (finished != 0) unfinished_.fetch_sub(finished, std::memory_order_acq_rel);
 }

@@ -68,6 +68,7 @@ class Team {
     void rest(uint32_t step);
     void ring_now();
     void lend_now();
+    void look_at_lent();
     void take_back();
 
     // The loop's number above, the tasks that nobody has taken below: one word, so that nobody takes
