@@ -236,7 +236,11 @@ class Stepper:
         """A draft's turn has come and is over, whatever has become of it."""
         self._following.popleft()
         computed = outcome.error is None and draft.follow.tokens is not None
-        self._scheduler.draft_ended(draft, outcome.value if computed else [])
+        try:
+            self._scheduler.draft_ended(draft, outcome.value if computed else [])
+        except Exception as error:  # ours
+            self._failed(error)
+            return
         if draft.follow.tokens is None:
             self._computing_less()
         else:
