@@ -6,9 +6,9 @@
 Both tell now and then what instances have cost them. It is charged like the calls that these make,
 and a worker hears for how long a tenant that has had its share is to rest: neither its messages nor
 its loops go through the kernel, so nothing here could hold them. A worker speaks for those that run
-in it alone, so one that lies harms no others; what it does not tell, or does not do, the kernel's
-own account still bounds (`held_calls`). What is no instance's the gateway tells by the tenant's
-name, and hears itself when that is to wait.
+in it alone, so one that lies harms no tenant but theirs; what it does not tell, or does not do, the
+kernel's own account still bounds (`held_calls`). What is no instance's the gateway tells by the
+tenant's name, and hears itself when that is to wait.
 
 What time it took is no input that anything but an account follows from: a replay charges nothing.
 """

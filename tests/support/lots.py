@@ -4,10 +4,9 @@ import asyncio
 from collections import deque
 from typing import Any
 
-import numpy as np
 from symphony_kernel.executor.base import Batch, Results
 from symphony_kernel.executor.outcome import Outcome
-from symphony_kernel.executor.simulated import SimulatedExecutor
+from symphony_kernel.executor.simulated import SimulatedExecutor, _begin
 from symphony_kernel.scheduler.clock import Clock
 
 from tests.support.kernels import ANY_MS
@@ -47,21 +46,13 @@ class InLots(SimulatedExecutor):
             ended.append(outcome)
             held = batch.follow is not None and batch.follow.lot and len(ended) < STEPS
             follow = self._given[0][0].follow if self._given else None
-            begun = follow is None or self._begins(self._given[0][0], results)
+            begun = follow is None or _begin(self._given[0][0], results)
             if not held or follow is None or not begun or not follow.lot:
                 self.lots.append(len(ended))
                 told, ended = ended, []
                 for each in told:
                     each.tell()
         self._course = None
-
-    def _begins(self, batch: Batch, before: Results) -> bool:
-        follow = batch.follow
-        if follow is None or not follow.begin(before) or follow.tokens is None:
-            return False
-        for row, token in zip(batch.rows, follow.tokens, strict=True):
-            row.tokens = np.array([token], np.uint32)
-        return True
 
 
 def in_lots(clock: Clock) -> InLots:
