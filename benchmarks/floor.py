@@ -5,7 +5,8 @@
 A step reads every weight once and the histories of its rows; it takes at least as long as reading
 these bytes does, and as the operations do at the rate of bf16 products. Of that rate there are two:
 what torch's own product of large matrices reaches, and what the processor's instructions reach
-without touching memory, which is the end of all that software can do.
+without touching memory (those for bf16, or those for float32 where they are faster), which is the
+end of all that software can do.
 """
 
 import argparse
@@ -28,18 +29,19 @@ _PROMPT = 1024
 def _rates(library: Library, threads: int) -> tuple[Rates, Rates]:
     """Measure, print, and return the rates with torch's products and with registers alone."""
     read = max(bytes_per_s(library, threads) for _ in range(_REPEATS))
+    kinds = (("bf16", 2), ("fp32", 4)) if library.computes_bf16 else (("fp32", 4),)
     registers = {
         name: max(flops_per_s(library, width, threads) for _ in range(_REPEATS))
-        for name, width in (("bf16", 2), ("fp32", 4))
+        for name, width in kinds
     }
     torch_bf16 = product_rate(threads)
     torch_fp32 = product_rate(threads, dtype=torch.float32)
     print(
         f"{threads:>7} {read / 1e9:>10.1f} {torch_bf16 / 1e9:>12.0f}"
-        f" {registers['bf16'] / 1e9:>10.0f} {torch_fp32 / 1e9:>12.0f}"
+        f" {registers.get('bf16', 0.0) / 1e9:>10.0f} {torch_fp32 / 1e9:>12.0f}"
         f" {registers['fp32'] / 1e9:>10.0f}"
     )
-    return Rates(read, torch_bf16), Rates(read, registers["bf16"])
+    return Rates(read, torch_bf16), Rates(read, max(registers.values()))
 
 
 def _allows(sizes: Sizes, rates: Rates) -> str:

@@ -1,5 +1,7 @@
 """Where a step's time goes, phase by phase, with native kernels and with torch.
 
+The native kernels multiply bfloat16 as pairs and as float32, which SYMPHONY_PRODUCTS chooses.
+
     python -m benchmarks.phases [--model 135m|0.5b|DIR] [--dtype bf16|fp32] [--threads 2]
 
 The executor alone, on steps of one shape each: decoding 1, 16 and 64 rows of 190 tokens, and 512
@@ -67,20 +69,20 @@ async def least(
     return whole, phases
 
 
-def _load(model: Path, options: argparse.Namespace, native: bool) -> TorchExecutor:
-    os.environ["SYMPHONY_NATIVE"] = "1" if native else "0"
+def _load(model: Path, options: argparse.Namespace, kind: str) -> TorchExecutor:
+    os.environ["SYMPHONY_NATIVE"] = "0" if kind == "torch" else "1"
+    os.environ["SYMPHONY_PRODUCTS"] = kind
     return TorchExecutor.load(
         model, dtype=options.dtype, device="cpu", threads=options.threads, pool_bytes=1 << 29
     )
 
 
-def _print(name: str, tokens: int, native: tuple[float, dict[str, float]], other: float) -> None:
-    whole, phases = native
-    print(
-        f"\n{name}: native {whole * 1e3:.2f} ms, {tokens / whole:.0f} tokens/s;"
-        f" torch {other * 1e3:.2f} ms, {other / whole:.1f} times as long"
-    )
-    print("  " + "  ".join(f"{phase} {seconds * 1e3:.2f}" for phase, seconds in phases.items()))
+def _print(name: str, tokens: int, found: dict[str, tuple[float, dict[str, float]]]) -> None:
+    print(f"\n{name}:")
+    for kind, (whole, phases) in found.items():
+        print(f"  {kind}: {whole * 1e3:.2f} ms, {tokens / whole:.0f} tokens/s")
+        if phases:
+            print(f"    {'  '.join(f'{phase} {t * 1e3:.2f}' for phase, t in phases.items())}")
 
 
 def main() -> None:
@@ -98,17 +100,18 @@ def main() -> None:
             model = make_checkpoint(Path(made), SHAPES[options.model])
         else:
             model = Path(options.model)
-        executors = [_load(model, options, native) for native in (True, False)]
+        native = ("bf16", "fp32") if options.dtype == "bf16" else ("fp32",)
+        executors = {kind: _load(model, options, kind) for kind in (*native, "torch")}
         asyncio.run(_measure(executors, options.repeats))
 
 
-async def _measure(executors: list[TorchExecutor], repeats: int) -> None:
+async def _measure(executors: dict[str, TorchExecutor], repeats: int) -> None:
     for name, (count, new, start) in _STEPS.items():
         step = batch(count, new, start)
         # By turns: the machine's speed moves.
-        found = [await least(executor, step, repeats) for executor in executors]
-        _print(name, count * new, found[0], found[1][0])
-    for executor in executors:
+        found = {kind: await least(each, step, repeats) for kind, each in executors.items()}
+        _print(name, count * new, found)
+    for executor in executors.values():
         await executor.close()
 
 

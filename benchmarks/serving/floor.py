@@ -20,7 +20,8 @@ class Rates:
     Attributes:
         bandwidth: Bytes/s read.
         operations: bf16 operations/s of torch's product of two large matrices.
-        ceiling: bf16 operations/s of registers alone, where that was measured.
+        ceiling: Operations/s of registers alone, where that was measured: in bf16 or in float32,
+            which bf16 can be widened to, whichever is faster.
     """
 
     bandwidth: float

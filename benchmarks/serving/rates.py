@@ -3,7 +3,7 @@
 It is a process of its own, so that the threads of a library for products are nowhere near the
 client. Each figure is the best of several repeats. Where the kernels that Symphony compiles are to
 be had, they read too, since NumPy may not read as fast as the memory gives, and they tell what the
-processor's bf16 instructions do when they touch no memory: a ceiling that no product reaches.
+processor's instructions do when they touch no memory: a ceiling that no product reaches.
 """
 
 import json
@@ -52,11 +52,10 @@ def read_rate(threads: int, native: Library | None, repeats: int = 5) -> float:
     return max(seen, *(bytes_per_s(native, threads, threads * _BYTES) for _ in range(repeats)))
 
 
-def ceiling(threads: int, native: Library, repeats: int = 5) -> float | None:
-    """Return the bf16 operations/s of registers alone, or None without such instructions."""
-    if not native.computes_bf16:
-        return None
-    return max(flops_per_s(native, 2, threads) for _ in range(repeats))
+def ceiling(threads: int, native: Library, repeats: int = 5) -> float:
+    """Return the operations/s of registers alone, in bf16 or, where that is faster, in float32."""
+    widths = (2, 4) if native.computes_bf16 else (4,)
+    return max(flops_per_s(native, width, threads) for width in widths for _ in range(repeats))
 
 
 def _together(parts: list[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> None:

@@ -16,3 +16,13 @@ def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         native_library()
     monkeypatch.setenv("SYMPHONY_NATIVE", "1" if kind == "native" else "0")
     return kind
+
+
+@pytest.fixture(params=["bf16", "fp32"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let native kernels multiply bfloat16 as pairs, and then as float32."""
+    kind = str(request.param)
+    if kind == "bf16" and not native_library().computes_bf16:
+        pytest.skip("this processor does not multiply bfloat16")
+    monkeypatch.setenv("SYMPHONY_PRODUCTS", kind)
+    return kind

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.measure import (
@@ -21,12 +21,20 @@ from symphony_kernel.executor.native.measure import (
 from tests.support.native import native_library
 
 Array = npt.NDArray[np.generic]
-KINDS = ["float32", "bfloat16"]
+KINDS = ["float32", "bfloat16", "widened"]
 
 
 @pytest.fixture(scope="module")
 def library() -> Library:
     return native_library()
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, library: Library) -> str:
+    """The type of numbers; "widened" is bfloat16 that is multiplied as float32."""
+    if request.param == "bfloat16" and not library.computes_bf16:
+        pytest.skip("this processor does not multiply bfloat16")
+    return str(request.param)
 
 
 def numbers(rows: int, columns: int, kind: str, seed: int) -> Array:
@@ -42,8 +50,9 @@ def exact(values: Array) -> npt.NDArray[np.float64]:
     return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     rows=st.integers(1, 70),
     depth=st.integers(1, 90),
@@ -57,47 +66,65 @@ def test_a_product_is_what_float64_says(
     inputs, weights = numbers(rows, depth, kind, 1), numbers(outputs, depth, kind, 2)
     bias = numbers(1, outputs, "float32", 3)[0].astype(np.float32) if biased else None
     expected = exact(inputs) @ exact(weights).T + (0.0 if bias is None else bias)
-    found = product(library, inputs, weights, bias, threads)
+    found = product(library, inputs, weights, bias, threads, wide=kind == "widened")
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * depth)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("depth", "outputs"), [(576, 1536), (61, 33), (1537, 64)])
 def test_a_row_has_the_same_bits_in_any_company(
     library: Library, kind: str, depth: int, outputs: int
 ) -> None:
     inputs, weights = numbers(300, depth, kind, 4), numbers(outputs, depth, kind, 5)
-    whole = product(library, inputs, weights, threads=2)
+    whole = product(library, inputs, weights, threads=2, wide=kind == "widened")
     for begin, end in ((0, 1), (7, 9), (13, 28), (100, 157), (255, 300)):
         for threads in (1, 3):
-            part = product(library, inputs[begin:end], weights, threads=threads)
+            some = inputs[begin:end]
+            part = product(library, some, weights, threads=threads, wide=kind == "widened")
             assert part.tobytes() == whole[begin:end].tobytes(), (begin, end, threads)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_large_products_are_cut_by_rows_and_panels_without_a_seam(
     library: Library, kind: str
 ) -> None:
     inputs, weights = numbers(517, 200, kind, 6), numbers(331, 200, kind, 7)
-    found = product(library, inputs, weights, threads=3)
+    found = product(library, inputs, weights, threads=3, wide=kind == "widened")
     np.testing.assert_allclose(found, exact(inputs) @ exact(weights).T, rtol=1e-4, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_a_number_stays_in_its_row_and_its_output(library: Library, kind: str) -> None:
     inputs, weights = numbers(20, 40, kind, 8), numbers(50, 40, kind, 9)
     nan = np.float32("nan") if kind == "float32" else np.uint16(0x7FC0)
     inputs[3, 5], weights[44, 0] = nan, nan
-    found = product(library, inputs, weights, threads=2)
+    found = product(library, inputs, weights, threads=2, wide=kind == "widened")
     expected = np.zeros(found.shape, np.bool_)
     expected[3], expected[:, 44] = True, True
     assert (np.isnan(found) == expected).all()
 
 
 def test_the_rates_of_the_machine_are_sane(library: Library) -> None:
-    for width in (2, 4):
+    for width in (2, 4) if library.computes_bf16 else (4,):
         assert 1e9 < flops_per_s(library, width, 1, 1 << 18) < 1e13
     assert 1e8 < bytes_per_s(library, 2, 16 << 20) < 1e13
+
+
+def test_bfloat16_is_widened_where_that_is_faster_or_asked_for(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for asked, widens in (("fp32", True), ("bf16", not library.computes_bf16)):
+        monkeypatch.setenv("SYMPHONY_PRODUCTS", asked)
+        assert library.widens == widens
+    caplog.clear()
+    monkeypatch.setenv("SYMPHONY_PRODUCTS", "int4")
+    chosen = library.widens
+    assert "SYMPHONY_PRODUCTS is 'int4', not bf16 or fp32" in caplog.text
+    monkeypatch.delenv("SYMPHONY_PRODUCTS")
+    assert library.widens == chosen
+    if not library.computes_bf16:
+        assert chosen
+        return
+    pairs, wide = (max(flops_per_s(library, w, 1, 24 << 10) for _ in range(20)) for w in (2, 4))
+    # No processor is known where they are alike.
+    assert chosen == (wide > pairs)
 
 
 def test_teams_end_as_often_as_they_begin(library: Library) -> None:

@@ -216,6 +216,7 @@ def test_the_tiny_model_is_the_same_model_to_transformers() -> None:
     rig.close()
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_bf16_stays_within_its_tolerance(make: Make, kind: str) -> None:
     checkpoint = make(kind)

@@ -53,7 +53,7 @@ def _peer_logits(checkpoint: Checkpoint, tokens: np.ndarray[Any, Any]) -> np.nda
     return checkpoint.logits(tokens)
 
 
-@pytest.mark.usefixtures("network")
+@pytest.mark.usefixtures("network", "products")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_the_quantized_weights(tmp_path: Path, name: str, dtype: str) -> None:
@@ -69,6 +69,7 @@ def test_logits_are_those_of_the_quantized_weights(tmp_path: Path, name: str, dt
     assert 1e-4 < relative_error(expected, plain) < 0.1  # what 8 bits cost
 
 
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_a_row_of_a_quantized_model_has_the_same_bits_alone_and_in_a_batch(
     tmp_path: Path, dtype: str

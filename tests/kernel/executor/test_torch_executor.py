@@ -55,7 +55,7 @@ def _company(rig: Rig, count: int, seed: int) -> list[Row]:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "qwen3"])
-@pytest.mark.usefixtures("network")
+@pytest.mark.usefixtures("network", "products")
 def test_a_row_computes_the_same_bits_in_any_batch(tmp_path: Path, kind: str, dtype: str) -> None:
     settings: dict[str, Any] = {"sliding_window": 24} if kind == "mistral" else {}
     rig = load(make_checkpoint(tmp_path, kind, **settings), dtype)

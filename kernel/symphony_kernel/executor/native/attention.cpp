@@ -54,9 +54,9 @@ struct Rotation {
 // The queries of one kv head, and what they have so far.
 struct State {
     explicit State(const PoolLayout &layout)
-        : queries(size_t(QUERIES_MAX) * layout.key_units), sums(size_t(QUERIES_MAX) * layout.width) {}
+        : queries(size_t(QUERIES_MAX) * layout.query_words), sums(size_t(QUERIES_MAX) * layout.width) {}
 
-    Aligned<uint32_t> queries;  // [rows][key_units]
+    Aligned<uint32_t> queries;  // [rows][query_words]
     Aligned<float> sums;        // [rows][width]
     Totals so_far;
 };
@@ -95,6 +95,11 @@ struct Attention::Impl {
     uint32_t *const pool;
     const float norm_epsilon;
     std::vector<std::unique_ptr<Scratch>> scratch;
+
+    template <class Work>
+    void with_units(Work work) const {
+        symphony::with_units(4 / layout.per_unit, layout.wide, work);
+    }
 
     Rotation rotation(const AttentionLayer &layer, int32_t token) const {
         const size_t at = size_t(planner.rows.positions[token]) * (layout.head_dim / 2);
@@ -136,23 +141,23 @@ struct Attention::Impl {
     void enter_queries(const AttentionLayer &layer, const Task &task, int head, int heads,
                        State &state, Scratch &my) const {
         const float scale = float(1.4426950408889634 / std::sqrt(double(layout.head_dim)));
-        auto *units = reinterpret_cast<typename T::Element *>(state.queries.data());
+        auto *to = reinterpret_cast<typename T::Factors::Element *>(state.queries.data());
         for (int i = 0; i < task.count; ++i) {
             const int32_t token = planner.members[size_t(task.first + i)];
             const Rotation rotation = this->rotation(layer, token);
             const float *from = layer.qkv + token * layer.qkv_stride + size_t(head) * layout.head_dim;
-            for (int h = 0; h < heads; ++h, from += layout.head_dim, units += layout.head_dim)
+            for (int h = 0; h < heads; ++h, from += layout.head_dim, to += layout.head_dim)
                 turn<T>(rotation, from, layer.q_norm, scale, my.turned.data(),
-                        [&](int d, __m512 x, int left) { write_part<T>(units + d, x, left); });
+                        [&](int d, __m512 x, int left) { write_part<T>(to + d, x, left); });
         }
     }
 
     template <class T>
-    static void write_part(typename T::Element *place, __m512 x, int left) {
+    static void write_part(typename T::Factors::Element *place, __m512 x, int left) {
         if (left >= LANES)
-            T::store(place, x);
+            T::Factors::store(place, x);
         else
-            store_part<T, false>(place, x, left);
+            store_part<typename T::Factors, false>(place, x, left);
     }
 
     // Finds block `index` of a task's pages; copies the last token if it has no neighbour.
@@ -184,7 +189,7 @@ struct Attention::Impl {
         float *scores = my.scores.data();
         const bool few = rows <= 2 * TILE_QUERIES;
         for_tiles(rows, [&](int row, auto size) {
-            const uint32_t *from = queries + size_t(row) * layout.key_units;
+            const uint32_t *from = queries + size_t(row) * layout.query_words;
             float *to = scores + size_t(row) * SCORES_STRIDE;
             if (few && row == 0)
                 score_rows<T, size(), true>(layout.key_units, from, block, to);
@@ -277,7 +282,7 @@ struct Attention::Impl {
     template <class T>
     void finish(const AttentionLayer &layer, const Task &task, int head, int heads,
                 const State &state) const {
-        auto *out = static_cast<typename T::Element *>(layer.out);
+        auto *out = static_cast<typename T::Factors::Element *>(layer.out);
         for (int i = 0; i < task.count; ++i) {
             const int32_t token = planner.members[size_t(task.first + i)];
             for (int h = 0; h < heads; ++h) {
@@ -370,32 +375,24 @@ int32_t Attention::merge_tasks(int32_t layer) const {
 void Attention::enter(const AttentionLayer &layer, int32_t task, int32_t thread) {
     Impl &impl = *impl_;
     float *turned = impl.scratch[size_t(thread)]->turned.data();
-    impl.planner.for_entering(task, [&](int32_t token) {
-        for (int kv_head = 0; kv_head < impl.layout.kv_heads; ++kv_head) {
-            if (impl.layout.per_unit == 2)
-                impl.enter_token<PairUnits>(layer, token, kv_head, turned);
-            else
-                impl.enter_token<FloatUnits>(layer, token, kv_head, turned);
-        }
+    impl.with_units([&](auto units) {
+        impl.planner.for_entering(task, [&](int32_t token) {
+            for (int kv_head = 0; kv_head < impl.layout.kv_heads; ++kv_head)
+                impl.enter_token<decltype(units)>(layer, token, kv_head, turned);
+        });
     });
 }
 
 void Attention::attend(const AttentionLayer &layer, int32_t task, int32_t thread) {
     const Task &mine = impl_->planner.of(layer.layer).tasks[size_t(task)];
     Scratch &my = *impl_->scratch[size_t(thread)];
-    if (impl_->layout.per_unit == 2)
-        impl_->attend<PairUnits>(layer, mine, my);
-    else
-        impl_->attend<FloatUnits>(layer, mine, my);
+    impl_->with_units([&](auto units) { impl_->attend<decltype(units)>(layer, mine, my); });
 }
 
 void Attention::merge(const AttentionLayer &layer, int32_t task, int32_t thread) {
     const Task &mine = impl_->planner.of(layer.layer).merges[size_t(task)];
     Scratch &my = *impl_->scratch[size_t(thread)];
-    if (impl_->layout.per_unit == 2)
-        impl_->merge<PairUnits>(layer, mine, my);
-    else
-        impl_->merge<FloatUnits>(layer, mine, my);
+    impl_->with_units([&](auto units) { impl_->merge<decltype(units)>(layer, mine, my); });
 }
 
 }  // namespace symphony

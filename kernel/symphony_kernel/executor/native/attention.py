@@ -35,6 +35,7 @@ class AttentionShape(Structure):
         ("head_dim", c_int32),
         ("element_bytes", c_int32),
         ("threads", c_int32),
+        ("wide", c_int32),
         ("pages", c_int64),
         ("windows", c_void_p),
         ("norm_epsilon", c_float),
@@ -85,6 +86,7 @@ class PoolShape:
     windows: tuple[int | None, ...]
     norm_epsilon: float = 0.0
     threads: int = 1
+    wide: bool = False  # bfloat16 is multiplied as float32
 
 
 @dataclass(slots=True)
@@ -130,6 +132,7 @@ class PagePool:
             shape.head_dim,
             shape.element_bytes,
             shape.threads,
+            shape.wide,
             shape.pages,
             self._windows.ctypes.data,
             shape.norm_epsilon,

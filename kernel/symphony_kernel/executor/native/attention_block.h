@@ -42,19 +42,25 @@ inline void score_tile(int units, const uint32_t *queries, const uint32_t *const
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) sums[r][c] = _mm512_setzero_ps();
     for (int u = 0; u < units; ++u) {
-        __m512i k[C];
+        const auto add = [&](auto index) __attribute__((always_inline)) {
+            __m512i k[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            const uint32_t *key = keys[c] + size_t(u) * LANES;
-            k[c] = _mm512_load_si512(key);
-            if (COLD) _mm_prefetch(key + size_t(units) * LANES, _MM_HINT_T1);
-        }
+            for (int c = 0; c < C; ++c)
+                k[c] = T::template part<index()>(_mm512_load_si512(keys[c] + size_t(u) * LANES));
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const __m512i q = _mm512_set1_epi32(int(queries[size_t(r) * units + u]));
+            for (int r = 0; r < R; ++r) {
+                const uint32_t *words = queries + (size_t(r) * units + u) * T::WORDS;
+                const __m512i q = _mm512_set1_epi32(int(words[index()]));
 #pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) sums[r][c] = T::dot(sums[r][c], q, k[c]);
-        }
+                for (int c = 0; c < C; ++c) sums[r][c] = T::dot(sums[r][c], q, k[c]);
+            }
+        };
+        if (COLD)
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c)
+                _mm_prefetch(keys[c] + size_t(units + u) * LANES, _MM_HINT_T1);
+        add(std::integral_constant<int, 0>());
+        if constexpr (T::WORDS == 2) add(std::integral_constant<int, 1>());
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -103,12 +109,12 @@ inline float weigh(float *scores, const Block &block, const Visible &visible, fl
     const float maximum = _mm512_reduce_max_ps(best);
     const __m512 base = _mm512_set1_ps(maximum == -INFINITE ? 0.0f : maximum);
     __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
-    auto *weights = reinterpret_cast<typename T::Element *>(scores);
+    auto *weights = reinterpret_cast<typename T::Factors::Element *>(scores);
     for (int page = block.first_page; page < block.last_page; ++page) {
         const __m512 x = _mm512_load_ps(scores + page * LANES);
         const __m512 weight = exp2_negative<T::EXP_DEGREE>(_mm512_sub_ps(x, base));
         sums[page % 2] = _mm512_add_ps(sums[page % 2], weight);
-        T::store(weights + page * PAGE_TOKENS, weight);
+        T::Factors::store(weights + page * PAGE_TOKENS, weight);
     }
     *total = _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
     return maximum;
@@ -161,23 +167,31 @@ inline void value_tile(const Block &block, size_t width, int column, const uint3
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) sums[r][c] = _mm512_setzero_ps();
-    auto add = [&](const uint32_t *values, const uint32_t *weight) __attribute__((always_inline)) {
+    const auto add_part = [&](const uint32_t *values, const uint32_t *weight, auto index)
+                              __attribute__((always_inline)) {
         __m512i v[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) v[c] = _mm512_load_si512(values + column + c * LANES);
+        for (int c = 0; c < C; ++c)
+            v[c] = T::template part<index()>(_mm512_load_si512(values + column + c * LANES));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const __m512i w = _mm512_set1_epi32(int(weight[size_t(r) * SCORES_STRIDE]));
+            const __m512i w = _mm512_set1_epi32(int(weight[size_t(r) * SCORES_STRIDE + index()]));
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) sums[r][c] = T::dot(sums[r][c], w, v[c]);
         }
     };
+    const auto add = [&](const uint32_t *values, const uint32_t *weight)
+                         __attribute__((always_inline)) {
+        add_part(values, weight, std::integral_constant<int, 0>());
+        if constexpr (T::WORDS == 2) add_part(values, weight, std::integral_constant<int, 1>());
+    };
     for (int page = block.first_page; page < block.last_page; ++page) {
         const int units = std::min(PAGE_UNITS, block.entries / T::PER_UNIT - page * PAGE_UNITS);
-        const uint32_t *values = block.values[page], *weight = weights + page * PAGE_UNITS;
-        for (int u = 0; u < units; ++u) add(values + size_t(u) * width, weight + u);
+        const uint32_t *values = block.values[page], *weight = weights + page * PAGE_UNITS * T::WORDS;
+        for (int u = 0; u < units; ++u) add(values + size_t(u) * width, weight + u * T::WORDS);
     }
-    if (block.entries % T::PER_UNIT) add(last_pair, weights + block.entries / T::PER_UNIT);
+    if (block.entries % T::PER_UNIT)
+        add(last_pair, weights + block.entries / T::PER_UNIT * T::WORDS);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8

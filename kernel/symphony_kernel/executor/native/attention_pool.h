@@ -36,8 +36,10 @@ struct PoolLayout {
           shared(shape.heads / shape.kv_heads),
           head_dim(shape.head_dim),
           per_unit(4 / shape.element_bytes),
+          wide(shape.wide || !COMPUTES_BF16),
           width((shape.head_dim + LANES - 1) / LANES * LANES),
           key_units(shape.head_dim / per_unit),
+          query_words(key_units * (wide ? per_unit : 1)),
           values_at(size_t(key_units) * PAGE_TOKENS),
           head_units(values_at + size_t(PAGE_TOKENS / per_unit) * width),
           layers(shape.layers),
@@ -45,8 +47,10 @@ struct PoolLayout {
 
     int heads, kv_heads, shared, head_dim;
     int per_unit;       // elements in a unit
+    bool wide;          // pairs are widened for products
     int width;          // units of a row of V
     int key_units;      // of one key
+    int query_words;    // of what meets it
     size_t values_at;   // units before V
     size_t head_units;  // of one head's page
     int layers;

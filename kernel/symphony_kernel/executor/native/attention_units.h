@@ -9,6 +9,13 @@
 namespace symphony {
 
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
+
+#ifdef __AVX512BF16__
+constexpr bool COMPUTES_BF16 = true;
+#else
+constexpr bool COMPUTES_BF16 = false;
+#endif
+
 // 16 floats to 16 bfloat16, to nearest even.
 inline __m256i to_bfloat16(__m512 x) {
 #ifdef __AVX512BF16__
@@ -30,23 +37,26 @@ inline __m512 load_part(const float *from, int left) {
     return WHOLE ? load(from) : load(from, first_lanes(std::min(left, LANES)));
 }
 
+// Numbers of a type, as they lie in units and as they are multiplied: what meets a unit in a product
+// is stored by Factors, and takes WORDS words of 4 bytes, each of which meets a part of the unit.
 struct PairUnits {
     using Element = uint16_t;
+    using Factors = PairUnits;
     static constexpr int PER_UNIT = 2;
+    static constexpr int WORDS = 1;
     static constexpr int EXP_DEGREE = 4;  // its error is far below the rounding of weights
 
+    // What of a register of units meets word `index`.
+    template <int index>
+    static inline __m512i part(__m512i units) {
+        return units;
+    }
+#ifdef __AVX512BF16__
     // sum + a.x * b.x + a.y * b.y in each lane.
     static inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
-#ifdef __AVX512BF16__
         return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-#else
-        const __m512i high = _mm512_set1_epi32(int(0xFFFF0000));
-        sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
-                              _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
-        return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, high)),
-                               _mm512_castsi512_ps(_mm512_and_si512(b, high)), sum);
-#endif
     }
+#endif
 
     static inline void store(void *elements, __m512 x, __mmask16 lanes) {
         _mm256_mask_storeu_epi16(elements, lanes, to_bfloat16(x));
@@ -66,9 +76,15 @@ struct PairUnits {
 
 struct FloatUnits {
     using Element = float;
+    using Factors = FloatUnits;
     static constexpr int PER_UNIT = 1;
+    static constexpr int WORDS = 1;
     static constexpr int EXP_DEGREE = 6;
 
+    template <int index>
+    static inline __m512i part(__m512i units) {
+        return units;
+    }
     static inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
         return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
     }
@@ -82,6 +98,33 @@ struct FloatUnits {
         _mm512_mask_storeu_ps(units, lanes, x);
     }
 };
+
+// Pairs of bfloat16 that are made float32 when they are multiplied, by float32 that nobody has
+// rounded: for processors that have no products of bfloat16, or slow ones. A register of pairs that
+// is widened once meets all rows of a tile.
+struct WidePairUnits : PairUnits {
+    using Factors = FloatUnits;
+    static constexpr int WORDS = 2;
+
+    template <int index>
+    static inline __m512i part(__m512i units) {
+        if constexpr (index == 0) return _mm512_slli_epi32(units, 16);
+        return _mm512_maskz_mov_epi16(0xAAAAAAAA, units);
+    }
+    static inline __m512 dot(__m512 sum, __m512i a, __m512i b) {
+        return FloatUnits::dot(sum, a, b);
+    }
+};
+
+// Calls work with the units of elements of so many bytes.
+template <class Work>
+inline auto with_units(int32_t element_bytes, bool wide, Work work) {
+    if (element_bytes == 4) return work(FloatUnits());
+#ifdef __AVX512BF16__
+    if (!wide) return work(PairUnits());
+#endif
+    return work(WidePairUnits());
+}
 
 template <class T, bool WHOLE>
 inline void store_part(void *elements, __m512 x, int left) {

@@ -203,6 +203,8 @@ template <class T>
 class TypedDecoder : public Decoder {
   public:
     using Element = typename T::Element;
+    using Factors = typename T::Factors;
+    using Factor = typename Factors::Element;
 
     TypedDecoder(const DecoderShape &shape, const AttentionShape &attention, void *pool)
         : shape_(shape),
@@ -307,8 +309,8 @@ class TypedDecoder : public Decoder {
         last_.reserve(wanted);
     }
 
-    static Inputs inputs(const Rows<Element> &from, int32_t rows) {
-        return Inputs{from.row(0), from.stride() / T::PER_UNIT, rows};
+    static Inputs inputs(const Rows<Factor> &from, int32_t first, int32_t rows) {
+        return Inputs{from.row(first), from.stride() * T::WORDS / T::PER_UNIT, rows};
     }
 
     auto scratch() const {
@@ -325,7 +327,7 @@ class TypedDecoder : public Decoder {
         }
     }
 
-    void norm(const Rows<float> &from, const float *weight, int32_t rows, const Rows<Element> &to) {
+    void norm(const Rows<float> &from, const float *weight, int32_t rows, const Rows<Factor> &to) {
         const int32_t task_rows = std::max(1, NORM_TASK_ELEMENTS / shape_.hidden);
         team_.run((rows + task_rows - 1) / task_rows, [&](int32_t task, int32_t) {
             const int32_t end = std::min(rows, (task + 1) * task_rows);
@@ -335,7 +337,7 @@ class TypedDecoder : public Decoder {
         });
     }
 
-    void norm_row(const float *from, const float *weight, Element *to) const {
+    void norm_row(const float *from, const float *weight, Factor *to) const {
         __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (int32_t i = 0; i < shape_.hidden; i += PANEL) {  // zeros past the end
             const __m512 x = load(from + i), y = load(from + i + LANES);
@@ -347,7 +349,8 @@ class TypedDecoder : public Decoder {
         const __m512 scale = _mm512_set1_ps(1.0f / __builtin_sqrtf(mean));
         for (int32_t i = 0; i < shape_.hidden; i += LANES) {
             const __m512 x = _mm512_mul_ps(load(from + i), scale);
-            T::store(to + i, _mm512_mul_ps(x, load(weight + i)), first_lanes(shape_.hidden - i));
+            Factors::store(to + i, _mm512_mul_ps(x, load(weight + i)),
+                           first_lanes(shape_.hidden - i));
         }
     }
 
@@ -356,7 +359,7 @@ class TypedDecoder : public Decoder {
         const Layer &layer = weights_.layer(index);
         norm(stream_, layer.input_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.qkv, inputs(normed_, rows), scratch(),
+        multiply<T>(team_, layer.qkv, inputs(normed_, 0, rows), scratch(),
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         float *to = qkv_.row(row) + panel * PANEL;
                         store(to, left);
@@ -376,7 +379,7 @@ class TypedDecoder : public Decoder {
     }
 
     // The rest of a layer, on rows of the stream and of what the heads have mixed.
-    void transform(int32_t index, const Rows<float> &stream, const Rows<Element> &mixed,
+    void transform(int32_t index, const Rows<float> &stream, const Rows<Factor> &mixed,
                    int32_t rows, Stopwatch &watch) {
         const Layer &layer = weights_.layer(index);
         const auto add = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
@@ -384,24 +387,24 @@ class TypedDecoder : public Decoder {
             store(to, _mm512_add_ps(load(to), left));
             store(to + LANES, _mm512_add_ps(load(to + LANES), right));
         };
-        multiply<T>(team_, layer.output, inputs(mixed, rows), scratch(), add);
+        multiply<T>(team_, layer.output, inputs(mixed, 0, rows), scratch(), add);
         watch.mark(Phase::OUTPUT);
         norm(stream, layer.middle_norm, rows, normed_);
         watch.mark(Phase::NORM);
-        multiply<T>(team_, layer.gate_up, inputs(normed_, rows), scratch(),
+        multiply<T>(team_, layer.gate_up, inputs(normed_, 0, rows), scratch(),
                     [&](int32_t row, int32_t panel, __m512 gate, __m512 up) {
-                        T::store(middle_.row(row) + panel * LANES, _mm512_mul_ps(silu(gate), up),
-                                 0xFFFF);
+                        Factors::store(middle_.row(row) + panel * LANES,
+                                       _mm512_mul_ps(silu(gate), up), 0xFFFF);
                     });
         watch.mark(Phase::GATE_UP);
-        multiply<T>(team_, layer.down, inputs(middle_, rows), scratch(), add);
+        multiply<T>(team_, layer.down, inputs(middle_, 0, rows), scratch(), add);
         watch.mark(Phase::DOWN);
     }
 
     void choose(const StepTokens &tokens) {
         const size_t stream_bytes = static_cast<size_t>(shape_.hidden) * sizeof(float);
         const size_t mixed_bytes =
-            static_cast<size_t>(shape_.heads) * shape_.head_dim * sizeof(Element);
+            static_cast<size_t>(shape_.heads) * shape_.head_dim * sizeof(Factor);
         for (int32_t i = 0; i < tokens.wanted_count; ++i) {
             std::memcpy(chosen_.row(i), stream_.row(tokens.wanted[i]), stream_bytes);
             std::memcpy(chosen_mixed_.row(i), mixed_.row(tokens.wanted[i]), mixed_bytes);
@@ -409,9 +412,8 @@ class TypedDecoder : public Decoder {
     }
 
     void project(int32_t first, int32_t count, float *logits) {
-        const Inputs rows{last_.row(first), last_.stride() / T::PER_UNIT, count};
         const int32_t vocab = shape_.vocab;
-        multiply<T>(team_, weights_.head(), rows, scratch(),
+        multiply<T>(team_, weights_.head(), inputs(last_, first, count), scratch(),
                     [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
                         const int32_t at = panel * PANEL;
                         float *to = logits + static_cast<size_t>(row) * vocab + at;
@@ -433,11 +435,11 @@ class TypedDecoder : public Decoder {
     double *profile_ = nullptr;
     // By token of the step, and by wanted token.
     Rows<float> stream_, chosen_;
-    Rows<Element> normed_;
+    Rows<Factor> normed_;
     Rows<float> qkv_;
-    Rows<Element> mixed_, chosen_mixed_;
-    Rows<Element> middle_;
-    Rows<Element> last_;
+    Rows<Factor> mixed_, chosen_mixed_;
+    Rows<Factor> middle_;
+    Rows<Factor> last_;
     Rows<uint32_t> scratch_;  // of each thread: a panel
 };
 
@@ -445,10 +447,9 @@ class TypedDecoder : public Decoder {
 
 std::unique_ptr<Decoder> Decoder::make(const DecoderShape &shape, const AttentionShape &attention,
                                        void *pool) {
-    if (shape.element_bytes == 2) {
-        return std::make_unique<TypedDecoder<PairUnits>>(shape, attention, pool);
-    }
-    return std::make_unique<TypedDecoder<FloatUnits>>(shape, attention, pool);
+    return with_units(shape.element_bytes, shape.wide, [&](auto units) -> std::unique_ptr<Decoder> {
+        return std::make_unique<TypedDecoder<decltype(units)>>(shape, attention, pool);
+    });
 }
 
 }  // namespace symphony

@@ -1,7 +1,8 @@
 // A decoder-only transformer of the Llama family, and a step of it from tokens to logits.
 //
 // The residual stream, the sums of all products and the logits are float32; what enters a product is
-// in the model's type. Nothing of a row's arithmetic depends on the rest of the step.
+// in the model's type, or float32 where bfloat16 is multiplied as that. Nothing of a row's arithmetic
+// depends on the rest of the step.
 #pragma once
 
 #include <array>
@@ -23,6 +24,7 @@ struct DecoderShape {
     float norm_epsilon;
     int32_t qkv_bias, output_bias, mlp_bias, qk_norm;  // whether there are such
     int32_t quantized;  // whether matrices are int8 with a factor for each output
+    int32_t wide;       // whether bfloat16 is multiplied as float32
 };
 
 // The tensors of a checkpoint. Those from HEAD on are of no layer.

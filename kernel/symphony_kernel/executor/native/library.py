@@ -5,8 +5,10 @@ Calls release Python's lock while they compute.
 
 import ctypes
 import logging
+import os
 from collections.abc import Callable
 from ctypes import c_int32
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,28 @@ class Library:
     def computes_bf16(self) -> bool:
         """Whether this processor multiplies bfloat16."""
         return bool(self.function("symphony_computes_bf16", result=c_int32)())
+
+    @property
+    def widens(self) -> bool:
+        """Whether bfloat16 is multiplied as float32: where that is faster, measured once.
+
+        SYMPHONY_PRODUCTS=bf16 and SYMPHONY_PRODUCTS=fp32 say it instead.
+        """
+        asked = os.environ.get("SYMPHONY_PRODUCTS", "")
+        if asked == "fp32":
+            return True
+        if asked == "bf16" and self.computes_bf16:
+            return False
+        if asked:
+            lacks = (
+                "what this processor does not multiply" if asked == "bf16" else "not bf16 or fp32"
+            )
+            _log.warning("SYMPHONY_PRODUCTS is %r, %s: the faster way is chosen", asked, lacks)
+        return self._widening_pays
+
+    @cached_property
+    def _widening_pays(self) -> bool:
+        return bool(self.function("symphony_widening_pays", result=c_int32)())
 
 
 Function = Callable[..., Any]

@@ -27,7 +27,7 @@ struct Product {
     const void *weights;   // [outputs][depth]
     const float *bias;     // [outputs] or null
     float *out;            // [rows][outputs]
-    int32_t rows, depth, outputs, threads;
+    int32_t rows, depth, outputs, threads, wide;
 };
 
 template <class T>
@@ -45,16 +45,19 @@ void compute(const Product &given) {
         std::copy(given.bias, given.bias + given.outputs, bias.begin());
         matrix.bias = bias.data();
     }
-    Rows<Element> inputs(given.depth);
+    Rows<typename T::Factors::Element> inputs(given.depth);
     inputs.reserve(given.rows);
     for (int32_t row = 0; row < given.rows; ++row) {
         const auto *from = static_cast<const Element *>(given.inputs);
-        std::copy(from + static_cast<int64_t>(row) * given.depth,
-                  from + static_cast<int64_t>(row + 1) * given.depth, inputs.row(row));
+        for (int32_t i = 0; i < given.depth; i += LANES) {
+            const __mmask16 lanes = first_lanes(given.depth - i);
+            T::Factors::store(inputs.row(row) + i,
+                              load(from + static_cast<int64_t>(row) * given.depth + i, lanes), lanes);
+        }
     }
     Team team(given.threads);
     team.begin();
-    const Inputs rows{inputs.row(0), inputs.stride() / T::PER_UNIT, given.rows};
+    const Inputs rows{inputs.row(0), inputs.stride() * T::WORDS / T::PER_UNIT, given.rows};
     const auto no_scratch = [](int32_t) -> uint32_t * { return nullptr; };
     const auto out = [&](int32_t row, int32_t panel, __m512 left, __m512 right) {
         const int32_t at = panel * PANEL;
@@ -89,14 +92,34 @@ float dots(int64_t count) {
 
 // A product by itself; 0, or 1 when there is no memory or no thread.
 SYMPHONY_EXPORT int32_t symphony_product(const Product *given, int32_t element_bytes) try {
-    if (element_bytes == 2) {
-        compute<PairUnits>(*given);
-    } else {
-        compute<FloatUnits>(*given);
-    }
+    with_units(element_bytes, given->wide, [&](auto units) { compute<decltype(units)>(*given); });
     return 0;
 } catch (const std::exception &) {
     return 1;
+}
+
+// Whether this processor multiplies bfloat16.
+SYMPHONY_EXPORT int32_t symphony_computes_bf16() { return COMPUTES_BF16; }
+
+// Whether bfloat16 is faster multiplied as float32: two products of registers for each one of pairs,
+// and the widening of the pairs. On the processors that were seen it is one half of the time or
+// twice the time, so that it does not depend on a disturbed measurement.
+SYMPHONY_EXPORT int32_t symphony_widening_pays() {
+    if (!COMPUTES_BF16) return 1;
+    constexpr int64_t DOTS = 24 << 10;  // some 10 microseconds
+    constexpr int ROUNDS = 10;
+    const auto time = [](auto units, int64_t count) {
+        const auto begin = Clock::now();
+        volatile float sum = dots<decltype(units)>(count);
+        static_cast<void>(sum);
+        return seconds_since(begin);
+    };
+    double pairs = 1.0, wide = 1.0;
+    for (int round = 0; round < ROUNDS; ++round) {
+        with_units(2, false, [&](auto units) { pairs = std::min(pairs, time(units, DOTS)); });
+        wide = std::min(wide, time(FloatUnits(), 2 * DOTS));
+    }
+    return wide * 1.1 < pairs;
 }
 
 // Seconds in which each thread multiplies and adds `dots` registers without touching memory.
@@ -104,8 +127,8 @@ SYMPHONY_EXPORT double symphony_dot_seconds(int32_t element_bytes, int32_t threa
     Team team(threads);
     std::vector<float> sums(static_cast<size_t>(threads));
     const auto work = [&](int32_t task, int32_t) {
-        sums[static_cast<size_t>(task)] =
-            element_bytes == 2 ? dots<PairUnits>(count) : dots<FloatUnits>(count);
+        sums[static_cast<size_t>(task)] = with_units(
+            element_bytes, false, [&](auto units) { return dots<decltype(units)>(count); });
     };
     team.begin();
     team.run(threads, [](int32_t, int32_t) {});  // all are awake

@@ -23,16 +23,23 @@ class _Product(Structure):
         ("depth", c_int32),
         ("outputs", c_int32),
         ("threads", c_int32),
+        ("wide", c_int32),
     )
 
 
 def product(
-    library: Library, inputs: Array, weights: Array, bias: Float32 | None = None, threads: int = 1
+    library: Library,
+    inputs: Array,
+    weights: Array,
+    bias: Float32 | None = None,
+    threads: int = 1,
+    *,
+    wide: bool = False,
 ) -> Float32:
     """Return inputs weights' + bias, [rows, outputs].
 
     `inputs` is [rows, depth] and `weights` [outputs, depth], both float32, or both bfloat16 as
-    uint16 bits.
+    uint16 bits, which `wide` multiplies as float32.
     """
     assert inputs.dtype == weights.dtype
     out = np.full((len(inputs), len(weights)), np.nan, np.float32)
@@ -46,6 +53,7 @@ def product(
         inputs.shape[1],
         len(weights),
         threads,
+        wide,
     )
     compute = library.function("symphony_product", POINTER(_Product), c_int32, result=c_int32)
     if compute(byref(given), inputs.itemsize):

@@ -81,6 +81,7 @@ class _DecoderShape(Structure):
         ("mlp_bias", c_int32),
         ("qk_norm", c_int32),
         ("quantized", c_int32),
+        ("wide", c_int32),
     )
 
 
@@ -110,9 +111,10 @@ class NativeNetwork:
     ) -> None:
         self.config = config
         self._logits_places = logits_places
-        self._pool = PagePool(library, _pool_shape(config, dtype, pages, threads))
+        wide = dtype.itemsize == 2 and library.widens
+        self._pool = PagePool(library, _pool_shape(config, dtype, pages, threads, wide))
         self.pages = NativePages(library, self._pool)
-        shape = _decoder_shape(config, dtype, threads, quantized)
+        shape = _decoder_shape(config, dtype, threads, quantized, wide)
         create = library.function(
             "symphony_decoder_create",
             POINTER(_DecoderShape), POINTER(AttentionShape), c_void_p,
@@ -319,7 +321,9 @@ class _Filler:
         self._set_norm(self._decoder, part, layer, values.data_ptr())
 
 
-def _pool_shape(config: ModelConfig, dtype: torch.dtype, pages: int, threads: int) -> PoolShape:
+def _pool_shape(
+    config: ModelConfig, dtype: torch.dtype, pages: int, threads: int, wide: bool
+) -> PoolShape:
     return PoolShape(
         heads=config.heads,
         kv_heads=config.kv_heads,
@@ -329,11 +333,12 @@ def _pool_shape(config: ModelConfig, dtype: torch.dtype, pages: int, threads: in
         windows=config.windows,
         norm_epsilon=config.norm_epsilon,
         threads=threads,
+        wide=wide,
     )
 
 
 def _decoder_shape(
-    config: ModelConfig, dtype: torch.dtype, threads: int, quantized: bool
+    config: ModelConfig, dtype: torch.dtype, threads: int, quantized: bool, wide: bool
 ) -> _DecoderShape:
     return _DecoderShape(
         layers=config.layers,
@@ -351,4 +356,5 @@ def _decoder_shape(
         mlp_bias=config.mlp_bias,
         qk_norm=config.qk_norm,
         quantized=quantized,
+        wide=wide,
     )

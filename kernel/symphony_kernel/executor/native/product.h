@@ -4,8 +4,10 @@
 // 4 bytes: a pair of bfloat16 or one float32. It is read from its begin to its end, once for up to 14
 // rows of inputs, whose sums stay in registers:
 //
-//     inputs  [rows][stride] units         one unit, broadcast      14 rows
+//     inputs  [rows][stride] words         one word, broadcast      14 rows
 //     panel   [units][32]                  two registers         x  2 registers of sums
+//
+// A unit meets one word of the inputs, or two where pairs are widened (see attention_units.h).
 //
 // Each sum is added up in the order of the depth, whatever the number of rows and of threads: a row
 // has the same bits alone and in any company.
@@ -84,15 +86,17 @@ void pack_bytes(Matrix &matrix, const int8_t *rows, const float *scales, int32_t
     }
 }
 
-// A panel, read unit after unit into two registers.
+// A panel, read unit after unit: what of two registers of units meets a word of the inputs.
+template <class T>
 struct PlainPanel {
     const uint32_t *at;
 
-    void next(__m512i &first, __m512i &second) {
-        first = _mm512_load_si512(at);
-        second = _mm512_load_si512(at + LANES);
-        at += PANEL;
+    template <int index>
+    void part(__m512i &first, __m512i &second) const {
+        first = T::template part<index>(_mm512_load_si512(at));
+        second = T::template part<index>(_mm512_load_si512(at + LANES));
     }
+    void next() { at += PANEL; }
 };
 
 // The same of a quantized one: its integers, which are exact in every type.
@@ -116,11 +120,25 @@ struct BytePanel {
 #endif
         }
     }
-    void next(__m512i &first, __m512i &second) {
-        first = units(at);
-        second = units(at + LANES * T::PER_UNIT);
-        at += PANEL * T::PER_UNIT;
+    // The integers of one place in each of sixteen pairs, as floats.
+    template <int index>
+    static __m512i widened(const int8_t *from) {
+        const __m256i pairs = _mm256_load_si256(reinterpret_cast<const __m256i *>(from));
+        __m512i x = _mm512_cvtepi16_epi32(pairs);
+        if constexpr (index == 0) x = _mm512_slli_epi32(x, 24);
+        return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_srai_epi32(x, index == 0 ? 24 : 8)));
     }
+    template <int index>
+    void part(__m512i &first, __m512i &second) const {
+        if constexpr (T::WORDS == 2) {
+            first = widened<index>(at);
+            second = widened<index>(at + LANES * T::PER_UNIT);
+        } else {
+            first = units(at);
+            second = units(at + LANES * T::PER_UNIT);
+        }
+    }
+    void next() { at += PANEL * T::PER_UNIT; }
 };
 
 // Writes a quantized panel as the integers' own panel, and meanwhile fetches `next`.
@@ -130,10 +148,9 @@ void expand(const int8_t *bytes, const int8_t *next, int32_t units, uint32_t *pa
     for (int32_t unit = 0; unit < units; ++unit) {
         _mm_prefetch(reinterpret_cast<const char *>(next), _MM_HINT_T1);
         next += PANEL * T::PER_UNIT;
-        __m512i first, second;
-        from.next(first, second);
-        _mm512_store_si512(panel, first);
-        _mm512_store_si512(panel + LANES, second);
+        _mm512_store_si512(panel, from.units(from.at));
+        _mm512_store_si512(panel + LANES, from.units(from.at + LANES * T::PER_UNIT));
+        from.next();
         panel += PANEL;
     }
 }
@@ -158,17 +175,22 @@ void multiply_rows(const uint32_t *inputs, int64_t stride, Panel panel, int32_t 
         _mm_prefetch(ahead, _MM_HINT_T1);
         _mm_prefetch(ahead + LINE_BYTES, _MM_HINT_T1);
         ahead += step;
-        __m512i first, second;
-        panel.next(first, second);
+        const auto add = [&](auto index) __attribute__((always_inline)) {
+            __m512i first, second;
+            panel.template part<index()>(first, second);
 #pragma GCC unroll 14
-        for (int row = 0; row < ROWS; ++row) {
-            const __m512i input =
-                _mm512_set1_epi32(static_cast<int>(groups[row / 3][row % 3 * stride]));
-            left[row] = T::dot(left[row], input, first);
-            right[row] = T::dot(right[row], input, second);
-        }
+            for (int row = 0; row < ROWS; ++row) {
+                const __m512i input =
+                    _mm512_set1_epi32(static_cast<int>(groups[row / 3][row % 3 * stride + index()]));
+                left[row] = T::dot(left[row], input, first);
+                right[row] = T::dot(right[row], input, second);
+            }
+        };
+        add(std::integral_constant<int, 0>());
+        if constexpr (T::WORDS == 2) add(std::integral_constant<int, 1>());
+        panel.next();
 #pragma GCC unroll 5
-        for (int group = 0; group < GROUPS; ++group) ++groups[group];
+        for (int group = 0; group < GROUPS; ++group) groups[group] += T::WORDS;
     }
 #pragma GCC unroll 14
     for (int row = 0; row < ROWS; ++row) {
@@ -193,7 +215,7 @@ constexpr MultiplyRows<Panel> MULTIPLY_ROWS[ROWS_MAX + 1] = {
 
 struct Inputs {
     const void *data;  // [rows][stride]; past the depth, up to a whole unit, finite
-    int64_t stride;    // units
+    int64_t stride;    // words
     int32_t rows;
 };
 
@@ -207,7 +229,7 @@ void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inp
     const int32_t blocks = (row_end - row_begin + ROWS_MAX - 1) / ROWS_MAX;
     // Of a quantized panel that several blocks of rows go through the integers are laid out once.
     const bool expanded = matrix.quantized() && blocks > 1;
-    PlainPanel plain{scratch};
+    PlainPanel<T> plain{scratch};
     BytePanel<T> bytes{nullptr};
     const char *ahead = reinterpret_cast<const char *>(scratch);
     __m512 left_scale = _mm512_set1_ps(1.0f), right_scale = left_scale;
@@ -242,7 +264,7 @@ void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inp
             MULTIPLY_ROWS<T, BytePanel<T>>[count](from, inputs.stride, bytes, matrix.units, ahead,
                                                   PANEL * T::PER_UNIT, sums);
         } else {
-            MULTIPLY_ROWS<T, PlainPanel>[count](from, inputs.stride, plain, matrix.units, fetched,
+            MULTIPLY_ROWS<T, PlainPanel<T>>[count](from, inputs.stride, plain, matrix.units, fetched,
                                                 step, sums);
         }
         for (int32_t i = 0; i < count; ++i) {
