@@ -46,10 +46,11 @@ class Run:
         self.program = program
         self.worker = worker
         self.passing = listener is not None  # its messages go to its client, and it is not kept
+        credit = _Credit(worker, record.seq).taken
         self.journal: Journal = (
-            Tape(store, record.seq, self._credit, listener)
+            Tape(store, record.seq, credit, listener)
             if listener
-            else Journal(store, record.seq, self._credit, store.tail)
+            else Journal(store, record.seq, credit, store.tail)
         )
         self.instances = {record.seq: program}
         self.channels: set[str] = set()  # that it has used
@@ -61,7 +62,6 @@ class Run:
         self.trace: RunTrace | None = None  # where it was asked for
         self.log_bytes = 0
         self.inbox_bytes = 0  # delivered and not received yet
-        self._uncredited = 0  # taken by its readers, and not yet said to the worker
         self.inbox_messages = 0
         self.receiving = Pace()  # of messages by the program
         self.messages = 0
@@ -115,12 +115,26 @@ class Run:
         known = level if level in (0, 1, 2, 3) else 1
         self.journal.append("log", {"level": known, "text": line.decode("utf-8", "replace")})
 
-    def _credit(self, taken: int) -> None:
+
+class _Credit:
+    """Tells the worker how much of a run's messages its readers have taken.
+
+    A journal holds it in place of the run, which holds the journal: in a circle the events of
+    ended runs would stay until the collector looks at what is old, tens of thousands of runs later.
+    """
+
+    def __init__(self, worker: Worker, instance: int) -> None:
+        self._worker = worker
+        self._instance = instance
+        self._untold = 0  # bytes
+
+    def taken(self, size: int) -> None:
+        """Readers have taken so many bytes more."""
         # Not for each token of a stream: the worker would wake up once more for each.
-        self._uncredited += taken
-        if self._uncredited >= CREDIT_BYTES_MIN:
-            self.worker.send(m.Credit(self.record.seq, self._uncredited))
-            self._uncredited = 0
+        self._untold += size
+        if self._untold >= CREDIT_BYTES_MIN:
+            self._worker.send(m.Credit(self._instance, self._untold))
+            self._untold = 0
 
 
 class TenantRules(Protocol):

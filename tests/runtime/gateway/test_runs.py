@@ -1,6 +1,7 @@
 """Runs from the request to the stored result, with real links, kernel and worker."""
 
 import asyncio
+import gc
 import json
 import struct
 from collections.abc import AsyncIterator
@@ -22,6 +23,8 @@ from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_runtime.client import Client, Event, ServerError, message_bytes
 from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.links import Modules
+from symphony_runtime.gateway.openai.inbox import Inbox
+from symphony_runtime.gateway.run import RunRequest
 
 from tests.e2e import programs as guests
 from tests.support.guests import data, main
@@ -525,3 +528,49 @@ def test_a_worker_that_comes_again_ends_its_former_self(tmp_path: Path) -> None:
         link.close()
 
     in_house(tmp_path, scenario)
+
+
+# --- Memory --------------------------------------------------------------------------------------
+def test_what_has_ended_leaves_nothing_to_the_collector(tmp_path: Path) -> None:
+    """With circles in them, ended runs and their messages would stay for thousands of others."""
+
+    async def scenario(house: House, client: Client) -> None:
+        for name, program in (
+            ("speaker", guests.SPEAKER_WASM),
+            ("parrot", guests.PARROT_WASM),
+            ("trap", guests.TRAP_WASM),
+            ("hang", hang()),
+        ):
+            await client.upload(program, name)
+        await run_all_kinds(house, client)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(2):
+                await run_all_kinds(house, client)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = {f"{type(each).__module__}.{type(each).__name__}" for each in gc.garbage}
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert {name for name in left if name.startswith("symphony_runtime.gateway.")} == set()
+
+    in_house(tmp_path, scenario)
+
+
+async def run_all_kinds(house: House, client: Client) -> None:
+    """Have runs that are kept, read, talked to, trapped, cancelled, and one that passes."""
+    await client.run("speaker")
+    assert [event async for event in client.stream("speaker")]
+    talked = await client.start("parrot")
+    await client.send(talked, b"one", close=True)
+    assert (await final(client.events(talked)))["status"] == "exited"
+    assert (await client.run("trap"))["status"] == "trapped"
+    assert (await client.cancel(await client.start("hang")))["status"] == "killed"
+    services, inbox = house.gateway.services, Inbox()
+    program = await services.programs.get("default", "speaker")
+    passing = await services.runs.start(program, RunRequest(), listener=inbox)
+    assert await inbox.next()
+    await passing.over
