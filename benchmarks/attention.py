@@ -110,7 +110,9 @@ def _native(rows: list[Row], shape: tuple[int, int, int], threads: int) -> Layer
     heads, kv_heads, head_dim = shape
     library = load_library()
     pages, layers = _pages_and_layers(rows, shape)
-    pool = PagePool(library, PoolShape(*shape, 2, pages, (None,) * layers, threads=threads))
+    wide = library.widens
+    windows = (None,) * layers
+    pool = PagePool(library, PoolShape(*shape, 2, pages, windows, threads=threads, wide=wide))
     random = np.random.default_rng(1)
     slots = np.arange(pages * PAGE_TOKENS)
     plain = random.standard_normal((PAGE_TOKENS, 2, kv_heads, head_dim)).astype(np.float32)
@@ -122,7 +124,7 @@ def _native(rows: list[Row], shape: tuple[int, int, int], threads: int) -> Layer
     flat = flat_step(rows).rows
     count = len(flat.positions)
     qkv = random.standard_normal((count, (heads + 2 * kv_heads) * head_dim)).astype(np.float32)
-    out = np.zeros((count, heads * head_dim), np.uint16)
+    out = np.zeros((count, heads * head_dim), np.float32 if wide else np.uint16)
     angles = np.zeros((8192, head_dim // 2), np.float32)
     works = [LayerWork(layer, qkv, out, angles + 1, angles) for layer in range(layers)]
     attention = LoneAttention(library, pool)
