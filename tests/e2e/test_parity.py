@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,26 +93,37 @@ def random_135m(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 
 async def run(client: Client, program: str, text: str) -> bytes:
-    result = await client.run(program, input=text)
+    return output(await client.run(program, input=text))
+
+
+def output(result: dict[str, Any]) -> bytes:
     assert (result["status"], result["exit_code"]) == ("exited", 0), result
     return b"".join(map(message_bytes, result["messages"]))
 
 
-async def decode(client: Client, text: str) -> list[int]:
-    program = await client.upload(wat2wasm(greedy(TOKENS)), name="greedy")
-    return list(np.frombuffer(await run(client, program["id"], text), "<u4").tolist())
+async def decode(client: Client, texts: list[str]) -> list[list[int]]:
+    """Return what each of the programs that begin together generates."""
+    program = (await client.upload(wat2wasm(greedy(TOKENS)), name="greedy"))["id"]
+    runs = [await client.start(program, input=text) for text in texts]
+    await asyncio.gather(*(client.send(each, b"go") for each in runs))
+    found = []
+    for each in runs:
+        async for _ in client.events(each):
+            pass  # until it has ended
+        found.append(np.frombuffer(output(await client.result(each)), "<u4").tolist())
+    return found
 
 
 def check_tokens(models: Pair) -> None:
     async def scenario() -> None:
         async with models.server.client() as client:
-            alone = await decode(client, PROMPT)
+            [alone] = await decode(client, [PROMPT])
             assert alone == models.generate(PROMPT)
 
             # The others differ in length, so that prefills and decodes of all ages share steps.
             others = [f"class Case{i}:\n" + "    x = 1\n" * (i % 7) for i in range(OTHERS)]
             before = await models.server.counters()
-            crowd = await asyncio.gather(*(decode(client, text) for text in [PROMPT, *others]))
+            crowd = await decode(client, [PROMPT, *others])
             after = await models.server.counters()
             assert crowd[0] == alone
             for text, tokens in zip(others, crowd[1:], strict=True):

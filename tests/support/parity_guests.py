@@ -9,7 +9,8 @@ IMPORTS = """
   (import "lip" "pred" (func $pred (param i32 i32 i32 i32 i32 i32) (result i32)))
   (import "lip" "wait" (func $wait (param i32 i32 i64) (result i32)))
   (import "lip" "take" (func $take (param i32 i32 i32) (result i32)))
-  (import "lip" "send" (func $send (param i32 i32) (result i32)))"""
+  (import "lip" "send" (func $send (param i32 i32) (result i32)))
+  (import "lip" "recv" (func $recv (result i32)))"""
 
 # 0: the ticket; 8: a result; 1 KiB: the prompt; 64 KiB: its tokens; 256 KiB: what comes out.
 PROMPT = """(call $tokenize
@@ -18,12 +19,17 @@ PROMPT = """(call $tokenize
 
 
 def greedy(count: int) -> str:
-    """Return a guest that decodes `count` tokens after its input and sends them as u32."""
+    """Return a guest that decodes `count` tokens after its input and sends them as u32.
+
+    It begins when it gets a message, or nobody can send it one.
+    """
     return f"""(module {IMPORTS}
   (memory (export "memory") 8)
   (func (export "lip_main") (result i32)
     (local $kv i32) (local $n i32) (local $i i32) (local $at i32)
     (local.set $n {PROMPT})
+    (i32.store (i32.const 0) (call $recv))
+    (drop (call $wait (i32.const 0) (i32.const 1) (i64.const -1)))
     (local.set $kv (call $kv_create))
     (local.set $at (i32.const 65536))
     (loop $next
