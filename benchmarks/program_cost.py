@@ -8,15 +8,18 @@ that submits one generation a stream and only reads what comes: no worker, no pr
 with each of
 
     generate   a LIP that generates, takes each token and sends all of them at the end
+    session    the same, but it looks at no single token, as the SDKs' sessions and OpenAI's
+               completions that are not streamed: the generation is one lot
     stream     the same, and sends the text of each token as it comes
     pred       a LIP that makes a forward pass a token, and sends all of them at the end
 
-in turns (direct, generate, direct, stream, ..; the order within a pair changes from round to
+in turns (direct, generate, direct, session, ..; the order within a pair changes from round to
 round). A measurement's time runs from the last stream's first token to the last stream's end, so
-that it is the time of that many whole steps; a ratio is one pair's, and the interval is a bootstrap
-over the rounds. A pause is the device's between two steps, and "ahead" the share of steps that it
-began by itself. The processor's time a token is that of all threads of the worker and of the
-kernel's main thread, which is all of the kernel but the executor.
+that it is the time of that many whole steps; a session's, and that of the direct loop beside it,
+from the first message to the last end, prefill included. A ratio is one pair's, and the interval is
+a bootstrap over the rounds. A pause is the device's between two steps, and "ahead" the share of
+steps that it began by itself. The processor's time a token is that of all threads of the worker and
+of the kernel's main thread, which is all of the kernel but the executor.
 """
 
 import argparse
@@ -43,7 +46,7 @@ from benchmarks.host_overhead import roles_folder, start_role, wait_ready
 from benchmarks.kernel_client import KernelClient
 
 WORKER, CLIENT = "worker-0", "client"
-PROGRAMS = ("generate", "stream", "pred")
+PROGRAMS = ("generate", "session", "stream", "pred")
 PROMPT_TOKENS = 16
 PAGES = 1 << 14
 LIMITS = {
@@ -120,7 +123,8 @@ _SEND_ALL = """(drop (call $send (i32.const 65536) (i32.shl (local.get $index) (
 
 def guest(program: str, tokens: int, prompt: bytes) -> bytes:
     """Return the module of one of PROGRAMS that makes so many tokens."""
-    options = msgpack.packb({"max": tokens})
+    lot = {"ahead": tokens, "lot": tokens} if program == "session" else {}
+    options = msgpack.packb({"max": tokens} | lot)
     body = _PRED if program == "pred" else _GENERATE
     source = _FRAME.format(
         imports="\n  ".join(
@@ -311,8 +315,12 @@ class Bench:
 # --- Pairs -----------------------------------------------------------------------------------
 @dataclass
 class Pair:
-    """A program's measurements, each with the direct one beside it."""
+    """A program's measurements, each with the direct one beside it.
 
+    `whole`: it has no first token to begin with, and is compared from the start on.
+    """
+
+    whole: bool = False
     direct: list[Times] = field(default_factory=list)
     program: list[Times] = field(default_factory=list)
 
@@ -320,7 +328,10 @@ class Pair:
     def ratios(self) -> list[float]:
         """The program's time over the direct one's, pair by pair."""
         pairs = zip(self.program, self.direct, strict=True)
-        return [program.seconds / direct.seconds for program, direct in pairs]
+        return [self._seconds(program) / self._seconds(direct) for program, direct in pairs]
+
+    def _seconds(self, times: Times) -> float:
+        return times.whole if self.whole else times.seconds
 
 
 def interval(values: list[float], random: np.random.Generator) -> tuple[float, float]:
@@ -332,7 +343,7 @@ def interval(values: list[float], random: np.random.Generator) -> tuple[float, f
 
 async def measure_pairs(bench: Bench, streams: int, rounds: int) -> dict[str, Pair]:
     """Measure each program beside the direct loop, `rounds` times."""
-    pairs = {program: Pair() for program in PROGRAMS}
+    pairs = {program: Pair(whole=program == "session") for program in PROGRAMS}
     for what in ("direct", *PROGRAMS):
         await bench.measure(what, streams)  # warm
     for number in range(rounds):
