@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from symphony_kernel.executor.base import Batch, Row
+from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.network import PHASES, NativeNetwork
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -100,7 +101,8 @@ def main() -> None:
             model = make_checkpoint(Path(made), SHAPES[options.model])
         else:
             model = Path(options.model)
-        native = ("bf16", "fp32") if options.dtype == "bf16" else ("fp32",)
+        pairs = options.dtype == "bf16" and load_library().computes_bf16
+        native = ("bf16", "fp32") if pairs else ("fp32",)
         executors = {kind: _load(model, options, kind) for kind in (*native, "torch")}
         asyncio.run(_measure(executors, options.repeats))
 

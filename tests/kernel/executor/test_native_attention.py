@@ -1,5 +1,6 @@
 """Native attention on the pages: against the plain oracle, and to the last bit against itself."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -324,6 +325,37 @@ def test_any_step_equals_the_oracle(
     shape = replace(small, heads=heads[0], kv_heads=heads[1])
     _check(make_scene(shape, mix, seed, norms=bool(seed % 2)), library, threads)
     make_scene.close()
+
+
+def test_entries_far_below_the_others_cost_no_more(library: Library, small: PoolShape) -> None:
+    """A weight of 1e-40 is no normal number; products of such took fifty times as long."""
+    shape = replace(small, heads=9, kv_heads=3, head_dim=64, pages=65)
+    pool = PagePool(library, shape)
+    row = make_row([1], np.arange(65, dtype=np.int32), 1024)
+    plain = np.ones((1024, 2, 3, 64), np.float32)
+    plain[:, 0] = -1 / 64
+    plain[::256, 0] = 0  # a block's weights are relative to its own maximum
+    pool.write(0, np.arange(1024), _bits(torch.from_numpy(plain), shape))
+    attention = LoneAttention(library, pool)
+    attention.plan(flat_step([row]).rows)
+
+    def least(nats: float) -> float:
+        """Return the seconds of a token whose entries are so far below those of score 0."""
+        scene = Scene(pool, [row])
+        scene.qkv = [np.zeros((1, 15 * 64), np.float32)]
+        scene.qkv[0][:, : 9 * 64] = nats * 8
+        work = scene.work(0, [0])
+        work.cosines[:], work.sines[:] = 1, 0
+        times = []
+        for _ in range(30):
+            began = time.perf_counter()
+            attention.compute([work])
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    assert max(map(least, (89, 92, 95, 100))) < 10 * least(60)
+    attention.close()
+    pool.close()
 
 
 # --- To the last bit ------------------------------------------------------------------------------

@@ -83,6 +83,15 @@ def test_a_row_has_the_same_bits_in_any_company(
             assert part.tobytes() == whole[begin:end].tobytes(), (begin, end, threads)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 15, 17, 33, 63, 129])
+def test_widened_products_are_those_of_float32(library: Library, depth: int) -> None:
+    for rows in (1, 14, 15, 29):
+        inputs, weights = numbers(rows, depth, "widened", 1), numbers(70, depth, "widened", 2)
+        left, right = exact(inputs).astype(np.float32), exact(weights).astype(np.float32)
+        found = product(library, inputs, weights, threads=2, wide=True)
+        assert found.tobytes() == product(library, left, right, threads=2).tobytes()
+
+
 def test_large_products_are_cut_by_rows_and_panels_without_a_seam(
     library: Library, kind: str
 ) -> None:

@@ -39,7 +39,9 @@ struct AttentionShape {
     int32_t head_dim;  // even
     int32_t element_bytes;
     int32_t threads;       // of the team: `thread` below is less than this
-    int32_t wide;          // whether bfloat16 is multiplied as float32; the output is float32 then
+    // Whether bfloat16 is multiplied as float32, as it is where the processor has no products of it:
+    // the output is float32 then.
+    int32_t wide;
     int64_t pages;         // of the pool
     const int32_t *windows;  // [layers] entries that a token sees, itself included; 0: all
     float norm_epsilon;      // of the norms of q and k

@@ -217,7 +217,7 @@ class LayerWork:
 
     layer: int
     qkv: Float32  # [tokens, (heads + 2 * kv_heads) * head_dim]
-    out: Array  # [tokens, heads * head_dim], bfloat16 as uint16 bits
+    out: Array  # [tokens, heads * head_dim], bfloat16 as uint16 bits; where it is wide, float32
     cosines: Float32  # [positions, head_dim / 2]
     sines: Float32
     q_norm: Float32 | None = None  # [head_dim]
@@ -228,6 +228,8 @@ class LoneAttention:
     """Attention without the rest of the network, with a team of threads of its own."""
 
     def __init__(self, library: Library, pool: PagePool) -> None:
+        wide = pool.shape.element_bytes == 4 or pool.shape.wide or not library.computes_bf16
+        self._out_type = np.dtype(np.float32 if wide else np.uint16)
         create = library.function(
             "symphony_attention_create", POINTER(AttentionShape), c_void_p, result=c_void_p
         )
@@ -264,6 +266,7 @@ class LoneAttention:
         def address(array: Float32 | None) -> int | None:
             return None if array is None else int(array.ctypes.data)
 
+        assert work.out.dtype == self._out_type
         return AttentionLayer(
             work.layer,
             work.qkv.ctypes.data,

@@ -32,7 +32,7 @@ class Library:
 
     @property
     def computes_bf16(self) -> bool:
-        """Whether this processor multiplies bfloat16."""
+        """Whether they multiply bfloat16: the processor does, and the compiler knew of it."""
         return bool(self.function("symphony_computes_bf16", result=c_int32)())
 
     @property

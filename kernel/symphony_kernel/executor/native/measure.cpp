@@ -98,12 +98,12 @@ SYMPHONY_EXPORT int32_t symphony_product(const Product *given, int32_t element_b
     return 1;
 }
 
-// Whether this processor multiplies bfloat16.
+// Whether these kernels multiply bfloat16: the processor does, and the compiler knows of it.
 SYMPHONY_EXPORT int32_t symphony_computes_bf16() { return COMPUTES_BF16; }
 
 // Whether bfloat16 is faster multiplied as float32: two products of registers for each one of pairs,
-// and the widening of the pairs. On the processors that were seen it is one half of the time or
-// twice the time, so that it does not depend on a disturbed measurement.
+// and a tenth for the widening. On the processors that were seen it is one half of the time or twice
+// the time, so that it does not depend on a disturbed measurement.
 SYMPHONY_EXPORT int32_t symphony_widening_pays() {
     if (!COMPUTES_BF16) return 1;
     constexpr int64_t DOTS = 24 << 10;  // some 10 microseconds

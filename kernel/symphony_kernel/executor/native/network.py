@@ -1,5 +1,6 @@
 """A network on the native kernels: a whole step in one call (see decoder.h)."""
 
+import logging
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_void_p
 from enum import IntEnum
@@ -28,6 +29,8 @@ from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.native.step import PreparedStep
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.protocol.errno import SyscallError
+
+_log = logging.getLogger(__name__)
 
 _POSITIONS_MIN = 1024
 
@@ -112,6 +115,8 @@ class NativeNetwork:
         self.config = config
         self._logits_places = logits_places
         wide = dtype.itemsize == 2 and library.widens
+        if wide:
+            _log.info("bfloat16 is multiplied as float32 (SYMPHONY_PRODUCTS)")
         self._pool = PagePool(library, _pool_shape(config, dtype, pages, threads, wide))
         self.pages = NativePages(library, self._pool)
         shape = _decoder_shape(config, dtype, threads, quantized, wide)
