@@ -103,7 +103,7 @@ def output(result: dict[str, Any]) -> bytes:
 
 async def decode(client: Client, texts: list[str]) -> list[list[int]]:
     """Return what each of the programs that begin together generates."""
-    program = (await client.upload(wat2wasm(greedy(TOKENS)), name="greedy"))["id"]
+    program = (await client.upload(wat2wasm(greedy(TOKENS, waits=True)), name="greedy"))["id"]
     runs = [await client.start(program, input=text) for text in texts]
     await asyncio.gather(*(client.send(each, b"go") for each in runs))
     found = []

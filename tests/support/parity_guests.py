@@ -18,18 +18,19 @@ PROMPT = """(call $tokenize
       (i32.const 65536) (i32.const 40000))"""
 
 
-def greedy(count: int) -> str:
+def greedy(count: int, *, waits: bool = False) -> str:
     """Return a guest that decodes `count` tokens after its input and sends them as u32.
 
-    It begins when it gets a message, or nobody can send it one.
+    One that waits begins when it gets a message.
     """
+    message = """
+    (i32.store (i32.const 0) (call $recv))
+    (drop (call $wait (i32.const 0) (i32.const 1) (i64.const -1)))"""
     return f"""(module {IMPORTS}
   (memory (export "memory") 8)
   (func (export "lip_main") (result i32)
     (local $kv i32) (local $n i32) (local $i i32) (local $at i32)
-    (local.set $n {PROMPT})
-    (i32.store (i32.const 0) (call $recv))
-    (drop (call $wait (i32.const 0) (i32.const 1) (i64.const -1)))
+    (local.set $n {PROMPT}){message if waits else ""}
     (local.set $kv (call $kv_create))
     (local.set $at (i32.const 65536))
     (loop $next
