@@ -3,6 +3,8 @@
 boot       lock the data directory -> run directory, secrets -> kernel, workers, gateway
 a role     gets one JSON line on stdin and says {"event": "ready"} on stdout when it is; its
            stdin stays open and ends with us, however we end: then it exits
+announced  when all are ready and the gateway, ready long before a large model is loaded, has met
+           the kernel ({"event": "linked"})
 a death    the role is started again, after a pause that grows; one that does not become ready
            START_ATTEMPTS times ends everything, and so does one whose configuration is wrong
 a hang     a role that was ready and has said nothing for `hang_seconds` is killed, and so started
@@ -98,6 +100,7 @@ class Role:
         self._notices: dict[str, dict[str, Any]] = {}  # the last of each key, for the process
         self.about: dict[str, Any] = {}  # of the last ready event
         self.ready = asyncio.Event()
+        self.linked = asyncio.Event()  # a gateway has met the kernel
         self.starts = 0
         self._console = console
         self._process: asyncio.subprocess.Process | None = None
@@ -231,6 +234,8 @@ class Role:
             elif event.get("event") == "ready":
                 self.about = event
                 self.ready.set()
+            elif event.get("event") == "linked":
+                self.linked.set()
             elif event.get("event") == "progress":
                 progress = progress_of(event)
                 self._console.progress(self.spec.name, progress["what"], progress["share"])
@@ -305,6 +310,7 @@ class Supervisor:
     async def _wait_until_ready(self) -> bool:
         for role in self._roles:
             await role.ready.wait()
+        await self._gateway.linked.wait()
         return True
 
     def _announce(self) -> None:

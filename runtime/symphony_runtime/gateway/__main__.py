@@ -40,6 +40,7 @@ async def _run(config: GatewayConfig) -> None:
         if gateway.default_key is not None:
             ready["default_key"] = gateway.default_key
         _emit(ready)
+        linking = asyncio.create_task(_tell_of_link(gateway.services.runs.kernel.linked))
         # The first request need not wait for a compiler.
         preparing = asyncio.create_task(gateway.openai.prepare())
         # What is there now stays: the collector need not look at it again and again.
@@ -49,6 +50,7 @@ async def _run(config: GatewayConfig) -> None:
         beating = asyncio.create_task(beat(config.beat_seconds, lambda: _emit(ALIVE)))
         await stop.wait()
         preparing.cancel()
+    linking.cancel()
     beating.cancel()
 
 
@@ -76,6 +78,12 @@ class _Supervisor(asyncio.Protocol):
 def _emit(event: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
+
+
+async def _tell_of_link(linked: asyncio.Event) -> None:
+    """The supervisor announces the server when its gateway can serve."""
+    await linked.wait()
+    _emit({"event": "linked"})
 
 
 def _tell_of_retired(worker: Worker) -> None:

@@ -70,6 +70,7 @@ class KernelLink:
         self._seq = secrets.randbits(_SEQ_BITS)
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self.pid = 0  # of the kernel; 0 while it is away
+        self.linked = asyncio.Event()  # it has been there
         self.life = 0  # counts kernels that knew nothing of the one before
         self.about: dict[str, Any] = {}
         self.on_linked: Callable[[], None] = lambda: None  # it is there, perhaps as another process
@@ -109,6 +110,7 @@ class KernelLink:
         """A kernel that knows nothing of us yet."""
         self._session, self.about, self.pid = session, welcome.about, welcome.pid
         self.life += 1
+        self.linked.set()
         _log.info("linked to the kernel, process %d", welcome.pid)
         self.on_linked()
 
