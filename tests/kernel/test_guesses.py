@@ -1,7 +1,6 @@
 """Preds that are computed before they come: nobody can tell but by the clock."""
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.guesses import Caution
 
+from tests.support.garbage import left_to_collector
 from tests.support.kernels import A, B, C, Rig, Worker, decode, ids, options, start, tokens
 from tests.support.kernels import with_kernel as with_any_kernel
 
@@ -111,20 +111,11 @@ def test_what_has_ended_leaves_nothing_to_the_collector() -> None:
         await start(rig, 2)
         worker = await start(rig)
         await think(worker, 2, 20)
-        gc.collect()
-        gc.disable()
-        try:
+        with left_to_collector("symphony_kernel") as left:
             made = worker.generate(1, A, tokens(1), max=20)
             await think(worker, 2, 40)
             assert await made.end == b""
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            left = {f"{type(each).__module__}.{type(each).__name__}" for each in gc.garbage}
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-        return {name for name in left if name.startswith("symphony_kernel.")}, guessed(rig)
+        return left, guessed(rig)
 
     left, (hits, _) = with_kernel(test)
     assert hits > 40

@@ -1,7 +1,6 @@
 """Runs from the request to the stored result, with real links, kernel and worker."""
 
 import asyncio
-import gc
 import json
 import struct
 from collections.abc import AsyncIterator
@@ -27,6 +26,7 @@ from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.run import RunRequest
 
 from tests.e2e import programs as guests
+from tests.support.garbage import left_to_collector
 from tests.support.guests import data, main
 from tests.support.house import WORKER_SECRET, House, in_house
 
@@ -543,19 +543,10 @@ def test_what_has_ended_leaves_nothing_to_the_collector(tmp_path: Path) -> None:
         ):
             await client.upload(program, name)
         await run_all_kinds(house, client)
-        gc.collect()
-        gc.disable()
-        try:
+        with left_to_collector("symphony_runtime.gateway") as left:
             for _ in range(2):
                 await run_all_kinds(house, client)
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            left = {f"{type(each).__module__}.{type(each).__name__}" for each in gc.garbage}
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
-        assert {name for name in left if name.startswith("symphony_runtime.gateway.")} == set()
+        assert left == set()
 
     in_house(tmp_path, scenario)
 

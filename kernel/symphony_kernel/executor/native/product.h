@@ -264,8 +264,8 @@ void multiply_panel(const Matrix &matrix, int32_t index, int32_t next, const Inp
             MULTIPLY_ROWS<T, BytePanel<T>>[count](from, inputs.stride, bytes, matrix.units, ahead,
                                                   PANEL * T::PER_UNIT, sums);
         } else {
-            MULTIPLY_ROWS<T, PlainPanel<T>>[count](from, inputs.stride, plain, matrix.units, fetched,
-                                                step, sums);
+            MULTIPLY_ROWS<T, PlainPanel<T>>[count](from, inputs.stride, plain, matrix.units,
+                                                   fetched, step, sums);
         }
         for (int32_t i = 0; i < count; ++i) {
             const float *mine = sums + i * PANEL;

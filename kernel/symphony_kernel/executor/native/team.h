@@ -82,6 +82,7 @@ class Team {
     // What the others sleep on: odd while a step is being computed.
     alignas(LINE_BYTES) std::atomic<uint32_t> step_{0};
     std::atomic<bool> stopped_{false};
+    unsigned callers_control_ = 0;  // of its floating point, outside of a step
     std::vector<std::thread> others_;
     std::atomic<int32_t> asleep_{0};  // of the others
     std::atomic<int> bell_{-1};
