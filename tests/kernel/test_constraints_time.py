@@ -164,9 +164,9 @@ def test_time_for_masks_is_charged_to_the_lip() -> None:
         queue = rig.kernel._scheduler._queue
         charge = queue.charge
 
-        def watched(root: int, tenant: str, weight: float, cost: float) -> None:
-            charged.append((root, cost))
-            charge(root, tenant, weight, cost)
+        def watched(root: int, tenant: str, weight: float, seconds: float) -> None:
+            charged.append((root, seconds))
+            charge(root, tenant, weight, seconds)
 
         queue.charge = watched  # type: ignore[method-assign]
         handle = await constraint(rig.worker, REGEX, b"[a-z]{20}")

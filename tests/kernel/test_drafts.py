@@ -95,7 +95,8 @@ def test_beside_a_program_that_answers_every_step_is_shared() -> None:
 
     times = with_kernel(test, executor=Counting)
     assert times == with_kernel(test, executor=Plain), "as without drafts"
-    assert times[-1] <= 53 * 0.0104
+    # One step shows what a tenant's row takes alone.
+    assert times[-1] <= 54 * 0.0104
 
 
 def test_a_lone_stop_token_costs_no_step() -> None:

@@ -23,6 +23,15 @@ from typing import Any, Final, NoReturn
 
 import msgpack
 
+from symphony_kernel.constraints.grammar import (
+    GrammarError,
+    Kind,
+    compile_grammar,
+    error_of,
+    make_tokenizer,
+    write_grammar,
+)
+from symphony_kernel.constraints.places import describe
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BUILD_MS_MAX,
@@ -145,8 +154,6 @@ def _read(pipe: Any) -> list[Any] | None:
 # --- The process -------------------------------------------------------------------------------
 def main() -> None:
     """Serve grammars until stdin ends."""
-    from symphony_kernel.constraints.grammar import make_tokenizer
-
     _give_up()
     # Whatever a library prints must not get between the frames.
     out = os.fdopen(os.dup(1), "wb")
@@ -155,6 +162,7 @@ def main() -> None:
     if about is None:
         return
     tokenizer = make_tokenizer(about[0], about[1], tuple(about[2]))
+    sys.audit("symphony.contained")  # what one fork imported, each would
     while (asked := _read(sys.stdin.buffer)) is not None:
         _write(out, _check_in_fork(tokenizer, *asked))
 
@@ -192,8 +200,6 @@ def _check_in_fork(tokenizer: Any, kind: int, text: str) -> list[Any]:
 
 def _check(tokenizer: Any, kind: int, text: str, pipe: int) -> NoReturn:
     """Compile a grammar in a process of its own, say what came of it, and end."""
-    from symphony_kernel.constraints.grammar import GrammarError
-
     _limit_process()
     try:
         answer: list[Any] = [0, _compiled(tokenizer, kind, text)]
@@ -213,14 +219,6 @@ def _limit_process() -> None:
 
 def _compiled(tokenizer: Any, kind: int, text: str) -> str:
     """Return the grammar of a text whose first mask can be computed, too; raises GrammarError."""
-    from symphony_kernel.constraints.grammar import (
-        GrammarError,
-        Kind,
-        compile_grammar,
-        error_of,
-        write_grammar,
-    )
-    from symphony_kernel.constraints.places import describe
 
     def check(schema: str) -> GrammarError | None:
         try:

@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +20,7 @@ from weakref import WeakSet, finalize
 
 from llguidance import LLMatcher, LLTokenizer
 
+from symphony_kernel.constraints.budget import GrammarBudget
 from symphony_kernel.constraints.checker import Checker, CheckerFault
 from symphony_kernel.constraints.grammar import (
     GrammarError,
@@ -29,6 +30,7 @@ from symphony_kernel.constraints.grammar import (
 from symphony_kernel.constraints.states import KeptMatchers
 from symphony_kernel.constraints.walks import Walk, walk_of
 from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.protocol.allocator import trim
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BUILD_MS_MAX,
@@ -39,6 +41,12 @@ from symphony_kernel.protocol.limits import (
 
 STACK_BYTES: Final = 64 << 20  # of threads that work on strangers' grammars; touched as needed
 _REFUSED_MAX: Final = 256  # texts of one grammar that are known to be too much
+# What a grammar holds cannot be asked for. Measured with a vocabulary of 4,096: 50 to 64 bytes for
+# each of its text, and with all of the lexer's states 12 MB more, which some 700 masks can make.
+_SOURCE_TIMES: Final = 64
+_STEP_BYTES: Final = 16 << 10
+_STATES_BYTES: Final = 16 << 20
+_WALK_ERA_BITS: Final = 32
 _FADING: Final = 7 / 8  # of the longest time lately, with each that is shorter
 
 # What came of it: an errno (0: none) and words, or the grammar as it can be compiled again.
@@ -68,13 +76,15 @@ class Vocabulary:
 class Era:
     """A grammar from one compiling to the next: all its texts share the lexer's states."""
 
-    __slots__ = ("__weakref__", "begun", "fresh", "masks", "number", "worn")
+    __slots__ = ("__weakref__", "begun", "fresh", "masks", "number", "over", "steps", "worn")
 
     def __init__(self, fresh: LLMatcher, number: int) -> None:
         self.fresh = fresh
         self.number = number
         self.begun = 0  # guides
         self.masks = 0  # made
+        self.steps = 0  # masks, and tokens of texts that were followed
+        self.over = False  # let go: its texts begin anew with another
         self.worn = False  # its states are used up, and some text needs others
 
 
@@ -100,13 +110,15 @@ class Grammar:
         self._kept = kept or KeptMatchers()
         self._ask = ask
         self.asked = False  # to be built
-        self.problem: GrammarError | None = None  # why it could not be
+        self.problem: tuple[Errno, str] | None = None  # why it could not be
         self.era: Era | None = None
         self.walk: Walk | None = None  # of a regular expression
         self.seconds = 0.0  # that a mask takes
         self.token_seconds = 0.0  # that a text's token takes, where one begins to follow it
         self.build_seconds = 0.0
-        self._refused: OrderedDict[bytes, GrammarError] = OrderedDict()  # by digests
+        self.used = 0.0  # when it was asked for last, of the monotonic clock
+        self._walks = 0  # that it has had
+        self._refused: OrderedDict[bytes, tuple[Errno, str]] = OrderedDict()  # by digests
 
     def build(self) -> None:
         """Compile it, in the grammars' thread; GrammarError."""
@@ -120,12 +132,35 @@ class Grammar:
         fresh.deep_copy().compute_bitmask()
         self.took(time.thread_time() - began)
         if self.era is None and self.walk is None:
-            self.walk = walk_of(self.source, tokenizer, lambda: self._vocabulary.reach)
+            first = self._walks << _WALK_ERA_BITS  # no state of a walk before is one of this
+            self.walk = walk_of(self.source, tokenizer, lambda: self._vocabulary.reach, first)
+            self._walks += 1
+        self.used = time.monotonic()
         self.era = era
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that it takes, about, and at most by much; 0 until it is built."""
+        era, walk = self.era, self.walk
+        if era is None:
+            return 0
+        states = min(_STEP_BYTES * era.steps, _STATES_BYTES)
+        return _SOURCE_TIMES * len(self.source) + states + (walk.held_bytes if walk else 0)
+
+    def release(self) -> None:
+        """Let go of all but the text, on the loop: when it is used again it is built again.
+
+        Texts that are under way move to what is built then.
+        """
+        era = self.era
+        if era is not None and not self.asked:
+            era.worn = era.over = True
+            self.era = self.walk = None
 
     def ready(self) -> bool:
         """Whether masks can be made; else it is being compiled."""
         era = self.era
+        self.used = time.monotonic()
         if (era is not None and not era.worn) or self.problem is not None:
             return True
         if not self.asked and self._ask is not None:
@@ -143,11 +178,12 @@ class Grammar:
 
     def refuse(self, text: bytes, error: GrammarError) -> None:
         """Nobody needs to try this text (tokens, u32) again: alone it failed, too."""
-        self._refused[_digest(text)] = error
+        # No exception is kept: one that was raised holds the guide, and so this grammar.
+        self._refused[_digest(text)] = error.errno, error.words
         if len(self._refused) > _REFUSED_MAX:
             self._refused.popitem(last=False)
 
-    def refused(self, text: bytes) -> GrammarError | None:
+    def refused(self, text: bytes) -> tuple[Errno, str] | None:
         """Return why a text was refused, if it was."""
         return self._refused.get(_digest(text)) if self._refused else None
 
@@ -176,7 +212,13 @@ class _Job:
 class Grammars:
     """All grammars of one kernel; used on its loop. A model without tokenizer or eos has none."""
 
-    def __init__(self, tokenizer: bytes, vocab_size: int, eos: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        tokenizer: bytes,
+        vocab_size: int,
+        eos: tuple[int, ...],
+        weight: Callable[[str], float] = lambda _tenant: 1.0,
+    ) -> None:
         self.vocabulary = Vocabulary(tokenizer, vocab_size, eos)
         self.available = bool(tokenizer and eos)
         self._checker = Checker(tokenizer, vocab_size, eos)
@@ -184,13 +226,16 @@ class Grammars:
         self._live: dict[str, WeakSet[Grammar]] = {}  # by tenants
         self._queues: dict[str, deque[_Job]] = {}
         self._thread: ThreadPoolExecutor | None = None
+        self._budget = GrammarBudget(self._built_by_tenant, self._give_back, weight)
         self._working = self._closed = False
         self._kept = KeptMatchers()
 
     @classmethod
-    def of(cls, about: Mapping[str, Any], model: ModelInfo) -> "Grammars":
+    def of(
+        cls, about: Mapping[str, Any], model: ModelInfo, weight: Callable[[str], float]
+    ) -> "Grammars":
         """Return those of a model; `about` is what a `Welcome` says of it."""
-        return cls(about.get("tokenizer") or b"", model.vocab_size, model.eos)
+        return cls(about.get("tokenizer") or b"", model.vocab_size, model.eos, weight)
 
     def prepare(self) -> None:
         """Do beforehand what takes long and holds the interpreter; ValueError as `Vocabulary`."""
@@ -200,6 +245,7 @@ class Grammars:
     def close(self) -> None:
         """Compile nothing more."""
         self._closed = True
+        self._budget.close()
         self._queues.clear()
         self._checker.close()
         if self._thread is not None:
@@ -250,11 +296,11 @@ class Grammars:
         grammar.asked = False
         error = ended.exception()
         if isinstance(error, GrammarError):
-            grammar.problem = error
+            grammar.problem = error.errno, error.words
         elif isinstance(error, ValueError):
-            grammar.problem = GrammarError(Errno.ENOSYS, f"the tokenizer: {error}")
+            grammar.problem = Errno.ENOSYS, f"the tokenizer: {error}"
         elif error is not None:
-            grammar.problem = GrammarError(Errno.EIO, "it could not be compiled again")
+            grammar.problem = Errno.EIO, "it could not be compiled again"
             raise error
 
     def _enqueue(
@@ -272,15 +318,18 @@ class Grammars:
             return GrammarError(Errno.ENOSYS, "the model has no tokenizer, or no end of text")
         if sum(job.asked for job in self._queues.get(tenant, ())) >= TENANT_COMPILES_MAX:
             return GrammarError(Errno.EAGAIN, f"{TENANT_COMPILES_MAX} wait to be compiled")
-        if len(self._live.get(tenant, ())) >= TENANT_GRAMMARS_MAX:
-            self._forget_cached(tenant)
-            if len(self._live[tenant]) >= TENANT_GRAMMARS_MAX:
-                return GrammarError(Errno.EDQUOT, f"{TENANT_GRAMMARS_MAX} are in use")
+        live = self._live.get(tenant, ())
+        if len(live) >= TENANT_GRAMMARS_MAX:
+            self._forget_cached(tenant, live)
+        if len(live) >= TENANT_GRAMMARS_MAX:
+            return GrammarError(Errno.EDQUOT, f"{TENANT_GRAMMARS_MAX} are in use")
         return None
 
-    def _forget_cached(self, tenant: str) -> None:
-        """Let go of the tenant's grammar that was used longest ago."""
-        for key in [key for key in self._cached if key[0] == tenant][:1]:
+    def _forget_cached(self, tenant: str, live: Collection[Grammar]) -> None:
+        """Let go of the tenant's grammars that were used longest ago, until there is room."""
+        for key in [key for key in self._cached if key[0] == tenant]:
+            if len(live) < TENANT_GRAMMARS_MAX:
+                break
             del self._cached[key]
 
     def _look(self) -> None:
@@ -329,6 +378,7 @@ class Grammars:
         self._look()
         if not ended.cancelled():
             job.ended(ended)
+            self._budget.keep()
 
     def _compiled(self, key: Key, done: Compiled, ended: "asyncio.Future[Grammar | None]") -> None:
         error = ended.exception()
@@ -347,9 +397,33 @@ class Grammars:
         else:
             raise error
 
+    def _built_by_tenant(self) -> dict[str, list[Grammar]]:
+        """Return those that take memory, by tenants; without them other tenants are forgotten."""
+        self._live = {tenant: live for tenant, live in self._live.items() if live}
+        return {
+            tenant: built
+            for tenant, live in self._live.items()
+            if (built := [grammar for grammar in live if grammar.era is not None])
+        }
+
+    def _give_back(self) -> None:
+        """Give memory back to the system, in the grammars' thread."""
+
+        def work() -> None:
+            self._kept.sweep()
+            trim()
+
+        if not self._closed:
+            self._started().submit(work)
+
     def _add(self, tenant: str, grammar: Grammar) -> Grammar:
         self._live.setdefault(tenant, WeakSet()).add(grammar)
         return grammar
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that all grammars take, about, as it was noted last."""
+        return self._budget.held_bytes
 
     def statistics(self) -> dict[str, Any]:
         """Return how many there are."""

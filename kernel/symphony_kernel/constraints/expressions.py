@@ -61,16 +61,16 @@ class Expression:
     Numbers hold while `era` is the same: when there are too many all are let go.
     """
 
-    def __init__(self, text: str, reach: int, *, near: bool = False) -> None:
+    def __init__(self, text: str, reach: int, *, near: bool = False, era: int = 0) -> None:
         """Read an expression; `reach` is the longest token's length in bytes. UnknownError.
 
-        With `near` its states are those of texts of at most `slack` bytes.
+        With `near` its states are those of texts of at most `slack` bytes. `era`: the first one.
         """
         self._text = text
         self.reach = reach
         self._near = near
         self.slack = _FAR
-        self.era = 0
+        self.era = era
         self._begin()
 
     def _begin(self) -> None:

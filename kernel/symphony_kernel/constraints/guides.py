@@ -150,6 +150,9 @@ class Guide:
             began = time.thread_time()
         self._until = began + TEXT_MS_MAX / 1000
         error: SyscallError | None = None
+        if self._era is not None and self._era.over:
+            self._begin_anew([])
+            self._era = None
         if self._state and not self.kept and self._goes_known(start, tokens, mask):
             self.ended = ended = time.thread_time()
             self._grammar.took(ended - began)
@@ -272,7 +275,7 @@ class Guide:
         """Take a matcher that has seen all of what was told, or nothing."""
         grammar = self._grammar
         if grammar.problem is not None:
-            raise grammar.problem
+            raise GrammarError(*grammar.problem)
         era = grammar.era
         if era is None:
             raise _LaterError
@@ -281,7 +284,7 @@ class Guide:
         whole = text + np.array(own, np.uint32).tobytes()
         refused = grammar.refused(whole)
         if refused is not None:
-            raise refused
+            raise GrammarError(*refused)
         self._era = era
         era.begun += 1
         known = grammar.matcher(era, text)
@@ -300,7 +303,10 @@ class Guide:
             try:
                 self._consume(self._told[first:seen].tolist())
             finally:
-                if (followed := len(self._text) - first) >= _WORTH_KEEPING:
+                followed = len(self._text) - first
+                if self._era is not None:
+                    self._era.steps += followed
+                if followed >= _WORTH_KEEPING:
                     self._grammar.followed(followed, time.thread_time() - began)
             if not self.kept and not self._ended and seen - first >= _WORTH_KEEPING:
                 assert self._matcher is not None
@@ -370,9 +376,10 @@ class Guide:
         error = error_of(self._matcher.get_error())
         if _is_used_up(error):
             self._renew(error, rest)
-        if error.errno is Errno.EINVAL:
-            raise GrammarError(Errno.EINVAL, f"the text does not fit: {error.words}")
-        raise error
+        fits = error.errno is not Errno.EINVAL
+        # Not `raise error`: with its frames it would be a circle that holds the guide and the step.
+        words = error.words if fits else f"the text does not fit: {error.words}"
+        raise GrammarError(error.errno, words)
 
     def _fill(self, mask: UInt32, address: int) -> None:
         matcher, era = self._matcher, self._era
@@ -391,8 +398,9 @@ class Guide:
                 error = error_of(matcher.get_error())
                 if _is_used_up(error):
                     self._renew(error, [])
-                raise error
+                raise GrammarError(error.errno, error.words)  # no circle, as in `_stop_before`
             era.masks += 1
+            era.steps += 1
             if walk is not None:
                 walk.note(self._state, last, mask)
         self._renewals = 0
@@ -405,11 +413,7 @@ class Guide:
         """Come again with a grammar that is as if nobody had used it, unless this one is so."""
         grammar, era = self._grammar, self._era
         assert era is not None
-        whole = self._text + rest
-        if self._told is None or len(whole) >= len(self._told):
-            self._told = np.array(whole, np.uint32)
-        self._matcher, self._text, self._before = None, [], b""
-        self._stated = self._ended = 0
+        self._begin_anew(rest)
         if grammar.era is era:
             alone = era.begun <= 1 and not era.masks
             if alone or self._renewals == _RENEWALS_MAX:
@@ -419,6 +423,14 @@ class Guide:
                 self.spent += grammar.build_seconds
         self._renewals += 1
         raise _LaterError
+
+    def _begin_anew(self, rest: list[int]) -> None:
+        """Let go of the matcher: the row takes another, of the grammar as it is then."""
+        whole = self._text + rest
+        if self._told is None or len(whole) >= len(self._told):
+            self._told = np.array(whole, np.uint32)
+        self._matcher, self._text, self._before = None, [], b""
+        self._stated = self._ended = self._late = 0
 
     @property
     def _grammar(self) -> Grammar:

@@ -4,6 +4,7 @@ Bounded by the texts' lengths, a tenant's and all together: behind an ambiguous 
 kilobyte for each token. Of a text that grows step by step the last two stay: forks begin with one.
 """
 
+import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import count
@@ -25,7 +26,7 @@ class _Kept:
 
 
 class KeptMatchers:
-    """Those of all grammars. Only the thread that makes masks uses it, but for what says so."""
+    """Those of all grammars, for the thread that makes masks; others forget and sweep."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class KeptMatchers:
         self._sum = 0
         self._gone: deque[int] = deque()
         self._numbers = count(1)
+        self._lock = threading.Lock()
 
     def number(self) -> int:
         """Return a number for a grammar's era; any thread."""
@@ -49,30 +51,39 @@ class KeptMatchers:
 
     def find(self, tenant: str, number: int, text: bytes) -> LLMatcher | None:
         """Return a matcher behind a text, the caller's own, if there is one."""
-        kept = self._kept.get(tenant)
-        if kept is None or (number, text) not in kept:
-            return None
-        kept.move_to_end((number, text))
-        return kept[number, text].matcher.deep_copy()
+        with self._lock:
+            kept = self._kept.get(tenant)
+            if kept is None or (number, text) not in kept:
+                return None
+            kept.move_to_end((number, text))
+            return kept[number, text].matcher.deep_copy()
+
+    def sweep(self) -> None:
+        """Let go of the matchers of eras that are over; any thread."""
+        with self._lock:
+            while self._gone:
+                self._sweep(self._gone.popleft())
 
     def keep(
         self, tenant: str, number: int, text: bytes, matcher: LLMatcher, before: bytes = b""
     ) -> None:
         """A text that has come so far, from `before`, may go on."""
-        while self._gone:
-            self._sweep(self._gone.popleft())
+        self.sweep()
         tokens = max(len(text) // 4, _LEAST)
-        if tokens > self._tenant_tokens_max:
-            return
+        if tokens <= self._tenant_tokens_max:
+            with self._lock:
+                self._keep(tenant, (number, text), _Kept(matcher, tokens, before))
+
+    def _keep(self, tenant: str, place: Place, new: _Kept) -> None:
         kept = self._kept.setdefault(tenant, OrderedDict())
-        self._drop(tenant, (number, text))
-        last = kept.get((number, before)) if before else None
+        self._drop(tenant, place)
+        last = kept.get((place[0], new.before)) if new.before else None
         if last is not None and last.before:
-            self._drop(tenant, (number, last.before))
+            self._drop(tenant, (place[0], last.before))
             last.before = b""
-        kept[number, text] = _Kept(matcher, tokens, before)
-        self._sums[tenant] = self._sums.get(tenant, 0) + tokens
-        self._sum += tokens
+        kept[place] = new
+        self._sums[tenant] = self._sums.get(tenant, 0) + new.tokens
+        self._sum += new.tokens
         while self._sums[tenant] > self._tenant_tokens_max:
             self._drop(tenant, next(iter(kept)))
         while self._sum > self._tokens_max:

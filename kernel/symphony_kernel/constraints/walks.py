@@ -23,6 +23,7 @@ _MASKS_MAX: Final = 64  # of one walk; a byte for each eight tokens
 _FORCED_MAX: Final = 2_048  # masks of one token; some hundred bytes each
 _STEPS_MAX: Final = 20_000
 _TRIES: Final = 256  # masks, of which half should be known
+_STEP_BYTES: Final = 1_024  # that a step takes, with the states and nodes that it leads to
 _WORTH: Final = 1_000  # masks found, for which as many states are looked for as there is room for
 _Key: TypeAlias = tuple[bytes, int, int]  # forced bytes, the view behind them, the token before
 _BEGIN, _END = "start: /", "/"  # around an expression, in llguidance's grammar of it
@@ -45,6 +46,7 @@ class Walk:
         # Used last at the end; and apart from them those of one token that is forced.
         self._masks: OrderedDict[_Key, UInt32] = OrderedDict()
         self._forced: OrderedDict[_Key, int] = OrderedDict()
+        self._mask_bytes = tokenizer.vocab_size // 8
         self._endless = False  # there are too many states, or hardly any comes twice
         self._made = self._found = 0  # masks
         self._found_before = 0  # when the states were let go last
@@ -60,6 +62,12 @@ class Walk:
     def era(self) -> int:
         """Grows when the numbers of states mean nothing any more."""
         return self._expression.era
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that its states and masks take, about; any thread."""
+        own = _STEP_BYTES * len(self._after) + self._mask_bytes * len(self._masks)
+        return own if self.longer is None else own + self.longer.held_bytes
 
     def after(self, state: int, token: int) -> int:
         """Return the state behind one more token; NOTHING where it is not known."""
@@ -169,10 +177,12 @@ def _only(mask: UInt32) -> int | None:
     return int(words[0]) * 32 + word.bit_length() - 1 if word.bit_count() == 1 else None
 
 
-def walk_of(source: str, tokenizer: LLTokenizer, reach: Callable[[], int]) -> Walk | None:
+def walk_of(
+    source: str, tokenizer: LLTokenizer, reach: Callable[[], int], era: int = 0
+) -> Walk | None:
     """Return the walk of a grammar in llguidance's words, if it is an expression that is read here.
 
-    `reach` gives the longest token's length in bytes.
+    `reach` gives the longest token's length in bytes. The walk's eras begin with `era`.
     """
     found = json.loads(source) if source.startswith("{") else {}
     grammars = found.get("grammars", ())
@@ -183,7 +193,7 @@ def walk_of(source: str, tokenizer: LLTokenizer, reach: Callable[[], int]) -> Wa
         return None
     try:
         text, longest = text[len(_BEGIN) : -len(_END)], reach()
-        longer = Walk(Expression(text, longest), tokenizer)
-        return Walk(Expression(text, longest, near=True), tokenizer, longer)
+        longer = Walk(Expression(text, longest, era=era), tokenizer)
+        return Walk(Expression(text, longest, near=True, era=era), tokenizer, longer)
     except (UnknownError, RecursionError):
         return None

@@ -96,6 +96,11 @@ INSTANCE_CONSTRAINTS_MAX = 256  # handles of one instance
 TENANT_COMPILES_MAX = 16  # of one tenant that wait for their turn: past it EAGAIN
 TENANT_GRAMMARS_MAX = 64  # compiled ones of one tenant, cached or in use: past it EDQUOT
 GRAMMARS_CACHED_MAX = 256  # of all tenants together
+# Of memory that compiled grammars are reckoned to take: past it the one used longest ago is let go,
+# and compiled again when it is used.
+TENANT_GRAMMAR_BYTES_MAX = 192 << 20
+GRAMMAR_BYTES_MAX = 1 << 30  # of all tenants together
+GRAMMAR_IDLE_BYTES_MAX = 16 << 20  # of grammars that were not used for a while
 # Of making masks for one step, by what those of a grammar took lately, or one row: others wait for
 # the next step.
 MASKS_MS_MAX = 20.0
@@ -122,7 +127,7 @@ DECODE_GAP_MS_DEFAULT = 200.0
 TENANT_WEIGHT_MAX = 1e6  # of a tenant's share, relative to the others'
 TENANT_WEIGHT_MIN = 1e-6  # what service is divided by must not make it endless
 PREFILL_TOKENS_MIN = 16  # of prompts in a step beside decodes, however little time there is
-PROMPTS_PROBE_STEPS = 32  # with others' prompts, until one without shows what decodes take alone
+PRESENT_MS: Final = 100.0  # since a tenant had work on the device: so long its share is kept
 DECODING_MS_MAX: Final = 1_000  # since a LIP's last result: so long it counts as decoding
 PAGES_PASSED_STEPS_MAX = 64  # steps in which others may take pages before one that waits for them
 PAGES_WAIT_MS_MAX = 50  # of quiet, in which nothing came free, before a waiting pred gets ENOMEM
@@ -138,9 +143,9 @@ KV_KEEP_MS_MAX = 86_400_000  # for which a program may wish to keep a file near
 KV_KEEP_SHARE = 0.25  # of the device's pages that a tenant may have, for such wishes together
 KV_AHEAD_MS_MAX = 2.0  # of loading pages that nobody needs yet, between two steps
 KV_AHEAD_PAGES_MIN = 64  # or so many pages
-# Service by which a LIP may get ahead of one that waits for pages, before it gives way; more where
-# pages have to be computed again.
-PAGER_SLICE_SERVICE = 512.0
+# Tokens' time by which a LIP may get ahead of one that waits for pages, before it gives way; more
+# where pages have to be computed again.
+PAGER_SLICE_TOKENS = 512.0
 
 DEVICE_PAUSE_MS_MAX: Final = 20.0  # between two steps; a longer one is want of work
 
@@ -191,6 +196,7 @@ WORKER_DESCRIPTORS_MAX = 256  # open at once: two links, and what the loop and t
 # other containers of the machine too, and none of them is to find no thread left.
 WORKER_THREADS_MAX = 1_024
 TOKENIZE_BYTES_MAX = 1 << 20  # of one text
+CHAT_TEXT_MAX = 8 << 20  # characters that a chat template makes of one conversation
 CHAT_DEPTH_MAX = 16  # of maps and lists in one conversation
 CHAT_CONTAINERS_MAX = 65_536  # of those, all in all
 IOVECS_MAX = 1_024  # of one WASI write
@@ -249,6 +255,9 @@ KEY_GRACE_MS_MAX = 30 * 86_400_000  # that a key which was rotated goes on being
 TENANT_TRACED_RUNS_MAX = 64  # live ones
 TENANT_BODY_BYTES_MAX = 256 << 20  # of request bodies held in memory at once: past it 429
 BODY_BYTES_MAX = 2 << 30  # of all tenants together: past it 503
+# Of a body's values: a key counts 16, a list or object 4, any other 1. Past it 413: to parse more
+# would hold up all other requests for longer than about 50 ms.
+JSON_COST_MAX = 1 << 19
 RUN_BODY_BYTES_MAX = 2 * RUN_INPUT_BYTES_MAX + (64 << 10)  # JSON escapes make an input longer
 SMALL_BODY_BYTES_MAX = 64 << 10  # of a secret, or what an administrator says: past it 413
 TLS_HANDSHAKE_SECONDS_MAX = 10.0  # of a connection, before it is closed
@@ -265,8 +274,14 @@ MEMORY_FREE_BYTES_MIN = 128 << 20  # of the machine or its cgroup: below it a ne
 RETRY_SECONDS_MAX = 300  # of any Retry-After
 OWN_WORKER_IDLE_SECONDS = 60.0  # without a run, before a tenant's own worker is given up
 ADDRESS_CONNECTIONS_MAX = 256  # from one address, of those that have shown no key
-SLOW_GRACE_SECONDS = 30.0  # that a reader or a body may take longer than at the rate below
-SLOW_BYTES_A_SECOND_MIN = 4_096  # of a reader or a body: past the grace it is cut off
+SLOW_GRACE_SECONDS = 30.0  # that a body may take longer than at the rate below
+SLOW_BYTES_A_SECOND_MIN = 4_096  # of a body: past the grace it is cut off
+SLOW_READER_SECONDS = 30.0  # in which none of an answer's bytes is taken: past it cut off
+WRITE_BYTES_HIGH = 16 << 10  # of an answer that wait in the gateway before more of it is made
+UNSENT_BYTES_MAX = 64 << 10  # and in the system, not on their way yet
+TENANT_UNREAD_BYTES_MAX = 64 << 20  # of all answers to a tenant: past it its readers are cut off
+TENANT_REPLAY_BYTES_MAX = 4 << 20  # of stored events in memory, for all readers of a tenant
+REPLAY_BYTES_MAX = 64 << 20  # likewise for all tenants; past it each still keeps one row
 IDEMPOTENCY_KEY_BYTES_MAX = 255  # of an Idempotency-Key
 IDEMPOTENCY_SECONDS = 86_400  # that a key is known
 IDEMPOTENCY_ELSEWHERE_SECONDS_MAX = 30.0  # that a request with it waits for another gateway's
@@ -274,7 +289,6 @@ TENANT_IDEMPOTENCY_KEYS_MAX = 10_000  # of one tenant in that time: past it 429
 PAGE_ITEMS_DEFAULT = 50  # of a listing
 PAGE_ITEMS_MAX = 500  # that may be asked for
 # --- The OpenAI routes (gateway) -----------------------------------------------------------------
-OPENAI_CHOICES_MAX = 1_024  # answers of one request, all prompts together
 OPENAI_COMPLETION_TOKENS_DEFAULT = 16  # OpenAI's
 OPENAI_STOPS_MAX = 16  # texts, and tokens, that end an answer
 OPENAI_STOP_CHARACTERS_MAX = 1_024  # of each text
@@ -282,6 +296,7 @@ OPENAI_METADATA_MAX = 16  # entries, which nothing looks at
 OPENAI_METADATA_CHARACTERS_MAX = 64 + 512  # of a name with its text
 OPENAI_MODELS_SHOWN_MAX = 500  # of the tenant's programs, among the models
 GUIDED_CHOICES_MAX = 1_024  # of `guided_choice`
+OPENAI_COMPILES_WAIT_MS_MAX = 10_000  # that a request's schema is tried again at EAGAIN: then 503
 
 # --- The outside (gateway): tools and http -------------------------------------------------------
 TENANT_OUTSIDE_CALLS_MAX = 512  # of one tenant under way: past it EAGAIN

@@ -65,3 +65,13 @@ def test_what_is_over_is_let_go() -> None:
     gc.collect()
     assert gone() is None
     assert len(kept) == 1
+
+
+def test_sweep_lets_go_of_an_era_that_is_over_though_nothing_is_kept_since() -> None:
+    kept = KeptMatchers()
+    keep(kept, "t", 1, text(5))
+    keep(kept, "t", 2, text(5))
+    kept.forget(1)
+    assert len(kept) == 2
+    kept.sweep()
+    assert (len(kept), kept.find("t", 1, text(5))) == (1, None)
