@@ -48,8 +48,8 @@ from symphony_kernel.protocol.limits import BESIDE_STEPS_SHARE, LOT_MS_MAX, STAL
 from symphony_kernel.protocol.log_lines import log_to_stderr
 from symphony_kernel.protocol.processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.call_shares import Beside
 from symphony_kernel.scheduler.clock import RealClock
+from symphony_kernel.scheduler.cpu_accounts import Beside
 from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.server import Server
 from symphony_kernel.upkeep import AuditOptions

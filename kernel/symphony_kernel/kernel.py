@@ -85,7 +85,6 @@ class Kernel:
             self._clock,
             executor.pages,
             executor.model.vocab_size,
-            options.weights,
             options.steps,
             self._traced,
             options.answers(),
@@ -100,7 +99,7 @@ class Kernel:
             lambda: self._stepper.plan(),
         )
         self._processes = ProcessTable(self._kvfs, self._throttle, self._exceeded)
-        self._spending = Spending(self._processes, self._scheduler.neighbours, self._clock)
+        self._spending = Spending(self._processes, self._scheduler.processors, self._clock)
         self._durability = Durability(
             self._kvfs,
             executor,
@@ -133,9 +132,9 @@ class Kernel:
             self._reply,
             self._seeds.draw,
             self._durability.saving,
-            Grammars.of(self._about, self._executor.model),
+            Grammars.of(self._about, self._executor.model, self._shares.weight),
             self._happen_beside,
-            self._scheduler.neighbours,
+            self._scheduler.processors,
             self._clock,
         )
         self.constraints = syscalls.constraints

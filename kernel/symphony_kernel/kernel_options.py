@@ -14,7 +14,6 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.fair_queue import CostWeights
 from symphony_kernel.scheduler.guesses import Caution
 from symphony_kernel.upkeep import AuditOptions
 
@@ -23,7 +22,6 @@ from symphony_kernel.upkeep import AuditOptions
 class KernelOptions:
     """What an operator or a test may set."""
 
-    weights: CostWeights = field(default_factory=CostWeights)
     steps: StepLimits = field(default_factory=StepLimits)
     tenants: TenantLimits | None = None  # by default one tenant may fill the pool
     prefix_cache_share: float = PREFIX_CACHE_SHARE  # of the pool

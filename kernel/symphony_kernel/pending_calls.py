@@ -281,6 +281,10 @@ class Pred(_Pending):
 
     def finished(self) -> None:
         """Leave; the circle with its work is broken, so that no token leaves garbage to collect."""
+        if self.constraint is not None:  # a work may be listed for a while: its grammar must not be
+            self.constraint = None
+            if self.work is not None:
+                self.work.guide = None
         self.work = None
         # As `_Pending`'s, with the one file that it has.
         caller, file = self.caller, self.files[0]

@@ -357,6 +357,7 @@ class ProcessTable:
         self._drop_operations(gone)
         handles = gone.handles.clear()
         gone.tenant.handles -= len(handles)
+        gone.constraints.clear()
         self._kvfs.release(*(handle.file for handle in handles))
         for grants in (gone.granted, *gone.stages.values()):
             self.revoke(gone.tenant, grants.values())

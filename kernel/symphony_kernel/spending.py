@@ -39,13 +39,10 @@ class Replays(Protocol):
 
 
 class Accounts(Protocol):
-    """Who keeps the tenants' accounts (`scheduler.neighbours`)."""
+    """Who keeps the tenants' accounts (`scheduler.cpu_accounts`)."""
 
-    def spent(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> None:
-        """A LIP has cost so much of processors outside the kernel."""
-
-    def cost(self, tenant: str, seconds: float, now: float) -> None:
-        """What is no LIP's of a tenant has cost so much."""
+    def spent(self, tenant: str, seconds: float, now: float) -> None:
+        """A tenant has cost so much of processors outside the kernel."""
 
     def pause(self, tenant: str, now: float) -> float:
         """Return the seconds for which a tenant is to rest: its share will have paid by then."""
@@ -75,14 +72,14 @@ class Spending:
                 if not gateway:
                     raise m.MessageError("a worker may not speak for a tenant")
                 if not replaying:
-                    self._accounts.cost(whose, spent / 1e6, now)
+                    self._accounts.spent(whose, spent / 1e6, now)
                     told.add(whose)
                 continue
             caller = self._processes.live.get(whose)
             if caller is None or replaying or not (gateway or caller.worker == port.name):
                 continue  # it has ended, perhaps
-            lip, tenant = caller.lip, caller.tenant.name
-            self._accounts.spent(lip.root, tenant, lip.weight, spent / 1e6, now)
+            tenant = caller.tenant.name
+            self._accounts.spent(tenant, spent / 1e6, now)
             if not gateway:
                 told.add(tenant)
         if gateway or self._processes.tenants_live > 1:

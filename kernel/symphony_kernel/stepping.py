@@ -257,6 +257,7 @@ class Stepper:
             if outcome.error is None:
                 self._kvfs.moved(step.batch)
                 results, ended = outcome.value, None
+                step.began, step.ended = outcome.began, outcome.ended
                 if step.adopted is not None:
                     results, ended = [results[row] for row in step.adopted], outcome.ended
                 self._scheduler.complete(step, results, ended)
@@ -316,6 +317,7 @@ class Stepper:
 
         def ended(task: "asyncio.Task[Results]") -> None:
             self._tasks.discard(task)
+            outcome.began = max(outcome.began, self._ended)  # one after the other
             outcome.ended = loop.time()
             if task.cancelled():
                 return

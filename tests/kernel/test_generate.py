@@ -261,7 +261,8 @@ def test_a_lip_with_many_generations_gets_one_lips_share() -> None:
         alone = worker.generate(2, A, tokens(3), max=100, ahead=100)
         began = rig.kernel.statistics()["steps"]
         await alone.end
-        assert rig.kernel.statistics()["steps"] - began <= 104, "it is in every step"
+        # It is in every step, but for three that show what the other tenant takes alone.
+        assert rig.kernel.statistics()["steps"] - began <= 107
         await rig.gateway.end(1)
 
     with_kernel(test, pages=4096, kernel_options=KernelOptions(steps=StepLimits(tokens=64, rows=4)))

@@ -92,6 +92,6 @@ def test_it_gives_the_tokens_of_a_loop_of_preds_alone_and_in_a_batch(limits: Ste
         after = rig.kernel.statistics()
         assert [ids(each) for each in batch] == loops
         rows, steps = (after[key] - before[key] for key in ("decode_rows", "decode_steps"))
-        assert rows > 3 * steps, "they shared steps"
+        assert rows > 2 * steps, "they shared steps, but for those that show one tenant's time"
 
     with_tiny_model(test, limits)

@@ -11,7 +11,7 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.call_shares import Beside
+from symphony_kernel.scheduler.cpu_accounts import Beside
 
 from tests.support.dying import DyingRig, differences, with_dying_kernel
 from tests.support.kernels import A, Gateway, Rig, Worker, start, tokens, with_kernel

@@ -26,6 +26,7 @@ from symphony_kernel.scheduler.estimate import Estimate
 
 _ODDS_GAIN: Final = 1 / 4
 _ODDS_EVEN: Final = 1 / 2
+_TIMER_SECONDS: Final = 2e-6  # by which a timer and an answer may miss each other
 _LONG_AGO: Final = float("-inf")
 
 
@@ -151,7 +152,8 @@ class Answers:
         latest = min(self._ended + worth, bound) if new else now
         for likely, deviation in soon:
             if likely - now <= worth:
-                latest = max(latest, min(likely + 3 * deviation, bound, now + worth))
+                due = likely + 3 * deviation + _TIMER_SECONDS
+                latest = max(latest, min(due, bound, now + worth))
         return max(latest - now, 0.0)
 
     def _share(self, ready: Ready) -> float:

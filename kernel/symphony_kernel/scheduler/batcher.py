@@ -4,9 +4,10 @@ A step is full at STEP_TOKENS_MAX new tokens or STEP_ROWS_MAX rows. A prompt is 
 time: after each, whoever has had less service comes first, so that decodes (which cost little) find
 room in every step and a prompt gets what they leave. A tree is taken whole or not at all.
 
-Beside decodes prompts get no more tokens than the step's time allows, and beside another tenant's
-no more than their tenant's share of it. While they wait for the next step, others with worse claims
-may fill this one, but get no further ahead than one step's service.
+Where several tenants are present each first has its turn, with its part of the step's time, rows
+and tokens (`device_shares`). What is left goes in fair order, until the step would take
+longer than their shares allow. While works wait for the next step, others with worse claims may
+fill this one, but get no further ahead than one step's service.
 
 A pred reserves the room for all its tokens when its first chunk is taken. So one that has started
 can always finish, and two half-computed prompts cannot wait for each other's pages.
@@ -30,10 +31,11 @@ from symphony_kernel.protocol.limits import (
     STEP_TOKENS_MAX,
 )
 from symphony_kernel.protocol.options import DEFAULT, Get
-from symphony_kernel.scheduler.call_shares import Beside
+from symphony_kernel.scheduler.cpu_accounts import Beside
+from symphony_kernel.scheduler.device_shares import Plan, Turn
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.pager import Admission, Pager
-from symphony_kernel.scheduler.prompt_shares import PromptShares
+from symphony_kernel.scheduler.step_cost import Load, StepCost
 from symphony_kernel.scheduler.work import Work
 
 
@@ -67,7 +69,10 @@ class Part:
 class Step:
     """One formed step: `parts[i]` is row i of the batch, or its row `adopted[i]`."""
 
-    __slots__ = ("adopted", "batch", "decodes", "launched", "owed", "parts", "tokens")
+    __slots__ = (
+        "adopted", "batch", "began", "decodes", "ended", "guessed", "launched", "loads", "parts",
+        "probe", "tokens",
+    )  # fmt: skip
 
     def __init__(
         self, parts: list[Part], batch: Batch, tokens: int, adopted: list[int] | None = None
@@ -76,8 +81,11 @@ class Step:
         self.batch = batch
         self.tokens = tokens  # new ones
         self.launched = 0.0  # clock seconds
+        self.began = self.ended = 0.0  # between which the device computed it, once it has
         self.decodes = 0  # rows of preds with a single token
-        self.owed = 0.0  # tokens for whose time its prompts are to rest, this step included
+        self.loads: dict[str, Load] = {}  # of its tenants
+        self.probe = False  # see `Plan.probe`
+        self.guessed: list[tuple[str, int]] = []  # rows for preds to come: tenant, entry
         self.adopted = adopted  # of a draft: the batch's rows that are its parts'
 
 
@@ -97,13 +105,21 @@ class _Room:
     """What a step that is being formed has left."""
 
     __slots__ = (
-        "held", "limited", "mask", "masks", "parked", "prefill", "prefilled", "shares", "tokens",
+        "costs", "gap", "held", "limited", "load", "mask", "masks", "parked", "plan", "prefill",
+        "prefilled", "seconds", "tokens", "turn",
     )  # fmt: skip
 
-    def __init__(self, tokens: int, prefill: int, shares: PromptShares | None) -> None:
+    def __init__(
+        self, tokens: int, prefill: int, costs: StepCost, plan: Plan | None, gap: float
+    ) -> None:
         self.tokens = tokens
         self.prefill = prefill  # of them, for prompts; below 0 after a tree that was taken whole
-        self.shares = shares  # of each tenant's prompts, where others decode
+        self.costs = costs
+        self.plan = plan
+        self.gap = gap  # seconds that it may take with prompts
+        self.turn: Turn | None = None  # whose turn it is; None: no tenant's
+        self.seconds = _ENDLESS if plan is None else plan.seconds
+        self.load = Load()
         self.prefilled = 0  # tokens that prompts have got
         self.limited = False  # others must not get far ahead of a prompt that waits
         self.held = False  # the pages that are free are for a work that has waited too long
@@ -111,23 +127,71 @@ class _Room:
         self.masks = 0.0  # seconds that the masks of its rows take, as far as that is known
         self.mask = 0.0  # that of the row that was looked at last
 
-    def prefilled_by(self, work: Work, tokens: int) -> None:
+    def prefilled_by(self, tokens: int) -> None:
         """A prompt has got so many tokens."""
         self.prefill -= tokens
         self.prefilled += tokens
-        if self.shares is not None:
-            self.shares.took(work.tenant, tokens)
 
     def has_time_for(self, seconds: float) -> bool:
         """Whether one more row whose mask takes so long does not make all others wait for it."""
         self.mask = seconds
         return not self.masks or self.masks + seconds <= MASKS_MS_MAX / 1000
 
+    def fitting(self, work: Work, most: int, new: bool) -> int:
+        """Return how many of a work's next `most` tokens the step has time for, and its turn.
 
+        A tree fits as a whole or not at all. `new`: it would be another row.
+        """
+        plan, turn = self.plan, self.turn
+        if plan is None or most <= 0:
+            return most
+        # A first row need not fit: the one furthest behind may have had none that can run.
+        behind = not self.load.tokens if turn is None else turn.behind
+        if turn is not None and turn.rows < 1.0 and new and not behind:
+            return 0
+        if work.options.parents is None:
+            most = min(most, max(plan.tokens - self.load.tokens, 0))
+            if turn is not None and work.count > 1 and not behind:
+                most = min(most, int(turn.tokens))
+        count = most
+        while count > 0 and not self._fits(plan, turn, work, count):
+            whole = work.count == 1 or work.options.parents is not None
+            count = 0 if whole else count * 3 // 4
+        if 0 < count < most and count < PREFILL_TOKENS_MIN:
+            count = 0  # too few to be worth a row
+        if not count and behind:
+            count = most if work.options.parents is not None else min(most, PREFILL_TOKENS_MIN)
+        return count
+
+    def _fits(self, plan: Plan, turn: Turn | None, work: Work, count: int) -> bool:
+        rows = self.costs.row_seconds(work, work.placed, count)
+        reserve = 0.0 if turn is None or work.count == 1 else turn.reserve
+        if turn is not None and plan.slope * count + rows + reserve > turn.seconds * _ROUNDING:
+            return False
+        load, costs = self.load, self.costs
+        seconds = costs.base(load.tokens + count) + costs.rows_seconds(load) + rows + reserve
+        bound = self.seconds if work.count == 1 else min(self.seconds, self.gap)
+        return seconds <= bound * _ROUNDING
+
+    def took(self, work: Work, count: int, new: bool) -> None:
+        """A work has got so many tokens of the step."""
+        plan, turn = self.plan, self.turn
+        if plan is None:
+            return
+        if turn is not None:
+            spent = plan.slope * count + self.costs.row_seconds(work, work.placed, count)
+            turn.seconds -= spent
+            if work.count == 1:
+                turn.reserve = max(turn.reserve - spent, 0.0)
+            turn.rows -= new
+            turn.tokens -= count
+            turn.behind = False
+        self.load.add(work, work.placed, count)
+
+
+_ENDLESS: Final = float("inf")
+_ROUNDING: Final = 1.0 + 1e-9
 _READY: Final = Admission.READY
-_ROUNDS_MAX: Final = (
-    3  # of a step: prompts that had their share may have more when others' have come
-)
 
 
 def _constant(*values: int) -> Int32:
@@ -144,8 +208,13 @@ class Batcher:
     """Forms steps. `pages` is the size of the pool: what needs more can never run."""
 
     def __init__(
-        self, pages: int, limits: StepLimits | None = None, pager: Pager | None = None
+        self,
+        pages: int,
+        limits: StepLimits | None = None,
+        pager: Pager | None = None,
+        costs: StepCost | None = None,
     ) -> None:
+        self._costs = costs or StepCost()
         self._pages = pages
         self._limits = limits or StepLimits()
         self._pager = pager
@@ -156,24 +225,28 @@ class Batcher:
         return self._limits
 
     def form(
-        self, queue: FairQueue, prefill: int | None = None, shares: PromptShares | None = None
+        self,
+        queue: FairQueue,
+        prefill: int | None = None,
+        plan: Plan | None = None,
+        gap: float = _ENDLESS,
     ) -> Formed:
         """Take the next step's works from the queue, with at most `prefill` tokens of prompts.
 
-        Of each tenant's no more than its share, where there are `shares`. A work that has been
-        passed over for long while it waited for pages gets the next free ones, unless nothing else
-        could run.
+        With a `plan` prompts have what is in it, while the step takes no longer than `gap` seconds.
+        A work that has been passed over for long while it waited for pages gets the next free ones,
+        unless nothing else could run.
         """
         prefill = self._limits.tokens if prefill is None else prefill
-        formed = self._form(queue, prefill, shares, hold_pages=True)
+        formed = self._form(queue, prefill, plan, gap, hold_pages=True)
         if formed.step is None and formed.waiting and not formed.failed:
-            formed = self._form(queue, prefill, shares, hold_pages=False)
+            formed = self._form(queue, prefill, plan, gap, hold_pages=False)
         for work in formed.waiting:
             work.passed += 1
         return formed
 
     def form_under_pressure(
-        self, queue: FairQueue, prefill: int, shares: PromptShares | None = None
+        self, queue: FairQueue, prefill: int, plan: Plan | None, gap: float
     ) -> Formed:
         """Form a step when nothing computes and `form` has found nothing for want of frames.
 
@@ -185,7 +258,7 @@ class Batcher:
         failed: list[tuple[Work, Errno]] = []
         forced = pager.force(failed)
         pager.hold(not forced)
-        formed = self._form(queue, prefill, shares, hold_pages=False, limited=forced)
+        formed = self._form(queue, prefill, plan, gap, hold_pages=False, limited=forced)
         pager.hold(False)
         formed.failed += failed
         if formed.step is None and not formed.failed:
@@ -215,30 +288,38 @@ class Batcher:
         self,
         queue: FairQueue,
         prefill: int,
-        shares: PromptShares | None,
+        plan: Plan | None,
+        gap: float,
         hold_pages: bool,
         limited: bool = True,
     ) -> Formed:
         formed, pager = Formed(), self._pager
         parts: dict[Work, Part] = {}
-        room = _Room(self._limits.tokens, prefill, shares)
+        probe = False
+        room = _Room(self._limits.tokens, prefill, self._costs, plan, gap)
         if limited and pager is not None and pager.parked:
             room.limited = room.parked = pager.begin(formed.failed)
+        if plan is not None:
+            for turn in plan.turns:
+                if queue.focus(turn.tenant):
+                    room.turn = turn
+                    self._fill(queue, room, parts, formed, hold_pages)
+            queue.unfocus()
+            room.turn = None
+            if not room.parked and not formed.waiting and not formed.unready:
+                queue.restore()
+            if parts:
+                queue.limit_tenants(plan.ceiling)
+                room.limited = True
+                probe = plan.probe
         self._fill(queue, room, parts, formed, hold_pages)
         queue.restore()
-        if shares is not None:
-            for _ in range(_ROUNDS_MAX - 1):
-                if not _may_have_more(shares, room, formed):
-                    break
-                self._fill(queue, room, parts, formed, hold_pages)
-                queue.restore()
         self._use_up(queue, parts, room)
         if parts:
             taken = list(parts.values())
             batch = Batch([_row(part) for part in taken])
             formed.step = Step(taken, batch, self._limits.tokens - room.tokens)
-            if shares is not None:
-                formed.step.owed = shares.debt()
+            formed.step.probe = probe
         return formed
 
     def _fill(
@@ -261,6 +342,11 @@ class Batcher:
             if part is None and len(parts) == self._limits.rows:
                 break
             count = 1 if single else self._chunk(work, room)
+            if room.plan is not None and count:
+                count = room.fitting(work, count, part is None)
+                if count == 0:
+                    queue.pass_first()
+                    continue
             if count == 0:
                 if not self._leave_for_later(queue, room, work):
                     break
@@ -285,16 +371,15 @@ class Batcher:
                 part = parts[work] = Part(work, work.placed, 0)
                 if work.guide is not None:  # not before: others wait for pages, or frames
                     room.masks += room.mask
+            room.took(work, count, not part.count)
             queue.serve(count)
             part.count += count
             room.tokens -= count
             if not single:
-                room.prefilled_by(work, count)
+                room.prefilled_by(count)
 
     def _chunk(self, work: Work, room: "_Room") -> int:
         count, most = work.remaining, room.prefill
-        if room.shares is not None:
-            most = min(most, room.shares.left(work.tenant))
         if work.options.parents is not None:  # among a step's first it may take more than its time
             early = room.prefilled < PREFILL_TOKENS_MIN and most > 0
             return count if count <= room.tokens and (count <= most or early) else 0
@@ -306,8 +391,6 @@ class Batcher:
             return False
         room.limited = True
         queue.limit_others(self._limits.tokens)
-        if room.shares is not None and room.prefill > 0:
-            room.shares.refused(work.tenant)
         # Of a tree that is too large for what is left: a prompt may still fit in.
         if work.options.parents is not None or not queue.set_prompts_aside():
             queue.set_aside()
@@ -342,13 +425,13 @@ class Batcher:
             return
         for part in parts.values():
             count = min(part.work.remaining, room.tokens, room.prefill)
-            if count > 0 and room.shares is not None:
-                count = min(count, room.shares.left(part.work.tenant))
+            count = room.fitting(part.work, count, False)
             if count > 0:
+                room.took(part.work, count, False)
                 queue.extend(part.work, count)
                 part.count += count
                 room.tokens -= count
-                room.prefilled_by(part.work, count)
+                room.prefilled_by(count)
 
 
 # -- Rows --------------------------------------------------------------------------------------
@@ -371,16 +454,6 @@ def _row(part: Part) -> Row:
         seed=work.seed,
         guide=None if work.guide is None else _guide(work, start, count),
     )
-
-
-def _may_have_more(shares: PromptShares, room: _Room, formed: Formed) -> bool:
-    """Whether prompts that had their share may have more, since others' prompts came after them.
-
-    Not where works wait for something else: they would be looked at once more in vain.
-    """
-    if room.parked or formed.waiting or formed.unready or room.prefill <= 0 or not room.tokens:
-        return False
-    return shares.grown()
 
 
 def _has_mask(guide: Guide, room: _Room, formed: Formed) -> bool:

@@ -145,12 +145,13 @@ class Drafts:
             assert not drafts
             return None
         draft = drafts.pop(0)
-        parts, rows, kept = [], [], []
+        parts, rows, kept, guessed = [], [], [], []
         for index in draft.alive:
             head = draft.heads[index]
             if isinstance(head, Guess):
                 if not head.dropped:
                     kept.append(index)
+                    guessed.append((head.line.past.tenant, head.start))
             elif self._is_next(head, draft.batch.rows[index]):
                 self._queue.serve_whole(head)
                 parts.append(Part(head, 0, 1))
@@ -161,6 +162,7 @@ class Drafts:
             return None
         self._keep(draft, kept)
         draft.step = Step(parts, draft.batch, len(parts), adopted=rows)
+        draft.step.guessed = guessed
         self._present = draft
         return draft.step
 

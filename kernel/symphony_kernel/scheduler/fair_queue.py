@@ -7,37 +7,26 @@ served of those that have some: idling earns no credit (the Virtual Token Counte
 2401.00588). So of two tenants that both have work waiting, neither gets more than a constant ahead,
 whatever they submit; tests/kernel/scheduler/test_fairness.py states that bound.
 
+A LIP is not idle while the pager has a work of it, parked, blocked or rebuilt. Such a work is
+*away*. Its LIP is not lifted, else it would lose service whenever all its works wait for frames.
+
 Both heaps are pruned lazily: who leaves from the middle stays as a stale entry until it comes to
 the front, so that thousands may come and go. The first entry of a heap is always a valid one.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, TypeVar
 
 from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.scheduler.step_cost import StepCost
 from symphony_kernel.scheduler.work import Work
 
 _ASIDE_MAX: Final = 64  # works of one LIP that are looked at in vain, for one batch
 _NO_CEILING: Final = float("inf")
 _STALE_MAX: Final = 64  # entries of a heap, besides as many as are valid
-
-
-@dataclass(frozen=True, slots=True)
-class CostWeights:
-    """What service is counted in: the unit is one prefill token without context."""
-
-    prefill_token: float = 1.0
-    decode_token: float = 2.0
-    context_entry: float = 1 / 4096  # for each new token and each entry that it attends to
-
-    def cost(self, work: Work, tokens: int) -> float:
-        """Return the cost of the next `tokens` tokens of `work`."""
-        token = self.decode_token if work.count == 1 else self.prefill_token
-        before = work.file.length + work.placed
-        return tokens * (token + self.context_entry * (before + (tokens + 1) / 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +51,8 @@ class _Lip:
     # In order. Not a deque: a program may cancel any of a hundred thousand.
     works: OrderedDict[Work, None] = field(default_factory=OrderedDict)
     aside: int = 0  # works that are set aside
+    # Works that the pager has, in order. A LIP with any is not idle and is not lifted.
+    away: dict[Work, None] = field(default_factory=dict)
     active: bool = False  # in its tenant's heap, under its counter
 
 
@@ -77,6 +68,7 @@ class _Tenant:
     prompts: int = 0  # works of more than one token
     decodes: int = 0  # the others
     active: bool = False
+    present: bool = False  # it has work, here or on the device, or had some a moment ago
     ceiling: float = _NO_CEILING  # of its LIPs' counters, while a batch is formed
 
 
@@ -92,9 +84,11 @@ class FairQueue:
     (some or all of its tokens) or `set_aside` what cannot run in this batch.
     """
 
-    def __init__(self, weights: CostWeights | None = None) -> None:
-        self._weights = weights or CostWeights()
+    def __init__(self, costs: StepCost | None = None) -> None:
+        self._costs = costs or StepCost()
         self._tenants: dict[str, _Tenant] = {}
+        self._present: dict[str, _Tenant] = {}
+        self._others: _Heap[_Tenant] = []  # while the queue is for one tenant alone
         self._lips: dict[int, _Lip] = {}
         self._heap: _Heap[_Tenant] = []
         self._tenants_active = self._lips_active = 0
@@ -102,8 +96,7 @@ class FairQueue:
         self._passed: list[_Tenant] = []  # over, until `restore`
         self._limited: list[_Tenant] = []  # those with a ceiling
         self._ceiling = _NO_CEILING  # of tenants' counters, while a batch is formed
-        self._last = 0.0  # the counter of the tenant that was active last
-        self._prompting: dict[str, float] = {}
+        self._last = 0.0  # the largest counter of a tenant that was present
         self._made = 0
         self.works = 0
         self.decodes = 0  # works of one token
@@ -116,20 +109,95 @@ class FairQueue:
 
     def tenant_weight(self, tenant: str) -> float:
         """Return a tenant's share, relative to the others'."""
-        return self._tenant(tenant).weight
+        node = self._tenants.get(tenant)
+        return 1.0 if node is None else node.weight
+
+    # -- Tenants -------------------------------------------------------------------------------
+    @property
+    def present(self) -> KeysView[str]:
+        """The tenants that share the device now."""
+        return self._present.keys()
 
     @property
-    def prompting(self) -> Mapping[str, float]:
-        """The tenants of which works of more than one token wait, with their weights."""
-        return self._prompting
+    def several(self) -> bool:
+        """Whether more than one tenant shares the device now."""
+        return len(self._present) > 1
+
+    def leave(self, tenant: str) -> None:
+        """A tenant has had nothing to do for a while: the others share the device without it."""
+        node = self._present.pop(tenant, None)
+        if node is not None:
+            node.present = False
+            self._last = max(self._last, node.counter)
+
+    def counter(self, tenant: str) -> float:
+        """Return a present tenant's virtual time."""
+        return self._present[tenant].counter
+
+    def is_active(self, tenant: str) -> bool:
+        """Whether a tenant has works here."""
+        node = self._tenants.get(tenant)
+        return node is not None and node.active
+
+    def size(self, tenant: str) -> int:
+        """Return how many works of a tenant are here."""
+        node = self._tenants[tenant]
+        return node.decodes + node.prompts
+
+    def works_of(self, tenant: str) -> Iterator[Work]:
+        """Give a tenant's works, each LIP's in order; those set aside are not among them."""
+        for counter, _, lip in self._tenants[tenant].lips:
+            if lip.active and lip.counter == counter:
+                yield from lip.works
+
+    @property
+    def least(self) -> float:
+        """The virtual time of the tenant furthest behind of those that have works here."""
+        return self._heap[0][0] if self._heap else _NO_CEILING
+
+    def pay(self, tenant: str, seconds: float) -> None:
+        """Charge a tenant for time of the device; not while a batch is formed."""
+        node = self._tenant(tenant)
+        self._set_counter(node, node.counter + seconds / node.weight)
+
+    def bound_credit(self, seconds: float) -> None:
+        """Let no tenant be owed more time than this; not while a batch is formed."""
+        present = self._present.values()
+        if not present:
+            return
+        least = max([each.counter for each in present])
+        least -= seconds / sum([each.weight for each in present])
+        for each in present:
+            if each.counter < least:
+                self._set_counter(each, least)
+
+    def _set_counter(self, node: _Tenant, counter: float) -> None:
+        active = node.active
+        if active:
+            self._remove(node)
+        node.counter = counter
+        if active:
+            self._insert(node)
+
+    def focus(self, tenant: str) -> bool:
+        """Let the queue be this tenant's alone until `unfocus`; return whether it has works."""
+        node = self._tenants[tenant]
+        if not self._others:
+            self._others = self._heap
+        self._heap = [(node.counter, node.order, node)] if node.active else []
+        return node.active
+
+    def unfocus(self) -> None:
+        """Undo `focus`."""
+        if self._others:
+            self._heap, self._others = self._others, []
+            _prune(self._heap)
 
     # -- Coming and going ----------------------------------------------------------------------
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """Give a tenant this share of the service, relative to the others' (1 by default)."""
         assert weight > 0
         self._tenant(tenant).weight = weight
-        if tenant in self._prompting:
-            self._prompting[tenant] = weight
 
     def push(self, work: Work) -> None:
         """Queue a work behind those of its LIP."""
@@ -152,22 +220,41 @@ class FairQueue:
     def put_back(self, work: Work) -> None:
         """Queue a work before those of its LIP that has been here before: it has kept its claim."""
         lip = self._lips[work.root]
+        lip.away.pop(work, None)
         lip.works[work] = None
         lip.works.move_to_end(work, last=False)
-        self._entered(lip.tenant, work)
+        tenant = lip.tenant
+        self._entered(tenant, work)
+        if not tenant.present:  # it has waited elsewhere, which is no idleness
+            tenant.present = True
+            self._present[tenant.name] = tenant
         if not lip.active:
             self._activate(lip)
 
     def remove(self, work: Work) -> bool:
-        """Take a waiting work out; return whether it was here."""
+        """Take out a work that waits or is away; return whether it waited here."""
         lip = self._lips.get(work.root)
-        if lip is None or work not in lip.works:
+        if lip is None:
+            return False
+        lip.away.pop(work, None)
+        if work not in lip.works:
             return False
         del lip.works[work]
         self._forgot(work)
         if not lip.works:
             self._deactivate(lip)
         return True
+
+    def send_away(self, work: Work) -> None:
+        """Take a waiting work out until `put_back` or `remove`; its LIP keeps its claim."""
+        self.remove(work)
+        self._lips[work.root].away[work] = None
+
+    def away(self, root: int, instance: int | None) -> list[Work]:
+        """Return the works of an instance, or of a LIP (None), that are away."""
+        lip = self._lips.get(root)
+        works = () if lip is None else lip.away
+        return [work for work in works if instance in (None, work.instance)]
 
     def forget_instance(self, root: int, instance: int) -> list[Work]:
         """Take out all works of one instance of the LIP `root` and return them."""
@@ -211,7 +298,7 @@ class FairQueue:
         lip = tenant.lips[0][2]
         works = lip.works
         work = next(iter(works))
-        self._charge(tenant, lip, work, tokens)
+        self._charge(lip, work, tokens)
         if work.placed < work.count:
             works.move_to_end(work)
         else:
@@ -240,17 +327,15 @@ class FairQueue:
         tenant = self._heap[0][2]
         if tenant.decodes:
             return False
-        self._remove(tenant)
-        self._passed.append(tenant)
+        self.pass_first()
         return True
 
     def limit_others(self, service: float) -> None:
-        """Let nobody be served further ahead of the first work's LIP and tenant than `service`.
+        """Let no LIP be served further ahead of the first work's, of its tenant, than `service`.
 
         For a batch in which that work has no room and smaller ones have; until `restore`.
         """
         tenant = self._heap[0][2]
-        self._ceiling = min(self._ceiling, tenant.counter + service)
         if tenant.ceiling == _NO_CEILING:
             self._limited.append(tenant)
         tenant.ceiling = min(tenant.ceiling, tenant.lips[0][2].counter + service)
@@ -258,10 +343,21 @@ class FairQueue:
     def limit_to(self, root: int, served: float, service: float) -> None:
         """As `limit_others`, for a LIP that need not be first: it counts as served so much."""
         tenant = self._lips[root].tenant
-        self._ceiling = min(self._ceiling, tenant.counter + service)
+        seconds = service * self._costs.service_seconds
+        self._ceiling = min(self._ceiling, tenant.counter + seconds)
         if tenant.ceiling == _NO_CEILING:
             self._limited.append(tenant)
         tenant.ceiling = min(tenant.ceiling, served + service)
+
+    def limit_tenants(self, counter: float) -> None:
+        """Let no tenant be served that is further in virtual time; until `restore`."""
+        self._ceiling = min(self._ceiling, counter)
+
+    def pass_first(self) -> None:
+        """Pass over the first work's tenant until `restore`."""
+        tenant = self._heap[0][2]
+        self._remove(tenant)
+        self._passed.append(tenant)
 
     def pass_over(self) -> bool:
         """Pass over the first work's tenant if it would get too far ahead; return whether."""
@@ -270,8 +366,7 @@ class FairQueue:
         tenant = self._heap[0][2]
         if tenant.counter <= self._ceiling and tenant.lips[0][2].counter <= tenant.ceiling:
             return False
-        self._remove(tenant)
-        self._passed.append(tenant)
+        self.pass_first()
         return True
 
     def drop(self) -> None:
@@ -291,11 +386,11 @@ class FairQueue:
         self._deactivate(lip)
         if tenant.active:
             self._remove(tenant)
-        self._charge(tenant, lip, work, tokens)
+        self._charge(lip, work, tokens)
         if not work.remaining:
             del lip.works[work]
             self._left(tenant, work)
-        tenant.last, self._last = lip.counter, tenant.counter
+        tenant.last = lip.counter
         if lip.works:
             self._activate(lip)
         elif tenant.lips_active:
@@ -318,18 +413,18 @@ class FairQueue:
         lip.weight = work.weight
         self._lift(lip)
         self.tokens += work.remaining
-        self._charge(tenant, lip, work, work.remaining)
-        tenant.last, self._last = lip.counter, tenant.counter
+        self._charge(lip, work, work.remaining)
+        tenant.last = lip.counter
 
-    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
-        """Charge a LIP for what it had done beside its works; not while a batch is formed.
+    def charge(self, root: int, tenant: str, weight: float, seconds: float) -> None:
+        """Charge a LIP, not its tenant, for time beside its works; not while a batch is formed.
 
         Raises:
             KernelBug: the cost is no cost. What is not a number would be lost in the heaps, and
                 with it everybody's work: nothing that is compared with it comes first.
         """
-        if not 0.0 <= cost < _NO_CEILING:
-            raise KernelBug(f"LIP {root} is charged {cost}")
+        if not 0.0 <= seconds < _NO_CEILING:
+            raise KernelBug(f"LIP {root} is charged {seconds}")
         lip = self._lips.get(root)
         if lip is None:
             self._made += 1
@@ -339,19 +434,11 @@ class FairQueue:
             self._deactivate(lip)
         else:
             self._lift(lip)
-        if home.active:
-            self._remove(home)
-        lip.counter += cost / lip.weight
-        lip.served += cost / lip.weight
-        home.counter += cost / home.weight
+        self._pay_lip(lip, seconds / self._costs.service_seconds)
         if lip.works:
             self._activate(lip)
         else:
             home.last = lip.counter
-            if home.lips_active:
-                self._insert(home)
-            else:
-                self._last = max(self._last, home.counter)
 
     def restore(self) -> None:
         """Put what was set aside back to where it was: in front, with its counter as it is."""
@@ -399,7 +486,7 @@ class FairQueue:
             return _NO_CEILING
         tenant = self._lips[other].tenant
         if lip.tenant is not tenant:
-            return lip.tenant.counter - tenant.counter
+            return (lip.tenant.counter - tenant.counter) / self._costs.service_seconds
         return lip.counter - served
 
     def knows(self, root: int) -> bool:
@@ -463,18 +550,15 @@ class FairQueue:
         self._lips[work.root] = lip
         return lip
 
-    def _charge(self, tenant: _Tenant, lip: _Lip, work: Work, tokens: int) -> None:
-        weights = self._weights
-        if work.count == 1:  # as `cost`, for most works there are
-            cost = weights.decode_token + weights.context_entry * (work.file.length + 1)
-        else:
-            cost = weights.cost(work, tokens)
-        service = cost / lip.weight
-        lip.counter += service
-        lip.served += service
-        tenant.counter += cost / tenant.weight
+    def _charge(self, lip: _Lip, work: Work, tokens: int) -> None:
+        self._pay_lip(lip, self._costs.cost(work, tokens))
         self.tokens -= tokens
         work.placed += tokens
+
+    def _pay_lip(self, lip: _Lip, tokens: float) -> None:
+        service = tokens / lip.weight
+        lip.counter += service
+        lip.served += service
 
     def _entered(self, tenant: _Tenant, work: Work) -> None:
         self.works += 1
@@ -483,7 +567,6 @@ class FairQueue:
             tenant.decodes += 1
         else:
             tenant.prompts += 1
-            self._prompting[tenant.name] = tenant.weight
         self.tokens += work.count - work.placed
 
     def _left(self, tenant: _Tenant, work: Work) -> None:
@@ -493,8 +576,6 @@ class FairQueue:
             tenant.decodes -= 1
         else:
             tenant.prompts -= 1
-            if not tenant.prompts:
-                del self._prompting[tenant.name]
 
     def _forgot(self, work: Work) -> None:
         self._left(self._tenants[work.tenant], work)
@@ -502,12 +583,15 @@ class FairQueue:
 
     def _lift(self, lip: _Lip) -> None:
         tenant = lip.tenant
-        if not tenant.active:
-            least = self._heap[0][0] if self._heap else self._last
+        if not tenant.present:
+            present = self._present
+            least = min(each.counter for each in present.values()) if present else self._last
             if least > tenant.counter:
                 tenant.counter = least
+            tenant.present = True
+            present[tenant.name] = tenant
         least = tenant.lips[0][0] if tenant.lips else tenant.last
-        if least > lip.counter:
+        if least > lip.counter and not lip.away:
             lip.counter = least
 
     # -- Heaps: an active node's counter changes only at the front, where its entry is replaced --
@@ -543,7 +627,6 @@ class FairQueue:
     def _remove(self, tenant: _Tenant) -> None:
         tenant.active = False
         self._tenants_active -= 1
-        self._last = tenant.counter
         _prune(self._heap)
 
     def _reorder_first(self, tenant: _Tenant, lip: _Lip, waits: bool) -> None:

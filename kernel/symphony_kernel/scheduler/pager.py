@@ -15,7 +15,7 @@ go on and nothing computes, the first takes whatever is not held. So it is admit
 that were admitted before hold its place: then these go on, until they end.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, Final, cast
 
@@ -27,7 +27,7 @@ from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.kvfs.ranking import Bool
 from symphony_kernel.kvfs.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGER_SLICE_SERVICE
+from symphony_kernel.protocol.limits import PAGER_SLICE_TOKENS
 from symphony_kernel.scheduler.fair_queue import FairQueue
 from symphony_kernel.scheduler.parking import Parking
 from symphony_kernel.scheduler.rebuild import Rebuild, plan
@@ -87,6 +87,11 @@ class Pager:
         return len(self._parking)
 
     @property
+    def tenants(self) -> Iterable[str]:
+        """The tenants of works that wait for frames."""
+        return self._parking.tenants
+
+    @property
     def waiting(self) -> list[Work]:
         """The works that wait for frames."""
         return list(self._parking)
@@ -115,11 +120,12 @@ class Pager:
                 self._admitted(work)
                 return _READY
         became = self._bring(work, newly=True)
-        if became is _READY:
-            return became
-        self._queue.remove(work)
-        if became is None:
-            self._park(work)
+        if isinstance(became, Errno):
+            self._queue.remove(work)
+        elif became is not _READY:
+            self._queue.send_away(work)
+            if became is None:
+                self._park(work)
             return Admission.AWAY
         return became
 
@@ -202,6 +208,7 @@ class Pager:
         if became is Admission.READY:
             self._queue.put_back(work)
         elif isinstance(became, Errno):
+            self._queue.remove(work)
             failed.append((work, became))
         return True
 
@@ -216,15 +223,13 @@ class Pager:
 
     def forget(self, root: int, instance: int | None) -> list[Work]:
         """Take out all works of an instance, or of a whole LIP."""
-        gone = self._parking.forget(root, instance)
+        gone = [work for work in self._queue.away(root, instance) if work.rebuild is None]
         for work in gone:
-            self._leftovers.pop(work, None)
-        blocked = [w for w in self._blocked if w.root == root and instance in (None, w.instance)]
-        for work in blocked:
-            del self._blocked[work]
+            self._queue.remove(work)
+            self.remove(work)
         for work in [w for w in self._reading if w.root == root and instance in (None, w.instance)]:
             del self._reading[work]
-        return gone + blocked
+        return gone
 
     # -- Bringing a file to the device -----------------------------------------------------------
     def _bring(
@@ -421,6 +426,7 @@ class Pager:
             rebuild.abandon()
             work.file.unreserve()
             work.finished = True
+            self._queue.remove(work)
             self.unblock()
 
         row = work.rebuild = rebuild.work(work, done, gone)
@@ -435,7 +441,7 @@ class Pager:
     @property
     def _slice(self) -> float:
         """Service by which one LIP may get ahead of another that waits for its frames."""
-        return PAGER_SLICE_SERVICE + REBUILD_SLICES * self._rebuilding
+        return PAGER_SLICE_TOKENS + REBUILD_SLICES * self._rebuilding
 
 
 def _alive(works: list[Work]) -> list[Work]:

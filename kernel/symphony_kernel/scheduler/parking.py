@@ -4,7 +4,7 @@ A parked work keeps its place: what its LIP had been served when it was parked. 
 known of those that wait but which of them comes first, so thousands may wait at no cost to a step.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import count
 
@@ -21,7 +21,6 @@ class Parking:
         self._queue = queue
         self.places: dict[Work, float] = {}  # with its LIP's counter when it was parked
         self._tenants: dict[str, list[_Place]] = {}  # heaps, with works that have left
-        self._roots: dict[int, int] = {}  # works of each LIP
         self._numbers = count()
 
     def __len__(self) -> int:
@@ -33,33 +32,21 @@ class Parking:
     def __iter__(self) -> Iterator[Work]:
         return iter(list(self.places))
 
+    @property
+    def tenants(self) -> Iterable[str]:
+        """The tenants of parked works, and some perhaps whose works have just left."""
+        return self._tenants.keys() if self.places else ()
+
     def add(self, work: Work) -> None:
         """Park a work that has left the queue."""
         place = self._queue.service(work.root)[1]
         self.places[work] = place
-        self._roots[work.root] = self._roots.get(work.root, 0) + 1
         heap = self._tenants.setdefault(work.tenant, [])
         heappush(heap, (place, next(self._numbers), work))
 
     def remove(self, work: Work) -> bool:
         """Take a work out; return whether it was here."""
-        if self.places.pop(work, None) is None:
-            return False
-        left = self._roots[work.root] - 1
-        if left:
-            self._roots[work.root] = left
-        else:
-            del self._roots[work.root]
-        return True
-
-    def forget(self, root: int, instance: int | None) -> list[Work]:
-        """Take out and return all works of an instance, or of a whole LIP."""
-        if root not in self._roots:
-            return []
-        gone = [w for w in self.places if w.root == root and instance in (None, w.instance)]
-        for work in gone:
-            self.remove(work)
-        return gone
+        return self.places.pop(work, None) is not None
 
     def place(self, work: Work) -> float:
         """Return what its LIP's counter was when it was parked."""

@@ -8,33 +8,36 @@ before asking again. Everything happens on the event loop's thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isinf
+from math import inf, isinf
 from typing import Any, Final
 
 from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.base import Results
 from symphony_kernel.kvfs.pressure import Pressure
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PAGES_WAIT_MS_MAX
+from symphony_kernel.protocol.limits import (
+    PAGES_WAIT_MS_MAX,
+    PREFILL_QUANTUM_TOKENS,
+    PREFILL_TOKENS_MIN,
+)
 from symphony_kernel.scheduler.answers import Answers
 from symphony_kernel.scheduler.batcher import Batcher, Part, Step, StepLimits, add_result
 from symphony_kernel.scheduler.clock import Clock
-from symphony_kernel.scheduler.costs import StepCosts
+from symphony_kernel.scheduler.cpu_accounts import CpuAccounts
+from symphony_kernel.scheduler.device_shares import DeviceShares, Plan
 from symphony_kernel.scheduler.drafts import Draft, Drafts
-from symphony_kernel.scheduler.fair_queue import CostWeights, FairQueue, FairQueueStatistics
+from symphony_kernel.scheduler.fair_queue import FairQueue, FairQueueStatistics
 from symphony_kernel.scheduler.figures import Figures
 from symphony_kernel.scheduler.guesses import Guess, Guesses
-from symphony_kernel.scheduler.neighbours import Neighbours
 from symphony_kernel.scheduler.pager import Pager
-from symphony_kernel.scheduler.prompt_shares import PromptShares
+from symphony_kernel.scheduler.step_cost import FORMED, Load, StepCost
 from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
 
 _STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it
+_MASKS_SECONDS: Final = 0.0005  # of making masks that a LIP is charged for at once
 _SOON_SECONDS: Final = 1e-6  # no timer is finer
 _GRAMMARS_SECONDS: Final = 0.002  # until somebody looks again whether one has been compiled
-_MASKS_SECONDS: Final = 0.0005  # of making masks that a LIP is charged for at once
-_TOKEN_SECONDS: Final = 0.001  # of computing a token, while nothing has been measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,6 @@ class Scheduler:
         clock: Clock,
         pages: int,
         vocab_size: int,
-        weights: CostWeights | None = None,
         limits: StepLimits | None = None,
         traced: Emit | None = None,
         answers: Answers | None = None,
@@ -79,16 +81,24 @@ class Scheduler:
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
-        self._queue = FairQueue(weights)
+        self._costs = StepCost()
+        self._queue = FairQueue(self._costs)
         self._traces = Traces(traced or (lambda _root, _events: None))
         self._pager: Pager | None = None
         if pressure is not None:
             self._pager = Pager(self._queue, pressure, self._fail, self._traces.moved)
-        self._batcher = Batcher(pages, limits, self._pager)
+        self._batcher = Batcher(pages, limits, self._pager, self._costs)
         self._answers = answers or Answers()
-        self._costs = StepCosts()
         limits = self._batcher.limits
-        self.neighbours = Neighbours(self._queue, self._costs, limits.lot_ms, limits.beside)
+        self._shares = DeviceShares(
+            self._queue,
+            self._costs,
+            limits.rows,
+            limits.tokens,
+            limits.lot_ms / 1000,
+            self._busy_tenants,
+        )
+        self.processors = CpuAccounts(self._queue, self._shares.present, limits.beside)
         self._steps: list[Step] = []  # launched and not completed, in order
         self._waiting: list[Work] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail
@@ -106,7 +116,7 @@ class Scheduler:
         """Queue a pred; `work.done` hears of its end."""
         guess = self._claim(work) if self._guesses is not None else None
         if self._replies is None:
-            if guess is None and self._drafts.there and not self.neighbours.rests(work):
+            if guess is None and self._drafts.there and not self._is_ahead(work):
                 self._drafts.revoke()
             if self._turn is None:
                 self._turn = self._clock.now()
@@ -162,9 +172,11 @@ class Scheduler:
         """Tell of a LIP's preds and steps from now on, until it is forgotten."""
         self._traces.open(root, self._clock.now())
 
-    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
-        """Charge a LIP for what others wait for beside its works, in tokens' service."""
-        self._queue.charge(root, tenant, weight, cost)
+    def charge(self, root: int, tenant: str, weight: float, tokens: float) -> None:
+        """Charge a LIP for what the device does beside its works: as for so many tokens."""
+        seconds = tokens * self._costs.service_seconds
+        self._queue.charge(root, tenant, weight, seconds)
+        self._queue.pay(tenant, seconds)
 
     def set_tenant_weight(self, tenant: str, weight: float) -> None:
         """Give a tenant a share relative to the others' (1 by default)."""
@@ -266,18 +278,15 @@ class Scheduler:
         if len(self._steps) != 1 or self._waiting or self._parked:
             return None
         step, drafts = self._steps[0], self._drafts
-        wait = not self._queue.works or self.neighbours.rest(len(drafts), step.decodes)
-        return drafts.make(step) if wait else None
+        return drafts.make(step) if self._may_follow(step, 1 + len(drafts)) else None
 
     def adopt(self) -> Step | None:
         """Return the step that the device went on with behind one that has just ended."""
         step = self._drafts.adopt()
-        if self._queue.works and not (step and self.neighbours.rest(0, len(step.parts))):
-            self._drafts.revoke()
         if step is not None:
-            self._figures.launched(step)
-            self.neighbours.launched(step, self._clock.now())
-            self._steps.append(step)
+            self._launched(step, self._clock.now())
+        if step is None or not self._may_follow(step, 1):
+            self._drafts.revoke()
         return step
 
     def draft_ended(self, draft: Draft, results: Results) -> None:
@@ -312,9 +321,8 @@ class Scheduler:
         vocab_size = self._vocab_size
         now = self._clock.now() if ended is None else ended
         self._figures.completing(now)
-        step.launched = max(step.launched, self._completed)  # the device has begun it then
         if self._traces.runs:
-            self._traces.stepped(step, step.launched, now)
+            self._traces.stepped(step, now)
         replies = self._replies = {}
         for part, result in zip(step.parts, results, strict=True):
             work = part.work
@@ -415,13 +423,12 @@ class Scheduler:
         self._kept.append((work, guess))
 
     def _charge_masks(self, work: Work, guide: Guide) -> None:
-        """Charge a LIP for its masks, which steps wait for, as for tokens that take as long."""
+        """Charge a LIP for its masks; its tenant pays for them with the step."""
         spent = guide.spent
         if spent < _MASKS_SECONDS or not self._queue.knows(work.root):
             return
         guide.spent = 0.0
-        tokens = spent / (self._costs.token_seconds or _TOKEN_SECONDS)
-        self._queue.charge(work.root, work.tenant, work.weight, tokens)
+        self._queue.charge(work.root, work.tenant, work.weight, spent)
 
     def _put_back(self, part: Part, guide: Guide) -> None:
         """A row's mask was not there in time: it is computed again."""
@@ -435,8 +442,7 @@ class Scheduler:
         assert guess.draft.step is not None
         result = guess.result
         if self._traces.runs:
-            step = Step([Part(work, 0, 1)], guess.draft.batch, 1)
-            self._traces.stepped(step, guess.draft.step.launched, now)
+            self._traces.kept(work, guess.draft.step, now)
         work.computed = 1
         self._figures.kept(work)
         self._answers.replied(work.root, now)
@@ -456,7 +462,7 @@ class Scheduler:
         """
         limits, ready = self._batcher.limits, self._ready
         full = ready >= limits.rows or (ready > 0 and self._queue.tokens >= limits.tokens)
-        if not full or self._prompts_are_bounded(now) or self.neighbours.are_long(self._steps):
+        if not full or self._queue.several or self._prompts_are_bounded(now):
             return False
         precedes = self._queue.precedes
         if self._answers.any_expected(precedes):
@@ -474,7 +480,7 @@ class Scheduler:
         queue = self._queue
         if queue.works == queue.decodes or isinf(self._batcher.limits.decode_gap_ms):
             return False
-        if any(step.decodes for step in self._steps) or self.neighbours.hinder(now):
+        if any(step.decodes for step in self._steps):
             return True
         if queue.lips_active > 1:
             return queue.decodes > 0 or self._answers.anybody_decodes(now)
@@ -485,6 +491,11 @@ class Scheduler:
     def _parked(self) -> int:
         """Works that wait for frames, beside the queue."""
         return self._pager.parked if self._pager is not None else 0
+
+    def _busy_tenants(self) -> set[str]:
+        """Return the tenants whose works compute, or wait for frames."""
+        computing = {name for step in self._steps for name in step.loads}
+        return computing.union(self._pager.tenants) if self._pager is not None else computing
 
     def _take_out(self, work: Work) -> None:
         """Take a work out of wherever it waits."""
@@ -497,36 +508,82 @@ class Scheduler:
         return self._queue.works - len(self._waiting)
 
     def _form(self, now: float) -> Step | float | None:
-        formed = self._batcher.form(self._queue, *self._prompt_room(now))
+        formed = self._batcher.form(self._queue, *self._room(now))
         if formed.step is None and self._parked and not (self._steps or formed.failed):
-            formed = self._batcher.form_under_pressure(self._queue, *self._prompt_room(now))
+            formed = self._batcher.form_under_pressure(self._queue, *self._room(now))
         self._waiting = formed.waiting
         for work, errno in formed.failed:
             self._fail(work, errno)
         step = formed.step
         if step is not None:
             step.launched = now
-            self._figures.launched(step)
-            self.neighbours.launched(step, now)
-            self._steps.append(step)
+            self._launched(step, now)
             return step
-        if formed.failed or (not self._steps and self.neighbours.forgive()):
-            return 0.0  # what came of their ends may run, or prompts that rested
+        if formed.failed:
+            return 0.0  # what came of their ends may run
         if formed.unready and not self._steps:
             return _GRAMMARS_SECONDS
         if not formed.waiting or self._steps or (self._pager and self._pager.disk_works):
             return None
         return self._wait_for_pages(now)
 
-    def _prompt_room(self, now: float) -> tuple[int, PromptShares | None]:
-        """Return how many tokens of prompts fit beside decodes, and what of them tenants may."""
-        limits = self._batcher.limits
+    def _launched(self, step: Step, now: float) -> None:
+        """Note whose rows a step has, before its works become something else."""
+        self._figures.launched(step)
+        self._steps.append(step)
+        loads, stepwise = step.loads, set[str]()
+        for part in step.parts:
+            work = part.work
+            load = loads.get(work.tenant)
+            if load is None:
+                load = loads[work.tenant] = Load()
+            load.add(work, part.start, part.count)
+            if part.count > 1 or work.course is None:
+                load.features[FORMED] = 1.0
+                if work.count == 1:
+                    stepwise.add(work.tenant)
+        for tenant, entry in step.guessed:
+            if tenant not in loads:
+                loads[tenant] = Load()
+            loads[tenant].add_entry(entry)
+            stepwise.add(tenant)
+        self._shares.launched(loads, stepwise, now)
+
+    def _may_follow(self, step: Step, more: int) -> bool:
+        """Whether the device may follow a step with so many more of the same rows."""
+        if not self._queue.works:
+            several = self._queue.several
+            return not several or self._shares.may_follow(step.loads, self._clock.now())
+        if self._waiting or self._parked or not self._queue.several:
+            return False
+        seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
+        return self._shares.all_ahead(step.loads, more, seconds)
+
+    def _is_ahead(self, work: Work) -> bool:
+        """Whether a work that has just come would wait for those of the steps there are."""
+        if not (self._steps and self._queue.several):
+            return False
+        step = self._steps[-1]
+        seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
+        return self._shares.is_ahead(work.tenant, step.loads, seconds)
+
+    def _room(self, now: float) -> tuple[int, Plan | None, float]:
+        """Return how many tokens of prompts fit beside decodes, how the step is divided among
+        several tenants, and how many seconds it may take with prompts, as the operator bounds it.
+        """
+        limits, plan = self._batcher.limits, self._shares.plan(now)
+        bounded = self._prompts_are_bounded(now)
+        gap = limits.decode_gap_ms / 1000 if bounded else inf
+        if plan is not None:
+            return limits.tokens, plan, gap
         decodes = min(self._queue.decodes, limits.rows - 1, limits.tokens // 2)
         room = limits.tokens - decodes
-        if not self._prompts_are_bounded(now):
-            return room, None
-        fits = self._costs.prefill_tokens(decodes, limits.decode_gap_ms / 1000)
-        return min(room, fits), self.neighbours.shares(now, decodes)
+        if bounded:
+            fits = self._costs.prompt_tokens(
+                decodes, gap, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS
+            )
+            room = min(room, fits)
+        return room, None, gap
 
     def _wait_for_pages(self, now: float) -> float:
         """Nothing can run for want of pages: wait a little for a program to free some.
@@ -590,10 +647,18 @@ class Scheduler:
         self._completed = max(now, self._completed)
         self._waiting, self._victims = [], 1
         self._figures.stepped(step, seconds)
-        self.neighbours.ended(step, self._changed)
+        formed = step.adopted is None
+        self._shares.ended(step.loads, seconds, formed, step.probe, self._changed)
         if seconds or ended is None:
-            self._costs.learn(step.decodes, step.tokens - step.decodes, seconds)
+            self._learn(step, seconds)
         self._answers.stepped(replies, now, seconds)
+
+    def _learn(self, step: Step, seconds: float) -> None:
+        load = Load()
+        for each in step.loads.values():
+            load = load.plus(each)
+        load.features[FORMED] = 1.0 if step.adopted is None else 0.0
+        self._costs.learn(load, seconds)
 
 
 def _comes_again(result: bytes | SyscallError) -> bool:

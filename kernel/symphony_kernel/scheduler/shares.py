@@ -15,6 +15,7 @@ class Shares:
         """`usual` are the options' weights; 1 where none stands."""
         self._set_weight = set_weight
         self._usual = dict(usual)
+        self._weights = dict(usual)
         for tenant, weight in usual.items():
             set_weight(tenant, weight)
 
@@ -25,4 +26,9 @@ class Shares:
         number = weight if isinstance(weight, int | float) and type(weight) is not bool else 0
         if not TENANT_WEIGHT_MIN <= number < TENANT_WEIGHT_MAX:
             raise SyscallError(Errno.EINVAL, f"a weight is a number from {TENANT_WEIGHT_MIN}")
+        self._weights[tenant] = number
         self._set_weight(tenant, number)
+
+    def weight(self, tenant: str) -> float:
+        """Return a tenant's weight."""
+        return self._weights.get(tenant, 1.0)

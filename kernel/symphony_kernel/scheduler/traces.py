@@ -1,6 +1,7 @@
 """Traces: which steps computed the preds of runs that asked to be traced, and when.
 
     submit -> submitted      a pred waits           steps end -> stepped      its share of them
+                                                    answer_kept -> kept       of one before it came
                                                     fail, forget -> ended     without a result
 
 Whoever is not traced pays for one look at an empty dict, once a pred and once a step. Events leave
@@ -39,6 +40,10 @@ class Traces:
     in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens. One
     whose file was not on the device has [loaded, read, rebuilt] besides: pages that came from the
     host and from disk, and tokens that were computed again.
+
+    The times of a step are the device's: the kernel may hear of several steps at once, later. So
+    a step of a pred that was guessed may have begun, or ended, before the pred came. A pred of a
+    generation is the kernel's own: it is submitted when its first step begins at the latest.
     """
 
     def __init__(self, emit: Emit) -> None:
@@ -72,7 +77,7 @@ class Traces:
             moves = trace.begun[work][2]
             moves[:] = moves[0] + loaded, moves[1] + read, moves[2] + rebuilt
 
-    def stepped(self, step: Step, began: float, now: float) -> None:
+    def stepped(self, step: Step, now: float) -> None:
         """A step has ended; before its works hear of it."""
         rows = len(step.parts)
         for part in step.parts:
@@ -80,10 +85,19 @@ class Traces:
             trace = self.runs.get(work.root)
             if trace is None or work not in trace.begun:
                 continue
-            trace.begun[work][1].append([began, now, rows, step.tokens, part.count])
+            share = [step.began, step.ended, rows, step.tokens, part.count]
+            trace.begun[work][1].append(share)
             if work.computed + part.count == work.count:
-                self._end(trace, work, now, None)
+                self._end(trace, work, step.ended, None)
                 self._leave_in_time(work.root, trace, now)
+
+    def kept(self, work: Work, step: Step, now: float) -> None:
+        """A pred has its result from a step that computed it before it came."""
+        trace = self.runs.get(work.root)
+        if trace is not None and work in trace.begun:
+            trace.begun[work][1].append([step.began, step.ended, 1, 1, 1])
+            self._end(trace, work, step.ended, None)
+            self._leave_in_time(work.root, trace, now)
 
     def ended(self, work: Work, now: float, errno: Errno) -> None:
         """A pred has failed, or was dropped."""
@@ -92,10 +106,13 @@ class Traces:
             self._end(trace, work, now, errno)
             self._leave_in_time(work.root, trace, now)
 
-    def _end(self, trace: _RunTrace, work: Work, now: float, errno: Errno | None) -> None:
+    def _end(self, trace: _RunTrace, work: Work, ended: float, errno: Errno | None) -> None:
         submitted, steps, moves = trace.begun.pop(work)
+        if work.course is not None and steps:
+            submitted = min(submitted, steps[0][0])
+        ended = max(ended, submitted)
         code = 0 if errno is None else int(errno)
-        event = [work.instance, work.seq, work.count, submitted, now, code, steps]
+        event = [work.instance, work.seq, work.count, submitted, ended, code, steps]
         trace.events.append([*event, moves] if any(moves) else event)
 
     def _leave_in_time(self, root: int, trace: _RunTrace, now: float) -> None:

@@ -15,20 +15,20 @@ class Lot:
         self.parking = Parking(self.queue)
         self.pool = Pool()
 
-    def park(self, root: int, served: int, tenant: str = "t", instance: int = 0) -> Work:
+    def park(self, root: int, served: int, tenant: str = "t") -> Work:
         """A LIP is served so many tokens, and then its next work is parked."""
         if served:
             self.queue.push(self._work(root, served, tenant))
             self.queue.serve(served)
-        work = self._work(root, 1, tenant, instance or root)
+        work = self._work(root, 1, tenant)
         self.queue.push(work)
         self.queue.remove(work)
         self.parking.add(work)
         return work
 
-    def _work(self, root: int, size: int, tenant: str, instance: int = 0) -> Work:
+    def _work(self, root: int, size: int, tenant: str) -> Work:
         file = LengthFile(self.pool)
-        return make_work(root, size, file, tenant=tenant, instance=instance or root)
+        return make_work(root, size, file, tenant=tenant, instance=root)
 
     def order(self) -> list[Work]:
         """Take all out, the first ones first."""
@@ -44,6 +44,7 @@ def test_the_least_served_lip_of_the_least_served_tenant_comes_first() -> None:
     works = [lot.park(1, 300), lot.park(2, 0, tenant="u"), lot.park(3, 100), lot.park(4, 50, "u")]
     lot.queue.push(works[0])  # while they wait, another of the first tenant's is served
     lot.queue.serve(1)
+    lot.queue.pay("t", 1.0)
     claims = {work: lot.queue.service(work.root)[0] for work in works}
     places = {work: lot.parking.place(work) for work in works}
     order = lot.order()
@@ -62,13 +63,3 @@ def test_whoever_leaves_is_gone_and_may_come_back() -> None:
     assert len(lot.parking) == 2
     assert lot.order() == [first, second]
     assert lot.parking.first() is None
-
-
-def test_an_instance_or_a_whole_lip_is_forgotten() -> None:
-    lot = Lot()
-    one, other = lot.park(1, 5, instance=10), lot.park(1, 0, instance=11)
-    stays = lot.park(2, 0)
-    assert lot.parking.forget(1, 10) == [one]
-    assert lot.parking.forget(1, None) == [other]
-    assert lot.parking.forget(1, None) == []
-    assert lot.order() == [stays]

@@ -108,12 +108,12 @@ def test_a_prompt_gets_what_decodes_leave_and_decodes_are_in_every_step() -> Non
 def test_a_prompt_is_not_starved_by_more_decodes_than_a_step_has_rows() -> None:
     bench = Bench()
     for root in range(2, 2 + STEP_ROWS_MAX + 100):
-        bench.decode(root, 300)
+        bench.decode(root, 600)
     bench.submit(1, STEP_TOKENS_MAX)
-    bench.run(seconds_max=60)
+    bench.run(seconds_max=120)
     done = [index for index, (root, _) in enumerate(bench.results) if root == 1]
     assert done, "the prompt was computed"
-    assert done[0] < 200 * 356, "before the decodes had all had more service than it"
+    assert done[0] < 520 * 356, "before the decodes had all had more service than it"
 
 
 def test_room_left_when_rows_run_out_goes_to_the_prompts_in_the_step() -> None:
@@ -138,6 +138,16 @@ def test_a_tree_runs_whole_or_waits_for_the_next_step() -> None:
     bench.run()
     assert bench.device.steps == [[(1, 200), (2, 200)], [(3, 200)]]
     assert bench.results == [(root, bytes(200 * 8)) for root in (1, 2, 3)]
+
+
+def test_trees_of_two_tenants_run_though_no_step_was_so_large() -> None:
+    bench = Bench()
+    tree = PredOptions(parents=tuple(range(-1, 99)), at="all")
+    for size, options in ((1, PredOptions()), (100, tree)):
+        for root, tenant in ((1, "a"), (2, "b")):
+            bench.submit(root, size, tenant=tenant, options=options)
+        bench.run()
+    assert sorted(bench.results)[1::2] == [(root, bytes(100 * 8)) for root in (1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -524,5 +534,5 @@ def test_a_step_that_was_told_of_late_teaches_no_time_below_zero() -> None:
         step = bench.scheduler.poll()
         assert isinstance(step, Step)
         bench.scheduler.complete(step, [bytes(8)], ended=bench.clock.now() - 1.0)
-    assert bench.scheduler._costs._base(1) == 0.0
+    assert 0.0 <= bench.scheduler._costs.base(1) <= 1e-6
     assert bench.scheduler.statistics().step_ms == 0.0

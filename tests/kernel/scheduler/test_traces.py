@@ -1,13 +1,17 @@
 """Traces of preds: which steps computed them, whatever becomes of them."""
 
+import asyncio
 from itertools import pairwise
 from typing import Any
 
+import pytest
+from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TRACE_BUNDLE_EVENTS
+from symphony_kernel.scheduler.guesses import Caution
 
 from tests.support.kernels import A, B, Gateway, Rig, options, start, tokens, with_kernel
 
@@ -99,6 +103,49 @@ def test_children_are_their_run_s() -> None:
         assert rig.gateway.traced[0].instance == 1
 
     with_kernel(test)
+
+
+def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
+    async def test(rig: Rig) -> list[list[Any]]:
+        worker = await start(rig, trace=True)
+        token = 1
+        for _ in range(30):
+            result = await worker.pred(1, A, tokens(token))
+            assert isinstance(result, bytes)
+            token = int.from_bytes(result[:4], "little")
+            await asyncio.sleep(3 * TEN_MS)  # longer than a step
+        await rig.gateway.end(1)
+        assert rig.kernel.statistics()["preds_guessed"] > 10
+        return traced(rig.gateway)
+
+    bold = KernelOptions(guesses=Caution(least=0, odd=0, vain=0))
+    events = with_kernel(test, kernel_options=bold, costs=CostModel(fixed_us=10_000))
+    early = 0
+    for *_, submitted, ended, _, ((began, done, *_),) in events:
+        assert submitted <= ended
+        assert done - began == pytest.approx(TEN_MS)
+        early += done < submitted
+        assert ended == max(submitted, done)
+    assert early > 10
+    for (*_, (before,)), (*_, (after,)) in pairwise(events):
+        assert before[1] <= after[0], "one step computes at a time"
+
+
+def test_each_step_of_a_generation_that_runs_ahead_has_the_device_s_times() -> None:
+    async def test(rig: Rig) -> list[list[Any]]:
+        worker = await start(rig, trace=True)
+        made = worker.generate(1, A, tokens(1), max=40, ahead=40)
+        assert await made.end == b""
+        await rig.gateway.end(1)
+        return traced(rig.gateway)
+
+    events = with_kernel(test, costs=CostModel(fixed_us=10_000))
+    assert len(events) == 40
+    for *_, submitted, ended, _, ((began, done, *_),) in events:
+        assert submitted <= began < done <= ended
+        assert done - began == pytest.approx(TEN_MS)
+    for (*_, (before,)), (*_, (after,)) in pairwise(events):
+        assert before[1] <= after[0]
 
 
 def test_events_leave_in_bundles() -> None:

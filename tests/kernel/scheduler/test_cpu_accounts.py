@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from symphony_kernel.scheduler.call_shares import CallShares
+from symphony_kernel.scheduler.cpu_accounts import Accounts
 
 
 class Busy:
@@ -11,7 +11,7 @@ class Busy:
     def __init__(self, processors: float = 1.0, **weights: float) -> None:
         self.weights = weights
         self.others: set[str] = set()
-        self.shares = CallShares(self.weights.__getitem__, self._busy, processors)
+        self.shares = Accounts(self.weights.__getitem__, self._busy, processors)
 
     def _busy(self, _now: float) -> Iterable[str]:
         return self.others

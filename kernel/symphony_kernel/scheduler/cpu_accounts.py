@@ -1,10 +1,16 @@
-"""What tenants' calls may take of the kernel's thread, or all that they want of the processors,
-while others want them, too.
+"""Tenants' accounts of processor time: of the kernel's thread, and of all processors together.
 
-A tenant has an account of seconds: time adds its share (of as many processors as there are to share
-out), by the weights of all that have had something to do lately, and what it has had is taken from
-it. Whose account is empty has had its share; its calls wait until there is a little again. Nobody
-saves up more than a few milliseconds, and one who is alone has no account: nothing of his waits.
+    calls of a LIP                  -> called -> both accounts; its tenant's next calls may wait
+    what worker and gateway report  -> spent  -> the account of all processors, and a rest there
+
+Time adds a tenant's share to its account, by the weights of all that are present, and what it used
+is taken from it. While an account is empty the tenant's calls wait (`held_calls`), and its guests
+and compilers rest (`spending`). A tenant saves up a few milliseconds at most. A tenant that is
+alone has no account and waits for nothing. The account of all processors counts only while these
+are short.
+
+The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
+tenant's share of the device, too (`device_shares`).
 """
 
 from collections.abc import Callable, Iterable
@@ -12,8 +18,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from symphony_kernel.scheduler.fair_queue import FairQueue
+
 RECENT_SECONDS: Final = 0.25  # since one had something to do: so long it has
 _SAVED_SECONDS: Final = 0.005  # by one who has not called: so much may come at once
+_CALLS_SAVED_SECONDS: Final = 0.0005  # of the kernel's thread, for which steps wait
 _DEBT_SECONDS: Final = 1.0  # at most, whatever one call has taken
 _LOT_SECONDS: Final = 0.001  # that have gathered before calls that wait go on
 _WAIT_SECONDS: Final = 0.01  # at most, until somebody looks whether others are still there
@@ -38,8 +47,8 @@ class _Account:
 
     __slots__ = ("at", "had", "left")
 
-    def __init__(self, now: float) -> None:
-        self.left = _SAVED_SECONDS
+    def __init__(self, now: float, saved: float) -> None:
+        self.left = saved
         self.had = 0.0
         self.at = now
 
@@ -48,7 +57,7 @@ class _Account:
         return self.had * max(1.0 - (now - self.at) / RECENT_SECONDS, 0.0)
 
 
-class CallShares:
+class Accounts:
     """The accounts. `weight` tells a tenant's; `others` who has something to do beside calls.
 
     Time adds up for `processors` at once.
@@ -59,8 +68,9 @@ class CallShares:
         weight: Callable[[str], float],
         others: Callable[[float], Iterable[str]],
         processors: float = 1.0,
+        saved: float = _SAVED_SECONDS,
     ) -> None:
-        self._processors = processors
+        self._processors, self._saved = processors, saved
         self._weight = weight
         self._others = others
         self._accounts: dict[str, _Account] = {}
@@ -73,12 +83,12 @@ class CallShares:
         share = self._share(tenant, now)  # which forgets accounts
         account = self._accounts.get(tenant)
         if account is None:
-            account = self._accounts[tenant] = _Account(now)
+            account = self._accounts[tenant] = _Account(now, self._saved)
         if share == 1.0:
-            account.left = _SAVED_SECONDS
+            account.left = self._saved
         else:
             earned = (now - account.at) * share * self._processors
-            left = min(account.left + earned, _SAVED_SECONDS) - seconds
+            left = min(account.left + earned, self._saved) - seconds
             account.left = max(left, -_DEBT_SECONDS)
         account.had = account.lately(now) + seconds
         account.at = now
@@ -134,3 +144,55 @@ class CallShares:
             if account.at > since and name not in active:
                 active[name] = weight(name)
         self._active, self._total = active, sum(active.values())
+
+
+class CpuAccounts:
+    """Both accounts of each tenant. `beside` says what of the processors there is to share out."""
+
+    def __init__(
+        self, queue: FairQueue, present: Callable[[float], Iterable[str]], beside: Beside
+    ) -> None:
+        """`present` tells who shares the device at a time."""
+        self._queue = queue
+        self._calling = Accounts(queue.tenant_weight, present, saved=_CALLS_SAVED_SECONDS)
+        self._beside = beside
+        self._all: Accounts | None = None
+        if beside.processors < inf:
+            self._all = Accounts(queue.tenant_weight, present, beside.processors)
+
+    def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
+        """Charge a LIP for calls in the kernel; return whether its tenant's next ones must wait.
+
+        It has `weight` in its tenant.
+        """
+        over = self._calling.called(tenant, seconds, now)
+        if self._all is not None and self._all.called(tenant, seconds, now):
+            over = over or self._is_held(self._all, tenant, now)
+        if self._queue.several:
+            self._queue.pay(tenant, seconds)
+            if self._queue.knows(root):
+                self._queue.charge(root, tenant, weight, seconds)
+        return over
+
+    def spent(self, tenant: str, seconds: float, now: float) -> None:
+        """Charge a tenant for processor time outside the kernel."""
+        if self._all is not None:
+            self._all.called(tenant, seconds, now)
+
+    def wait(self, tenant: str, now: float) -> float:
+        """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
+        seconds = self._calling.wait(tenant, now)
+        if self._all is not None and self._is_held(self._all, tenant, now):
+            seconds = max(seconds, self._all.wait(tenant, now))
+        return seconds
+
+    def pause(self, tenant: str, now: float) -> float:
+        """Return the seconds for which a tenant is to rest: its share will have paid by then."""
+        seconds = self._calling.rest(tenant, now)
+        if self._all is not None and self._is_held(self._all, tenant, now):
+            seconds = max(seconds, self._all.rest(tenant, now))
+        return seconds
+
+    def _is_held(self, accounts: Accounts, tenant: str, now: float) -> bool:
+        """Whether a tenant may be held at all: others had less, and processors are short."""
+        return accounts.ahead(tenant, now) and self._beside.short(now)
