@@ -81,6 +81,7 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
                 achieved[layer] = step()
             except OSError as error:
                 missing[layer] = error.strerror or str(error)
+    sys.audit("symphony.contained")  # from here on nothing can be imported
     found = Contained(achieved, missing)
     if required and missing:
         raise ContainmentError(f"containment was required, and there is {found.words()}")

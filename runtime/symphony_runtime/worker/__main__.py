@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +36,14 @@ _log = logging.getLogger("symphony.worker")
 # Between two attempts to connect: at a start the other role is there in a moment.
 _PAUSE_S, _PAUSE_S_MAX = 0.002, 0.1
 # What Python and its packages would read from disk when it is first used.
-_LATE = ("encodings.idna", "encodings.unicode_escape", "jinja2.ext", "traceback")
+_LATE = (
+    "encodings.idna",
+    "encodings.unicode_escape",
+    "encodings.utf_16_le",
+    "jinja2.ext",
+    "traceback",
+)
 _STDIN = 0
-_TEXT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +156,6 @@ async def serve(config: WorkerConfig, contained: Contained, crossing: Crossing |
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     watch_stdin(stop)
-    # Long texts are worked on beside the programs, but not by so many that these find no processor.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_TEXT_THREADS))
     worker = Worker(
         config.name,
         config.secret,

@@ -11,7 +11,7 @@ Roles that everybody knows are the template's words: `<|{{ role }}|>` is how som
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 # Characters that stand for nothing (Unicode noncharacters).
 _NONCHARACTERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+_WINDOW_CHARS = 16 << 10  # searched at once: a search holds the interpreter, and all programs
 _CONTROL = re.compile(r"[<\[{|].*[>\]}|]", re.DOTALL)
 
 
@@ -52,14 +53,22 @@ class Guard:
         specials = sorted(special, key=len, reverse=True)
         self._controls = frozenset(controls) - set(specials)
         both = sorted((*specials, *self._controls), key=len, reverse=True)
-        self.special, self._both = _any_of(specials), _any_of(both)
+        self._special, self._both = _any_of(specials), _any_of(both)
+        self._longest = max(map(len, both), default=0)
         self._heads = tuple({s[:n] for s in both for n in range(1, len(s))})
         self._tails = tuple({s[n:] for s in both for n in range(1, len(s))})
         self._all = "\0".join(both)
 
     def suspects(self, texts: list[str]) -> bool:
         """Whether any of these could be more than text behind a template."""
-        return any(self._both.search(text) or self._could_join(text) for text in texts)
+        return any(
+            self._could_join(text) or next(self._find(self._both, text), None) is not None
+            for text in texts
+        )
+
+    def special_in(self, text: str) -> Iterator[re.Match[str]]:
+        """Find the spellings of special tokens."""
+        return self._find(self._special, text)
 
     def marks(self, texts: list[str]) -> Marks:
         """Return marks that are in none of the texts; EINVAL when there are none."""
@@ -75,28 +84,42 @@ class Guard:
         A `key` that a template may ask for keeps its name, though that be a part of a spelling.
         """
 
-        def split(found: re.Match[str]) -> str:
-            spelling = found[0]
-            mark = marks.cut if spelling in self._controls else marks.inside
-            return spelling[:1] + mark + spelling[1:]
-
         if not text:
             return text
+        pieces: list[str] = []
+        at = 0
+        for found in self._find(self._both, text):
+            mark = marks.cut if found[0] in self._controls else marks.inside
+            pieces += (text[at : found.start() + 1], mark)
+            at = found.start() + 1
+        pieces.append(text[at:])
         part = not key and self._is_part(text)
         ends = marks.inside + marks.cut
         before = ends if part or text.startswith(self._tails) else ""
         behind = ends if part or text.endswith(self._heads) else ""
-        return before + self._both.sub(split, text) + behind
+        return "".join((before, *pieces, behind))
 
     def is_as_written(self, filled: str, clean: str, marks: Marks) -> bool:
         """Whether all control strings of a filled template, without its marks, are its own."""
         own, lost, at = [], 0, 0
-        for found in self._both.finditer(filled):
+        for found in self._find(self._both, filled):
             before = filled[at : found.start()]
             lost += before.count(marks.inside) + before.count(marks.cut)
             own.append((found.start() - lost, found[0]))
             at = found.end()
-        return own == [(found.start(), found[0]) for found in self._both.finditer(clean)]
+        return own == [(found.start(), found[0]) for found in self._find(self._both, clean)]
+
+    def _find(self, pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+        """`finditer` for spellings, a window at a time; each may end behind its window."""
+        at = 0
+        while at < len(text):
+            end = at + _WINDOW_CHARS
+            found = pattern.search(text, at, end + self._longest)
+            if found is None or found.start() >= end:
+                at = end
+            else:
+                at = found.end()
+                yield found
 
     def _could_join(self, text: str) -> bool:
         """Whether a text may be a part of a spelling, or have one at an end."""

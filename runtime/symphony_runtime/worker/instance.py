@@ -5,7 +5,6 @@ drives its fiber and carries its messages.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,7 +20,8 @@ from symphony_kernel.protocol.messages import Op
 from symphony_runtime.worker.fiber import Fiber
 from symphony_runtime.worker.handles import Handles
 from symphony_runtime.worker.run import Run
-from symphony_runtime.worker.text import Text
+from symphony_runtime.worker.text import Pieces, Text
+from symphony_runtime.worker.text_pool import TextPool
 from symphony_runtime.worker.tickets import Stream, Ticket, Tickets
 
 _WAITS = int(Op.WAITS)
@@ -40,6 +40,7 @@ class Services(Protocol):
     now: Callable[[], float]
     early_ms: int
     text: Text
+    texts: TextPool
 
     def kernel_call(self, call: list[Any], size: int = 0) -> None:
         """Put [instance, op, seq, argument, ...] into this turn's Calls; `size`: of long ones."""
@@ -263,35 +264,22 @@ class Instance:
 
         self.ask_kernel(on_reply, op, *arguments)
 
-    def suspend_on_thread(
-        self, function: Callable[[bytes], bytes], data: bytes, finish: Callable[[bytes], int]
-    ) -> None:
-        """Suspend the guest while a thread computes function(data); then finish(result)."""
+    def suspend_on_text(self, pieces: Pieces, size: int, finish: Callable[[bytes], int]) -> None:
+        """Suspend the guest while the text pool works; its result is `finish(result)`."""
 
-        def work() -> bytes:
-            began = time.thread_time_ns()
+        def on_done(result: bytes | Exception) -> None:
             try:
-                return function(data)
-            finally:
-                spent.append(time.thread_time_ns() - began)
-
-        def done(future: "asyncio.Future[bytes]") -> None:
-            if self.ended or future.cancelled():
-                return
-            self.cpu_ns += sum(spent)
-            self.run.cpu_ns += sum(spent)  # past the limit the next slice ends the run
-            self.run.share.used_ns += sum(spent)
-            try:
-                result = finish(future.result())
+                if isinstance(result, Exception):
+                    raise result
+                code = finish(result)
             except SyscallError as error:
-                result = -error.errno
+                code = -error.errno
             except Exception as error:  # ours: what a guest can do wrong is a SyscallError
                 self.services.fault(self, error)
                 return
-            self.resume(result)
+            self.resume(code)
 
-        spent: list[int] = []
-        self.services.loop.run_in_executor(None, work).add_done_callback(done)
+        self.services.texts.submit(self, pieces, size, on_done)
 
     def on_reply(self, seq: int, result: Any) -> None:
         """A kernel call's reply came; one that nobody waits for any more is dropped."""
@@ -483,6 +471,7 @@ class Instance:
         self.run.memory_bytes -= self.memory_bytes
         self.run.share.memory.count(-self.memory_bytes - self.fiber.program.table_bytes)
         self.drop_input()
+        self.services.texts.cancel(self)
         self.tickets.close()
         self.handles.end()
         for handle in (*self.timers, self.wall_timer, self.wait_timer):

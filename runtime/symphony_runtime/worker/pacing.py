@@ -21,8 +21,8 @@ from symphony_runtime.worker.turns import Share, Turns
 class Pacing:
     """The costs that are not told yet, and the tenants that rest."""
 
-    def __init__(self, turns: Turns, go_on: Callable[[], None]) -> None:
-        """`go_on`: somebody may have a turn again."""
+    def __init__(self, turns: Turns, *go_on: Callable[[], None]) -> None:
+        """`go_on`: called when a tenant's pause is over."""
         self._turns, self._go_on = turns, go_on
         self._loop = asyncio.get_running_loop()
         self._spent: list[Share] = []
@@ -75,4 +75,5 @@ class Pacing:
     def _wake(self, share: Share) -> None:
         del self._timers[share]
         self._turns.wake(share)
-        self._go_on()
+        for go_on in self._go_on:
+            go_on()

@@ -2,11 +2,15 @@
 
 Programs' text is untrusted: the spelling of a special token in it stays text, whichever way it
 comes in, so that nobody can forge the end of a message or the start of another speaker's.
+
+Work on a long text is a generator, `Pieces`: what it does between two yields is a piece. It yields
+how many characters the next piece takes, and returns the result. `text_pool` shares the pieces of
+all tenants out; `tokenize`, `detokenize` and `chat` go through all of them at once.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +22,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     CHAT_CONTAINERS_MAX,
     CHAT_DEPTH_MAX,
+    CHAT_TEXT_MAX,
 )
 from symphony_kernel.protocol.packed import unpack_untrusted
 from tokenizers import Tokenizer
@@ -30,13 +35,19 @@ from symphony_runtime.worker.guard import (
     unknown_token,
     with_texts,
 )
+from symphony_runtime.worker.text_splits import split_pattern
 
+Pieces = Generator[int, None, bytes]
+
+PIECE_CHARS = 16 << 10  # about 5 ms of a processor
+_LOOK_CHARS = 64 << 10  # searched for a place to cut at, in one piece
 _MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
 # What a template meets in messages that are not as its author thought.
 _TEMPLATE_ERRORS = (
     TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
     ValueError,
 )  # fmt: skip
+NO_MODEL: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "\u2581"
 
@@ -44,17 +55,20 @@ _METASPACE = "\u2581"
 class Text:
     """A tokenizer, a chat template and `model_info`. Its methods may run in a thread."""
 
-    def __init__(self, about: dict[str, Any]) -> None:
+    def __init__(self, about: dict[str, Any], piece_chars: int = PIECE_CHARS) -> None:
         """`about` is a kernel's Welcome; a model without tokenizer answers ENOSYS to text."""
+        self._piece_chars = piece_chars
         self.model: dict[str, Any] = about["model"]
         self.info: bytes = msgpack.packb(self.model, use_bin_type=True)
         source: bytes = about.get("tokenizer") or b""
         self._plain: Tokenizer | None = None
         self._specials: dict[str, int] = {}
         self._added: list[str] = []  # spellings of tokens that are ordinary text
+        self._splits: re.Pattern[str] | None = None
         if source:
             self._plain, self._marked = _load(source, plain=True), _load(source, plain=False)
             self._bytes = token_bytes(json.loads(source), self._plain)
+            self._splits = split_pattern(json.loads(source), self._bytes)
             self._specials, self._added = _added_tokens(self._plain)
             unknown = unknown_token(json.loads(source)["model"], self._plain.get_vocab())
             # That say something: any text may come to the one for what is not known.
@@ -71,39 +85,60 @@ class Text:
 
     def tokenize(self, text: bytes) -> bytes:
         """Return u32 tokens (little-endian) of UTF-8 text; EINVAL when it is none."""
-        return self._encode(self._tokenizer, _decode(text))
+        return whole(self.tokenize_pieces(text))
 
     def detokenize(self, tokens: bytes) -> bytes:
         """Return the raw bytes of u32 tokens; an id without text gives none."""
-        _ = self._tokenizer
-        table, size = self._bytes, len(self._bytes)
-        ids = np.frombuffer(tokens, dtype="<u4").tolist()
-        return b"".join([table[i] for i in ids if i < size])
+        return whole(self.detokenize_pieces(tokens))
 
     def chat(self, data: bytes) -> bytes:
         """Return u32 tokens of msgpack messages through the model's own template.
 
-        EINVAL: no list of messages, or the template refuses them; ENOSYS: the model has none.
+        EINVAL: no list of messages, or the template refuses them; ENOSYS: the model has none;
+        EFBIG: what the template makes of them is too long.
         """
+        return whole(self.chat_pieces(data))
+
+    def tokenize_pieces(self, text: bytes) -> Pieces:
+        """`tokenize`, piece by piece."""
+        return (yield from self._encode(self._tokenizer, _decode(text)))
+
+    def detokenize_pieces(self, tokens: bytes) -> Pieces:
+        """`detokenize`, piece by piece."""
+        _ = self._tokenizer
+        table, size, step = self._bytes, len(self._bytes), 4 * self._piece_chars
+        made: list[bytes] = []
+        for at in range(0, len(tokens), step):
+            ids = np.frombuffer(tokens[at : at + step], dtype="<u4").tolist()
+            made.append(b"".join([table[i] for i in ids if i < size]))
+            yield 0
+        return b"".join(made)
+
+    def chat_pieces(self, data: bytes) -> Pieces:
+        """`chat`, piece by piece."""
         tokenizer, template = self._tokenizer, self._template
         if template is None:
             raise SyscallError(Errno.ENOSYS, "the model has no chat template")
+        yield len(data)
         messages = _messages(data)
         guard, texts = self._guard, texts_of(messages, _strings)
         if not guard.suspects(texts):
-            filled = self._render(template, messages)
-            tokens = self._encode_filled(filled)
+            yield 0
+            filled = yield from self._render(template, messages)
+            tokens = yield from self._encode_filled(filled)
             if tokens is not None:
                 return tokens
+        yield len(data)
         marks = guard.marks(texts)
         marked = with_texts(messages, lambda value: _marked(value, guard, marks))
-        filled = self._render(template, marked)
+        filled = yield from self._render(template, marked)
+        yield len(filled)
         clean = marks.removed(filled)
         if guard.is_as_written(filled, clean, marks):
-            tokens = self._encode_filled(clean)
+            tokens = yield from self._encode_filled(clean)
             if tokens is not None:
                 return tokens
-        return self._encode_pieces(tokenizer, filled, marks)
+        return (yield from self._encode_pieces(tokenizer, filled, marks))
 
     @property
     def _tokenizer(self) -> Tokenizer:
@@ -111,44 +146,91 @@ class Text:
             raise SyscallError(Errno.ENOSYS, "the model has no tokenizer")
         return self._plain
 
-    def _render(self, template: Template, messages: list[dict[str, Any]]) -> str:
+    def _render(
+        self, template: Template, messages: list[dict[str, Any]]
+    ) -> Generator[int, None, str]:
         prompt = messages[-1]["role"] != "assistant"
+        made: list[str] = []
+        length = 0
         try:
-            return template.render(messages=messages, add_generation_prompt=prompt, **self._names)
+            for part in template.generate(
+                messages=messages, add_generation_prompt=prompt, **self._names
+            ):
+                made.append(part)
+                length += len(part)
+                if length > CHAT_TEXT_MAX:
+                    break
+                yield 0
         except _TEMPLATE_ERRORS as error:
             raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
+        if length > CHAT_TEXT_MAX:
+            raise SyscallError(
+                Errno.EFBIG, f"the chat template makes more than {CHAT_TEXT_MAX} characters of them"
+            )
+        return "".join(made)
 
-    def _encode(self, tokenizer: Tokenizer, text: str) -> bytes:
-        # `encode` would hold the interpreter, and every program's, for all of a long text.
-        ids = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        return np.asarray(ids, dtype="<u4").tobytes()
+    def _encode(self, tokenizer: Tokenizer, text: str) -> Pieces:
+        made: list[bytes] = []
+        at = 0
+        while at < len(text):
+            end = yield from self._next_split(text, at)
+            yield end - at
+            # `encode` would hold the interpreter, and all programs, for the whole of a piece.
+            found = tokenizer.encode_batch_fast([text[at:end]], add_special_tokens=False)
+            made.append(np.asarray(found[0].ids, dtype="<u4").tobytes())
+            at = end
+        return b"".join(made)
 
-    def _encode_filled(self, text: str) -> bytes | None:
+    def _next_split(self, text: str, at: int) -> Generator[int, None, int]:
+        """Return where the piece ends that begins at `at`: the first cut, or the text's end."""
+        at += self._piece_chars
+        while self._splits is not None and at < len(text):
+            found = self._splits.search(text, at, at + _LOOK_CHARS)
+            if found is not None:
+                return found.end()
+            at += _LOOK_CHARS - 1  # the last one of these saw nothing behind it
+            yield 0
+        return len(text)
+
+    def _encode_filled(self, text: str) -> Generator[int, None, bytes | None]:
         """Encode a filled template that is as it was written.
 
         None: there are other special tokens than those that it spells. A tokenizer may change a
         text (letters to small ones, say) before it looks for them.
         """
-        tokens = self._encode(self._marked, text)
+        tokens = yield from self._encode(self._marked, text)
+        yield len(text)
         found = np.isin(np.frombuffer(tokens, "<u4"), list(self._told)).sum()
-        spelt = (self._specials[each[0]] for each in self._guard.special.finditer(text))
+        spelt = (self._specials[each[0]] for each in self._guard.special_in(text))
         return tokens if found == sum(map(self._told.__contains__, spelt)) else None
 
-    def _encode_pieces(self, tokenizer: Tokenizer, filled: str, marks: Marks) -> bytes:
+    def _encode_pieces(self, tokenizer: Tokenizer, filled: str, marks: Marks) -> Pieces:
         """Encode a filled template; special tokens are those without a mark in them."""
         pieces: list[bytes] = []
         at = 0
-
-        def plain(text: str) -> None:
-            texts = text.replace(marks.inside, "").split(marks.cut)
-            pieces.extend(self._encode(tokenizer, each) for each in texts)
-
-        for found in self._guard.special.finditer(filled):
-            plain(filled[at : found.start()])
+        for found in self._guard.special_in(filled):
+            yield from self._encode_plain(pieces, tokenizer, filled[at : found.start()], marks)
             pieces.append(np.asarray([self._specials[found[0]]], dtype="<u4").tobytes())
             at = found.end()
-        plain(filled[at:])
+        yield from self._encode_plain(pieces, tokenizer, filled[at:], marks)
         return b"".join(pieces)
+
+    def _encode_plain(
+        self, pieces: list[bytes], tokenizer: Tokenizer, text: str, marks: Marks
+    ) -> Generator[int, None, None]:
+        for each in text.replace(marks.inside, "").split(marks.cut):
+            tokens = yield from self._encode(tokenizer, each)
+            pieces.append(tokens)
+
+
+def whole(pieces: Pieces) -> bytes:
+    """Return the result of all pieces."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as stop:
+            result: bytes = stop.value
+            return result
 
 
 # --- Tokenizers ----------------------------------------------------------------------------------

@@ -106,3 +106,8 @@ def traced(name: str, handler: Handler) -> Handler:
         return result
 
     return call
+
+
+def new_instance(trace: Trace | None, *what: Any) -> Instance:
+    """Return an instance made of `what`; its calls are traced if there is a trace."""
+    return Instance(*what) if trace is None else TracedInstance(trace, *what)

@@ -13,23 +13,23 @@ that are ready go first; its others get a slice for each slice's time of theirs.
 
 from collections import deque
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count
 from typing import TYPE_CHECKING
 
 from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TURN_MS_MAX
 
 from symphony_runtime.worker.tenant_memory import TenantMemory
+from symphony_runtime.worker.virtual_time_queue import Entry, VirtualTimeQueue
 
 if TYPE_CHECKING:
     from symphony_runtime.worker.instance import Instance
+    from symphony_runtime.worker.text_pool import TextLine
 
 SLICE_NS = int(EPOCH_TICK_MS * 1_000_000)
 TURN_NS = int(TURN_MS_MAX * 1_000_000)
 _SHARES_SPARE = 16  # of tenants that have no instance, before any is forgotten
 
 
-class Share:
+class Share(Entry):
     """A tenant in a worker: its instances that can go on, and the time that they had.
 
     Anybody may add to `used_ns` what else a tenant costs; what it was before its worker had another
@@ -37,22 +37,27 @@ class Share:
     """
 
     __slots__ = (
-        "ahead_ns", "computing", "cost_ns", "listed", "live", "memory", "ready", "rests", "speaker",
-        "tenant", "used_ns",
+        "ahead_ns", "computing", "cost_ns", "live", "memory", "ready", "rests", "speaker", "tenant",
+        "texts",
     )  # fmt: skip
 
     def __init__(self, tenant: str = "") -> None:
+        super().__init__()
         self.tenant = tenant
         self.live = 0  # instances
         self.memory = TenantMemory()
-        self.used_ns = 0
+        self.texts: TextLine | None = None  # its line in the text pool
         self.ahead_ns = 0  # what the ready ones had since one that computes had a slice
         self.ready: deque[Instance] = deque()
         self.computing: deque[Instance] = deque()
-        self.listed = False  # `Turns` knows that it has some; always true of a sole tenant
+        # `listed` is always true of a sole tenant.
         self.rests = False  # has had its share of the processors: stays listed, and gets no turn
         # Processor time that the kernel has not been told of, and the run that it is told of.
         self.cost_ns = self.speaker = 0
+
+    def waits(self) -> bool:
+        """Whether any of its instances can go on."""
+        return bool(self.ready or self.computing)
 
     def computes_next(self) -> bool:
         """Whether the next of its instances is one that begins or computes."""
@@ -68,11 +73,8 @@ class Turns:
         self.sole.listed = True
         self._shares: dict[str, Share] = {}
         self._living = 0  # shares that have instances
-        # Those that can go on: (used_ns when it was put here, order, share).
-        self._heap: list[tuple[int, int, Share]] = []
-        self._order = count()
-        self._now_ns = 0  # used_ns of the share that had a turn last, of all when none waits
-        self._latest_ns = 0  # the most that a share had when it last had nothing to do
+        self._queue: VirtualTimeQueue[Share] = VirtualTimeQueue(SLICE_NS)
+        self.enlist = self._queue.add
 
     def __len__(self) -> int:
         """Tenants that are known."""
@@ -114,52 +116,32 @@ class Turns:
         if not share.listed:
             self.enlist(share)
 
-    def enlist(self, share: Share) -> None:
-        """A share has instances that can go on, and had none."""
-        share.listed = True
-        share.used_ns = max(share.used_ns, self._now_ns - SLICE_NS)
-        heappush(self._heap, (share.used_ns, next(self._order), share))
-
     def rest(self, tenant: str) -> Share | None:
         """Give a tenant no turn until it is woken; None: it is alone, or has no instances."""
         share = self._shares.get(tenant)
         if share is None or not (share.live and self.shared):
             return None
         if not share.rests:
+            self._queue.remove(share)
             share.rests = share.listed = True
-            self._heap = [each for each in self._heap if each[2] is not share]
-            heapify(self._heap)
         return share
 
     def wake(self, share: Share) -> None:
         """Let one that rests have turns again."""
         if share.rests:
             share.rests = share.listed = False
-            if share.ready or share.computing:
+            if share.waits():
                 self.enlist(share)
 
     def first(self) -> Share | None:
         """Return the share whose turn it is, while several tenants have instances."""
-        heap = self._heap
-        while heap:
-            used, _, share = heap[0]
-            if not share.ready and not share.computing:
-                heappop(heap)
-                share.listed = False
-                self._latest_ns = max(self._latest_ns, share.used_ns)
-            elif used < share.used_ns:  # it has had time since it was put there
-                heapreplace(heap, (share.used_ns, next(self._order), share))
-            else:
-                self._now_ns = max(self._now_ns, used)
-                return share
-        self._now_ns = max(self._now_ns, self._latest_ns)  # nobody is owed anything
-        return None
+        return self._queue.first()
 
     def waiting(self) -> bool:
         """Whether any instance can go on."""
         if self.shared:
             return self.first() is not None
-        return bool(self.sole.ready or self.sole.computing)
+        return self.sole.waits()
 
     def play(
         self, work: Callable[["Instance"], int], flush: Callable[[], None], *, replies: bool
@@ -190,20 +172,17 @@ class Turns:
 
     def _reset(self) -> None:
         """One tenant is alone, or no longer alone: what they had until now counts no more."""
-        for _, _, share in self._heap:
-            share.listed = False
         for share in self._shares.values():
             if share.rests:
                 share.rests = share.listed = False
-        self._heap.clear()
-        self._now_ns = self._latest_ns = 0
+        self._queue.clear()
         self.sole.listed = False
         living = [share for share in self._shares.values() if share.live]
         self._shares = {share.tenant: share for share in living}
         self.shared = len(living) > 1
         for share in living:
             share.used_ns = share.ahead_ns = 0
-            if self.shared and (share.ready or share.computing):
+            if self.shared and share.waits():
                 self.enlist(share)
         if not self.shared:
             self.sole = living[0] if living else Share()
@@ -211,7 +190,7 @@ class Turns:
 
     def _forget(self) -> None:
         """Forget tenants without instances, unless they have had more time than others have."""
-        now = self._now_ns
+        now = self._queue.now_ns
         self._shares = {
             share.tenant: share
             for share in self._shares.values()

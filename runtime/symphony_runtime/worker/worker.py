@@ -2,10 +2,9 @@
 
     frames of kernel and gateway -> instances become runnable -> a turn -> frames of the turn
 
-A turn takes runnable instances round-robin, and tenants fairly (`turns`); each runs until it
-suspends, ends, or has had its slice of a millisecond. What they asked for leaves as one `Calls` and
-one `Output` frame. A turn is short, so that links are read (and a `Kill` is heard) however many
-instances compute.
+A turn takes runnable instances round-robin, and tenants fairly (`turns`). Each runs until it
+suspends, ends, or has had its slice of a millisecond. Its calls leave as one `Calls` and one
+`Output` frame. Long texts are worked on by threads (`text_pool`).
 """
 
 import asyncio
@@ -47,8 +46,9 @@ from symphony_runtime.worker.run import (
 )
 from symphony_runtime.worker.seats import CALLED, PREEMPTED
 from symphony_runtime.worker.syscalls import family, handlers, imports
-from symphony_runtime.worker.text import Text
-from symphony_runtime.worker.tracing import Trace, TracedInstance, traced
+from symphony_runtime.worker.text import NO_MODEL, Text
+from symphony_runtime.worker.text_pool import TextPool
+from symphony_runtime.worker.tracing import Trace, TracedInstance, new_instance, traced
 from symphony_runtime.worker.turns import Turns
 from symphony_runtime.worker.waiting import Waiting
 
@@ -61,7 +61,6 @@ _FRAME_BYTES = WORKER_FRAME_BYTES_MAX // 4  # a turn's frame leaves early past t
 _STOP_SECONDS_MAX = 1.0
 _CALL_BYTES = 64  # of a call without its long arguments, about
 _BACKLOG_BYTES = 4 << 20  # unread by the others, past which whoever floods them has to wait
-_NO_TEXT: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
 
 OnAnswer = Callable[[int, Any], None]
 
@@ -90,7 +89,7 @@ class Worker:
         self.about: dict[str, Any] = {}  # of this process, for gateways
         self.on_retire: Callable[[], None] = lambda: None  # the gateway wants another process
         self._unix_time, self.random = unix_time, random
-        self.text = Text(_NO_TEXT)
+        self.text = Text(NO_MODEL)
         self._fibers = FiberHost(imports(), crossing)
         self._handlers = handlers()
         names = (item.name for item in imports())
@@ -105,7 +104,8 @@ class Worker:
         self._gateway: Link | None = None
         # The run queue, and what the present turn sends.
         self._turns = Turns()
-        self._pacing = Pacing(self._turns, self._plan_turn)
+        self.texts = TextPool(self.loop, self._charge_text)
+        self._pacing = Pacing(self._turns, self._plan_turn, self.texts.serve)
         self._turn_planned = False
         self._calls: list[list[Any]] = []
         self._calls_bytes = 0
@@ -163,9 +163,6 @@ class Worker:
 
     def session_ended(self) -> None:
         """The kernel has forgotten us."""
-        self._lose_kernel()
-
-    def _lose_kernel(self) -> None:
         self._kernel = None
         self._calls.clear()
         self.end_all("the kernel died")
@@ -201,6 +198,7 @@ class Worker:
                 link.close()
         self._waiting.stop()
         self._pacing.close()
+        self.texts.close()
         self._programs.unload_all()
         self._fibers.close()
 
@@ -256,9 +254,9 @@ class Worker:
         elif isinstance(message, m.CloseInput):
             lip.close_input()
         else:
-            began = time.perf_counter()
+            began = time.perf_counter_ns()
             self._end(lip, KILLED, KILLED_CODE, message.reason)
-            lip.run.share.used_ns += int((time.perf_counter() - began) * 1e9)
+            lip.run.share.used_ns += time.perf_counter_ns() - began
             self._flush()
 
     # -- Services of instances -----------------------------------------------------------------
@@ -288,8 +286,7 @@ class Worker:
     @property
     def unread_bytes(self) -> int:
         """What kernel and gateway have not got yet, or the kernel has not acknowledged."""
-        links = (self._kernel, self._gateway)
-        return sum(link.backlog for link in links if link is not None)
+        return sum(link.backlog for link in (self._kernel, self._gateway) if link is not None)
 
     def output(self, instance: int, data: bytes) -> None:
         """Put a message into this turn's Output."""
@@ -350,8 +347,8 @@ class Worker:
 
     def _start(self, message: m.Start) -> None:
         run = Run(message.instance, message.limits, self._turns.of(message.tenant))
-        what = (self, run, message.instance, message.input)
-        lip = TracedInstance(self._new_trace(message), *what) if message.trace else Instance(*what)
+        trace = self._new_trace(message) if message.trace else None
+        lip = new_instance(trace, self, run, message.instance, message.input)
         if not self._begin(lip, message.module, message.entry):
             return
         wall_s = run.wall_limit_ms / 1000
@@ -362,11 +359,8 @@ class Worker:
 
     def start_child(self, parent: Instance, pid: int, made: dict[str, Any], data: bytes) -> None:
         """Start the child that the gateway registered."""
-        what = (self, parent.run, made["instance"], data, parent, pid)
-        if isinstance(parent, TracedInstance):
-            lip: Instance = TracedInstance(parent.trace, *what)
-        else:
-            lip = Instance(*what)
+        trace = parent.trace if isinstance(parent, TracedInstance) else None
+        lip = new_instance(trace, self, parent.run, made["instance"], data, parent, pid)
         parent.children[pid] = lip
         if parent.ended:
             self._report(lip, KILLED, KILLED_CODE, "its parent has ended")
@@ -434,11 +428,7 @@ class Worker:
             ended = now()
             # The clock is read for each slice, the processor's time (a system call) for each turn:
             # a slice is charged the share that this thread had of the processor lately.
-            used, run = int((ended - at) * share), lip.run
-            lip.cpu_ns += used
-            run.cpu_ns += used
-            if run.cpu_ns > run.cpu_limit_ns:
-                self._stop_computing(run)
+            self._charge(lip, int((ended - at) * share))
             at = ended
             if at >= until:
                 break
@@ -457,16 +447,26 @@ class Worker:
 
     def _timed_slice(self, lip: Instance) -> int:
         """Run one instance for a slice, charge it, and return the nanoseconds that it took."""
-        began, run = time.perf_counter(), lip.run
+        began = time.perf_counter()
         self._slice(lip)
         took = int((time.perf_counter() - began) * 1e9)
-        used = int(took * self._cpu_share)
+        self._charge(lip, int(took * self._cpu_share))
+        return took
+
+    def _charge(self, lip: Instance, used: int) -> None:
+        """Charge an instance for nanoseconds of a processor, and its tenant if that has company."""
+        run = lip.run
         lip.cpu_ns += used
         run.cpu_ns += used
-        self._pacing.note(run, used)
+        if self._turns.shared:
+            self._pacing.note(run, used)
         if run.cpu_ns > run.cpu_limit_ns:
             self._stop_computing(run)
-        return took
+
+    def _charge_text(self, lip: Instance, used: int) -> None:
+        lip.run.share.used_ns += used
+        self._charge(lip, used)
+        self._pacing.tell(self._kernel)  # no turn may come for a while
 
     def _end_turn(self, began: float, ended: float, cpu_began: float) -> None:
         self._fibers.ticker.rest(ended)
@@ -568,7 +568,7 @@ class Worker:
     def _report(self, lip: Instance, status: str, code: int, reason: str) -> None:
         """Tell the gateway, after everything that the instance had sent."""
         self._flush()
-        hits = dict(lip.run.hits) if lip.parent is None else {}
+        hits = lip.run.hits.copy() if lip.parent is None else {}
         self._send(m.Ended(lip.id, status, code, reason, lip.usage(), hits))
 
     # -- Frames out ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.call_shares import Beside
+from symphony_kernel.scheduler.cpu_accounts import Beside
 from symphony_runtime.worker import pacing as pacing_module
 from symphony_runtime.worker.instance import Instance, Services
 from symphony_runtime.worker.pacing import Pacing

@@ -20,8 +20,9 @@ from symphony_kernel.protocol.options import parse_pred_options
 from symphony_runtime.worker.handles import APPEND, READ
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.syscalls import arguments
+from symphony_runtime.worker.text import Pieces, whole
 
-_INLINE_BYTES_MAX = 4 << 10  # a larger input is worked on in a thread
+_INLINE_BYTES_MAX = 4 << 10  # a larger input is for the text pool
 
 _LARGE_BYTES = 4 << 10  # of a pred's arguments: many of them could fill the link
 _CONSTRAINT_KINDS = 3
@@ -42,27 +43,24 @@ def tokenize(lip: Instance, pointer: int, length: int, out: int, capacity: int) 
     """Write u32 tokens; returns their number, and `capacity` counts tokens."""
     lip.fiber.check(out, 4 * capacity)
     data = _text(lip, pointer, length)
-    return _work(
-        lip, lip.services.text.tokenize, data, lambda r: arguments.put_tokens(lip, out, capacity, r)
-    )
+    pieces = lip.services.text.tokenize_pieces(data)
+    return _work(lip, pieces, data, lambda r: arguments.put_tokens(lip, out, capacity, r))
 
 
 def detokenize(lip: Instance, tokens: int, count: int, out: int, capacity: int) -> int | None:
     """Write the tokens' raw bytes."""
     lip.fiber.check(out, capacity)
     data = _text(lip, tokens, 4 * count)
-    return _work(
-        lip, lip.services.text.detokenize, data, lambda r: arguments.put(lip, out, capacity, r)
-    )
+    pieces = lip.services.text.detokenize_pieces(data)
+    return _work(lip, pieces, data, lambda r: arguments.put(lip, out, capacity, r))
 
 
 def chat(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
     """Write the u32 tokens of msgpack messages through the model's chat template."""
     lip.fiber.check(out, 4 * capacity)
     data = _text(lip, pointer, length)
-    return _work(
-        lip, lip.services.text.chat, data, lambda r: arguments.put_tokens(lip, out, capacity, r)
-    )
+    pieces = lip.services.text.chat_pieces(data)
+    return _work(lip, pieces, data, lambda r: arguments.put_tokens(lip, out, capacity, r))
 
 
 def pred(
@@ -187,11 +185,9 @@ def _text(lip: Instance, pointer: int, length: int) -> bytes:
     return lip.fiber.read(pointer, length)
 
 
-def _work(
-    lip: Instance, function: Callable[[bytes], bytes], data: bytes, finish: Finish
-) -> int | None:
-    """Finish with function(data), at once for a small input; else it suspends."""
+def _work(lip: Instance, pieces: Pieces, data: bytes, finish: Finish) -> int | None:
+    """Finish with the result of all pieces, at once for a small input; else it suspends."""
     if len(data) <= _INLINE_BYTES_MAX:
-        return finish(function(data))
-    lip.suspend_on_thread(function, data, finish)
+        return finish(whole(pieces))
+    lip.suspend_on_text(pieces, len(data), finish)
     return None
