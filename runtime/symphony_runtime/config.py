@@ -41,6 +41,7 @@ from symphony_kernel.protocol.limits import (
     RUNS_LIVE_MAX,
     SLOW_BYTES_A_SECOND_MIN,
     SLOW_GRACE_SECONDS,
+    SLOW_READER_SECONDS,
     TENANT_DURABLE_BYTES_MAX,
     TENANT_KEPT_BYTES_MAX,
     TENANT_RUNS_KEPT_MAX,
@@ -105,8 +106,9 @@ class ServeOptions:
     drain_seconds: float = DRAIN_SECONDS_MAX
     queue_seconds_max: float = QUEUE_SECONDS_MAX  # a run that would wait longer: 503; 0: any time
     memory_free_bytes_min: int = MEMORY_FREE_BYTES_MIN  # with less left: 503; 0: never
-    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring or take nothing
-    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring or take, at least
+    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring nothing of a body
+    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring, at least
+    slow_reader_seconds: float = SLOW_READER_SECONDS  # for those that take nothing of an answer
     runs_live_max: int = RUNS_LIVE_MAX
     tenant_runs_live_max: int = TENANT_RUNS_LIVE_MAX
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
@@ -174,6 +176,7 @@ class ServeOptions:
             "memory_free_bytes_min": 0,
             "slow_grace_seconds": 0,
             "slow_bytes_a_second": 1,
+            "slow_reader_seconds": 1,
             "run_kept_seconds_max": 0,
             "tenant_runs_kept_max": 0,
             "tenant_kept_bytes_max": 0,
@@ -273,6 +276,7 @@ def write_place(path: Path, place: ServerPlace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"url": place.url, "key_file": str(place.key_file), "pid": place.pid})
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.touch(mode=0o600)  # what it tells is its owner's alone
     temporary.write_text(text + "\n", encoding="utf-8")
     temporary.replace(path)
 

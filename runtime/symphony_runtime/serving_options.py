@@ -5,7 +5,7 @@ from pathlib import Path
 
 GUARD_OPTIONS = (
     "tls_cert", "tls_key", "behind_proxy", "queue_seconds_max", "memory_free_bytes_min",
-    "slow_grace_seconds", "slow_bytes_a_second", "workers_per_tenant",
+    "slow_grace_seconds", "slow_bytes_a_second", "slow_reader_seconds", "workers_per_tenant",
 )  # fmt: skip
 
 
@@ -22,7 +22,9 @@ def add_guard_options(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--queue-seconds-max", type=float, metavar="S", help=queue)
     memory = "with less memory left a run is answered 503; default 128 MiB, 0: never"
     serve.add_argument("--memory-free-bytes-min", type=int, metavar="N", help=memory)
-    grace = "for clients that bring or take nothing; default 30"
+    grace = "for clients that bring nothing of a body; default 30"
     serve.add_argument("--slow-grace-seconds", type=float, metavar="S", help=grace)
-    rate = "that clients bring or take at least; default 4096"
+    rate = "that clients bring of a body at least; default 4096"
     serve.add_argument("--slow-bytes-a-second", type=int, metavar="N", help=rate)
+    reader = "a client that takes nothing of its answer for so long is cut off; default 30"
+    serve.add_argument("--slow-reader-seconds", type=float, metavar="S", help=reader)

@@ -33,6 +33,7 @@ from typing import Any
 from symphony_kernel.protocol.log_lines import printable
 from symphony_kernel.protocol.processes import Started, notice
 
+from symphony_runtime import role_environment
 from symphony_runtime.config import (
     ServeOptions,
     ServerPlace,
@@ -55,12 +56,6 @@ _GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
 _LINE_BYTES_MAX = 1 << 20  # of a role's output
 _WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
-# What a worker may see of our environment: where Python, its packages and what was compiled here
-# are, nothing else.
-_WORKER_ENVIRONMENT = (
-    "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL",
-    "TMPDIR", "SYMPHONY_LOG", "SYMPHONY_CACHE_DIR", "SYMPHONY_CROSSING", "XDG_CACHE_HOME", "HOME",
-)  # fmt: skip
 
 
 class SupervisorError(Exception):
@@ -379,13 +374,6 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
     """Return how to start the kernel, each worker and the gateway, in this order."""
     workers = [f"worker-{number}" for number in range(options.workers)]
     to_kernel = {name: secrets.token_hex(32) for name in ("gateway", *workers)}
-    environment = dict(os.environ)
-    environment.pop("SYMPHONY_STORE", None)  # it may hold a password: the gateway is told it
-    # Threads of torch that spin would take the processor from gateway and workers.
-    kernel_environment = {"OMP_WAIT_POLICY": "PASSIVE", **environment}
-    seen = {name: environment[name] for name in _WORKER_ENVIRONMENT if name in environment}
-    # Threads that NumPy would start unasked keep their files when the worker locks itself down.
-    seen["OPENBLAS_NUM_THREADS"] = "1"
     sockets = {
         "kernel_socket": str(run_dir / "kernel.sock"),
         "gateway_socket": str(run_dir / "gateway.sock"),
@@ -402,7 +390,13 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
     }
     beat = {"beat_seconds": hang / BEATS}
     return [
-        RoleSpec("kernel", "symphony_kernel", kernel | beat, kernel_environment, hang_seconds=hang),
+        RoleSpec(
+            "kernel",
+            "symphony_kernel",
+            kernel | beat,
+            role_environment.of_kernel(os.environ),
+            hang_seconds=hang,
+        ),
         *(
             RoleSpec(
                 name,
@@ -415,7 +409,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
                     **sockets,
                     **beat,
                 },
-                seen,
+                role_environment.of_worker(os.environ),
                 hang_seconds=hang,
             )
             for number, name in enumerate(workers)
@@ -424,7 +418,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
             "gateway",
             "symphony_runtime.gateway",
             gateway | beat,
-            environment,
+            role_environment.of_gateway(os.environ, postgresql=bool(options.store)),
             stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
             hang_seconds=hang,
         ),
@@ -491,6 +485,7 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "memory_free_bytes_min": options.memory_free_bytes_min,
         "slow_grace_seconds": options.slow_grace_seconds,
         "slow_bytes_a_second": options.slow_bytes_a_second,
+        "slow_reader_seconds": options.slow_reader_seconds,
         "tools": options.tools,
         "http": options.http,
         "limits": _limits(options),

@@ -1,6 +1,7 @@
 """Starting, watching and stopping; small scripts play roles that real ones are too good for."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from symphony_runtime.config import (
     write_place,
 )
 from symphony_runtime.console import Console
+from symphony_runtime.gateway.peers import gateway_name
 from symphony_runtime.supervisor import (
     Role,
     RoleSpec,
@@ -345,6 +347,69 @@ def test_secrets_are_new_each_time_and_workers_see_little(
         assert gateway.config["secrets"][worker.name] == worker.config["secret"]
     assert gateway.config["secret"] == secrets["gateway"]
     assert second[0].config["secrets"] != secrets
+
+
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "hush",
+    "DATABASE_URL": "postgresql://hush@db.example",
+    "HF_TOKEN": "hush",
+    "NVIDIA_API_KEY": "hush",
+    "PGPASSWORD": "hush",
+    "PGP_KEY": "hush",
+    "SYMPHONY_ADMIN_KEY": "hush",
+    "SYMPHONY_KEY": "hush",
+    "SYMPHONY_STORE": "postgresql://symphony:hush@db.example/symphony",
+}
+PLAIN = {
+    "CUDA_VISIBLE_DEVICES": "0",
+    "LC_TIME": "C.UTF-8",
+    "MKL_NUM_THREADS": "2",
+    "PYTHONUNBUFFERED": "1",
+    "SSL_CERT_FILE": "/etc/ssl/ours.pem",
+    "SYMPHONY_LOG": "info",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRITON_CACHE_DIR": "/tmp/triton",
+    "TZ": "UTC",
+}
+
+
+def test_each_role_sees_what_it_needs_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**SECRETS, **PLAIN}.items():
+        monkeypatch.setenv(name, value)
+    for store, of_gateway in (("", set()), ("postgresql://db.example", {"PGPASSWORD"})):
+        roles = role_specs(ServeOptions(data_dir=tmp_path, store=store), tmp_path)
+        seen = {role.name: role.environment for role in roles}
+        assert seen["gateway"].keys() & SECRETS.keys() == of_gateway
+        assert not (seen["kernel"].keys() | seen["worker-0"].keys()) & SECRETS.keys()
+        assert seen["kernel"].keys() & PLAIN.keys() == PLAIN.keys() - {"SSL_CERT_FILE"}
+        assert seen["gateway"].keys() & PLAIN.keys() == {
+            "LC_TIME", "PYTHONUNBUFFERED", "SSL_CERT_FILE", "SYMPHONY_LOG", "TZ",
+        }  # fmt: skip
+        assert seen["worker-0"].keys() & PLAIN.keys() == {"SYMPHONY_LOG"}
+        assert all({"PATH", "HOME"} <= each.keys() for each in seen.values())
+
+
+def test_no_process_of_a_server_holds_the_operator_s_secrets(tmp_path: Path) -> None:
+    given = {name: value for name, value in SECRETS.items() if name != "SYMPHONY_STORE"}
+    with running_server(tmp_path, environment=given) as server:
+        looked = 0
+        for process in descendants(server.process.pid):
+            with contextlib.suppress(PermissionError):  # a worker that is contained, unless to root
+                seen = (Path("/proc") / str(process) / "environ").read_bytes().split(b"\0")
+                assert not {each.split(b"=")[0].decode() for each in seen} & SECRETS.keys()
+                looked += 1
+        assert looked >= 2, "kernel and gateway at least"
+        for name in ("server.json", "gateway.id", "state/symphony/server.json"):
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
+
+
+def test_a_gateway_s_name_that_others_could_read_is_its_owner_s_again(tmp_path: Path) -> None:
+    (tmp_path / "gateway.id").write_text("0123456789abcdef\n")
+    (tmp_path / "gateway.id").chmod(0o644)
+    assert gateway_name(tmp_path) == "0123456789abcdef"
+    assert (tmp_path / "gateway.id").stat().st_mode & 0o777 == 0o600
 
 
 def test_options_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -> None:

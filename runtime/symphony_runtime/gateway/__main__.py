@@ -20,6 +20,7 @@ from symphony_kernel.protocol.log_lines import log_to_stderr
 from symphony_kernel.protocol.processes import Processes
 
 from symphony_runtime import loops
+from symphony_runtime.allocator import give_back_memory
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.links import Worker
@@ -100,6 +101,7 @@ def _log_level() -> str:
 def main() -> int:
     """Run the gateway until SIGTERM; return the exit code."""
     log_to_stderr(_log_level(), "%(levelname)s %(name)s: %(message)s")
+    give_back_memory()
     try:
         # Unbuffered: the lines that follow are for the event loop.
         with io.FileIO(sys.stdin.fileno(), closefd=False) as first:

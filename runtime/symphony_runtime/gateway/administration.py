@@ -2,7 +2,7 @@
 
     tenants   who there is          ring    keys are made and taken away
     ledger    what tenants use      audit   who did what, and who was refused what
-    visits    requests under way, by key
+    visits    requests under way, by tenant
 
 A tenant that is suspended: its keys are refused, its runs are cancelled, what it still has open is
 cut off. A weight goes to the kernel at once, and again whenever a kernel is there anew.
@@ -20,6 +20,7 @@ from symphony_kernel.protocol.errno import SyscallError
 
 from symphony_runtime.gateway.audit import Asked, Audit
 from symphony_runtime.gateway.auth import Keys, read_keys, suspended
+from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.kernel_limits import KernelLimits
 from symphony_runtime.gateway.key_ring import KeyRing
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink
@@ -59,11 +60,14 @@ class LiveRuns(Protocol):
 class Administration:
     """What operators see and change."""
 
-    def __init__(self, store: Store, keys: Keys, tenants: Tenants) -> None:
+    def __init__(
+        self, store: Store, keys: Keys, tenants: Tenants, connections: Connections
+    ) -> None:
         self.keys = keys
         self.tenants = tenants
+        self.connections = connections
         self.visits = Visits()
-        self.ring = KeyRing(store, keys, self.visits)
+        self.ring = KeyRing(store, keys, connections)
         self.ledger = Ledger(store, now_ms)
         self.audit = Audit(store, now_ms)
         self._store = store
@@ -72,9 +76,10 @@ class Administration:
         self._telling: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def open(cls, store: Store, keys: Keys) -> "Administration":
+    async def open(cls, store: Store, keys: Keys, behind_proxy: bool) -> "Administration":
         """Return it with what the database holds."""
-        return cls(store, keys, Tenants(store, await store.read(read_tenants), now_ms))
+        tenants = Tenants(store, await store.read(read_tenants), now_ms)
+        return cls(store, keys, tenants, Connections(bounded_addresses=not behind_proxy))
 
     def attach(self, runs: LiveRuns) -> None:
         """Name the runs; once, before anything else."""
@@ -128,7 +133,7 @@ class Administration:
             self.tenants.replace(await self._store.read(read_tenants))
             keys = await self._store.read(read_keys)
             gone = self.keys.replace(keys, self.tenants.suspended())
-        self.visits.end(gone)
+        self.connections.cut_keys(gone)
         now = self.tenants.weights()
         for tenant in weights.keys() | now.keys():
             if weights.get(tenant) != now.get(tenant):
@@ -175,7 +180,7 @@ class Administration:
             self.runs.kill(run, SUSPENDED)
         if live:  # their readers are told of the end
             await asyncio.wait([run.over for run in live], timeout=_END_SECONDS_MAX)
-        self.visits.end_tenant(tenant)
+        self.connections.cut_tenant(tenant)
 
     def tell_weights(self, kernel: KernelLink) -> None:
         """Tell a kernel that is there anew."""

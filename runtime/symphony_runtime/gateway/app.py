@@ -24,7 +24,6 @@ from symphony_runtime.gateway.administration import Administration
 from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
-from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.costs import Costs
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.forgetting import Forgetting
@@ -43,6 +42,7 @@ from symphony_runtime.gateway.overload.admission import Admission, AdmissionBoun
 from symphony_runtime.gateway.overload.bodies import SlowBounds
 from symphony_runtime.gateway.overload.load import Load
 from symphony_runtime.gateway.overload.memory import Memory
+from symphony_runtime.gateway.overload.readers import Readers
 from symphony_runtime.gateway.overload.slow import SlowClients
 from symphony_runtime.gateway.peers import Peers, gateway_name
 from symphony_runtime.gateway.problems import Handler, answer_expect, problems_middleware
@@ -92,7 +92,7 @@ async def serve(
         store = _open_store(config)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
-        administration = await Administration.open(store, keys)
+        administration = await Administration.open(store, keys, config.behind_proxy)
         administration.start()
         stack.push_async_callback(administration.stop)
         name = gateway_name(config.data_dir)
@@ -134,8 +134,8 @@ async def serve(
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
             administration, Rates(limits, figures.hit),
             idempotency, vault, retention, forgetting,
-            connections=Connections(bounded_addresses=not config.behind_proxy),
-            slow=SlowClients(SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)),
+            connections=administration.connections,
+            slow=_slow_clients(config),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
         _forget_beside(stack, services, config)
@@ -220,7 +220,7 @@ def build_app(services: Services) -> web.Application:
 async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     with_ = request.app[SERVICES]
     try:
-        with with_.connections.serving(request), with_.slow.readers.watching(request.transport):
+        with with_.connections.serving(request), with_.slow.readers.watching(request):
             response = await handler(request)
     finally:
         with_.bodies.release(request)
@@ -250,14 +250,13 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         operators=route.access is not Access.TENANT,
         writes=route.writes,
     )
-    with_.connections.known(request)
+    with_.connections.known(request, key.id, key.tenant)
     if key.tenant is not None:
         request[ASKING] = key.tenant
         if not route.frees:
             with_.rates.request(key.tenant)
     counted = None if route.frees else key.tenant
-    visit = with_.administration.visits.visit(key.id, key.tenant, request)
-    with with_.connections.of(counted), visit:
+    with with_.connections.of(counted), with_.administration.visits.visit(key.tenant):
         if counted is not None:
             await with_.arrivals.turn(counted)
         return await handler(request)
@@ -289,6 +288,11 @@ def _admitted(config: GatewayConfig) -> AdmissionBounds:
         memory_free_bytes=config.memory_free_bytes_min,
         drain_seconds=config.drain_seconds,
     )
+
+
+def _slow_clients(config: GatewayConfig) -> SlowClients:
+    bounds = SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)
+    return SlowClients(bounds, Readers(config.slow_reader_seconds))
 
 
 def _bounds(config: GatewayConfig) -> Bounds:

@@ -91,12 +91,13 @@ class Keys:
         `tenants`, `operators`: whose keys may; `writes`: it is not only looked at.
 
         Raises:
-            Problem: 401, the same for a missing, malformed, unknown, wrong, expired or other's key.
-                403, the tenant is suspended, or the key only reads.
+            Problem: 401, there is no such header; another 401, the same for a malformed, unknown,
+                wrong, revoked, expired or other's key; 403, the tenant is suspended, or the key
+                only reads.
         """
         key = self.find(authorization)
         if key is None or not (operators if key.tenant is None else tenants):
-            raise _unauthorized(_WANTED[tenants, operators])
+            raise _unauthorized(authorization, _WANTED[tenants, operators])
         if key.tenant in self.suspended:
             raise suspended()
         if writes and key.role is Role.READ_ONLY:
@@ -117,10 +118,10 @@ class Keys:
 
     def find(self, authorization: str | None) -> Key | None:
         """Return the key that an `Authorization` header carries, whatever it may do; or None."""
-        scheme, _, presented = (authorization or "").partition(" ")
+        _, _, presented = (authorization or "").partition(" ")
         key = self._keys.get(_id_of(presented))
         matches = hmac.compare_digest(key.hash if key else _NOBODY, hash_of(presented.strip()))
-        if scheme.lower() != "bearer" or not matches or key is None:
+        if not (_is_bearer(authorization) and matches) or key is None:
             return None
         return None if self._expired(key) else key
 
@@ -161,16 +162,25 @@ class Keys:
         return set(before) - set(self._keys)
 
 
+def _is_bearer(authorization: str | None) -> bool:
+    return (authorization or "").partition(" ")[0].lower() == "bearer"
+
+
 def suspended() -> Problem:
     """The tenant is suspended."""
     return Problem(403, "suspended", "the tenant is suspended; ask the server's operator")
 
 
-def _unauthorized(wanted: str) -> Problem:
+def _unauthorized(authorization: str | None, wanted: str) -> Problem:
+    """Say that a key is missing, or not valid: no word depends on the key itself."""
+    if _is_bearer(authorization):
+        words = f"this key is not valid: it is unknown, revoked or expired, or not {wanted}"
+    else:
+        words = f"this route needs the header `Authorization: Bearer <key>` with {wanted}"
     return Problem(
         401,
         "unauthorized",
-        f"this route needs the header `Authorization: Bearer <key>` with {wanted}",
+        words,
         headers={"WWW-Authenticate": 'Bearer realm="symphony"'},
     )
 

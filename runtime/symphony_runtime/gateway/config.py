@@ -13,6 +13,7 @@ from symphony_kernel.protocol.limits import (
     RUNS_LIVE_MAX,
     SLOW_BYTES_A_SECOND_MIN,
     SLOW_GRACE_SECONDS,
+    SLOW_READER_SECONDS,
     TENANT_KEPT_BYTES_MAX,
     TENANT_RUNS_KEPT_MAX,
     TENANT_RUNS_LIVE_MAX,
@@ -51,8 +52,9 @@ class GatewayConfig:
     workers_per_tenant: bool = False  # no worker's process runs two tenants' programs
     queue_seconds_max: float = QUEUE_SECONDS_MAX  # that a new run may have to wait; 0: any time
     memory_free_bytes_min: int = MEMORY_FREE_BYTES_MIN  # for a new run; 0: whatever is left
-    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring or take nothing
-    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring or take, at least
+    slow_grace_seconds: float = SLOW_GRACE_SECONDS  # for clients that bring nothing of a body
+    slow_bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN  # that they bring, at least
+    slow_reader_seconds: float = SLOW_READER_SECONDS  # for those that take nothing of an answer
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
     processes: bool = False  # it says which process each worker is, and no other may come for it
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503

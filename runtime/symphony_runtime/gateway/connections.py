@@ -9,14 +9,18 @@ all of them, past which the one goes that has been silent longest, and a request
 answered as any other error and is no line in the log: a stranger could write as many as it likes.
 Those that serve are not closed for others; a tenant may have some times as many as are left of
 them, as with pages: so whoever comes finds some.
+
+A connection is its last key's: when that key is revoked or its tenant suspended, it is cut as if
+its client had gone, which every handler knows. Nothing more is read from it or written to it, and
+a run that was only for that client ends.
 """
 
 import asyncio
 import resource
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -30,6 +34,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
+from symphony_runtime.gateway.overload.readers import bound_buffers
 from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.transport import is_loopback
 
@@ -52,7 +57,7 @@ class Connections:
         """`most` are open at once, by default as many as there is room for.
 
         `bounded_addresses`: of one address there are only so many that have shown no key. Not
-        behind a proxy, whose address is everybody's.
+        behind a proxy, whose addresses and silent connections are all clients'.
         """
         self.most = connections_max() if most is None else most
         self._open: set[_Connection] = set()
@@ -102,10 +107,28 @@ class Connections:
             if not self._tenants[tenant]:
                 del self._tenants[tenant]
 
-    def known(self, request: web.Request) -> None:
-        """A key was right on a connection: it is no stranger's any more."""
+    def known(self, request: web.Request, key: str, tenant: str | None) -> None:
+        """A key was right on a connection: it is no stranger's any more, but this key's."""
         if isinstance(request.protocol, _Connection):
+            request.protocol.key, request.protocol.tenant = key, tenant
             self._leave_strangers(request.protocol)
+
+    def cut_keys(self, keys: Container[str]) -> int:
+        """Cut the connections of these keys; return how many there were."""
+        return self._cut(lambda each: each.key in keys)
+
+    def cut_tenant(self, tenant: str) -> int:
+        """Cut the connections of a tenant's keys; return how many there were."""
+        return self._cut(lambda each: each.tenant == tenant)
+
+    def _cut(self, is_theirs: Callable[["_Connection"], bool]) -> int:
+        cut = 0
+        for each in filter(is_theirs, tuple(self._open)):
+            shared = not self._bounded_addresses and each in self._silent
+            if each.transport is not None and not shared:
+                each.transport.abort()
+                cut += 1
+        return cut
 
     def statistics(self) -> dict[str, int]:
         """Return how many are open, and how many were closed to make room, or refused."""
@@ -147,16 +170,19 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_connections", "address", "counted")
+    __slots__ = ("_connections", "address", "counted", "key", "tenant")
 
     def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
         self.address = ""  # where it comes from
         self.counted = False  # among those of its address without a key
+        self.key = ""  # the id of the last one that was right
+        self.tenant: str | None = None  # whose key it is
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        bound_buffers(cast(asyncio.Transport, transport))  # uvloop's are none by their class
         peer = transport.get_extra_info("peername")
         self.address = str(peer[0]) if isinstance(peer, tuple) and peer else ""
         self._connections.opened(self)

@@ -159,10 +159,9 @@ async def _check_empty(with_: Services, tenant: str) -> None:
 
 async def _end_requests(with_: Services, tenant: str) -> None:
     """Cut off what a tenant has open, and wait until nothing of it is under way: Problem 503."""
-    visits = with_.administration.visits
-    visits.end_tenant(tenant)
+    with_.connections.cut_tenant(tenant)
     with_.programs.abandon(tenant)
-    if not await visits.wait_ended(tenant, _END_SECONDS_MAX):
+    if not await with_.administration.visits.wait_ended(tenant, _END_SECONDS_MAX):
         raise unavailable("a request of the tenant has not ended yet: ask again")
 
 

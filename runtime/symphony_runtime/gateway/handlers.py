@@ -12,6 +12,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.compiler import CompileBounds
+from symphony_runtime.gateway.answers import send_pieces, send_whole
 from symphony_runtime.gateway.forgetting import unload
 from symphony_runtime.gateway.http import (
     answer,
@@ -29,12 +30,7 @@ from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.gateway.programs import Program, Room, count_refusals, digest_of
-from symphony_runtime.gateway.results import (
-    MESSAGE_COST_BYTES,
-    SMALL_BYTES,
-    in_turns,
-    result_pieces,
-)
+from symphony_runtime.gateway.results import result_pieces
 from symphony_runtime.gateway.run import Record, RunRequest, check_here, parse_request
 from symphony_runtime.gateway.run_once import start_once
 from symphony_runtime.gateway.runs import Runs
@@ -139,7 +135,7 @@ async def _answer_start(
     else:
         if isinstance(run, Run):
             await asyncio.shield(run.over)
-        response = await _result(request, run)
+        return await _result(request, run, headers)
     response.headers.update(headers)
     return response
 
@@ -182,14 +178,20 @@ async def get_trace(request: web.Request) -> web.StreamResponse:
     """Show what a traced run did, and when, so far."""
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
+    # One of a tenant's at a time: unpacked it is many times as large.
+    async with services(request).turns.of(tenant_of(request)):
+        body = await _trace(request, run)
+    return await send_whole(request, body)
+
+
+async def _trace(request: web.Request, run: Run | Record) -> bytes:
     if isinstance(run, Run):
         record, packed = run.record, run.trace.pack() if run.trace else None
     else:
         record, packed = run, await services(request).store.read(lambda c: find_trace(c, run.seq))
     if packed is None:
         raise Problem(404, "not-traced", "the run was not traced: start it with `trace` true")
-    body = await asyncio.to_thread(lambda: to_json(trace_events(record, packed)))
-    return web.Response(body=body, content_type="application/json")
+    return await asyncio.to_thread(lambda: to_json(trace_events(record, packed)))
 
 
 async def send_message(request: web.Request) -> web.StreamResponse:
@@ -217,13 +219,11 @@ async def cancel_run(request: web.Request) -> web.StreamResponse:
     return await answer(run.record.view(), status=200 if run.over.done() else 202)
 
 
-async def _result(request: web.Request, run: Any) -> web.Response:
-    record, messages = await services(request).runs.result(run)
-    if sum(map(len, messages)) + MESSAGE_COST_BYTES * len(messages) <= SMALL_BYTES:
-        return await answer(record.result(messages))
-    pieces = result_pieces(record.view(), messages)
-    body = in_turns(pieces, services(request).answers, record.tenant)
-    return web.Response(body=body, content_type="application/json")
+async def _result(
+    request: web.Request, run: Run | Record, headers: dict[str, str] | None = None
+) -> web.StreamResponse:
+    record, events = services(request).runs.result(run)
+    return await send_pieces(request, result_pieces(record.view(), events), headers or {})
 
 
 # --- For operators ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
     BODY_BYTES_MAX,
+    JSON_COST_MAX,
     PAGE_ITEMS_DEFAULT,
     PAGE_ITEMS_MAX,
     TENANT_BODY_BYTES_MAX,
@@ -24,6 +25,7 @@ from symphony_runtime.gateway.idempotency import Idempotency
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
 from symphony_runtime.gateway.overload.slow import SlowClients
+from symphony_runtime.gateway.overload.values import parse_cost
 from symphony_runtime.gateway.problems import Problem, bad_request, too_large, unavailable
 from symphony_runtime.gateway.programs import Programs
 from symphony_runtime.gateway.progress import Progress
@@ -38,7 +40,8 @@ if TYPE_CHECKING:
     from symphony_runtime.gateway.forgetting import Forgetting
 
 T = TypeVar("T")
-_IN_THREAD_BYTES = 256 << 10  # larger JSON would hold up everybody else's requests
+_IN_THREAD_BYTES = 64 << 10  # larger JSON would delay all other requests
+_COST_BYTES = 64  # of memory at most for a unit of `parse_cost`: a list of two bytes takes 96
 
 
 class Bodies:
@@ -105,7 +108,7 @@ class Services:
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
-    answers: TenantTurns = field(default_factory=TenantTurns)  # to encode large ones
+    turns: TenantTurns = field(default_factory=TenantTurns)  # to parse and encode what is large
     arrivals: Arrivals = field(default_factory=Arrivals)
 
 
@@ -188,27 +191,27 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
     Raises:
         Problem: 400; 413, it has too many values; 429, 503 as `read_body`.
     """
-    if len(body) > _IN_THREAD_BYTES:
-        size = await asyncio.to_thread(_bytes_of_values, body)
-        if size > TENANT_BODY_BYTES_MAX:
-            raise Problem(413, "too-large", "the body has too many values")
-        services(request).bodies.hold(request, holder_of(request), size)
-    try:
-        return await beside_others(len(body), lambda: _parse(body))
-    except (ValueError, RecursionError) as error:
-        raise bad_request("bad-json", f"the body is no JSON: {error}") from error
-
-
-def _bytes_of_values(body: bytes) -> int:
-    """Return about what lists, objects and their items take once they are parsed.
-
-    Two bytes of a body may be a list, and that is a hundred in memory.
-    """
-    return 240 * body.count(b"{") + 96 * body.count(b"[") + 64 * body.count(b",")
+    if len(body) <= _IN_THREAD_BYTES:
+        return _parse(body)
+    # One of a tenant's at a time: while one is parsed nothing else is done.
+    async with services(request).turns.of(holder_of(request)):
+        cost = await asyncio.to_thread(parse_cost, body, JSON_COST_MAX)
+        if cost > JSON_COST_MAX:
+            detail = (
+                f"the body has too many values: at most {JSON_COST_MAX}, where a key counts 16 and "
+                "a list or object 4; a program's input may be JSON within a string"
+            )
+            raise Problem(413, "too-large", detail, limit=JSON_COST_MAX)
+        services(request).bodies.hold(request, holder_of(request), _COST_BYTES * cost)
+        return await asyncio.to_thread(_parse, body)
 
 
 def _parse(body: bytes) -> Any:
-    return json.loads(body, parse_constant=_refuse_constant)
+    try:
+        # As text: bytes may be UTF-16, in which values are not counted. A BOM may come first.
+        return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise bad_request("bad-json", f"the body is no JSON: {error}") from error
 
 
 def _refuse_constant(name: str) -> None:

@@ -14,44 +14,36 @@ memory does.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import msgpack
 
 from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.events import Cursor, Event, unpack_events, up_to_part
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tail import BEGUN, ENDED, Tail
 
+_log = logging.getLogger(__name__)
 MEMORY_BYTES_SPILL = 128 << 10  # past this the events in memory go to the database
 MEMORY_BYTES_MAX = 2 * MEMORY_BYTES_SPILL  # past this the program waits for the database
-_BATCH_BYTES = 64 << 10  # of events that a reader gets at once
-_EVENT_BYTES = 64  # what an event costs besides its data
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that a run's readers are told. `total`: message bytes up to here, with its own."""
-
-    id: int
-    kind: str
-    data: Any  # bytes of a message, else a map that JSON can hold
-    total: int
-
-    @property
-    def size(self) -> int:
-        """About the bytes it holds."""
-        return _EVENT_BYTES + (len(self.data) if isinstance(self.data, bytes) else 128)
+_AGAIN_SECONDS = 1.0  # before events that the database did not take are written again
+_ENDED_BYTES_KEPT = 32 << 10  # that stay in memory when the run has ended, for those that follow
 
 
 class Reader(Protocol):
-    """Somebody who follows a run. Close it: an open one that does not read holds up the run."""
+    """A follower of a run. Close it: an open one that does not read holds up the run.
+
+    It holds a place in the journal, and none of the events that it was given.
+    """
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:
         """Return the next events; [] when none came within `seconds`, None after the last.
 
-        What the call before returned counts as taken.
+        They are about PART_BYTES, or a part of one message. What the call before returned counts as
+        taken.
         """
 
     def close(self) -> None:
@@ -67,8 +59,10 @@ class Journal:
         run: int,
         on_credit: Callable[[int], None],
         tail: Tail | None = None,
+        tenant: str = "",
     ) -> None:
         """Without a tail the events in memory are lost with this process."""
+        self.tenant = tenant
         self.finished = False
         self._tail = tail
         self._settling: list[tuple[int, asyncio.Future[None]]] = []  # up to an event's id
@@ -78,6 +72,7 @@ class Journal:
         self._run = run
         self._on_credit = on_credit
         self._events: list[Event] = []  # the newest, contiguous
+        self._stored = False
         self._sealed = False  # the rest is on its way into the database: nothing spills any more
         self._spilling = 0  # how many of them are on their way into the database
         self._memory = 0
@@ -125,15 +120,16 @@ class Journal:
         The finals are not told yet: `finish` does when the row is safe. Nothing is added between.
         """
         self._sealed = True
-        unwritten = self._events[self._spilling :]
-        first = self._last + 1 - len(unwritten)
-        return first, _pack(unwritten + self._number(finals))
+        # With those of a spill under way, which may fail: the row takes the place of the spill's.
+        return self._first, _pack(self._events + self._number(finals))
 
     def finish(self, finals: list[tuple[str, Any]]) -> None:
         """Tell the last events; no event comes any more."""
         self._events += self._number(finals)
         self._last += len(finals)
         self.finished = True
+        if self._stored and self._memory > _ENDED_BYTES_KEPT:
+            self._events.clear()  # else readers that do not read would hold them
         self._settled(self._last)
         if self._tail is not None:
             self._tail.leave(self)
@@ -141,6 +137,7 @@ class Journal:
 
     def stored(self) -> None:
         """The end is in the database, and with it everything: the tail need not tell it again."""
+        self._stored = True
         if self._tail is not None:
             self._tail.add((self._run, ENDED, "", None))
 
@@ -160,23 +157,25 @@ class Journal:
         self._readers.add(reader)
         return reader
 
-    async def messages(self) -> list[bytes]:
-        """Return all messages so far."""
-        older, after = [], 0
-        while after + 1 < self._first:
-            older += (batch := await read_stored(self._store, self._run, after))
-            after = batch[-1].id
-        newer = [event for event in self._events if event.id > after]
-        return [event.data for event in (*older, *newer) if event.kind == "message"]
+    def so_far(self) -> Callable[[], Cursor]:
+        """Return how to read the events that there are now, as often as it takes.
+
+        Such a cursor is no reader: it holds up nothing.
+        """
+        return partial(self.cursor, 0, self._last)
 
     # -- For readers ---------------------------------------------------------------------------
     async def events_after(self, after: int) -> list[Event]:
-        """Return a batch of the events after an id, [] when there are none yet."""
+        """Return some of the events after an id, [] when there are none yet."""
         if after + 1 < self._first:
-            return await read_stored(self._store, self._run, after)
+            return await self._store.replays.after(self.tenant, self._run, after)
         if self._tail is not None:
             self._tail.flush()
-        return _batch(self._events[after + 1 - self._first :])
+        return up_to_part(self._events, after + 1 - self._first)
+
+    def cursor(self, after: int, until: int | None = None) -> Cursor:
+        """Return a cursor over the events after an id."""
+        return Cursor(self._store.replays, self.tenant, self.events_after, after, until)
 
     async def wait_for_more(self) -> None:
         """Wait until an event was added or the journal finished."""
@@ -231,9 +230,17 @@ class Journal:
         written = self._store.write(lambda c: insert_events(c, self._run, row), self._run)
         written.add_done_callback(self._forget_spilled)
 
+    def _spill_again(self) -> None:
+        if not self._sealed:
+            self._spill()
+
     def _forget_spilled(self, written: "asyncio.Future[None]") -> None:
+        if error := written.exception():
+            # The events stay; until the next attempt this one counts as under way.
+            _log.error("events of run %d could not be stored yet: %s", self._run, error)
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._spill_again)
+            return
         count, self._spilling = self._spilling, 0
-        written.result()  # if it failed, the loop tells; the events stay for the next attempt
         gone = self._events[:count]
         del self._events[:count]
         self._memory -= sum(event.size for event in gone)
@@ -256,7 +263,7 @@ class LiveReader:
     def __init__(self, journal: Journal, after: int, taken: int) -> None:
         self.taken = taken
         self._journal = journal
-        self._given = after
+        self._cursor = journal.cursor(after)
         self._total = taken
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:
@@ -264,8 +271,8 @@ class LiveReader:
         if self.taken != self._total:
             self.taken = self._total
             self._journal.plan_credit()
-        batch = await self._journal.events_after(self._given)
-        if not batch:
+        events = await self._cursor.next()
+        if not events:
             if self._journal.finished:
                 return None
             try:
@@ -273,62 +280,48 @@ class LiveReader:
                     await self._journal.wait_for_more()
             except TimeoutError:
                 return []
-            batch = await self._journal.events_after(self._given)
-        if batch:
-            self._given, self._total = batch[-1].id, batch[-1].total
-        return batch
+            events = await self._cursor.next()
+        if events:
+            self._total = events[-1].total
+        return events
 
     def close(self) -> None:
         """See `Reader`."""
+        self._cursor.close()
         self._journal.forget(self)
 
 
 class StoredReader:
     """A reader of a run that has ended and is in the database."""
 
-    def __init__(self, store: Store, run: int, after: int) -> None:
-        self._store = store
-        self._run = run
-        self._given = after
+    def __init__(self, store: Store, run: int, after: int, tenant: str = "") -> None:
+        self._cursor = stored_cursor(store, run, after, tenant)
 
     async def next(self, seconds: float | None = None) -> list[Event] | None:  # noqa: ARG002
         """See `Reader`."""
-        batch = await read_stored(self._store, self._run, self._given)
-        if not batch:
-            return None
-        self._given = batch[-1].id
-        return batch
+        return await self._cursor.next() or None
 
     def close(self) -> None:
         """See `Reader`."""
+        self._cursor.close()
 
 
-async def stored_messages(store: Store, run: int) -> list[bytes]:
-    """Return all messages of a run that has ended."""
-    rows = await store.read(lambda connection: _rows(connection, run))
-    return [e.data for row in rows for e in _unpack(*row) if e.kind == "message"]
+def stored_cursor(store: Store, run: int, after: int, tenant: str) -> Cursor:
+    """Return a cursor over the stored events of a run."""
 
+    async def fetch(after: int) -> list[Event]:
+        return await store.replays.after(tenant, run, after)
 
-async def read_stored(store: Store, run: int, after: int) -> list[Event]:
-    """Return a batch of the stored events after an id; [] when there are none."""
-
-    def select(connection: Connection) -> tuple[int, bytes] | None:
-        # Rows do not overlap, so the one with the largest first id up to here holds the next event
-        # or ends before it.
-        found = connection.execute(
-            "SELECT first, body FROM run_events WHERE run = ? AND first <= ?"
-            " ORDER BY first DESC LIMIT 1",
-            (run, after + 1),
-        ).fetchone()
-        return (found["first"], found["body"]) if found else None
-
-    row = await store.read(select)
-    return _batch([e for e in _unpack(*row) if e.id > after]) if row else []
+    return Cursor(store.replays, tenant, fetch, after)
 
 
 def insert_events(connection: Connection, run: int, row: tuple[int, bytes]) -> None:
-    """Store the events of one row (first id, body)."""
-    connection.execute("INSERT INTO run_events VALUES (?, ?, ?)", (run, *row))
+    """Store the events of one row (first id, body), in place of one that begins with the same."""
+    connection.execute(
+        "INSERT INTO run_events VALUES (?, ?, ?)"
+        " ON CONFLICT (run, first) DO UPDATE SET body = excluded.body",
+        (run, *row),
+    )
 
 
 def pack_final(first: int, total: int, events: list[tuple[str, Any]]) -> tuple[int, bytes]:
@@ -346,7 +339,7 @@ def last_event(connection: Connection, run: int) -> tuple[int, int]:
     rows = _rows(connection, run, "ORDER BY first DESC LIMIT 1")
     if not rows:
         return 0, 0
-    last = _unpack(*rows[0])[-1]
+    last = unpack_events(*rows[0])[-1]
     return last.id, last.total
 
 
@@ -357,26 +350,8 @@ def _rows(
     return [(row["first"], row["body"]) for row in connection.execute(sql, (run,))]
 
 
-def _batch(events: list[Event]) -> list[Event]:
-    size = 0
-    for count, event in enumerate(events, 1):
-        size += event.size
-        if size >= _BATCH_BYTES:
-            return events[:count]
-    return events
-
-
 def _pack(events: list[Event]) -> bytes:
     first = events[0]
     before = first.total - (len(first.data) if first.kind == "message" else 0)
     body: bytes = msgpack.packb([before, [[e.kind, e.data] for e in events]])
     return body
-
-
-def _unpack(first: int, body: bytes) -> list[Event]:
-    total, packed = msgpack.unpackb(body)
-    events = []
-    for number, (kind, data) in enumerate(packed):
-        total += len(data) if kind == "message" else 0
-        events.append(Event(first + number, kind, data, total))
-    return events

@@ -18,11 +18,11 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.auth import Key, Keys, Role, insert_key, new_key
+from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.store import Store
-from symphony_runtime.gateway.visits import Visits
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5  # between two looks for keys whose time is over
@@ -33,10 +33,10 @@ ROLES = {True: (Role.ADMIN, Role.READ_ONLY), False: (Role.TENANT, Role.READ_ONLY
 class KeyRing:
     """Changes keys; `run` until it is cancelled."""
 
-    def __init__(self, store: Store, keys: Keys, visits: Visits) -> None:
+    def __init__(self, store: Store, keys: Keys, connections: Connections) -> None:
         self._store = store
         self._keys = keys
-        self._visits = visits
+        self._connections = connections
         self.changing = asyncio.Lock()  # two last keys must not revoke each other
 
     async def create(
@@ -105,7 +105,7 @@ class KeyRing:
         ids = list(keys)
         for key_id in ids:
             self._keys.drop(key_id)
-        self._visits.end(ids)
+        self._connections.cut_keys(ids)
 
     async def run(self) -> None:
         """Take away the keys whose time is over."""
@@ -114,7 +114,7 @@ class KeyRing:
             over = [key.id for key in self._keys.expired()]
             if not over:
                 continue
-            self._visits.end(over)  # they are refused already
+            self._connections.cut_keys(over)  # they are refused already
             try:
                 await self._store.write(partial(_delete, keys=over))
             except self._store.errors:

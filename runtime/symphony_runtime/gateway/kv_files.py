@@ -32,6 +32,7 @@ from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 
 FILE = "application/octet-stream"
+_SENT_BYTES = 64 << 10  # of a file that is sent, in this process at once
 # What the kernel refuses with, as a status and a kind; all else is 400 with the errno's name.
 _REFUSALS = {
     Errno.EACCES: (403, "forbidden"),
@@ -110,8 +111,10 @@ async def _send(request: web.Request, path: str) -> web.StreamResponse:
         at, piece = 0, await _read(request, transfer, 0)
         await response.prepare(request)  # only now: what cannot be read at all is a problem
         while piece:
-            await response.write(piece)
             at += len(piece)
+            await response.write(piece)
+            del piece
+            await request.writer.drain()
             piece = await _read(request, transfer, at)
         await response.write_eof()
     return response
@@ -120,7 +123,7 @@ async def _send(request: web.Request, path: str) -> web.StreamResponse:
 async def _read(request: web.Request, transfer: dict[str, int], at: int) -> bytes:
     if at >= transfer["bytes"]:
         return b""
-    given = {"transfer": transfer["transfer"], "offset": at, "bytes": KV_CHUNK_BYTES_MAX}
+    given = {"transfer": transfer["transfer"], "offset": at, "bytes": _SENT_BYTES}
     piece: bytes = await _ask(request, "kv_read", **given)
     return piece
 

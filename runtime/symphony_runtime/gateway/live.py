@@ -16,6 +16,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_TRACED_RUNS_MAX,
 )
 
+from symphony_runtime.gateway.events import LOG_CHARACTERS
 from symphony_runtime.gateway.journal import Journal
 from symphony_runtime.gateway.links import Worker
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
@@ -50,7 +51,7 @@ class Run:
         self.journal: Journal = (
             Tape(store, record.seq, credit, listener)
             if listener
-            else Journal(store, record.seq, credit, store.tail)
+            else Journal(store, record.seq, credit, store.tail, record.tenant)
         )
         self.instances = {record.seq: program}
         self.channels: set[str] = set()  # that it has used
@@ -107,13 +108,16 @@ class Run:
         return None
 
     def take_line(self, level: object, line: bytes) -> None:
-        """Keep a line of its log, as far as there is room."""
+        """Keep a line of its log, as far as there is room; a long one as several events."""
         most = self.record.limits["log_bytes"] + 2 * LOG_LINE_BYTES
         if self.log_bytes + len(line) > most:
             return
         self.log_bytes += len(line) + LOG_LINE_BYTES
         known = level if level in (0, 1, 2, 3) else 1
-        self.journal.append("log", {"level": known, "text": line.decode("utf-8", "replace")})
+        text = line.decode("utf-8", "replace")
+        for start in range(0, len(text) or 1, LOG_CHARACTERS):
+            part = text[start : start + LOG_CHARACTERS]
+            self.journal.append("log", {"level": known, "text": part})
 
 
 class _Credit:

@@ -38,7 +38,9 @@ def gateway_name(data_dir: Path) -> str:
     """Return the name of the gateway that has a data directory; made at its first start."""
     path = data_dir / "gateway.id"
     if not path.exists():
+        path.touch(mode=0o600)
         path.write_text(secrets.token_hex(8) + "\n")
+    path.chmod(0o600)  # an earlier version left it readable to all users
     return path.read_text().strip()
 
 

@@ -1,90 +1,66 @@
-"""Large results of runs, as JSON in pieces.
+"""Results of runs, as JSON in pieces.
 
-A run may send megabytes, each byte may be six in JSON, and all of them are told twice: a result
-that is encoded at once stops every other request for as long, in a thread as well, and is copied
-where all of them wait. So it is encoded while it is sent, a piece at a time, and of each tenant one
-in a pass of the event loop.
+A run may send megabytes, each byte may be six in JSON, and all of them are told twice. So a result
+is read and encoded while it is sent, a part of its events at a time (`events`).
 """
 
-import asyncio
 import base64
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
+from symphony_runtime.gateway.events import Cursor, Event, read_all
 from symphony_runtime.gateway.http import to_json
-from symphony_runtime.gateway.turns import TenantTurns
+from symphony_runtime.gateway.run import encode_message
 
-SMALL_BYTES = 32 << 10  # of messages: encoded at once
-MESSAGE_COST_BYTES = 64  # what one costs besides its bytes
-PIECE_BYTES = 16 << 10  # of a message, before it is JSON
-PIECE_PARTS = 256  # at most, where messages are short
-_BASE64_BYTES = PIECE_BYTES // 3 * 3  # base64 of less would be padded within
+PIECE_BYTES = 16 << 10  # of JSON, about: one part of a run's events may be more
 
 
-def result_pieces(view: dict[str, Any], messages: list[bytes]) -> Iterator[bytes]:
+async def result_pieces(
+    view: dict[str, Any], events: Callable[[], Cursor]
+) -> AsyncGenerator[bytes, None]:
     """Yield the JSON of a run's view with its `output` and its `messages`, in order.
 
-    It is what `to_json(record.result(messages))` is; messages that are no UTF-8 are base64.
+    It is what `to_json({**view, "output": ..., "messages": [...]})` is; messages that are no UTF-8
+    are base64, and not in the output.
     """
-    return _gathered(_parts(view, messages))
+    gathered, size = [to_json(view)[:-1], b',"output":"'], 0
+    async with aclosing(_parts(events)) as parts:
+        async for part in parts:
+            gathered.append(part)
+            size += len(part)
+            if size >= PIECE_BYTES:
+                yield b"".join(gathered)
+                gathered, size = [], 0
+    yield b"".join(gathered)
 
 
-async def in_turns(
-    pieces: Iterator[bytes], turns: TenantTurns, tenant: str
-) -> AsyncIterator[bytes]:
-    """Yield pieces as they are made: one of a tenant's at a time, and others' work between two."""
-    while True:
-        async with turns.of(tenant):
-            piece = next(pieces, None)
-            await asyncio.sleep(0)
-        if piece is None:
-            return
-        yield piece
-
-
-def _parts(view: dict[str, Any], messages: list[bytes]) -> Iterator[bytes]:
-    yield to_json(view)[:-1] + b',"output":"'
-    for message in messages:
-        yield b""  # none is passed over for nothing: pieces count them
-        text = _text(message)
-        if text is not None:
-            yield from _escaped(text)
+async def _parts(events: Callable[[], Cursor]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(read_all(events())) as read:
+        async for event in read:
+            if event.kind == "message" and event.is_text:
+                yield escaped(event)
     yield b'","messages":['
-    for number, message in enumerate(messages):
-        text = _text(message)
-        opening, closing = (b'"', b'"') if text is not None else (b'{"base64":"', b'"}')
-        yield b"," + opening if number else opening
-        yield from _escaped(text) if text is not None else _base64(message)
-        yield closing
+    comma = b""
+    async with aclosing(read_all(events())) as read:
+        async for event in read:
+            if event.kind == "message":
+                yield comma + message_json(event)
+                comma = b"," if event.ends else b""
     yield b"]}"
 
 
-def _text(message: bytes) -> str | None:
-    try:
-        return message.decode()
-    except UnicodeDecodeError:
-        return None
+def message_json(event: Event) -> bytes:
+    """Return a message as JSON; the parts of one, joined, are that of the whole."""
+    if event.begins and event.ends:
+        return to_json(encode_message(event.data))
+    if event.is_text:
+        opening, closing, body = b'"', b'"', escaped(event)
+    else:
+        opening, closing, body = b'{"base64":"', b'"}', base64.b64encode(event.data)
+    return (opening if event.begins else b"") + body + (closing if event.ends else b"")
 
 
-def _escaped(text: str) -> Iterator[bytes]:
-    """Yield the inside of a JSON string."""
-    for at in range(0, len(text), PIECE_BYTES):
-        yield to_json(text[at : at + PIECE_BYTES])[1:-1]
-
-
-def _base64(data: bytes) -> Iterator[bytes]:
-    for at in range(0, len(data), _BASE64_BYTES):
-        yield base64.b64encode(data[at : at + _BASE64_BYTES])
-
-
-def _gathered(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield parts joined: not too many, and not too much."""
-    gathered: list[bytes] = []
-    size = 0
-    for part in parts:
-        gathered.append(part)
-        size += len(part)
-        if size >= PIECE_BYTES or len(gathered) >= PIECE_PARTS:
-            yield b"".join(gathered)
-            gathered, size = [], 0
-    yield b"".join(gathered)
+def escaped(event: Event) -> bytes:
+    """Return text as it is within a JSON string."""
+    return to_json(event.data.decode())[1:-1]

@@ -93,12 +93,6 @@ class Record:
             "ended_ms": self.ended_ms,
         }
 
-    def result(self, messages: list[bytes]) -> dict[str, Any]:
-        """Return all that is told of it: the view with its messages and their text."""
-        shown = [encode_message(message) for message in messages]
-        output = "".join(message for message in shown if isinstance(message, str))
-        return {**self.view(), "output": output, "messages": shown}
-
     @property
     def _failed(self) -> bool:
         return self.status in FINAL and self.status != "exited"

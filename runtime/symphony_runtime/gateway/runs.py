@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from symphony_kernel.protocol import messages as m
@@ -22,8 +22,9 @@ from symphony_runtime.gateway.asks import Asks
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.gateway.deadlines import Deadlines
+from symphony_runtime.gateway.events import Cursor
 from symphony_runtime.gateway.figures import RunFigures
-from symphony_runtime.gateway.journal import LiveReader, Reader, StoredReader, stored_messages
+from symphony_runtime.gateway.journal import LiveReader, Reader, StoredReader, stored_cursor
 from symphony_runtime.gateway.keeping import keep_end
 from symphony_runtime.gateway.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
@@ -215,11 +216,11 @@ class Runs:
         seq = run.seq
         self._retention.gone(await self._store.write(lambda c: delete_runs(c, [seq])))
 
-    async def result(self, run: Run | Record) -> tuple[Record, list[bytes]]:
-        """Return all that is told of a run, so far: its record and its messages."""
+    def result(self, run: Run | Record) -> tuple[Record, Callable[[], Cursor]]:
+        """Return a run's record, and how its events are read."""
         if isinstance(run, Run):
-            return run.record, await run.journal.messages()
-        return run, await stored_messages(self._store, run.seq)
+            return run.record, run.journal.so_far()
+        return run, lambda: stored_cursor(self._store, run.seq, 0, run.tenant)
 
     def open(self, run: Run | Record, after: int) -> Reader:
         """Follow a run's events after an id."""
@@ -227,7 +228,7 @@ class Runs:
             reader: LiveReader | StoredReader = run.journal.open(after)
         else:
             check_here(run)
-            reader = StoredReader(self._store, run.seq, after)
+            reader = StoredReader(self._store, run.seq, after, run.tenant)
         return reader
 
     def deliver(self, run: Run | Record, data: bytes | None) -> None:

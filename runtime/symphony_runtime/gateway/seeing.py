@@ -83,7 +83,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         store=with_.store.statistics(),
         outside=with_.runs.outside.figures,
         refused=with_.runs.admission.figures.refused,
-        slow={"body": with_.slow.figures.bodies, "reader": with_.slow.figures.readers},
+        slow={"body": with_.slow.uploads.cut, "reader": with_.slow.readers.cut},
         connections=with_.connections.statistics(),
         memory_free=with_.runs.admission.memory.left(),
     )

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from symphony_runtime.gateway.database import AwayError, Connection, Database, StoreError
 from symphony_runtime.gateway.database.sqlite import SqliteDatabase
+from symphony_runtime.gateway.events import Replays
 from symphony_runtime.gateway.schema import migrate
 from symphony_runtime.gateway.tail import Tail
 
@@ -77,6 +78,7 @@ class Store:
         self._writes = 0
         self._failed = 0
         self.tail = Tail(path.parent)  # what is not in the database yet
+        self.replays = Replays(self)  # what readers of the database are about to be given
         # Hears whose operations a commit had, and what of a processor's time they took of it.
         self.on_committed: Callable[[Mapping[int | str, float]], None] = lambda _seconds: None
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
+from symphony_runtime.gateway.events import Event
+from symphony_runtime.gateway.frames import Frames
 from symphony_runtime.gateway.http import flag, number, services, tenant_of, to_json
-from symphony_runtime.gateway.journal import Event, Reader
+from symphony_runtime.gateway.journal import Reader
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.problems import Problem, has_gone
+from symphony_runtime.gateway.results import message_json
 from symphony_runtime.gateway.run import Record, encode_message
 from symphony_runtime.gateway.runs import Runs
 
@@ -49,15 +52,22 @@ async def stream_events(
         await response.prepare(request)
         patience = _HEARTBEAT_SECONDS if follow else 0
         while (batch := await reader.next(patience)) is not None and (batch or follow):
-            await response.write(b"".join(map(encode_event, batch)) or b": still there\n\n")
+            told = b"".join(map(encode_event, batch))
+            del batch  # what waits to be read is all that is held of it
+            await response.write(told or b": still there\n\n")
+            del told
+            await request.writer.drain()
         await response.write_eof()
     return response
 
 
 def encode_event(event: Event) -> bytes:
-    """Return an event as text/event-stream has it."""
-    data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
-    return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_json(data))
+    """Return an event as text/event-stream has it; the parts of one, joined, are it."""
+    if event.begins and event.ends:
+        data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
+        return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_json(data))
+    opening = b'id: %d\nevent: message\ndata: {"message":' % event.id if event.begins else b""
+    return opening + message_json(event) + (b"}\n\n" if event.ends else b"")
 
 
 async def websocket(request: web.Request) -> web.StreamResponse:
@@ -71,13 +81,17 @@ async def websocket(request: web.Request) -> web.StreamResponse:
     encode = _as_event if flag(request, "events", default=False) else _as_message
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
-    socket = web.WebSocketResponse(heartbeat=_HEARTBEAT_SECONDS, max_msg_size=MESSAGE_BYTES_MAX + 1)
+    socket = web.WebSocketResponse(
+        # No `heartbeat`: its ping would wait behind what a slow client has not read.
+        max_msg_size=MESSAGE_BYTES_MAX + 1,
+        compress=False,  # hundreds of kilobytes for each that has it
+    )
     if not socket.can_prepare(request):
         raise Problem(426, "upgrade-required", "this route speaks WebSocket only",
                       headers={"Upgrade": "websocket"})  # fmt: skip
     with _following(runs.open(run, _resume_point(request))) as reader:
         await socket.prepare(request)
-        sending = asyncio.create_task(_send_events(socket, reader, encode))
+        sending = asyncio.create_task(_send_events(socket, Frames(request), reader, encode))
         try:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -102,37 +116,40 @@ async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Requ
         return
 
 
-Encode = Callable[[Event], str | bytes | None]
+Encode = Callable[[Event], tuple[int, bytes] | None]
 
 
-async def _send_events(socket: web.WebSocketResponse, reader: Reader, encode: Encode) -> None:
+async def _send_events(
+    socket: web.WebSocketResponse, frames: Frames, reader: Reader, encode: Encode
+) -> None:
     outcome = "ended"
     with contextlib.suppress(ConnectionError):  # the client has gone
-        while (batch := await reader.next()) is not None:
+        while (batch := await reader.next(_HEARTBEAT_SECONDS)) is not None:
+            told = [] if batch else [frames.encode(WSMsgType.PING, b"", begins=True, ends=True)]
             for event in batch:
-                frame = encode(event)
-                if isinstance(frame, str):
-                    await socket.send_str(frame)
-                elif frame is not None:
-                    await socket.send_bytes(frame)
+                if (message := encode(event)) is not None:
+                    told.append(frames.encode(*message, begins=event.begins, ends=event.ends))
                 if event.kind == "status":
                     outcome = event.data["status"]
+            del batch  # what waits to be read is all that is held of it
+            await frames.write(b"".join(told))
         await socket.close(message=outcome.encode())
 
 
-def _as_message(event: Event) -> str | bytes | None:
+def _as_message(event: Event) -> tuple[int, bytes] | None:
     """Return a message as its bytes or its text; None for any other event."""
     if event.kind != "message":
         return None
-    data: bytes = event.data
-    shown = encode_message(data)
-    return shown if isinstance(shown, str) else data
+    return WSMsgType.TEXT if event.is_text else WSMsgType.BINARY, event.data
 
 
-def _as_event(event: Event) -> str:
+def _as_event(event: Event) -> tuple[int, bytes]:
     """Return an event as the events route has it, in one object."""
-    data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
-    return to_json({"id": event.id, "event": event.kind, "data": data}).decode()
+    if event.begins and event.ends:
+        data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
+        return WSMsgType.TEXT, to_json({"id": event.id, "event": event.kind, "data": data})
+    opening = b'{"id":%d,"event":"message","data":{"message":' % event.id if event.begins else b""
+    return WSMsgType.TEXT, opening + message_json(event) + (b"}}" if event.ends else b"")
 
 
 @contextlib.contextmanager

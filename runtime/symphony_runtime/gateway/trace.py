@@ -256,10 +256,12 @@ def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
         name = names.get((instance, seq), "pred")
         picture.span(where, "pred", name, (submitted, ended), {**args, "errno": errno})
         moved = dict(zip(_MOVES, moves[0], strict=True)) if moves else None
-        picture.span(where, "wait", "queued", (submitted, parts[0][0] if parts else ended), moved)
+        first = max(submitted, parts[0][0]) if parts else ended
+        picture.span(where, "wait", "queued", (submitted, min(first, ended)), moved)
         # How many rows and tokens a step had in all stays unsaid: it would tell of other tenants.
         for began, done, _rows, _tokens, own in parts:
-            picture.span(where, "step", "step", (began, done), {"own": own})
+            if done >= submitted:  # else the pred was guessed, and computed before it came
+                picture.span(where, "step", "step", (max(began, submitted), done), {"own": own})
             step = steps.setdefault(began, [done, 0, 0])
             step[1] += 1
             step[2] += own

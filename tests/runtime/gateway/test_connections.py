@@ -5,6 +5,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from symphony_runtime.client import Client
 from symphony_runtime.gateway import connections as module
 
 from tests.support.house import House
@@ -80,6 +81,25 @@ def test_behind_a_proxy_addresses_are_its_own_business(
             for each in several:
                 assert b"200" in await answered(each, "/healthz")
                 each[1].close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("behind_proxy", [False, True])
+def test_a_revoked_key_s_silent_connections_go_unless_they_are_a_proxy_s(
+    tmp_path: Path, behind_proxy: bool
+) -> None:
+    async def scenario() -> None:
+        async with (
+            House(tmp_path, worker=False, behind_proxy=behind_proxy) as house,
+            Client(house.url, house.admin_key) as admin,
+        ):
+            made = await admin.create_key("default")
+            silent = await opened(house)
+            assert b"200" in await answered(silent, "/v1/runs", made["key"])
+            await admin.revoke_key("default", made["id"])
+            assert (await answered(silent, "/healthz") == b"") is not behind_proxy
+            silent[1].close()
 
     asyncio.run(scenario())
 

@@ -2,14 +2,18 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
+from symphony_runtime.gateway import journal as journals
+from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.events import PART_BYTES, Cursor, Event
+from symphony_runtime.gateway.events import read_all as read_cursor
 from symphony_runtime.gateway.journal import (
     MEMORY_BYTES_MAX,
-    Event,
     Journal,
     Reader,
     StoredReader,
     insert_events,
-    stored_messages,
+    stored_cursor,
 )
 from symphony_runtime.gateway.store import Store
 
@@ -18,13 +22,15 @@ FINALS = [("usage", {"cpu_ms": 1}), ("status", {"status": "exited"})]
 
 
 def run_with_store(
-    tmp_path: Path, scenario: Callable[[Store, Journal, list[int]], Awaitable[None]]
+    tmp_path: Path, scenario: Callable[[Store, Journal, list[int]], Awaitable[None]], url: str = ""
 ) -> None:
     async def main() -> None:
-        store = Store(tmp_path / "db")
+        store = Store(tmp_path / "db", url)
         credited: list[int] = []
-        await scenario(store, Journal(store, RUN, credited.append), credited)
-        await store.close()
+        try:
+            await scenario(store, Journal(store, RUN, credited.append), credited)
+        finally:
+            await store.close()
 
     asyncio.run(main())
 
@@ -39,9 +45,30 @@ async def read_all(reader: Reader) -> list[Event]:
     events: list[Event] = []
     while (batch := await reader.next(5)) is not None:
         assert batch, "nothing came"
+        assert sum(len(e.data) for e in batch if e.kind == "message") <= 2 * PART_BYTES
         events += batch
     reader.close()
-    return events
+    return joined(events)
+
+
+def joined(parts: list[Event]) -> list[Event]:
+    """Put messages together whose parts came one behind the other."""
+    events: list[Event] = []
+    for part in parts:
+        if part.begins:
+            events.append(part)
+        else:
+            before = events.pop()
+            assert (before.id, before.ends) == (part.id, False)
+            data, ends = before.data + part.data, part.ends
+            events.append(Event(part.id, part.kind, data, part.total, True, ends))
+    assert all(event.ends for event in events)
+    return [Event(event.id, event.kind, event.data, event.total) for event in events]
+
+
+async def messages_of(cursor: Cursor) -> list[bytes]:
+    events = joined([event async for event in read_cursor(cursor)])
+    return [event.data for event in events if event.kind == "message"]
 
 
 async def settle() -> None:
@@ -67,8 +94,8 @@ def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> 
         for after in (0, 1, 499, 500, 1002, 1003, 5000):
             assert await read_all(journal.open(after)) == events[after:]
             assert await read_all(StoredReader(store, RUN, after)) == events[after:]
-        assert await journal.messages() == messages
-        assert await stored_messages(store, RUN) == messages
+        assert await messages_of(journal.so_far()()) == messages
+        assert await messages_of(stored_cursor(store, RUN, 0, "")) == messages
 
     run_with_store(tmp_path, scenario)
 
@@ -84,7 +111,7 @@ def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) 
             assert journal.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
             await asyncio.sleep(0.001)
         await finish(store, journal)
-        assert sum(map(len, await journal.messages())) == sent
+        assert sum(map(len, await messages_of(journal.so_far()()))) == sent
         assert sent > 4 << 20
 
     run_with_store(tmp_path, scenario)
@@ -135,7 +162,60 @@ def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Pa
     run_with_store(tmp_path, scenario)
 
 
-def test_an_end_while_events_are_on_their_way_to_the_database(tmp_path: Path) -> None:
+def fail_spills(monkeypatch: pytest.MonkeyPatch, store: Store, failures: int) -> None:
+    """Let the first spills fail, each in its commit and then alone."""
+    left = 2 * failures
+
+    def insert(connection: Connection, run: int, row: tuple[int, bytes]) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise store.errors[0]("the disk is full")
+        insert_events(connection, run, row)
+
+    monkeypatch.setattr(journals, "insert_events", insert)
+
+
+def test_an_end_while_a_spill_fails_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+        fail_spills(monkeypatch, store, 1)
+        for _n in range(20):
+            journal.append("message", bytes(10_000))
+        await finish(store, journal)
+        assert store.statistics()["failed_writes"] == 1
+        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+            assert [event.id for event in await read_all(reader)] == list(range(1, 23))
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "_AGAIN_SECONDS", 0.1)
+
+    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+        fail_spills(monkeypatch, store, 3)
+        for _n in range(30):
+            journal.append("message", bytes(10_000))
+        await asyncio.sleep(0.05)
+        journal.append("log", {"level": 1, "text": "x"})  # begins no attempt of its own
+        async with asyncio.timeout(20):
+            while sum(credited) < 300_000:  # noqa: ASYNC110 - the database is what is waited for
+                await asyncio.sleep(0.01)
+        assert store.statistics()["failed_writes"] == 3
+        await finish(store, journal)
+        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+            assert [event.id for event in await read_all(reader)] == list(range(1, 34))
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_an_end_while_events_are_on_their_way_to_the_database(
+    tmp_path: Path, store_url: str
+) -> None:
     async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
         for _n in range(20):  # the first of them spill at once, the rest wait for that
             journal.append("message", bytes(100_000))
@@ -143,6 +223,6 @@ def test_an_end_while_events_are_on_their_way_to_the_database(tmp_path: Path) ->
         await asyncio.sleep(0.1)
         assert store.statistics()["failed_writes"] == 0
         assert [e.id for e in await read_all(StoredReader(store, RUN, 0))] == list(range(1, 23))
-        assert sum(map(len, await stored_messages(store, RUN))) == 2_000_000
+        assert sum(map(len, await messages_of(stored_cursor(store, RUN, 0, "")))) == 2_000_000
 
-    run_with_store(tmp_path, scenario)
+    run_with_store(tmp_path, scenario, store_url)

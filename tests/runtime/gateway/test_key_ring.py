@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from symphony_kernel.protocol.limits import TENANT_KEYS_MAX
 from symphony_runtime.gateway.auth import Key, Keys, Role, insert_key, new_key, read_keys
+from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.key_ring import KeyRing, parse_key
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.store import Store
-from symphony_runtime.gateway.visits import Visits
 
 from tests.support.stores import with_store
 
@@ -20,7 +20,7 @@ async def operators(store: Store) -> tuple[KeyRing, Keys, Key]:
     _, admin = new_key(None, Role.ADMIN, "first", None)
     await store.write(lambda c: insert_key(c, admin))
     keys = Keys([admin])
-    return KeyRing(store, keys, Visits()), keys, admin
+    return KeyRing(store, keys, Connections()), keys, admin
 
 
 def status_of(problem: pytest.ExceptionInfo[Problem]) -> tuple[int, str]:
@@ -51,7 +51,7 @@ def test_a_rotated_key_lives_for_its_grace(tmp_path: Path, store_url: str) -> No
         now = NOW / 1000
         _, admin = new_key(None, Role.ADMIN, "first", None)
         keys = Keys([admin], clock=lambda: now)
-        ring = KeyRing(store, keys, Visits())
+        ring = KeyRing(store, keys, Connections())
         old, key = await ring.create("acme", Role.READ_ONLY, "eyes", None)
         new, made = await ring.rotate("acme", key.id, 60_000)
         assert (made.role, made.name, made.tenant) == (Role.READ_ONLY, "eyes", "acme")
@@ -122,7 +122,7 @@ def test_keys_have_a_number(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         _, admin = new_key(None, Role.ADMIN, "", None)
         many = [new_key("acme", Role.TENANT, "", None)[1] for _ in range(TENANT_KEYS_MAX)]
-        ring = KeyRing(store, Keys([admin, *many]), Visits())
+        ring = KeyRing(store, Keys([admin, *many]), Connections())
         with pytest.raises(Problem) as problem:
             await ring.create("acme", Role.TENANT, "", None)
         assert status_of(problem) == (409, "too-many-keys")

@@ -1,4 +1,4 @@
-"""Large results: the same JSON as at once, in pieces, and others' work between two of them."""
+"""Large results: the same JSON as at once, in pieces."""
 
 import asyncio
 import json
@@ -6,16 +6,12 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from symphony_runtime.gateway.events import PART_BYTES
 from symphony_runtime.gateway.http import to_json
-from symphony_runtime.gateway.results import (
-    PIECE_BYTES,
-    PIECE_PARTS,
-    SMALL_BYTES,
-    in_turns,
-    result_pieces,
-)
-from symphony_runtime.gateway.run import Record
-from symphony_runtime.gateway.turns import TenantTurns
+from symphony_runtime.gateway.journal import insert_events, pack_final, stored_cursor
+from symphony_runtime.gateway.results import PIECE_BYTES, result_pieces
+from symphony_runtime.gateway.run import Record, encode_message
+from symphony_runtime.gateway.store import Store
 
 from tests.e2e.programs import wasm
 from tests.support.guests import data, main
@@ -45,44 +41,30 @@ SENDER = wasm(
         [],
         [b"", b"", b"\xff", b""],
         [TEXT.encode() * 10_000, b"", TEXT.encode()],
-        [b"\xff" * (3 * PIECE_BYTES + 1), b"\x00" * (2 * PIECE_BYTES), b"\xfe"],
+        [b"\xff" * (3 * PART_BYTES + 1), b"\x00" * (2 * PART_BYTES), b"\xfe"],
         [b"x", b"\xff"] * 2_000,
     ],
 )
-def test_pieces_are_the_json_of_the_whole_and_none_is_large(messages: list[bytes]) -> None:
-    pieces = list(result_pieces(RECORD.view(), messages))
-    assert b"".join(pieces) == to_json(RECORD.result(messages))
+def test_pieces_are_the_json_of_the_whole_and_none_is_large(
+    tmp_path: Path, messages: list[bytes]
+) -> None:
+    async def scenario() -> list[bytes]:
+        store = Store(tmp_path / "db")
+        row = pack_final(1, 0, [("log", {}), *(("message", message) for message in messages)])
+        await store.write(lambda connection: insert_events(connection, 7, row))
+        pieces = result_pieces(RECORD.view(), lambda: stored_cursor(store, 7, 0, "tenant"))
+        found = [piece async for piece in pieces]
+        assert store.replays.held == 0
+        await store.close()
+        return found
+
+    pieces = asyncio.run(scenario())
+    shown = [encode_message(message) for message in messages]
+    output = "".join(message for message in shown if isinstance(message, str))
+    assert b"".join(pieces) == to_json({**RECORD.view(), "output": output, "messages": shown})
     # A piece ends with the part that fills it, and a character may be six bytes.
-    assert max(map(len, pieces)) <= 7 * PIECE_BYTES
-    assert len(pieces) >= 2 * len(messages) // PIECE_PARTS
-
-
-def test_a_tenant_encodes_one_piece_where_another_does() -> None:
-    async def main() -> None:
-        turns, order = TenantTurns(), list[str]()
-
-        async def read(tenant: str, number: int) -> None:
-            async for _ in in_turns(iter([b"piece"] * number), turns, tenant):
-                order.append(tenant)
-
-        await asyncio.gather(*(read("many", 50) for _ in range(8)), read("few", 50))
-        assert order.count("many") == 400
-        ends = max(at for at, tenant in enumerate(order) if tenant == "few") + 1
-        assert order[:ends].count("many") <= 2 * 50 + 2
-        assert len(turns) == 0
-
-    asyncio.run(main())
-
-
-def test_who_leaves_in_the_middle_keeps_no_turn() -> None:
-    async def main() -> None:
-        turns = TenantTurns()
-        answer = in_turns(iter([b"1", b"2"]), turns, "a")
-        assert await anext(answer) == b"1"
-        assert len(turns) == 0
-        assert [piece async for piece in in_turns(iter([b"3"]), turns, "a")] == [b"3"]
-
-    asyncio.run(main())
+    assert max(map(len, pieces)) <= PIECE_BYTES + 7 * PART_BYTES
+    assert len(pieces) >= sum(map(len, messages)) // (PIECE_BYTES + 7 * PART_BYTES)
 
 
 def test_a_large_result_is_answered_whole(tmp_path: Path) -> None:
@@ -97,8 +79,8 @@ def test_a_large_result_is_answered_whole(tmp_path: Path) -> None:
                 async with session.get(f"/v1/runs/{began['id']}") as response:
                     found = json.loads(await response.read())
             assert found == began
-            assert began["messages"] == ["\0" * SMALL_BYTES, {"base64": "/w=="}] * 4
-            assert began["output"] == "\0" * 4 * SMALL_BYTES
+            assert began["messages"] == ["\0" * 32_768, {"base64": "/w=="}] * 4
+            assert began["output"] == "\0" * 4 * 32_768
             assert began["status"] == "exited"
 
     asyncio.run(scenario())

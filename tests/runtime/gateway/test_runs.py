@@ -21,6 +21,8 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.links import SocketLink, connect_unix
 from symphony_runtime.client import Client, Event, ServerError, message_bytes
 from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.events import PART_BYTES
+from symphony_runtime.gateway.http import to_json
 from symphony_runtime.gateway.links import Modules
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.run import RunRequest
@@ -500,17 +502,39 @@ def test_a_worker_that_does_not_read_is_cut_off_all_the_same(tmp_path: Path) -> 
     in_house(tmp_path, scenario, worker=False)
 
 
+async def hanging_run(house: House, client: Client) -> tuple[SocketLink, SocketLink, str, int]:
+    """Start a run in a worker that is ours; return both links, the run and its instance."""
+    await client.upload(hang(), "hang")
+    kernel_link, link, heard = await only_worker(house)
+    run = await client.start("hang")
+    while not isinstance(start := await asyncio.wait_for(heard.get(), 5), m.Start):
+        pass
+    return kernel_link, link, run, start.instance
+
+
 def test_empty_log_lines_count_too(tmp_path: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
-        await client.upload(hang(), "hang")
-        kernel_link, link, heard = await only_worker(house)
-        run = await client.start("hang")
-        while not isinstance(start := await asyncio.wait_for(heard.get(), 5), m.Start):
-            pass
-        link.send(m.encode(m.Logs([[start.instance, 1, b""]] * 100_000)))
-        link.send(m.encode(m.Ended(start.instance, "exited", 0, "", {})))
+        kernel_link, link, run, instance = await hanging_run(house, client)
+        link.send(m.encode(m.Logs([[instance, 1, b""]] * 100_000)))
+        link.send(m.encode(m.Ended(instance, "exited", 0, "", {})))
         kinds = [event.kind async for event in client.events(run)]
         assert 0 < kinds.count("log") <= RUN_LOG_BYTES_MAX // 16 + 3
+        link.close()
+        kernel_link.close()
+
+    in_house(tmp_path, scenario, worker=False)
+
+
+def test_a_long_log_line_comes_as_several_events_that_are_short_as_json(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        kernel_link, link, run, instance = await hanging_run(house, client)
+        line = "\x01" * 200_000 + "\u20ac" * 10_000
+        link.send(m.encode(m.Logs([[instance, 2, line.encode()]])))
+        link.send(m.encode(m.Ended(instance, "exited", 0, "", {})))
+        logs = [event.data async for event in client.events(run) if event.kind == "log"]
+        assert "".join(log["text"] for log in logs) == line
+        assert {log["level"] for log in logs} == {2}
+        assert max(len(to_json(log)) for log in logs) < PART_BYTES + 100
         link.close()
         kernel_link.close()
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from symphony_runtime.gateway import tail as tails
-from symphony_runtime.gateway.journal import Event, Journal, StoredReader, insert_events
+from symphony_runtime.gateway.events import Event
+from symphony_runtime.gateway.journal import Journal, StoredReader, insert_events
 from symphony_runtime.gateway.recovery import fail_live_runs
 from symphony_runtime.gateway.run import LIMITS_MAX, Record, find_run, insert_run
 from symphony_runtime.gateway.store import Store

@@ -1,6 +1,7 @@
 """The WebSocket of a run: messages both ways, and going on where a connection broke."""
 
 import asyncio
+import base64
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ import aiohttp
 import pytest
 from aiohttp import WSMsgType, WSServerHandshakeError
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
-from symphony_runtime.client import Client
+from symphony_runtime.client import Client, message_bytes
+from symphony_runtime.gateway import streaming
 
-from tests.e2e.programs import PARROT_WASM
+from tests.e2e.programs import PARROT_WASM, wasm
+from tests.support.guests import data, main
 from tests.support.house import House
 
 Scenario = Callable[[House, Client, aiohttp.ClientSession], Awaitable[None]]
@@ -94,6 +97,26 @@ def test_what_is_too_large_closes_the_socket_and_ends_nothing(tmp_path: Path) ->
     in_house(tmp_path, scenario)
 
 
+def test_a_client_that_answers_no_ping_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "_HEARTBEAT_SECONDS", 0.1)
+
+    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+        run = await client.start("parrot")
+        path = f"{house.url}/v1/runs/{run}/ws"
+        async with session.ws_connect(path, autoping=False) as socket:
+            for _ in range(5):
+                assert (await socket.receive()).type is WSMsgType.PING
+            await socket.send_str("still there")
+            while (frame := await socket.receive()).type is WSMsgType.PING:
+                pass
+            assert frame.data == "still there"
+        await client.cancel(run)
+
+    in_house(tmp_path, scenario)
+
+
 @pytest.mark.parametrize(("query", "key", "status"), [
     ("", "", 401), ("", "sym_a_b", 401), ("?after=x", None, 400), ("?events=maybe", None, 400),
 ])  # fmt: skip
@@ -105,5 +128,38 @@ def test_who_may_not(tmp_path: Path, query: str, key: str | None, status: int) -
             await session.ws_connect(f"{house.url}/v1/runs/{run}/ws{query}", headers=headers)
         assert caught.value.status == status
         await client.cancel(run)
+
+    in_house(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"\xff" * MESSAGE_BYTES_MAX, "\u00e4\u20ac".encode() * 200_000, b"x" * 6_145, b"y" * 6_144],
+)
+def test_a_large_message_comes_whole_though_it_is_sent_in_parts(
+    tmp_path: Path, message: bytes
+) -> None:
+    async def scenario(house: House, client: Client, session: aiohttp.ClientSession) -> None:
+        send = f"(drop (call $send (i32.const 0) (i32.const {len(message)}))) (i32.const 0)"
+        await client.upload(wasm(main(send, data(0, message), pages=17)), name="large")
+        run = (await client.run("large"))["id"]
+        path = f"{house.url}/v1/runs/{run}/ws"
+        options: Any = {"max_msg_size": 8 * MESSAGE_BYTES_MAX, "compress": 15}
+        async with session.ws_connect(path, **options) as socket:
+            assert not socket.compress  # hundreds of kilobytes for each that has it
+            frame = await socket.receive()
+            text = b"\xff" not in message
+            assert frame.type is (WSMsgType.TEXT if text else WSMsgType.BINARY)
+            assert frame.data == (message.decode() if text else message)
+        async with session.ws_connect(f"{path}?events=1", **options) as socket:
+            assert json.loads(await socket.receive_str())["event"] == "status"
+            event = json.loads(await socket.receive_str())
+            shown = event["data"]["message"]
+            found = shown.encode() if text else base64.b64decode(shown["base64"])
+            assert (event["event"], found) == ("message", message)
+        events = [event async for event in client.events(run)]
+        assert [message_bytes(e.data["message"]) for e in events if e.kind == "message"] == [
+            message
+        ]
 
     in_house(tmp_path, scenario)

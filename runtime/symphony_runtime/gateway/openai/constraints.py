@@ -8,6 +8,7 @@ from typing import Any
 from symphony_kernel.protocol.limits import (
     CONSTRAINT_BYTES_MAX,
     GUIDED_CHOICES_MAX,
+    OPENAI_COMPILES_WAIT_MS_MAX,
 )
 
 from symphony_runtime.gateway.openai.errors import refused
@@ -48,6 +49,7 @@ def read_constraint(
     if len(data) > CONSTRAINT_BYTES_MAX:
         raise refused(f"a schema has at most {CONSTRAINT_BYTES_MAX} bytes", param)
     job["constraint"] = [kind, data, found[0] is not None]
+    job["patience_ms"] = OPENAI_COMPILES_WAIT_MS_MAX
 
 
 def _of_format(value: Any, param: str) -> tuple[int, str] | None:

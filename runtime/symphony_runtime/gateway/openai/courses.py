@@ -3,14 +3,18 @@
 import codecs
 from collections.abc import AsyncIterator
 
+from symphony_kernel.protocol.limit_table import BY_NAME, Of, limit_of
+
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Records, Usage
+from symphony_runtime.gateway.openai.room import named
 from symphony_runtime.gateway.run import Record as RunRecord
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.tape import Tape
 
 Batches = AsyncIterator[list[Record]]
+_MEMORY_FULL = "; its memory had "  # a worker's words of a trap with next to no memory left
 
 
 async def shipped_records(run: Run, inbox: Inbox) -> Batches:
@@ -24,7 +28,7 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
             yield batch
             if not isinstance(batch[-1], Piece):
                 return
-    yield [_failure(run.record)]
+    yield [_failure(run.record, shipped=True)]
 
 
 async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
@@ -40,7 +44,7 @@ async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
                     return
     finally:
         reader.close()
-    yield [_failure(_ended(run))]
+    yield [_failure(_ended(run), shipped=True)]
 
 
 async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
@@ -71,10 +75,18 @@ def _ended(run: Run | RunRecord) -> RunRecord:
     return run.record if isinstance(run, Run) else run
 
 
-def _failure(record: RunRecord) -> Failure:
+def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:
     """Return why a run that has ended has told nothing, or not all."""
     ended = record.status
     if record.status == "exited":
         ended = f"exited with code {record.exit_code}"
     reason = f": {record.reason}" if record.reason else ""
-    return Failure(500, f"run_{record.status}", None, f"run {record.id} {ended}{reason}")
+    words = f"{record.id} {ended}{reason}"
+    limit = limit_of(record.status, record.reason or "") if record.status == "killed" else None
+    if record.status == "trapped" and shipped and _MEMORY_FULL in (record.reason or ""):
+        limit = "memory_bytes"  # it asks for as much as its answers need
+    if limit is not None:
+        # The same request would meet a run's limit again; a tenant's may have room later.
+        status = 429 if BY_NAME[limit].of is Of.TENANT else 400
+        return Failure(status, "limit_exceeded", None, f"{words} ({named(limit)})")
+    return Failure(500, f"run_{record.status}", None, words)

@@ -42,8 +42,8 @@ class Fields:
             raise refused(f"`{name}` must be true or false", name)
         return value
 
-    def optional_integer(self, name: str, low: int, high: int) -> int | None:
-        """Return an integer field, or None where it is left out."""
+    def optional_integer(self, name: str, low: int, high: int, source: str = "") -> int | None:
+        """Return an integer field, or None where it is left out; `source`: where `high` is from."""
         value = self._left.pop(name, None)
         if value is None:
             return None
@@ -51,12 +51,14 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise refused(f"`{name}` must be an integer from {low} to {high}", name)
+            words = f"`{name}` must be an integer from {low} to {high}"
+            said = f"; it is {value}" if isinstance(value, int) and abs(value) < 1 << 64 else ""
+            raise refused(f"{words}{f' ({source})' if source else ''}{said}", name)
         return value
 
-    def integer(self, name: str, default: int, low: int, high: int) -> int:
-        """Return an integer field."""
-        value = self.optional_integer(name, low, high)
+    def integer(self, name: str, default: int, low: int, high: int, source: str = "") -> int:
+        """Return an integer field; `source`: where `high` is from."""
+        value = self.optional_integer(name, low, high, source)
         return default if value is None else value
 
     def number(self, name: str, default: float, low: float, high: float) -> float:

@@ -13,6 +13,7 @@ from symphony_kernel.protocol.limits import (
     RUN_INPUT_BYTES_MAX,
 )
 
+from symphony_runtime.gateway.answers import send_whole
 from symphony_runtime.gateway.http import (
     answer,
     beside_others,
@@ -43,6 +44,7 @@ from symphony_runtime.gateway.openai.requests import (
     parse_response,
 )
 from symphony_runtime.gateway.openai.responses import ResponseShape
+from symphony_runtime.gateway.openai.room import Room
 from symphony_runtime.gateway.openai.serving import (
     Answer,
     Clients,
@@ -52,13 +54,14 @@ from symphony_runtime.gateway.openai.serving import (
 )
 from symphony_runtime.gateway.openai.shapes import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.shipped import Shipped
+from symphony_runtime.gateway.overload.readers import WRITING
 from symphony_runtime.gateway.programs import Program, Programs
 from symphony_runtime.gateway.run import Record, RunRequest
 from symphony_runtime.gateway.run_once import start_once
 from symphony_runtime.gateway.runs import Runs
 
 _log = logging.getLogger(__name__)
-Parse = Callable[[dict[str, Any], Model], Wanted]
+Parse = Callable[[dict[str, Any], Model, Room], Wanted]
 MakeShape = Callable[[Record, str, Wanted, dict[str, Any]], Answer]  # run, model, request, body
 _Started = tuple[Run | Record, Batches, dict[str, str]]  # with the answer's headers
 
@@ -162,8 +165,9 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     name, model = model_of(body), await with_.model()
     await check_tokens(request, tenant)
     if name == model.name:
-        wanted = await beside_others(len(raw), partial(parse, body, model))
-        started = await _start_shipped(with_, tenant, wanted, once)
+        room = Room.of(with_.runs.limits.of(tenant))
+        wanted = await beside_others(len(raw), partial(parse, body, model, room))
+        started = await _start_shipped(request, tenant, wanted, once)
     else:
         program = await with_.programs.find(tenant, name)
         if program is None:
@@ -185,10 +189,10 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     headers["X-Run-Id"] = record.id
     try:
         if streamed:
-            response = await answer_stream(request, batches, looks, headers)
+            response = await answer_stream(request, batches, looks, headers, hold)
         else:
-            response = await answer_whole(batches, looks, choices, hold)
-            response.headers.update(headers)
+            whole = await answer_whole(batches, looks, choices, hold)
+            response = await send_whole(request, whole, headers)
         served = True
     except OpenAIError as error:
         with_.runs.admission.estimate(error)
@@ -199,10 +203,14 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
     return response
 
 
-async def _start_shipped(with_: OpenAI, tenant: str, wanted: Wanted, once: Once | None) -> _Started:
+async def _start_shipped(
+    request: web.Request, tenant: str, wanted: Wanted, once: Once | None
+) -> _Started:
+    with_ = request.app[OPENAI]
     program, asked = await with_.shipped.program(), _request(with_, tenant, wanted.job)
     if once is None:
         inbox = Inbox()
+        request[WRITING].held = lambda: inbox.waiting
         passing = await with_.runs.start(program, asked, tenant=tenant, listener=inbox)
         return passing, shipped_records(passing, inbox), {}
     run, again = await start_once(

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgpack
 from symphony_kernel.protocol.limits import (
-    OPENAI_CHOICES_MAX,
     OPENAI_COMPLETION_TOKENS_DEFAULT,
     OPENAI_METADATA_CHARACTERS_MAX,
     OPENAI_METADATA_MAX,
@@ -18,18 +17,19 @@ from symphony_kernel.protocol.limits import (
     OPENAI_STOPS_MAX,
     PRED_BIAS_MAX,
     PRED_LOGPROBS_MAX,
-    RUN_TOKENS_MAX,
 )
 
 from symphony_runtime.gateway.openai.constraints import read_constraint
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.fields import Fields
 from symphony_runtime.gateway.openai.model import Model
+from symphony_runtime.gateway.openai.room import Room, named
 from symphony_runtime.worker.guard import ROLES
 
 # Taken and without effect here: they ask for nothing that would be answered differently.
 _IGNORED = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
             "prompt_cache_retention", "request_id", "priority", "verbosity"}  # fmt: skip
+_FIXED = "the same for every tenant"
 # Taken only with the value that asks for nothing.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
@@ -64,7 +64,7 @@ class Wanted:
     include_usage: bool
 
 
-def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
+def parse_completion(body: dict[str, Any], model: Model, room: Room) -> Wanted:
     """Return the job of a `/v1/completions` body.
 
     Raises:
@@ -72,15 +72,16 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
     """
     fields = Fields(body, _IGNORED, _ONLY)
     prompts = _prompts(fields.take("prompt"), model)
-    job = _common(fields, model, default=OPENAI_COMPLETION_TOKENS_DEFAULT, least=0)
+    job = _common(fields, model, room, default=OPENAI_COMPLETION_TOKENS_DEFAULT, least=0)
     job["prompts"] = prompts
     if fields.flag("add_special_tokens", default=True):
         job["prefix"] = model.prefix
     job["echo"] = fields.flag("echo")
     job["ids"] = fields.flag("return_token_ids")
     read_constraint(fields, job, model.eos)
-    best_of = fields.integer("best_of", job["n"], job["n"], OPENAI_CHOICES_MAX)
-    logprobs = fields.optional_integer("logprobs", 0, PRED_LOGPROBS_MAX)
+    most, limit = room.answers_max()
+    best_of = fields.integer("best_of", job["n"], job["n"], most, named(limit))
+    logprobs = fields.optional_integer("logprobs", 0, PRED_LOGPROBS_MAX, _FIXED)
     if logprobs is not None:
         job["logprobs"] = logprobs
     stream, include_usage = _stream(fields)
@@ -90,13 +91,11 @@ def parse_completion(body: dict[str, Any], model: Model) -> Wanted:
         raise refused("`return_token_ids` is for answers that are not streamed", "return_token_ids")
     job["best_of"] = best_of
     fields.end()
-    choices = len(prompts) * job["n"]
-    if len(prompts) * best_of > OPENAI_CHOICES_MAX:
-        raise refused(f"a request has at most {OPENAI_CHOICES_MAX} answers", "n")
-    return _wanted(job, choices, stream, include_usage)
+    room.check_answers(len(prompts), best_of, logprobs)
+    return _wanted(job, len(prompts) * job["n"], stream, include_usage)
 
 
-def parse_chat(body: dict[str, Any], model: Model) -> Wanted:
+def parse_chat(body: dict[str, Any], model: Model, room: Room) -> Wanted:
     """Return the job of a `/v1/chat/completions` body.
 
     Raises:
@@ -104,20 +103,21 @@ def parse_chat(body: dict[str, Any], model: Model) -> Wanted:
     """
     fields = Fields(body, _IGNORED, _ONLY)
     messages = read_messages(fields.take("messages"), "messages")
-    job = _common(fields, model, default=None, least=1)
+    job = _common(fields, model, room, default=None, least=1)
     job["messages"] = pack(messages)
     read_constraint(fields, job, model.eos)
-    top = fields.optional_integer("top_logprobs", 0, PRED_LOGPROBS_MAX)
+    top = fields.optional_integer("top_logprobs", 0, PRED_LOGPROBS_MAX, _FIXED)
     if fields.flag("logprobs"):
         job["logprobs"] = top or 0
     elif top is not None:
         raise refused("`top_logprobs` needs `logprobs: true`", "top_logprobs")
     stream, include_usage = _stream(fields)
     fields.end()
+    room.check_answers(1, job["n"], job.get("logprobs"))
     return _wanted(job, job["n"], stream, include_usage)
 
 
-def parse_response(body: dict[str, Any], model: Model) -> Wanted:
+def parse_response(body: dict[str, Any], model: Model, room: Room) -> Wanted:
     """Return the job of a `/v1/responses` body.
 
     Raises:
@@ -132,7 +132,7 @@ def parse_response(body: dict[str, Any], model: Model) -> Wanted:
         raise refused("`instructions` must be a string", "instructions")
     if instructions:
         messages = [{"role": "system", "content": instructions}, *messages]
-    job = _common(fields, model, default=None, least=1, most="max_output_tokens")
+    job = _common(fields, model, room, default=None, least=1, most="max_output_tokens")
     if job["n"] != 1:
         raise refused("a response is one answer", "n")
     read_constraint(fields, job, model.eos, response=True)
@@ -158,7 +158,8 @@ def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
     # What else the request may say is the program's business.
     known = ("stream", "stream_options", "n")
     fields = Fields({key: body[key] for key in known if key in body}, set(), {})
-    if fields.integer("n", 1, 1, OPENAI_CHOICES_MAX) != 1:
+    number = fields.take("n", 1)
+    if number is True or number != 1:
         raise refused("a program gives one answer: `n` must be 1", "n")
     stream, include_usage = _stream(fields)
     return Wanted(raw, 1, stream, include_usage)
@@ -217,8 +218,6 @@ def _prompts(value: Any, model: Model) -> list[str | bytes]:
                       "lists of token ids", "prompt")  # fmt: skip
     if isinstance(value[0], int):
         return [_token_ids(value, model)]
-    if len(value) > OPENAI_CHOICES_MAX:
-        raise refused(f"a request has at most {OPENAI_CHOICES_MAX} prompts", "prompt")
     return [item if isinstance(item, str) else _token_ids(item, model) for item in value]
 
 
@@ -266,18 +265,21 @@ def _is_text(part: dict[str, Any]) -> bool:
 def _common(
     fields: Fields,
     model: Model,
+    room: Room,
     default: int | None,
     least: int,
     most: str = "max_completion_tokens",
 ) -> dict[str, Any]:
-    job: dict[str, Any] = {"context": model.context}
+    tokens, kv_tokens = room.limits["tokens"], room.limits["kv_tokens"]
+    job: dict[str, Any] = {"context": model.context, "tokens": tokens, "kv_tokens": kv_tokens}
     fields.skip("model")
-    job["n"] = fields.integer("n", 1, 1, OPENAI_CHOICES_MAX)
-    newer = fields.optional_integer(most, least, RUN_TOKENS_MAX)
-    older = fields.optional_integer("max_tokens", least, RUN_TOKENS_MAX)
+    answers, limit = room.answers_max()
+    job["n"] = fields.integer("n", 1, 1, answers, named(limit))
+    newer = fields.optional_integer(most, least, tokens, named("tokens"))
+    older = fields.optional_integer("max_tokens", least, tokens, named("tokens"))
     asked = older if newer is None else newer
     job["max"] = default if asked is None else asked
-    job["min"] = fields.integer("min_tokens", 0, 0, RUN_TOKENS_MAX)
+    job["min"] = fields.integer("min_tokens", 0, 0, tokens, named("tokens"))
     if job["max"] is not None and job["min"] > job["max"]:
         raise refused("`min_tokens` is above `max_tokens`", "min_tokens")
     _sampling(fields, job)

@@ -1,12 +1,14 @@
 """`/v1/responses` in OpenAI's JSON: one text message as the output, whole or as typed events."""
 
 import json
+import sys
 from json.encoder import encode_basestring
 from typing import Any
 
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.records import Piece, Usage
 
+_END_TIMES = 6  # a stream's text in memory, at its end
 # What of the request is told back, and what it is where the request does not say.
 _TOLD: dict[str, Any] = {
     "instructions": None,
@@ -69,6 +71,10 @@ class ResponseShape:
         number = self._sequence
         self._sequence += 1
         return self._delta + f'{number},"delta":{encode_basestring(piece.text)}}}\n\n'.encode()
+
+    def keeps(self, piece: Piece) -> int:
+        """Return about the bytes that a stream keeps of a piece, which its end tells four times."""
+        return _END_TIMES * sys.getsizeof(piece.text) if piece.text else 0
 
     def end(self, usage: Usage) -> bytes:
         """Return what ends a stream."""

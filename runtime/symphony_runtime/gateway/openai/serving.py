@@ -7,7 +7,7 @@ byte has been answered is an error of its own; afterwards it is an event in the 
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Protocol
 
 from aiohttp import web
@@ -15,12 +15,14 @@ from aiohttp import web
 from symphony_runtime.gateway.live import Run
 from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Tokens, Usage
+from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.runs import Runs
 
 GONE = "its client went away"
 _ID_BYTES = 40  # of a token's number
 _TOLD_BYTES = 200  # of a token with its log-probability
 Hold = Callable[[int], None]
+_WRITE_BYTES = 16 << 10  # of a stream, before its client has to have room
 _LOOK_SECONDS = 0.1  # between two looks at which clients are still there
 
 
@@ -41,6 +43,9 @@ class Answer(Protocol):
 
     def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
         """Return a whole answer."""
+
+    def keeps(self, piece: Piece) -> int:
+        """Return about the bytes that a stream keeps of a piece for its end."""
 
 
 class Clients:
@@ -84,8 +89,8 @@ def failure_error(failure: Failure) -> OpenAIError:
 
 async def answer_whole(
     batches: AsyncIterator[list[Record]], answer: Answer, choices: int, hold: Hold
-) -> web.Response:
-    """Answer when everything is there; `hold` hears of the bytes that are kept until then.
+) -> bytes:
+    """Return the answer when everything is there; `hold` hears of the bytes kept until then.
 
     Raises:
         OpenAIError: the program says why it cannot.
@@ -109,7 +114,7 @@ async def answer_whole(
     pieces = [_joined(pieces) for pieces in parts]
     for choice, tokens in ids.items():
         pieces[choice].ids = tokens
-    return web.Response(body=answer.whole(pieces, usage), content_type="application/json")
+    return answer.whole(pieces, usage)
 
 
 async def answer_stream(
@@ -117,12 +122,13 @@ async def answer_stream(
     batches: AsyncIterator[list[Record]],
     answer: Answer,
     headers: dict[str, str],
+    hold: Hold,
 ) -> web.StreamResponse:
-    """Answer piece by piece; what a step brings is written at once.
+    """Answer piece by piece; what a step brings is written at once, as far as the client reads.
 
     Raises:
         OpenAIError: nothing has been answered yet, and the program says why it cannot.
-        ConnectionError: the client has gone.
+        ConnectionError: the client has gone, or was told that too much is held for its tenant.
     """
     response: web.StreamResponse | None = None
     async for batch in batches:
@@ -133,10 +139,40 @@ async def answer_stream(
             response = web.StreamResponse(headers={**_STREAM, **headers})
             await response.prepare(request)
             begin = answer.begin()
-        await response.write(begin + b"".join([_event(record, answer) for record in batch]))
+        try:
+            for piece in (piece for piece in batch if isinstance(piece, Piece)):
+                if size := answer.keeps(piece):
+                    hold(size)
+        except Problem as problem:
+            error = OpenAIError(problem.status, problem.detail, code=problem.kind)
+            await response.write(answer.failed(error))
+            raise _closed(request) from problem
+        for told in _gathered(begin, (_event(record, answer) for record in batch)):
+            await response.write(told)
+            await request.writer.drain()
     assert response is not None, "a run tells its usage or a failure"
     await response.write_eof()
     return response
+
+
+def _gathered(begin: bytes, events: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield events joined, and large ones cut: about _WRITE_BYTES at once."""
+    told = begin
+    for event in events:
+        told += event
+        if len(told) >= _WRITE_BYTES:
+            for at in range(0, len(told), _WRITE_BYTES):
+                yield told[at : at + _WRITE_BYTES]
+            told = b""
+    if told:
+        yield told
+
+
+def _closed(request: web.Request) -> ConnectionError:
+    """End a connection behind what was written to it."""
+    if request.transport is not None:
+        request.transport.close()
+    return ConnectionResetError("the answer was cut off")
 
 
 _STREAM = {

@@ -63,6 +63,10 @@ class Shape(ABC):
         }
         return _compact(answer).encode()
 
+    def keeps(self, piece: Piece) -> int:  # noqa: ARG002
+        """Return what a stream keeps of a piece: nothing."""
+        return 0
+
     @abstractmethod
     def _choice(self, piece: Piece) -> dict[str, Any]:
         """Return a choice of a whole answer."""

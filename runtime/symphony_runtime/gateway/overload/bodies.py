@@ -16,7 +16,7 @@ from symphony_runtime.gateway.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class SlowBounds:
-    """How slow clients may be, that bring or take something."""
+    """How slow a client may be that brings a body."""
 
     grace_seconds: float = SLOW_GRACE_SECONDS
     bytes_a_second: int = SLOW_BYTES_A_SECOND_MIN
@@ -26,20 +26,12 @@ class SlowBounds:
         return self.grace_seconds + size / self.bytes_a_second
 
 
-class SlowFigures:
-    """What was cut off for being slow, since the start."""
-
-    def __init__(self) -> None:
-        self.bodies = 0
-        self.readers = 0
-
-
 class Uploads:
     """Reads bodies, as fast as they come and no slower than they must."""
 
-    def __init__(self, bounds: SlowBounds, figures: SlowFigures) -> None:
+    def __init__(self, bounds: SlowBounds) -> None:
+        self.cut = 0  # since the start
         self._bounds = bounds
-        self._figures = figures
 
     async def chunks(self, request: web.BaseRequest, size: int) -> AsyncIterator[bytes]:
         """Yield a request's body in chunks of at most `size` bytes.
@@ -66,7 +58,7 @@ class Uploads:
             yield chunk
 
     def _too_slow(self, request: web.BaseRequest, received: int) -> Problem:
-        self._figures.bodies += 1
+        self.cut += 1
         request.protocol.close()  # what still comes is not read
         detail = (
             f"the body came too slowly: {received} bytes, and then fewer than "

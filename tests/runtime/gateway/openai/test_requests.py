@@ -17,8 +17,11 @@ from symphony_runtime.gateway.openai.requests import (
     parse_for_program,
     parse_response,
 )
+from symphony_runtime.gateway.openai.room import Room
+from symphony_runtime.limits import TenantLimits
 
 MODEL = Model("m", 1_000, (0, 7), 2_048, (3,))
+ROOM = Room.of(TenantLimits())
 
 
 def job(wanted: Wanted) -> dict[str, Any]:
@@ -27,12 +30,12 @@ def job(wanted: Wanted) -> dict[str, Any]:
 
 
 def completion(**fields: Any) -> dict[str, Any]:
-    return job(parse_completion({"model": "m", "prompt": "p", **fields}, MODEL))
+    return job(parse_completion({"model": "m", "prompt": "p", **fields}, MODEL, ROOM))
 
 
 def chat(**fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "hi"}]
-    return job(parse_chat({"model": "m", "messages": messages, **fields}, MODEL))
+    return job(parse_chat({"model": "m", "messages": messages, **fields}, MODEL, ROOM))
 
 
 def test_what_is_left_out_has_openai_s_defaults() -> None:
@@ -113,7 +116,7 @@ def test_messages_are_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"model": "m", "messages": [{"role": "user", "content": parts, "name": "n"},
                                        {"role": "assistant", "content": None}]}  # fmt: skip
-    assert msgpack.unpackb(job(parse_chat(body, MODEL))["messages"]) == [
+    assert msgpack.unpackb(job(parse_chat(body, MODEL, ROOM))["messages"]) == [
         {"role": "user", "content": "ab", "name": "n"},
         {"role": "assistant", "content": ""},
     ]
@@ -121,7 +124,9 @@ def test_messages_are_text() -> None:
 
 def test_a_response_s_input_is_a_conversation() -> None:
     def messages(**fields: Any) -> Any:
-        return msgpack.unpackb(job(parse_response({"model": "m", **fields}, MODEL))["messages"])
+        return msgpack.unpackb(
+            job(parse_response({"model": "m", **fields}, MODEL, ROOM))["messages"]
+        )
 
     assert messages(input="hi") == [{"role": "user", "content": "hi"}]
     given = [{"type": "message", "role": "user",
@@ -146,9 +151,9 @@ def test_a_response_s_input_is_a_conversation() -> None:
 )
 def test_a_response_tells_again_only_what_is_short_and_text(told: dict[str, Any]) -> None:
     with pytest.raises(OpenAIError):
-        parse_response({"model": "m", "input": "hi", **told}, MODEL)
+        parse_response({"model": "m", "input": "hi", **told}, MODEL, ROOM)
     kept = {"metadata": {"a": "b"}, "user": "me"}
-    assert parse_response({"model": "m", "input": "hi", **kept}, MODEL).choices == 1
+    assert parse_response({"model": "m", "input": "hi", **kept}, MODEL, ROOM).choices == 1
 
 
 def test_a_program_gets_the_request_as_it_came() -> None:
@@ -188,7 +193,7 @@ def test_any_json_is_a_job_or_refused(body: dict[str, Any], parse: Any) -> None:
     field = wanted_fields[parse]
     refused: OpenAIError | None = None
     try:
-        wanted = parse({"model": "m", field: base[field], **body}, MODEL)
+        wanted = parse({"model": "m", field: base[field], **body}, MODEL, ROOM)
     except OpenAIError as error:
         refused = error
     if refused is None:

@@ -21,9 +21,8 @@ async def pieces(count: int, text: str) -> AsyncIterator[list[Record]]:
 def test_a_whole_answer_is_its_pieces_and_counts_what_it_keeps() -> None:
     held: list[int] = []
     shape = CompletionShape("run_1", "m", 1, include_usage=False)
-    response = asyncio.run(answer_whole(pieces(3, "ab\U0001f600"), shape, 1, held.append))
-    assert isinstance(response.body, bytes)
-    (choice,) = json.loads(response.body)["choices"]
+    body = asyncio.run(answer_whole(pieces(3, "ab\U0001f600"), shape, 1, held.append))
+    (choice,) = json.loads(body)["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("ab\U0001f600" * 3, "stop")
     assert choice["logprobs"]["token_logprobs"] == [-1.0] * 3
     assert len(held) == 3

@@ -41,7 +41,7 @@ def test_a_body_that_trickles_is_cut_off(tmp_path: Path) -> None:
                     assert response.status == 408, path
                     assert (await response.json())["type"].endswith("slow-body")
                     gone.set()
-            assert house.gateway.services.slow.figures.bodies == 2
+            assert house.gateway.services.slow.uploads.cut == 2
             large = io.BytesIO(bytes(4 << 20))
             # A large one that keeps coming is read to its end.
             async with session.post(f"{house.url}/v1/programs", data=large) as response:
@@ -54,15 +54,15 @@ def test_a_body_that_trickles_is_cut_off(tmp_path: Path) -> None:
 def test_a_reader_that_does_not_read_is_cut_off_and_the_run_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with (
-            House(tmp_path, slow_grace_seconds=0.3, slow_bytes_a_second=1_000_000) as house,
+            House(tmp_path, slow_reader_seconds=0.3) as house,
             house.client() as client,
         ):
             await client.upload(TALK, "talk")
             run = await client.start("talk")
             with deaf(house, f"/v1/runs/{run}/events"), deaf(house, f"/v1/runs/{run}/ws", _WS):
-                figures = house.gateway.services.slow.figures
+                readers = house.gateway.services.slow.readers
                 async with asyncio.timeout(20):
-                    while figures.readers < 2:  # noqa: ASYNC110 - there is nothing to wait on
+                    while readers.cut < 2:  # noqa: ASYNC110 - there is nothing to wait on
                         await asyncio.sleep(0.05)
             # Nobody holds it up any more: it comes to its limit.
             async with asyncio.timeout(20):
@@ -78,7 +78,7 @@ def test_a_quiet_run_has_patient_readers(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with (
-            House(tmp_path, slow_grace_seconds=0.05) as house,
+            House(tmp_path, slow_reader_seconds=0.05) as house,
             house.client() as client,
         ):
             await client.upload(guests.HANG_WASM, "hang")
@@ -88,7 +88,7 @@ def test_a_quiet_run_has_patient_readers(tmp_path: Path) -> None:
             await client.cancel(run)
             assert await asyncio.wait_for(following, 20) == "killed"
             assert house.gateway.services.slow.statistics() == {
-                "slow_bodies": 0, "slow_readers": 0
+                "slow_bodies": 0, "slow_readers": 0, "unread_bytes": 0
             }  # fmt: skip
 
     asyncio.run(scenario())

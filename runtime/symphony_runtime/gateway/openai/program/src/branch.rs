@@ -15,7 +15,7 @@ const NEVER: f32 = -1e29;
 /// Tokens that the server may be ahead of this program, and how many come at once where nobody reads
 /// each: fewer where what comes behind a text to stop at is computed for nothing.
 const AHEAD: u64 = 16;
-const AHEAD_UNREAD: u64 = 64;
+pub const AHEAD_UNREAD: u64 = 64;
 const LOT: u64 = 8;
 const LOT_UNREAD: u64 = 32;
 

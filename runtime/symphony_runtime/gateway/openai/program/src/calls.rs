@@ -63,6 +63,12 @@ pub fn constraint(kind: i32, text: &[u8]) -> core::result::Result<i32, (Error, S
     made.map(|handle| handle as i32).map_err(|error| (error, last_error()))
 }
 
+/// Lets so much time pass.
+pub fn sleep(ms: i64) -> Result<()> {
+    let ticket = check("sleep", unsafe { raw::sleep(ms) })?;
+    claim(ticket as i32, &mut []).map(|_| ())
+}
+
 fn last_error() -> String {
     let mut words = vec![0; 1024];
     let length = unsafe { raw::last_error(words.as_mut_ptr(), words.len()) };

@@ -25,7 +25,8 @@ impl From<Error> for Failure {
             ("chat", Errno::EFBIG) | ("tokenize", Errno::EFBIG) => {
                 (400, "string_above_max_length", "the prompt is too long a text")
             }
-            (_, Errno::EDQUOT) => (429, "over_quota", "the tenant's KV quota is used up"),
+            (_, Errno::EDQUOT) => (429, "over_quota", "a limit of the tenant's KV is used up"),
+            (_, Errno::EAGAIN) => (503, "busy", "the server is busy now"),
             (_, Errno::ENOMEM) => (503, "out_of_memory", "there are no free KV pages now"),
             (_, Errno::ENOSYS) => (400, "unsupported", "this server does not do that"),
             (_, Errno::EFBIG) => {

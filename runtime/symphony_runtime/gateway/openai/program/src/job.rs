@@ -3,7 +3,10 @@
 use crate::calls;
 use crate::failure::Failure;
 use symphony::msgpack::Writer;
-use symphony::{model, msgpack, process, Errno, Value};
+use symphony::{model, msgpack, process, Errno, Error, Value};
+
+/// Between two attempts to have a grammar compiled: the first pause and the longest.
+const PAUSE_MS: (i64, i64) = (10, 250);
 
 pub enum Prompt {
     Text(String),
@@ -46,6 +49,9 @@ pub struct Job {
     pub most: usize,
     pub min: usize,
     pub context: usize,
+    /// What the run may compute, and hold as KV entries: its tenant's limits of these names.
+    pub tokens: usize,
+    pub kv_tokens: usize,
     pub sampling: Option<Sampling>,
     pub presence: f32,
     pub frequency: f32,
@@ -67,7 +73,8 @@ impl Job {
         let value = msgpack::decode(&process::input()).ok()?;
         let mut job = Job::of(&value)?;
         if let Some(constraint) = value.get("constraint") {
-            match compile(constraint)? {
+            let patience = value.get("patience_ms").and_then(Value::as_u32).unwrap_or(0);
+            match compile(constraint, i64::from(patience))? {
                 Ok(handle) => job.constraint = handle,
                 Err(failure) => return Some(Err(failure)),
             }
@@ -79,6 +86,9 @@ impl Job {
         let count = |key| value.get(key).and_then(Value::as_u32).map(|n| n as usize);
         let flag = |key| value.get(key).and_then(Value::as_bool).unwrap_or(false);
         let list = |key| value.get(key).and_then(Value::as_array).unwrap_or(&[]);
+        let limit = |key| {
+            value.get(key).and_then(Value::as_u64).map_or(usize::MAX, |n| n.min(1 << 31) as usize)
+        };
         let n = count("n").unwrap_or(1);
         Some(Job {
             prompts: read_prompts(value)?,
@@ -89,6 +99,8 @@ impl Job {
             most: count("most").unwrap_or(usize::MAX),
             min: count("min").unwrap_or(0),
             context: count("context")?,
+            tokens: limit("tokens"),
+            kv_tokens: limit("kv_tokens"),
             sampling: value.get("sample").and_then(read_sampling),
             presence: number(value, "presence", 0.0),
             frequency: number(value, "frequency", 0.0),
@@ -143,7 +155,7 @@ impl Job {
 }
 
 /// The handle of [kind, text, whether it came as `response_format`].
-fn compile(value: &Value) -> Option<Result<i32, Failure>> {
+fn compile(value: &Value, patience_ms: i64) -> Option<Result<i32, Failure>> {
     let (kind, text, format) = match value.as_array()? {
         [kind, text, format] => (kind.as_u32()?, text.as_bytes()?, format.as_bool()?),
         _ => return None,
@@ -154,10 +166,34 @@ fn compile(value: &Value) -> Option<Result<i32, Failure>> {
         1 => "guided_regex",
         _ => "guided_grammar",
     };
-    Some(calls::constraint(kind as i32, text).map_err(|(error, words)| match error.errno {
+    let made = constraint(kind as i32, text, patience_ms);
+    Some(made.map_err(|(error, words)| match error.errno {
         Errno::EINVAL | Errno::EFBIG => Failure::refused("invalid_schema", param, words),
+        Errno::EAGAIN => {
+            let message = format!("too many grammars of this tenant: {}; try again later", words);
+            Failure { status: 503, code: "compilers_busy", param, message }
+        }
+        Errno::EDQUOT => {
+            let message = format!("too many grammars of this tenant: {}", words);
+            Failure { status: 429, code: "over_quota", param, message }
+        }
         _ => Failure::from(error),
     }))
+}
+
+/// A compiled grammar; while too many of the tenant's wait to be compiled it tries again.
+fn constraint(kind: i32, text: &[u8], patience_ms: i64) -> Result<i32, (Error, String)> {
+    let (mut pause, mut left) = (PAUSE_MS.0, patience_ms);
+    loop {
+        match calls::constraint(kind, text) {
+            Err((error, _)) if error.errno == Errno::EAGAIN && left > 0 => {
+                calls::sleep(pause).map_err(|error| (error, String::new()))?;
+                left -= pause;
+                pause = PAUSE_MS.1.min(2 * pause);
+            }
+            made => return made,
+        }
+    }
 }
 
 fn read_prompts(value: &Value) -> Option<Vec<Prompt>> {

@@ -12,7 +12,7 @@ mod scoring;
 mod text;
 mod wire;
 
-use branch::Branch;
+use branch::{Branch, AHEAD_UNREAD};
 use failure::Failure;
 use job::{Job, Prompt};
 use wire::Wire;
@@ -56,7 +56,7 @@ fn serve(job: &Job, wire: &mut Wire) -> Result<(), Failure> {
             echo(job, prompt, &tokens, &mut branches)?;
         }
     }
-    decode(job, &mut branches, wire)?;
+    decode(job, &mut branches, wire).map_err(|why| named(why, job, &usage, &branches))?;
     usage.completion = branches.iter().map(|branch| branch.count).sum();
     if !job.stream {
         for (prompt, answers) in branches.chunks_mut(job.best_of).enumerate() {
@@ -120,7 +120,52 @@ fn room_for_answer(job: &Job, prompt: usize) -> Result<usize, Failure> {
             job.context, prompt, least
         )));
     }
-    Ok(job.max.unwrap_or_else(|| job.most.min(job.context - prompt)))
+    if prompt + least > job.kv_tokens {
+        return Err(refused(format!(
+            "the prompt has {} tokens, and {} are to follow; the tenant's limit `kv_tokens` is {}",
+            prompt, least, job.kv_tokens
+        )));
+    }
+    let room = job.context.min(job.kv_tokens) - prompt;
+    Ok(job.max.unwrap_or_else(|| job.most.min(room)))
+}
+
+/// Checks that what of the prompts so far is not known yet may be computed, and a token more.
+fn check_computed(job: &Job, usage: &Usage) -> Result<(), Failure> {
+    let computed = usage.prompt - usage.cached;
+    if computed < job.tokens {
+        return Ok(());
+    }
+    let message = format!(
+        "{} tokens of prompts are to be computed, and answers to follow; \
+         the tenant's limit `tokens` of a run is {}",
+        computed, job.tokens
+    );
+    Err(Failure::refused("limit_exceeded", "prompt", message))
+}
+
+/// Names the run's own limit, where an answer has come so far that it is the one that was met.
+fn named(failure: Failure, job: &Job, usage: &Usage, branches: &[Branch]) -> Failure {
+    if failure.code != "over_quota" {
+        return failure;
+    }
+    // Tokens that the server has computed, and this program may not have been given yet.
+    let ahead = AHEAD_UNREAD as usize;
+    let answered: usize = branches.iter().map(|branch| branch.count + ahead).sum();
+    let limits = [
+        ("tokens", usage.prompt - usage.cached, job.tokens),
+        ("kv_tokens", usage.prompt, job.kv_tokens),
+    ];
+    for (limit, prompts, most) in limits {
+        if prompts + answered >= most {
+            let message = format!(
+                "the answers are cut off at the tenant's limit `{}` of a run, {}",
+                limit, most
+            );
+            return Failure { status: 400, code: "limit_exceeded", param: "max_tokens", message };
+        }
+    }
+    failure
 }
 
 /// Starts all answers to a prompt: what of it is not known yet is computed once.
@@ -132,6 +177,7 @@ fn begin(
     branches: &mut Vec<Branch>,
 ) -> Result<(), Failure> {
     if job.scores() {
+        check_computed(job, usage)?;
         return begin_scored(job, tokens, max, branches);
     }
     if max == 0 {
@@ -144,6 +190,7 @@ fn begin(
         None => (calls::kv_create()?, 0),
     };
     usage.cached += cached;
+    check_computed(job, usage)?;
     let fresh = &tokens[cached..];
     if job.best_of == 1 {
         let mut branch = Branch::new(0, kv, tokens.len(), max, job);

@@ -1,0 +1,124 @@
+"""The shipped program while as many of the tenant's grammars as may be wait to be compiled."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgpack
+import pytest
+from symphony_kernel.constraints.compiler import Grammars
+from symphony_kernel.protocol.limits import TENANT_COMPILES_MAX, TENANT_GRAMMARS_MAX
+from symphony_runtime.gateway.openai import constraints, shipped
+from symphony_runtime.gateway.openai.model import Model
+from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Records
+from symphony_runtime.gateway.openai.requests import parse_completion
+from symphony_runtime.gateway.openai.room import Room
+from symphony_runtime.limits import TenantLimits
+
+from tests.support.constrained import EOS, assets
+from tests.support.house import House
+from tests.support.rig import TENANT, LiveRun, Rig
+
+YEAR = "(19|20)[0-9]{2}"
+SECONDS_MAX = 30
+
+
+def job(expression: str, patience_ms: int) -> bytes:
+    """Return what the gateway gives the program, but for its patience."""
+    body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 8, "guided_regex": expression}
+    model = Model("m", assets().model.vocab_size, (EOS,), 2048)
+    wanted: dict[str, Any] = msgpack.unpackb(
+        parse_completion(body, model, Room.of(TenantLimits())).job
+    )
+    assert wanted["patience_ms"] >= 1000
+    packed: bytes = msgpack.packb(wanted | {"patience_ms": patience_ms})
+    return packed
+
+
+async def told(live: LiveRun) -> list[Record]:
+    ended = await asyncio.wait_for(live.ended, SECONDS_MAX)
+    return Records().feed(ended.output)
+
+
+@contextlib.asynccontextmanager
+async def busy(grammars: Grammars, tenant: str) -> AsyncIterator[threading.Event]:
+    """Have as many of a tenant's grammars wait as may; the event lets them be compiled."""
+    free, answers = threading.Event(), list[int]()
+    grammars._started().submit(free.wait)  # the thread that compiles is busy with that
+    for number in range(TENANT_COMPILES_MAX + 1):  # one of them is the thread's next
+        grammars.compile(tenant, 1, f"a{number}", lambda errno, _: answers.append(errno))
+    try:
+        yield free
+    finally:
+        free.set()
+    async with asyncio.timeout(SECONDS_MAX):
+        while len(answers) <= TENANT_COMPILES_MAX:  # noqa: ASYNC110 - of the kernel's loop
+            await asyncio.sleep(0.01)
+    assert set(answers) == {0}
+
+
+def test_it_waits_for_its_turn_and_answers() -> None:
+    async def main() -> None:
+        async with (
+            Rig(assets=assets()) as rig,
+            busy(rig.kernel.constraints._grammars, TENANT) as free,
+        ):
+            live = await rig.start(shipped.wasm(), job(YEAR, 20_000))
+            await asyncio.sleep(0.2)
+            assert not live.ended.done()
+            free.set()
+            pieces = [record for record in await told(live) if isinstance(record, Piece)]
+            assert json.loads("".join(piece.text for piece in pieces)) in range(1900, 2100)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_past_its_patience_it_is_503_with_retry_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    monkeypatch.setattr(constraints, "OPENAI_COMPILES_WAIT_MS_MAX", 100)
+
+    async def main() -> None:
+        async with (
+            House(tmp_path, assets=assets()) as house,
+            busy(house.kernel.constraints._grammars, "default"),
+            aiohttp.ClientSession(headers={"Authorization": f"Bearer {house.key}"}) as session,
+        ):
+            model = house.kernel._executor.model.name
+            body = {"model": model, "prompt": [1], "guided_regex": YEAR, "stream": stream}
+            async with session.post(f"{house.url}/v1/completions", json=body) as response:
+                assert response.status == 503
+                assert int(response.headers["Retry-After"]) >= 1
+                assert (await response.json())["error"] == {
+                    "message": f"too many grammars of this tenant: {TENANT_COMPILES_MAX} wait to"
+                    " be compiled; try again later",
+                    "type": "server_error",
+                    "param": "guided_regex",
+                    "code": "compilers_busy",
+                }
+
+    asyncio.run(main())
+
+
+def test_too_many_in_use_are_the_tenant_s_quota() -> None:
+    async def main() -> None:
+        async with Rig(assets=assets()) as rig:
+            grammars = rig.kernel.constraints._grammars
+            held = [
+                grammars.grammar(
+                    TENANT, f'{{"grammars": [{{"lark_grammar": "start: \\"{n}\\""}}]}}'
+                )
+                for n in range(TENANT_GRAMMARS_MAX)
+            ]
+            (failure,) = await told(await rig.start(shipped.wasm(), job(YEAR, 1000)))
+            assert isinstance(failure, Failure)
+            assert (failure.status, failure.code) == (429, "over_quota")
+            assert f"{len(held)} are in use" in failure.message
+
+    asyncio.run(main())

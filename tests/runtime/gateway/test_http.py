@@ -1,0 +1,53 @@
+"""Bodies of JSON: what their values count for, and how they may begin."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from symphony_runtime.client import Client
+
+from tests.e2e import programs as guests
+from tests.support.house import House, in_house
+
+
+async def start(house: House, body: bytes) -> int:
+    """Start a run, and end it; return the status of the answer."""
+    url = f"{house.url}/v1/programs/hang/runs?detach=1"
+    headers = {"Authorization": f"Bearer {house.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(url, data=body) as response,
+    ):
+        if response.status == 202:
+            run = (await response.json())["id"]
+            async with session.post(f"{house.url}/v1/runs/{run}/cancel") as cancelled:
+                assert cancelled.status < 300
+        return response.status
+
+
+def test_values_within_a_string_hold_no_memory_and_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_runtime.gateway.http.TENANT_BODY_BYTES_MAX", 1 << 20)
+    values: Any = [[1, 2]] * 25_000
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        text = json.dumps(values, separators=(",", ":"))
+        assert await start(house, json.dumps({"input": text}).encode()) == 202
+        assert await start(house, json.dumps({"input": values}).encode()) == 429
+        assert house.gateway.services.bodies.statistics() == {"body_bytes": 0}
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_body_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        for text in ("x", "x" * 100_000):
+            assert await start(house, b"\xef\xbb\xbf" + json.dumps({"input": text}).encode()) == 202
+        assert await start(house, json.dumps({"input": "x"}).encode("utf-16")) == 400
+
+    in_house(tmp_path, scenario)
