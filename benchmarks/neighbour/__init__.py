@@ -1,0 +1,1 @@
+"""Measure what one tenant keeps while other tenants attack: see `benchmarks.neighbour.__main__`."""
