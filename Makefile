@@ -5,7 +5,7 @@
 #   make serve     the server on http://127.0.0.1:8700 until Ctrl-C
 #   make compiled  the kernel's modules compiled, after a change of them   1 min
 #   make check     format, lint, types, import direction              1 min
-#   make test      check, then the whole suite                         9 min
+#   make test      check, then the whole suite                        15 min
 #   make bench     the benchmarks, figures on the screen                3 min
 #   make schemathesis   requests made of /openapi.json, EACH a route    5 min
 #   make fuzz      random programs, frames and modules: CALLS, SEED, MINUTES   10 min
@@ -93,7 +93,7 @@ format: $(VENV)/installed
 	@$(RUNNING) python tools/example_lines.py --write
 
 test: check build/examples build/native build/compiled
-	@echo "== test: the whole suite, two files at a time (about nine minutes)"
+	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
 	@$(RUNNING) pytest -n 2 --dist loadfile
 
 bench: build/examples build/native build/compiled

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.late import Late, watched
 from tests.support.postgres import Cluster, running_cluster
 
 # Whoever looks for new failures asks for other examples than last time: SYMPHONY_EXPLORE=1.
@@ -43,3 +44,21 @@ def store_url(request: pytest.FixtureRequest) -> str:
         return ""
     cluster: Cluster = request.getfixturevalue("postgres")
     return cluster.new_url()
+
+
+@pytest.fixture(scope="session")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Late]:
+    """For a server whose contained processes are watched: give it this `environment`."""
+    with watched(tmp_path_factory.mktemp("late") / "hook") as late:
+        yield late
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_read_late(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test during which a watched process has read what it cannot in its containment."""
+    late: Late | None = None
+    if "late" in request.fixturenames:
+        value = request.getfixturevalue("late")  # another test's parameter may have that name
+        late = value if isinstance(value, Late) else None
+    yield
+    assert late is None or not late.attempts()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILE_LINES_MAX = 600
+FILE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 
 # Written in pieces so that this file does not find itself.

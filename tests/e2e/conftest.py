@@ -3,6 +3,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.late import Late
 from tests.support.server import RunningServer, example_tools, running_server
 
 
@@ -14,7 +15,7 @@ def _many_connections() -> None:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, late: Late) -> Iterator[RunningServer]:
     """One real server for all tests that leave it as it was: the tiny model on the CPU.
 
     It has the tools of the examples.
@@ -22,5 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     data_dir = tmp_path_factory.mktemp("server")
     config = data_dir / "symphony.toml"
     config.write_text(example_tools())
-    with running_server(data_dir, "--config", str(config), executor="torch") as running:
+    with running_server(
+        data_dir, "--config", str(config), executor="torch", environment=late.environment
+    ) as running:
         yield running

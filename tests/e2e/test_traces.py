@@ -10,7 +10,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.programs import DECODE_WASM
+from tests.e2e.programs import DECODE_WASM, wasm
+from tests.runtime.gateway.test_trace import KERNEL, checked, of
+from tests.support.generating_guests import given, taker
 from tests.support.server import RunningServer
 
 
@@ -39,6 +41,7 @@ def test_a_decoding_run_is_shown_from_its_call_to_its_step(
     trace = json.loads((tmp_path / "trace.json").read_text())
     assert symphony(server, "trace", run).stdout == (tmp_path / "trace.json").read_text()
 
+    checked(trace)
     processes = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"]
                  if event["name"] == "process_name"}  # fmt: skip
     assert list(processes.values()) == ["gateway", "worker-0", "kernel"]
@@ -67,3 +70,22 @@ def test_a_decoding_run_is_shown_from_its_call_to_its_step(
     assert all(step["args"] == {"own_rows": 1, "own_tokens": 1} for step in steps)
     missing = symphony(server, "trace", "run_nothing")
     assert (missing.returncode, missing.stdout) == (1, "")
+
+
+def test_steps_that_the_device_went_on_with_have_its_times(server: RunningServer) -> None:
+    """The kernel hears of some of them together, and late; they were computed one by one."""
+
+    async def scenario() -> dict[str, Any]:
+        async with server.client() as client:
+            program = wasm(taker(given(max=64, ahead=64), 800))
+            await client.upload(program, name="generate-traced")
+            run = await client.run("generate-traced", trace=True)
+            assert run["usage"]["completion_tokens"] == 64
+            return await client.trace(run["id"])
+
+    spans = checked(asyncio.run(scenario()))
+    steps = sorted((s["ts"], s["ts"] + s["dur"]) for s in of(spans, KERNEL, tid=1))
+    assert len(steps) == 64
+    assert all(began < ended for began, ended in steps)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(steps))
+    assert len(of(spans, KERNEL, name="generate")) == 64

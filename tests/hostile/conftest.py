@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.late import Late
 from tests.support.server import RunningServer, running_server
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(tmp_path_factory: pytest.TempPathFactory, late: Late) -> Iterator[RunningServer]:
     """All processes of a server with a simulated model, for cases that leave it as it was."""
-    with running_server(tmp_path_factory.mktemp("hostile")) as running:
+    data_dir = tmp_path_factory.mktemp("hostile")
+    with running_server(data_dir, environment=late.environment) as running:
         yield running

@@ -12,7 +12,6 @@ from symphony_kernel.kvfs.places import Places
 from symphony_kernel.protocol.options import PredOptions
 from symphony_kernel.scheduler.batcher import Part, Step, StepLimits
 from symphony_kernel.scheduler.clock import VirtualClock
-from symphony_kernel.scheduler.fair_queue import CostWeights
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.work import Work
 
@@ -84,7 +83,6 @@ class Crowd:
     ) -> None:
         self.clock, self.pool = VirtualClock(), Pool()
         self.habits, self.limits, self.costs = habits, limits, costs
-        self.charges = CostWeights()
         self.tenant_weights = tenant_weights or [1.0] * (1 + max(h.tenant for h in habits))
         self.kvfs: KVFS | None = None
         if frames is not None:
@@ -92,7 +90,7 @@ class Crowd:
             self.kvfs = KVFS(frames, self.clock.now, most, places=places)
         pressure = None if self.kvfs is None else self.kvfs.pressure
         self.scheduler = Scheduler(
-            self.clock, self.pool.pages, SIMULATED.vocab_size, self.charges, limits,
+            self.clock, self.pool.pages, SIMULATED.vocab_size, limits,
             pressure=pressure,
         )  # fmt: skip
         for tenant, weight in enumerate(self.tenant_weights):
@@ -164,9 +162,10 @@ class Crowd:
             self._watch(self, launch)
 
     def _cost(self, part: Part) -> float:
+        """Return what a row's LIP was charged, in tokens."""
         work, placed = part.work, part.work.placed
         work.placed = part.start
-        cost = self.charges.cost(work, part.count)
+        cost = self.scheduler._costs.cost(work, part.count)
         work.placed = placed
         return cost
 

@@ -168,7 +168,7 @@ def measure(
             worker = await start(rig, instance, tenant=HOSTILE)
             hostile.append(asyncio.ensure_future(flood(worker, instance)))
         numbers = count(INSTANCES + len(floods))
-        await _stream(rig, numbers, wanted, 1)  # so that the costs are known
+        await _stream(rig, numbers, wanted, 2)  # so that the costs are known
         loop = asyncio.get_running_loop()
         began, before = loop.time(), await rig.gateway.statistics()
         streams = (_stream(rig, numbers, wanted, wanted.each) for _ in range(wanted.streams))

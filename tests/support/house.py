@@ -53,11 +53,13 @@ class House:
         worker: bool = True,
         step_ms: float = 0.0,
         processes: Processes | None = None,
+        assets: Assets | None = None,
         **config: Any,
     ) -> None:
         """`processes`: the only ones that may be a worker; here its links come from this one."""
         self._with_worker = worker
         self._processes = processes
+        self._assets = assets or Assets(simulated_model(), b"", None, {})
         self._cost = CostModel(fixed_us=1000 * step_ms)
         self._sockets = make_socket_folder()
         self.data_dir = data_dir
@@ -101,7 +103,7 @@ class House:
         assert not undocumented(self.gateway.services.runs.figures.responses)
 
     async def start_kernel(self) -> None:
-        assets = Assets(simulated_model(), b"", None, {})
+        assets = self._assets
         executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, self._cost, True)
         options = KernelOptions(durable=DurableOptions(self.data_dir / "kv"))
         self.kernel = Kernel(executor, describe(assets), RealClock(), audited(options))

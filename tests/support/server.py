@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,15 +109,22 @@ def start_server(
     *options: str,
     executor: str = "simulated",
     seconds: float = START_SECONDS_MAX,
+    environment: Mapping[str, str] | None = None,
 ) -> RunningServer:
-    """Start a server and wait until it serves, so long at most; stop it with `stop`."""
+    """Start a server and wait until it serves, so long at most; stop it with `stop`.
+
+    `environment` is added to this process's.
+    """
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(data_dir),
                "--port", "0", "--threads", "1", "--executor", executor, *options]  # fmt: skip
     with log.open("ab") as words:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=words, env=_environment(data_dir)
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=words,
+            env=_environment(data_dir) | dict(environment or {}),
         )
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
@@ -136,9 +143,12 @@ def running_server(
     *options: str,
     executor: str = "simulated",
     seconds: float = START_SECONDS_MAX,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
     """A server for the length of a block; it must end well."""
-    server = start_server(data_dir, *options, executor=executor, seconds=seconds)
+    server = start_server(
+        data_dir, *options, executor=executor, seconds=seconds, environment=environment
+    )
     try:
         yield server
     except BaseException:

@@ -44,6 +44,14 @@ def test_every_guess_is_refused_in_the_same_words() -> None:
             keys.admit(f"Bearer {guess}")
         told.add(str(refused.value.document()) + str(refused.value.headers))
     assert len(told) == 1
+    assert "this key is not valid: it is unknown, revoked or expired" in told.pop()
+
+
+@pytest.mark.parametrize("authorization", [None, "", "Basic dTpw", "sym_1_2"])
+def test_who_shows_no_key_is_told_that_it_is_missing(authorization: str | None) -> None:
+    keys, _ = ring()
+    with pytest.raises(Problem, match="this route needs the header `Authorization: Bearer <key>`"):
+        keys.admit(authorization)
 
 
 def test_a_guess_that_is_nearly_right_takes_no_longer() -> None:

@@ -178,7 +178,10 @@ def test_each_route_lets_in_whom_its_rule_names_and_nobody_else(tmp_path: Path) 
 
 
 def test_all_who_have_no_key_hear_the_same(tmp_path: Path) -> None:
-    """Keys that never were, that are malformed, that were revoked, and none at all."""
+    """Keys that never were, that are malformed, that were revoked, that are the operator's.
+
+    Who shows no key at all is told that one is missing, which is no news.
+    """
 
     async def scenario(them: Callers) -> None:
         good = str(them.keys["tenant"])
@@ -191,13 +194,17 @@ def test_all_who_have_no_key_hear_the_same(tmp_path: Path) -> None:
             "long": "sym_" + "a" * 4_000,
             "operator's": them.keys["operator"],
         }
-        unlike = {"tenant", "tenant's reader", "stranger", "suspended"}
+        unlike = {"tenant", "tenant's reader", "stranger", "suspended", "nobody"}
         for path in ("/v1/runs", "/v1/kv/x", "/v1/models"):
             answers = [(await them.ask("GET", path, caller)).about("none")
                        for caller in them.keys if caller not in unlike]  # fmt: skip
-            assert len(answers) == 12
+            assert len(answers) == 11
             assert answers[0][0] == 401
             assert all(answer == answers[0] for answer in answers)
+            assert b"this key is not valid: it is unknown, revoked or expired" in answers[0][2]
+            missing = (await them.ask("GET", path, "nobody")).about("none")
+            assert missing[:2] == answers[0][:2], "but for its words it is the same"
+            assert b"this route needs the header `Authorization: Bearer <key>`" in missing[2]
 
     with_callers(tmp_path, scenario)
 

@@ -1,0 +1,146 @@
+"""Programs of every kind in the contained processes of a real server: none of these reads a file.
+
+Every test that uses `server` is held to that (`_nothing_is_read_late`). These run what the others
+do not: the tours of both SDKs, each way in which AssemblyScript aborts, the hostile guests.
+"""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_runtime.client import Client, ServerError
+from symphony_runtime.projects import build
+from wasmtime import wat2wasm
+
+from tests.hostile.cases import ENDLESS, Guest
+from tests.hostile.guests.bombs import BOMBS
+from tests.hostile.guests.endings import ENDINGS
+from tests.hostile.guests.loops import LOOPS
+from tests.support.assemblyscript import compiled
+from tests.support.late import Late, watched
+from tests.support.server import REPOSITORY, RunningServer
+
+PROBE = REPOSITORY / "tests" / "guest_sdk" / "rust_probe"
+PARTS = (
+    "process", "tickets", "tasks", "model", "files", "preds", "sampling", "generation", "streams",
+    "sessions", "children", "channels", "errors", "long", "exit", "none",
+)  # fmt: skip
+ENTRIES = (
+    "files", "passes", "streams", "children", "channels", "panics", "fails", "exits", "deadlock",
+)  # fmt: skip
+ABORTS = {
+    "bounds": "abort: Index out of range at ~lib/array.ts:",
+    "null": "abort: Unexpected 'null' (not assigned or failed cast) at tests/aborts.ts:",
+    "unwrap": "abort: kv_open no/such: ENOENT, there is no such thing at assembly/errno.ts:",
+    "check": "abort: a call: ENOENT, there is no such thing at assembly/errno.ts:",
+    "json": "abort: JSON: ",
+    "assert": "abort: é😀 at tests/aborts.ts:",
+}
+TURNS_SECONDS = 0.5  # in which an endless guest does its worst
+END_SECONDS_MAX = 60
+GUESTS = {**LOOPS, **BOMBS, **ENDINGS}
+
+
+async def end(client: Client, run: str) -> dict[str, Any]:
+    async with asyncio.timeout(END_SECONDS_MAX):
+        async for _ in client.events(run):
+            pass
+    return await client.result(run)
+
+
+async def played(
+    client: Client, program: str, given: str, entry: str | None = None
+) -> dict[str, Any]:
+    """Run a program to its end, with one message for it."""
+    run = await client.start(program, input=given, entry=entry)
+    with contextlib.suppress(ServerError):  # it may have ended already
+        await client.send(run, b"one", close=True)
+    return await end(client, run)
+
+
+def test_assemblyscript_aborts_with_its_words(server: RunningServer, tmp_path: Path) -> None:
+    program = compiled("tests/aborts.ts", tmp_path / "aborts.wasm")
+
+    async def main() -> None:
+        async with server.client() as client:
+            uploaded = await client.upload(program, "aborts")
+            for part, words in ABORTS.items():
+                result = await client.run(uploaded["id"], input=part)
+                assert result["status"] == "trapped", result
+                assert result["error"].startswith(words)
+
+    asyncio.run(main())
+
+
+def test_the_tours_of_both_sdks_read_nothing_late(server: RunningServer, tmp_path: Path) -> None:
+    tour = compiled("tests/tour.ts", tmp_path / "tour.wasm")
+    constraints = compiled("tests/constraints.ts", tmp_path / "constraints.wasm")
+
+    async def main() -> None:
+        async with server.client() as client:
+            ours, theirs, formats = [
+                (await client.upload(wasm))["id"]
+                for wasm in (tour, build(PROBE).read_bytes(), constraints)
+            ]
+            ended = await asyncio.gather(
+                *(played(client, ours, part) for part in PARTS),
+                *(played(client, theirs, "seed", entry) for entry in ENTRIES),
+                played(client, formats, ""),
+            )
+            assert {each["status"] for each in ended} == {"exited", "trapped"}
+            for path in [file["path"] async for file in client.kv()]:  # others find none of these
+                await client.kv_remove(path)
+
+    asyncio.run(main())
+
+
+def test_hostile_guests_read_nothing_late(server: RunningServer) -> None:
+    async def meet(client: Client, guest: Guest) -> str:
+        source = guest.source
+        wasm = source if isinstance(source, bytes) else bytes(wat2wasm(source))
+        program = (await client.upload(wasm))["id"]
+        run = await client.start(
+            program, input=guest.data.decode("latin-1"), limits=dict(guest.limits)
+        )
+        if guest.status == ENDLESS:
+            await asyncio.sleep(TURNS_SECONDS)
+            await client.cancel(run)
+        return str((await end(client, run))["status"])
+
+    async def main() -> None:
+        async with server.client() as client:
+            ended = await asyncio.gather(*(meet(client, guest) for guest in GUESTS.values()))
+        assert set(ended) == {"exited", "trapped", "killed"}  # and none failed
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("late_import", ["import colorsys", "'x'.encode('mac_latin2')"])
+def test_a_late_import_is_found(tmp_path: Path, late_import: str) -> None:
+    """As it is in a process that contains itself, with a file system or without."""
+    script = f"""
+from symphony_runtime.containment import contain
+contain(7)
+try:
+    {late_import}
+except (ImportError, LookupError):
+    pass
+"""
+    with watched(tmp_path / "hook") as late:
+        environment = {**late.environment, "PATH": "/usr/bin"}
+        command = [sys.executable, "-c", script]
+        subprocess.run(command, env=environment, check=True, timeout=60)
+        found = late.attempts()
+        assert found[0] in ("import colorsys", "import encodings.mac_latin2")
+        assert len(late.contained) == 1
+
+
+def test_workers_compilers_and_checkers_are_watched(server: RunningServer, late: Late) -> None:
+    worker = asyncio.run(server.pids())["worker-0"]
+    late.attempts()
+    assert worker in late.contained
+    assert len(late.contained) > 1

@@ -1,0 +1,111 @@
+"""What a revoked key, or a suspended tenant, has open is cut: streams and silent connections."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from symphony_runtime.client import Client
+
+from tests.e2e.programs import PARROT_WASM
+from tests.hostile.clients.test_http_websockets import HANDSHAKE
+from tests.hostile.clients.wire import SECONDS_MAX, Wire, head, wire
+from tests.support.server import RunningServer
+
+TENANT = "to-be-cut"
+
+
+@dataclass
+class Held:
+    """A key's connections: an SSE stream, a WebSocket, one that waits for a result, idle ones."""
+
+    sse: Wire
+    socket: Wire
+    waiting: Wire
+    idle: list[Wire] = field(default_factory=list)
+
+    def all(self) -> list[Wire]:
+        return [self.sse, self.socket, self.waiting, *self.idle]
+
+
+@asynccontextmanager
+async def held(target: RunningServer, key: str) -> AsyncIterator[Held]:
+    """Open connections with a key, and have each answered as far as it is."""
+    async with Client(target.url, key) as client:
+        await client.upload(PARROT_WASM, name="parrot")
+        run = await client.start("parrot")
+    async with AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(wire(target.url)) for _ in range(6)]
+        sse, socket, waiting, *idle = opened
+        await sse.send(head(f"GET /v1/runs/{run}/events HTTP/1.1", key))
+        await sse.reader.readuntil(b"event: status")
+        await socket.send(head(f"GET /v1/runs/{run}/ws HTTP/1.1", key, *HANDSHAKE))
+        assert (await socket.reply()).status == 101
+        await waiting.send(head("POST /v1/programs/parrot/runs HTTP/1.1", key, "Content-Length: 2"))
+        await waiting.send(b"{}")
+        for each in idle:
+            await each.send(head("GET /v1/models HTTP/1.1", key))
+            assert (await each.reply()).status == 200
+        yield Held(sse, socket, waiting, idle)
+
+
+async def is_open(each: Wire, key: str) -> bool:
+    await each.send(head("GET /v1/models HTTP/1.1", key))
+    return (await each.reply()).status == 200
+
+
+async def all_are_cut(found: Held) -> None:
+    async with asyncio.timeout(SECONDS_MAX):
+        await asyncio.gather(*(each.rest() for each in found.all()))
+
+
+@pytest.fixture
+def tenant(target: RunningServer) -> str:
+    async def make() -> None:
+        async with target.admin() as admin:
+            if TENANT not in [each["id"] async for each in admin.tenants()]:
+                await admin.create_tenant(TENANT)
+
+    asyncio.run(make())
+    return TENANT
+
+
+def test_a_suspended_tenant_s_connections_are_cut_and_no_others(
+    target: RunningServer, tenant: str
+) -> None:
+    async def scenario() -> None:
+        async with target.admin() as admin, wire(target.url) as neighbour:
+            assert await is_open(neighbour, target.key)
+            made = await admin.create_key(tenant)
+            async with held(target, made["key"]) as found:
+                await admin.change_tenant(tenant, suspended=True)
+                await all_are_cut(found)
+            assert await is_open(neighbour, target.key)
+            await admin.change_tenant(tenant, suspended=False)
+            await admin.revoke_key(tenant, made["id"])
+
+    asyncio.run(scenario())
+
+
+def test_a_revoked_key_s_connections_are_cut_and_no_other_key_s(
+    target: RunningServer, tenant: str
+) -> None:
+    async def scenario() -> None:
+        async with target.admin() as admin, wire(target.url) as other, wire(target.url) as changed:
+            gone, kept = [await admin.create_key(tenant) for _ in range(2)]
+            assert await is_open(other, kept["key"])
+            # A connection is its last key's.
+            assert await is_open(changed, gone["key"])
+            assert await is_open(changed, kept["key"])
+            async with held(target, gone["key"]) as found:
+                await admin.revoke_key(tenant, gone["id"])
+                await all_are_cut(found)
+            assert await is_open(other, kept["key"])
+            assert await is_open(changed, kept["key"])
+            async with Client(target.url, kept["key"]) as owner:
+                for run in await owner.live_runs():
+                    await owner.cancel(run["id"])
+            await admin.revoke_key(tenant, kept["id"])
+
+    asyncio.run(scenario())
