@@ -10,22 +10,27 @@ JSON objects are given as the server sent them. An error of the server's is a `S
 problem document; no server, or one that goes away, is a `ConnectionFailed`.
 """
 
+import asyncio
 import base64
 import io
 import json
 import os
+import socket
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any
 from urllib.parse import quote
+from weakref import WeakSet
 
 import aiohttp
+from aiohttp.connector import AddrInfoType
 from yarl import URL
 
 JsonObject = dict[str, Any]
 _PIECE_BYTES = 256 << 10
+_CLOSE_PASSES = 100  # of the loop, until a socket that was shut down is closed
 _LINE_BYTES_MAX = 8 << 20  # an event's data is one line; a message of 1 MiB may be escaped in it
 
 
@@ -74,11 +79,12 @@ class Client:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._connections = connections
         self._open: aiohttp.ClientSession | None = None
+        self._sockets: WeakSet[socket.socket] = WeakSet()
 
     async def __aenter__(self) -> "Client":
         self._open = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=self._connections),
+            connector=aiohttp.TCPConnector(limit=self._connections, socket_factory=self._socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
             read_bufsize=1 << 16,
             auto_decompress=False,
@@ -92,6 +98,15 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self._session.close()
+        # A body that the server refused before its end is still being written: it is dropped.
+        for each in self._sockets:
+            if each.fileno() >= 0:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+        for _ in range(_CLOSE_PASSES):
+            if all(each.fileno() < 0 for each in self._sockets):
+                return
+            await asyncio.sleep(0)
 
     # -- Server --------------------------------------------------------------------------------
     async def ready(self) -> tuple[bool, list[JsonObject]]:
@@ -314,6 +329,12 @@ class Client:
     def _session(self) -> aiohttp.ClientSession:
         assert self._open is not None, "use the client in `async with`"
         return self._open
+
+    def _socket(self, address: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, _ = address
+        made = socket.socket(family, kind, protocol)
+        self._sockets.add(made)
+        return made
 
     async def _start(self, program: str, body: JsonObject, query: dict[str, str]) -> JsonObject:
         path = f"/v1/programs/{_quoted(program)}/runs"

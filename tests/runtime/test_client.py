@@ -1,7 +1,13 @@
 """The client's own parts; whatever needs a whole server is in tests/e2e."""
 
 import asyncio
+import gc
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +57,43 @@ def test_events_come_whole_however_they_are_cut() -> None:
             ]  # fmt: skip
 
     asyncio.run(scenario())
+
+
+def test_nothing_stays_open_of_a_body_that_was_refused_early() -> None:
+    """The client has less than a piece left to send when a server that reads no more refuses.
+
+    Which sizes leave that depends on the system's buffers. A socket that stays open is a
+    ResourceWarning, which fails the test.
+    """
+    over = threading.Event()
+
+    def refuse(listening: socket.socket, requests: int) -> None:
+        with ExitStack() as connections:
+            for _ in range(requests):
+                connection = connections.enter_context(listening.accept()[0])
+                connection.recv(1 << 12)
+                time.sleep(0.02)  # what the buffers take is there
+                connection.sendall(
+                    b"HTTP/1.1 413 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
+                )
+            over.wait()
+
+    async def upload(url: str, size: int) -> None:
+        async with Client(url) as client:
+            with pytest.raises(ServerError):
+                await client.upload(bytes(size))
+
+    sizes = range(1 << 20, 5 << 20, 60 << 10)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 12)
+        refused = pool.submit(refuse, listening, len(sizes))
+        try:
+            for size in sizes:
+                asyncio.run(upload(f"http://127.0.0.1:{listening.getsockname()[1]}", size))
+        finally:
+            over.set()
+        refused.result()
+    gc.collect()
 
 
 def test_answers_that_are_no_problem_documents() -> None:
