@@ -74,11 +74,17 @@ async def boot(configuration: Configuration) -> int:
         os._exit(0)  # a thread that loads a model cannot be told to stop
     executor, assets = loading.result()
     # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
+    processors = usable_processors()
+    on_processors = executor.computes in ("native", "torch")
     options = KernelOptions(
         steps=StepLimits(
             decode_gap_ms=configuration.max_decode_gap_ms or inf,
             lot_ms=min(configuration.delivery_ms, LOT_MS_MAX),
-            beside=Beside(BESIDE_STEPS_SHARE * usable_processors(), Crowding().short),
+            beside=Beside(
+                BESIDE_STEPS_SHARE * processors,
+                Crowding().short,
+                device_share=1.0 / processors if on_processors else 0.0,
+            ),
         ),
         prefix_cache_share=configuration.prefix_cache_share,
         places=places_for(

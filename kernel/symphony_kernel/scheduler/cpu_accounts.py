@@ -10,7 +10,9 @@ alone has no account and waits for nothing. The account of all processors counts
 are short.
 
 The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
-tenant's share of the device, too (`device_shares`).
+tenant's share of the device, too (`device_shares`). Where the processors are the device, so is what
+worker and gateway report: else a tenant would have its share of the steps, and beside it whatever
+makes the steps slow for all.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,10 +38,14 @@ def _always(_now: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What all that tenants want may take of processors beside steps, while these are `short`."""
+    """What all that tenants want may take of processors beside steps, while these are `short`.
+
+    `device_share`: the part of the device that one processor is; 0.0 of a device of its own.
+    """
 
     processors: float = inf
     short: Callable[[float], bool] = _always
+    device_share: float = 0.0
 
 
 class _Account:
@@ -178,6 +184,8 @@ class CpuAccounts:
         """Charge a tenant for processor time outside the kernel."""
         if self._all is not None:
             self._all.called(tenant, seconds, now)
+        if self._queue.several and tenant in self._queue.present:
+            self._queue.pay(tenant, seconds * self._beside.device_share)
 
     def wait(self, tenant: str, now: float) -> float:
         """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""

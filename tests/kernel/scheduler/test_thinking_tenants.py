@@ -14,6 +14,7 @@ from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.protocol.options import DEFAULT, PredOptions
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.clock import VirtualClock
+from symphony_kernel.scheduler.cpu_accounts import Beside
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.work import Work
 
@@ -37,6 +38,7 @@ class Wants:
     tree: bool = False
     think: float = 0.0  # seconds from a result to the next pred
     begin: float = 0.0
+    computes: float = 0.0  # seconds of a processor beside each second of the device's
 
 
 class _Compiling(Guide):
@@ -56,9 +58,11 @@ class _Compiling(Guide):
 class World:
     """Runs tenants against a scheduler."""
 
+    limits = StepLimits()
+
     def __init__(self, **tenants: Wants) -> None:
         self.clock, self.pool = VirtualClock(), Pool(PAGES)
-        self.scheduler = Scheduler(self.clock, PAGES, VOCAB_SIZE, StepLimits())
+        self.scheduler = Scheduler(self.clock, PAGES, VOCAB_SIZE, self.limits)
         self.tenants = tenants
         self.calls = False  # one is made in each step
         self.tokens: Counter[str] = Counter()  # once costs are known
@@ -101,6 +105,8 @@ class World:
             first, now = next(iter(self.tenants)), self.clock.now()
             self.scheduler.processors.called(1_000, first, 1.0, 1e-5, now)
         await self.clock.sleep(0.1 * seconds)
+        for name, wants in self.tenants.items():
+            self.scheduler.processors.spent(name, wants.computes * seconds, self.clock.now())
         self.scheduler.complete(
             step,
             [
@@ -125,6 +131,12 @@ class World:
         work = make_work(root, wants.size, file, tenant=name, options=options, done=done)
         self.scheduler.submit(work)
         self.came.set()
+
+
+class OnProcessors(World):
+    """The processors are the device, too."""
+
+    limits = StepLimits(beside=Beside(device_share=1.0))
 
 
 def alone(wants: Wants) -> float:
@@ -185,3 +197,11 @@ def test_calls_of_a_run_without_preds_are_charged_to_its_tenant() -> None:
     world.scheduler.processors.called(1_000, "x", 1.0, 0.05, world.clock.now())
     assert queue.counter("x") == pytest.approx(before + 0.05)
     assert len(queue._lips) == known
+
+
+def test_processor_time_counts_as_the_devices_where_they_are_one() -> None:
+    """One tenant takes half a processor beside its rows: both tenants have as much of both."""
+    other = Wants(programs=200, computes=0.5)
+    assert 0.75 * alone(STREAMS) / OnProcessors(v=STREAMS, x=other).run(30.0)["v"] <= RATE
+    apart = World(v=STREAMS, x=other).run(30.0)["v"]
+    assert apart < 0.6 * alone(STREAMS), "a device of its own is shared by itself"
