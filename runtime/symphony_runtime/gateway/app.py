@@ -133,7 +133,7 @@ async def serve(
         services = Services(
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
             administration, Rates(limits, figures.hit),
-            idempotency, vault, retention, forgetting,
+            idempotency, vault, retention, forgetting, costs,
             connections=administration.connections,
             slow=_slow_clients(config),
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from symphony_runtime.gateway.arrivals import Arrivals
 from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.connections import Connections
+from symphony_runtime.gateway.costs import Costs
 from symphony_runtime.gateway.idempotency import Idempotency
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
@@ -105,6 +107,7 @@ class Services:
     vault: Vault
     retention: Retention
     forgetting: "Forgetting"
+    costs: Costs
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
@@ -195,7 +198,7 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
         return _parse(body)
     # One of a tenant's at a time: while one is parsed nothing else is done.
     async with services(request).turns.of(holder_of(request)):
-        cost = await asyncio.to_thread(parse_cost, body, JSON_COST_MAX)
+        cost = await _charged(request, lambda: parse_cost(body, JSON_COST_MAX))
         if cost > JSON_COST_MAX:
             detail = (
                 f"the body has too many values: at most {JSON_COST_MAX}, where a key counts 16 and "
@@ -203,7 +206,26 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
             )
             raise Problem(413, "too-large", detail, limit=JSON_COST_MAX)
         services(request).bodies.hold(request, holder_of(request), _COST_BYTES * cost)
-        return await asyncio.to_thread(_parse, body)
+        return await _charged(request, lambda: _parse(body))
+
+
+async def _charged(request: web.Request, work: Callable[[], T]) -> T:
+    """Do work in a thread, and charge its time to the request's tenant."""
+    spent = 0.0
+
+    def timed() -> T:
+        nonlocal spent
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            spent = time.thread_time() - began
+
+    try:
+        return await asyncio.to_thread(timed)
+    finally:
+        if tenant := holder_of(request):  # an operator has no account
+            services(request).costs.charge(tenant, spent)
 
 
 def _parse(body: bytes) -> Any:

@@ -1,6 +1,8 @@
 """Bodies of JSON: what their values count for, and how they may begin."""
 
 import json
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -49,5 +51,29 @@ def test_a_body_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
         for text in ("x", "x" * 100_000):
             assert await start(house, b"\xef\xbb\xbf" + json.dumps({"input": text}).encode()) == 202
         assert await start(house, json.dumps({"input": "x"}).encode("utf-16")) == 400
+
+    in_house(tmp_path, scenario)
+
+
+def test_parsing_a_large_body_is_charged_to_its_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(_body: bytes, _most: int) -> int:
+        until = time.thread_time() + 0.5
+        while time.thread_time() < until:
+            pass
+        return 1
+
+    monkeypatch.setattr("symphony_runtime.gateway.http.parse_cost", slow)
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        charged: Counter[str] = Counter()
+        costs: Any = house.gateway.services.costs
+        costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
+        assert await start(house, json.dumps({"input": "x"}).encode()) == 202
+        assert charged["default"] < 500_000, "a small one is parsed at once"
+        assert await start(house, json.dumps({"input": "x" * 1_000_000}).encode()) == 202
+        assert charged["default"] >= 500_000
 
     in_house(tmp_path, scenario)
