@@ -5,8 +5,9 @@ a role     gets one JSON line on stdin and says {"event": "ready"} on stdout whe
            stdin stays open and ends with us, however we end: then it exits
 announced  when all are ready and the gateway, ready long before a large model is loaded, has met
            the kernel ({"event": "linked"})
-a death    the role is started again, after a pause that grows; one that does not become ready
-           START_ATTEMPTS times ends everything, and so does one whose configuration is wrong
+a death    the role is started again, after a pause that grows, for as long as GIVE_UP_SECONDS
+           without being ready; one that never was ready ends everything after START_ATTEMPTS, or at
+           once where its configuration is wrong
 a hang     a role that was ready and has said nothing for `hang_seconds` is killed, and so started
            again; each says that it is alive BEATS times in that while
 SIGTERM    the gateway drains its runs and stops, then the workers, then the kernel
@@ -47,6 +48,7 @@ from symphony_runtime.containment import open_to_workers
 from symphony_runtime.role_words import event_of, lines, progress_of, retired_of
 
 START_ATTEMPTS = 3
+GIVE_UP_SECONDS = 300.0
 BEATS = 4
 CONFIGURATION_WRONG = 2  # a role's exit code: starting it again would not help
 _PAUSE_SECONDS = (0.05, 5.0)  # before a role is started again: first and longest
@@ -106,10 +108,15 @@ class Role:
     async def keep(self) -> None:
         """Keep the role running until `stop`.
 
+        What has been ready is started again for minutes: a full disk, a shortage of memory or
+        whoever kills it may pass.
+
         Raises:
-            SupervisorError: it does not become ready.
+            SupervisorError: it does not become ready in START_ATTEMPTS, or again for
+                GIVE_UP_SECONDS.
         """
         attempts, pause = 0, _PAUSE_SECONDS[0]
+        last_ready: float | None = None
         while not self._stopping.is_set():
             began = time.monotonic()
             code = await self._run_once()
@@ -119,8 +126,14 @@ class Role:
             self.ready.clear()
             if "ended" in self.spec.config:
                 self.spec.config["ended"] = code
-            attempts = 0 if was_ready else attempts + 1
-            if attempts == START_ATTEMPTS or (not was_ready and code == CONFIGURATION_WRONG):
+            if was_ready:
+                last_ready = time.monotonic()
+            attempts += 1
+            if last_ready is None:
+                given_up = attempts == START_ATTEMPTS or code == CONFIGURATION_WRONG
+            else:
+                given_up = time.monotonic() - last_ready > GIVE_UP_SECONDS
+            if given_up:
                 raise SupervisorError(self._last_words(code))
             if time.monotonic() - began > _SETTLED_SECONDS:
                 pause = _PAUSE_SECONDS[0]

@@ -11,7 +11,9 @@ import pytest
 from symphony_runtime.client import Client
 
 from tests.support.deaths import Witness, crowd, difference, kill, upload
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer, descendants, running_server
+
+KILLS, KILL_SECONDS = 12, 0.5
 
 
 def with_server(
@@ -43,6 +45,37 @@ def test_a_kernel_that_is_killed_changes_no_run(tmp_path: Path, seed: int) -> No
         assert after["pages_free"] == before["pages_free"]
 
     with_server(tmp_path, scenario)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_killed_again_and_again_before_it_is_ready(tmp_path: Path) -> None:
+    """The server does not give up, and runs that wait meanwhile end as they would have."""
+
+    async def scenario(server: RunningServer, client: Client) -> None:
+        wanted = await crowd(client, 12, 120)
+        runs = asyncio.create_task(crowd(client, 12, 120))
+        killed = set[int]()
+        await asyncio.sleep(0.1)
+        for _ in range(KILLS):
+            for pid in descendants(server.process.pid):
+                if pid not in killed and _is_kernel(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+            await asyncio.sleep(KILL_SECONDS)
+        assert len(killed) > 4
+        found = await runs
+        assert [difference(*pair) for pair in zip(wanted, found, strict=True)] == [""] * 12
+        await server.wait_until_ready()
+
+    with_server(tmp_path, scenario)
+
+
+def _is_kernel(pid: int) -> bool:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"symphony_kernel" in arguments
 
 
 def test_a_gateway_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from symphony_runtime.config import (
 from symphony_runtime.console import Console
 from symphony_runtime.gateway.peers import gateway_name
 from symphony_runtime.supervisor import (
+    CONFIGURATION_WRONG,
     Role,
     RoleSpec,
     Supervisor,
@@ -292,6 +293,55 @@ def test_a_role_that_never_starts_ends_everything(tmp_path: Path, code: int, sta
             await asyncio.wait_for(small.keep(), 30)
         assert str(told.value) == f"small does not start (exit code {code}):\n    no such model"
         assert small.starts == starts
+
+    asyncio.run(scenario())
+
+
+FAILS_AGAIN = """
+config = json.loads(sys.stdin.readline())
+starts = os.path.join(os.path.dirname(__file__), "starts")
+with open(starts, "a") as file:
+    file.write("x")
+number = os.path.getsize(starts)
+if number == 1 or number == 8:
+    print(json.dumps({"event": "ready", "pid": os.getpid()}), flush=True)
+    if number == 8:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        sys.stdin.read()
+sys.exit(CODE)
+"""
+
+
+@pytest.mark.parametrize("code", [1, CONFIGURATION_WRONG])
+def test_a_role_that_was_ready_may_fail_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("symphony_runtime.supervisor._PAUSE_SECONDS", (0.01, 0.02))
+
+    async def scenario() -> None:
+        small = role(tmp_path, FAILS_AGAIN.replace("CODE", str(code)))
+        keeping = asyncio.create_task(small.keep())
+        async with asyncio.timeout(40):
+            while not (small.starts == 8 and small.ready.is_set()):
+                assert not keeping.done() or keeping.result()
+                await asyncio.sleep(0.02)
+        await small.stop()
+        await keeping
+
+    asyncio.run(scenario())
+
+
+def test_a_role_that_is_not_ready_again_for_long_ends_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_runtime.supervisor._PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("symphony_runtime.supervisor.GIVE_UP_SECONDS", 0.3)
+
+    async def scenario() -> None:
+        small = role(tmp_path, FAILS_AGAIN.replace("number == 8", "False").replace("CODE", "1"))
+        with pytest.raises(SupervisorError, match="does not start"):
+            await asyncio.wait_for(small.keep(), 40)
+        assert small.starts > 1
 
     asyncio.run(scenario())
 

@@ -95,7 +95,7 @@ async def serve(
         administration = await Administration.open(store, keys, config.behind_proxy)
         administration.start()
         stack.push_async_callback(administration.stop)
-        name = gateway_name(config.data_dir)
+        name = _gateway_name(config)
         await _fail_left(store, config, name)
         boot, forgetting = await _enter(store, name, administration)
         compiler = _compiler(config, lambda: runs)
@@ -317,6 +317,13 @@ def _compiler(config: GatewayConfig, runs: Callable[[], Runs]) -> Compiler:
         return bool(runs().live_by_tenant().keys() - {tenant})
 
     return Compiler(require_containment=config.require_containment, beside=beside)
+
+
+def _gateway_name(config: GatewayConfig) -> str:
+    try:
+        return gateway_name(config.data_dir)
+    except StoreError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _open_store(config: GatewayConfig) -> Store:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.database import Connection, StoreError
 from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
@@ -35,13 +35,30 @@ class Holder(Protocol):
 
 
 def gateway_name(data_dir: Path) -> str:
-    """Return the name of the gateway that has a data directory; made at its first start."""
+    """Return the name of the gateway that has a data directory; made at its first start.
+
+    Raises:
+        StoreError: the name cannot be written, or is none.
+    """
     path = data_dir / "gateway.id"
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(8) + "\n")
-    path.chmod(0o600)  # an earlier version left it readable to all users
-    return path.read_text().strip()
+    try:
+        if not path.exists():
+            whole = path.with_suffix(".new")  # a full disk leaves no empty name
+            whole.touch(mode=0o600)
+            whole.write_text(secrets.token_hex(8) + "\n")
+            whole.replace(path)
+        path.chmod(0o600)  # an earlier version left it readable to all users
+        name = path.read_text("utf-8").strip()
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError:
+        name = ""
+    if not name:
+        raise StoreError(
+            f"{path} has no gateway's name. Restore the file; or, where no other gateway uses the "
+            "database, delete it: then runs that were live at the last end stay unfinished"
+        )
+    return name
 
 
 def note_change(connection: Connection) -> None:

@@ -1,6 +1,7 @@
 """Two gateways, each with its kernel and its worker, on one PostgreSQL."""
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 from symphony_runtime.client import Client, ConnectionFailed, ServerError
+from symphony_runtime.gateway.database import StoreError
+from symphony_runtime.gateway.peers import gateway_name
 
 from tests.e2e import programs as guests
 from tests.support.house import House
@@ -144,3 +147,23 @@ def test_a_database_that_is_away_is_told_of(tmp_path: Path, postgres: Cluster) -
                 await client.result("run_x")
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe\x00"])
+def test_a_file_without_a_name_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "gateway.id").write_bytes(content)
+    with pytest.raises(StoreError, match="has no gateway's name"):
+        gateway_name(tmp_path)
+
+
+def test_a_name_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_path: Path, _text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(StoreError, match="No space left"):
+            gateway_name(tmp_path)
+    name = gateway_name(tmp_path)
+    assert len(name) == 16
+    assert gateway_name(tmp_path) == name

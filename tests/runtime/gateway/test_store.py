@@ -1,5 +1,7 @@
 import asyncio
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,6 +16,18 @@ from symphony_runtime.gateway.schema import SCHEMA_VERSION
 from symphony_runtime.gateway.store import Store, StoreError
 
 from tests.support.postgres import Cluster
+
+_OPEN_WITHOUT_ROOM = """
+import asyncio, resource, sys
+from pathlib import Path
+from symphony_runtime.gateway.store import Store
+
+async def main():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    await Store(Path(sys.argv[1])).close()
+
+asyncio.run(main())
+"""
 
 
 def insert(key: str, value: int) -> Callable[[Connection], int]:
@@ -111,6 +125,46 @@ def test_another_version_or_file_is_refused(tmp_path: Path) -> None:
                 Store(tmp_path / name)
 
     asyncio.run(scenario())
+
+
+def test_a_disk_that_takes_nothing_is_not_the_databases_fault(tmp_path: Path) -> None:
+    """No file of the child's may grow, as on a full disk. Afterwards all is there."""
+
+    async def store() -> list[str]:
+        store = Store(tmp_path / "db")
+        await store.write(insert("a", 1))
+        found = await store.read(keys)
+        await store.close()
+        return found
+
+    async def again() -> list[str]:
+        store = Store(tmp_path / "db")
+        found = await store.read(keys)
+        await store.close()
+        return found
+
+    assert asyncio.run(store()) == ["a"]
+    child = subprocess.run(
+        [sys.executable, "-c", _OPEN_WITHOUT_ROOM, str(tmp_path / "db")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "StoreError" in child.stderr, child.stderr
+    assert "cannot be opened" in child.stderr
+    assert "MiB free" in child.stderr
+    assert "no database" not in child.stderr
+    assert asyncio.run(again()) == ["a"]
+
+
+def test_an_empty_file_is_said_to_be_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        await Store(tmp_path / "db").close()
+        assert not caplog.records
+        (tmp_path / "empty").touch()
+        await Store(tmp_path / "empty").close()
+        assert "empty is empty: a new database begins in it" in caplog.text
+
+    with caplog.at_level("WARNING"):
+        asyncio.run(scenario())
 
 
 def test_a_url_that_means_no_database_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """SQLite: a file in the data directory (WAL, synchronous=FULL: what is committed is on disk)."""
 
+import logging
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +9,9 @@ from pathlib import Path
 
 from symphony_runtime.gateway.database import Connection, StoreError
 
+_log = logging.getLogger(__name__)
 _BUSY_SECONDS = 30.0
+_NO_DATABASE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT)
 
 
 class SqliteDatabase:
@@ -24,8 +28,17 @@ class SqliteDatabase:
         return str(self._path)
 
     def connect(self, *, writes: bool) -> Connection:
-        """Open or create the file, which nobody else may read; StoreError: it is no database."""
-        self._path.touch(mode=0o600)  # before SQLite makes it, and its log with the same rights
+        """Open or create the file, which nobody else may read.
+
+        Raises:
+            StoreError: it is no database, or the disk is full or broken; the message says which.
+        """
+        if writes and self._path.exists() and not self._path.stat().st_size:
+            _log.warning("%s is empty: a new database begins in it", self)
+        try:
+            self._path.touch(mode=0o600)  # before SQLite makes it, and its log with the same rights
+        except OSError as error:
+            raise self._storage_error(str(error)) from error
         connection = sqlite3.connect(
             self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_SECONDS
         )
@@ -34,7 +47,9 @@ class SqliteDatabase:
             connection.execute("PRAGMA journal_mode = WAL")
         except sqlite3.DatabaseError as error:
             connection.close()
-            raise StoreError(f"{self} is no database of Symphony's: {error}") from error
+            if error.sqlite_errorcode & 0xFF in _NO_DATABASE:
+                raise StoreError(f"{self} is no database of Symphony's: {error}") from error
+            raise self._storage_error(str(error)) from error
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
@@ -42,6 +57,13 @@ class SqliteDatabase:
             connection.execute("PRAGMA query_only = 1")
         self._path.chmod(0o600)
         return connection
+
+    def _storage_error(self, words: str) -> StoreError:
+        free = shutil.disk_usage(self._path.parent).free >> 20
+        return StoreError(
+            f"{self} cannot be opened: {words}; its disk has {free} MiB free. The database may be "
+            "whole: keep it, make room on the disk, and start again"
+        )
 
     @contextmanager
     def transaction(self, connection: Connection) -> Iterator[None]:
