@@ -134,6 +134,7 @@ class TorchExecutor:
                 return start_parallel(share, parallel, progress)
             library = _library(place)
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
+                weights.check_sizes(config)
                 if place.type == "cuda":
                     return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
                 if library is None:

@@ -1,6 +1,7 @@
 """What a model's directory may say, and how it is refused: config, assets, weights."""
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,48 @@ def test_broken_directories_are_named(
 ) -> None:
     break_it(model)
     with pytest.raises(CheckpointError, match=words):
+        load_assets(model)
+
+
+SIZES = (
+    "num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "head_dim",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_sizes_that_no_model_has_are_refused_at_once(model: Path, key: str) -> None:
+    _rewrite(model / "config.json", **{key: 10**9})
+    with pytest.raises(CheckpointError, match=f"config.json: {key} is 1000000000; at most"):
+        load_assets(model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_hidden_layers", 1_000, "has no tensor model.layers.999"),
+        ("hidden_size", 1 << 17, r"embed_tokens.weight in .* has shape"),
+        ("vocab_size", 1 << 22, r"embed_tokens.weight in .* has shape"),
+        ("intermediate_size", 1 << 20, r"down_proj.weight in .* has shape"),
+        ("head_dim", 1 << 10, r"q_proj.weight in .* has shape"),
+    ],
+)
+def test_sizes_are_compared_with_the_tensors_before_anything_is_allocated(
+    model: Path, key: str, value: int, words: str
+) -> None:
+    _rewrite(model / "config.json", **{key: value})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=words):
+        TorchExecutor.load(model, pool_bytes=1 << 30)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "KiB"
+
+
+def test_another_models_tokenizer_is_refused(model: Path) -> None:
+    path = model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["another"] = 70_000
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match=r"70001 tokens, and config\.json a vocab_size of"):
         load_assets(model)
 
 

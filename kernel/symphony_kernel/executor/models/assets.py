@@ -49,7 +49,7 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
         CheckpointError: a file is missing or broken, or the model is none that can be served.
     """
     config = load_config(directory)
-    tokenizer = _tokenizer(directory)
+    tokenizer = _tokenizer(directory, config)
     settings = _optional(directory / "tokenizer_config.json")
     generation = Fields(
         _optional(directory / "generation_config.json"), str(directory / "generation_config.json")
@@ -105,10 +105,23 @@ def _optional(path: Path) -> dict[str, Any]:
     return read_json(path) if path.exists() else {}
 
 
-def _tokenizer(directory: Path) -> bytes:
+def _tokenizer(directory: Path, config: ModelConfig) -> bytes:
+    """Return tokenizer.json. Added tokens may lie outside the vocabulary, as some models' do."""
     path = directory / "tokenizer.json"
-    if "model" not in read_json(path):
+    model = read_json(path).get("model")
+    if not isinstance(model, dict):
         raise CheckpointError(f"{path} is no tokenizer of the tokenizers library: it has no model")
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        numbers = [number for number in vocabulary.values() if isinstance(number, int)]
+        tokens = max(numbers, default=-1) + 1
+    else:  # Unigram: pieces with their scores, in order
+        tokens = len(vocabulary) if isinstance(vocabulary, list) else 0
+    if tokens > config.vocab_size:
+        raise CheckpointError(
+            f"{path} has {tokens} tokens, and config.json a vocab_size of {config.vocab_size}: "
+            "it is another model's tokenizer"
+        )
     return path.read_bytes()
 
 

@@ -19,6 +19,17 @@ _MISTRAL_WINDOW_DEFAULT = 4096
 _QWEN3_HEAD_DIM_DEFAULT = 128
 _ROPE_THETA_DEFAULT = 10_000.0
 
+# More than any model has: what is allocated, or counted through, before weights are read.
+_MOST = {
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_hidden_layers": 1 << 10,
+    "num_attention_heads": 1 << 10,
+    "num_key_value_heads": 1 << 10,
+    "head_dim": 1 << 10,
+}
+
 _ROPE_KEYS: dict[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
@@ -103,6 +114,9 @@ class Fields:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise CheckpointError(f"{self.source}: {key} must be a positive integer, not {value!r}")
+        most = _MOST.get(key)
+        if most is not None and value > most:
+            raise CheckpointError(f"{self.source}: {key} is {value}; at most {most} are supported")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -220,6 +234,8 @@ def _check_common(fields: Fields, heads: int, kv_heads: int) -> None:
 def _head_dim(fields: Fields, kind: str, hidden: int, heads: int) -> int:
     default = _QWEN3_HEAD_DIM_DEFAULT if kind == "qwen3" else hidden // heads
     head_dim = fields.integer("head_dim", default)
+    if head_dim < 1:
+        raise CheckpointError(f"{fields.source}: {heads} attention heads share {hidden} elements")
     if head_dim % 2:
         raise CheckpointError(f"{fields.source}: head_dim {head_dim} is odd, rotation needs pairs")
     return head_dim

@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from symphony_kernel.executor.models.config import CheckpointError, read_json
+from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, read_json
 
 # Buffers that older versions of transformers saved; they follow from the configuration.
 _IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
@@ -72,6 +72,35 @@ class Weights:
         """Return whether a tensor of that name is left to take."""
         return name in self._where
 
+    def check_sizes(self, config: ModelConfig) -> None:
+        """Compare a configuration with some tensors' shapes, before anything is allocated for it.
+
+        Raises:
+            CheckpointError: they differ, or there is no such layer.
+        """
+        last, dim = f"model.layers.{config.layers - 1}", config.head_dim
+        for name, *wanted in (
+            ("model.embed_tokens", config.vocab_size, config.hidden_size),
+            (f"{last}.self_attn.q_proj", config.heads * dim, config.hidden_size),
+            (f"{last}.self_attn.k_proj", config.kv_heads * dim, config.hidden_size),
+            (f"{last}.mlp.down_proj", config.hidden_size, config.intermediate_size),
+        ):
+            tensor = f"{name}.weight"
+            path = self._where.get(tensor)
+            if path is None:
+                raise CheckpointError(f"{self._directory} has no tensor {tensor}")
+            shape = self._files[path].get_slice(tensor).get_shape()  # type: ignore[no-untyped-call]
+            self._check_shape(tensor, path, tuple(shape), tuple(wanted))
+
+    @staticmethod
+    def _check_shape(
+        name: str, path: Path, found: tuple[int, ...], wanted: tuple[int, ...]
+    ) -> None:
+        if found != wanted:
+            raise CheckpointError(
+                f"{name} in {path} has shape {found}, config.json implies {wanted}"
+            )
+
     def take(
         self, name: str, *shape: int, part: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
@@ -83,10 +112,7 @@ class Weights:
         if path is None:
             raise CheckpointError(f"{self._directory} has no tensor {name}")
         tensor: Tensor = self._files[path].get_tensor(name)  # type: ignore[no-untyped-call]
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                f"{name} in {path} has shape {tuple(tensor.shape)}, config.json implies {shape}"
-            )
+        self._check_shape(name, path, tuple(tensor.shape), shape)
         if not tensor.is_floating_point() or tensor.element_size() < 2:
             raise CheckpointError(f"{name} in {path} is {tensor.dtype}: quantized, not supported")
         if self._progress is not None:
