@@ -108,8 +108,8 @@ class Role:
     async def keep(self) -> None:
         """Keep the role running until `stop`.
 
-        What has been ready is started again for minutes: a full disk, a shortage of memory or
-        whoever kills it may pass.
+        A role that has been ready is started again for minutes: a full disk or a shortage of memory
+        may pass.
 
         Raises:
             SupervisorError: it does not become ready in START_ATTEMPTS, or again for

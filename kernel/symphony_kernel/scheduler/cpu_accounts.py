@@ -11,7 +11,7 @@ are short.
 
 The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
 tenant's share of the device, too (`device_shares`). Where the processors are the device, so is what
-worker and gateway report: else a tenant would have its share of the steps, and beside it whatever
+worker and gateway report: else a tenant would have its share of the steps, and beside it all that
 makes the steps slow for all.
 """
 

@@ -28,7 +28,7 @@ class SqliteDatabase:
         return str(self._path)
 
     def connect(self, *, writes: bool) -> Connection:
-        """Open or create the file, which nobody else may read.
+        """Open or create the file, readable by its owner only.
 
         Raises:
             StoreError: it is no database, or the disk is full or broken; the message says which.
