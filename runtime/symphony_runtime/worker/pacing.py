@@ -17,6 +17,8 @@ from symphony_kernel.protocol.links import Link
 from symphony_runtime.worker.run import Run
 from symphony_runtime.worker.turns import Share, Turns
 
+_ANSWER_SECONDS = 0.01  # the kernel's, beside a step
+
 
 class Pacing:
     """The costs that are not told yet, and the tenants that rest."""
@@ -28,6 +30,7 @@ class Pacing:
         self._spent: list[Share] = []
         self._next = 0.0  # when they are told
         self._timers: dict[Share, asyncio.TimerHandle] = {}
+        self._kernel: Link | None = None
 
     def note(self, run: Run, spent_ns: int) -> None:
         """A run has had so much of a processor."""
@@ -52,6 +55,7 @@ class Pacing:
 
     def tell(self, kernel: Link | None) -> None:
         """Tell a kernel, if it is time; what leaves with the next frame costs no write."""
+        self._kernel = kernel
         if kernel is not None and (frame := self.told()) is not None:
             kernel.send(frame)
 
@@ -64,13 +68,19 @@ class Pacing:
             timer = self._timers.pop(share, None)
             if timer is not None:
                 timer.cancel()
-            self._timers[share] = self._loop.call_later(message.ms / 1000, self._wake, share)
+            self._timers[share] = self._loop.call_later(message.ms / 1000, self._ask, share)
 
     def close(self) -> None:
         """Wake nobody any more."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
+
+    def _ask(self, share: Share) -> None:
+        """Ask whether a tenant is to rest on; no answer: it is not."""
+        if self._kernel is not None:
+            self._kernel.send([m.Spent.KIND, [[share.speaker, 0]]])
+        self._timers[share] = self._loop.call_later(_ANSWER_SECONDS, self._wake, share)
 
     def _wake(self, share: Share) -> None:
         del self._timers[share]
