@@ -4,7 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _IN_THREAD_BYTES = 64 << 10  # larger JSON would delay all other requests
+_CHUNK_BYTES = 1 << 16  # of a body, read at once
+_BYTE_SECONDS = 5e-9  # of a processor, that reading a byte of a long body takes, about
 _COST_BYTES = 64  # of memory at most for a unit of `parse_cost`: a list of two bytes takes 96
 
 
@@ -165,12 +167,30 @@ async def read_body(request: web.Request, what: str, limit: int) -> bytes:
         raise too_large(what, limit)
     body = bytearray()
     bodies, holder = services(request).bodies, holder_of(request)
-    async for chunk in services(request).slow.uploads.chunks(request, 1 << 16):
+    async for chunk in read_chunks(request, _CHUNK_BYTES):
         bodies.hold(request, holder, len(chunk))
         body += chunk
         if len(body) > limit:
             raise too_large(what, limit)
     return bytes(body)
+
+
+async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
+    """Yield the body in chunks of at most `size` bytes. What is long is charged to its tenant.
+
+    No more is read while the tenant has had its share of the processors: the client waits, too.
+
+    Raises:
+        Problem: 408, it comes too slowly.
+    """
+    costs, holder, received = services(request).costs, holder_of(request), 0
+    async for chunk in services(request).slow.uploads.chunks(request, size):
+        received += len(chunk)
+        yield chunk
+        if holder and received > _CHUNK_BYTES:  # an operator has no account
+            costs.charge(holder, _BYTE_SECONDS * len(chunk))
+            if (seconds := costs.rest(holder)) > 0.0:
+                await asyncio.sleep(seconds)
 
 
 async def read_json(request: web.Request, what: str, limit: int) -> Any:

@@ -25,6 +25,7 @@ from symphony_runtime.gateway.http import (
     flag,
     number,
     page_limit,
+    read_chunks,
     services,
     tenant_of,
 )
@@ -87,7 +88,7 @@ async def put_kv(request: web.Request) -> web.StreamResponse:
         raise Problem(409, "exists", "there is a KV file of that name, and it is to be kept")
     size = request.content_length or 0
     async with _transfer(request, "kv_upload", bytes=size) as transfer:
-        async for chunk in services(request).slow.uploads.chunks(request, KV_CHUNK_BYTES_MAX):
+        async for chunk in read_chunks(request, KV_CHUNK_BYTES_MAX):
             await _ask(request, "kv_write", transfer=transfer["transfer"], data=chunk)
         stat = await _ask(request, "kv_put", transfer=transfer["transfer"], path=path, **options)
     if "refused" in stat:
