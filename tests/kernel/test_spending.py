@@ -58,6 +58,20 @@ def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes() 
     with_two(test)
 
 
+def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on() -> None:
+    async def test(_rig: Rig, worker: Worker) -> None:
+        for _ in range(3):
+            assert await spend(worker, [1, 5 * MUCH])
+        await asyncio.sleep(PACE_MS_MAX / 1000)
+        (pace,) = await spend(worker, [1, 0])
+        assert pace.tenant == "hostile"
+        await asyncio.sleep(1.0)
+        await decode_beside(worker, 2)
+        assert await spend(worker, [1, 0]) == []
+
+    with_two(test)
+
+
 def test_one_who_is_alone_never_rests() -> None:
     async def test(rig: Rig) -> None:
         worker = await start(rig, 1)

@@ -35,6 +35,8 @@ from symphony_kernel.scheduler.traces import Emit, Traces
 from symphony_kernel.scheduler.work import Work
 
 _STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it
+_LARGE_RESULT_BYTES: Final = 16 << 10
+_RESULT_BYTE_SECONDS: Final = 2.5e-9  # of the kernel's thread, that sending a byte of one takes
 _MASKS_SECONDS: Final = 0.0005  # of making masks that a LIP is charged for at once
 _SOON_SECONDS: Final = 1e-6  # no timer is finer
 _GRAMMARS_SECONDS: Final = 0.002  # until somebody looks again whether one has been compiled
@@ -616,6 +618,9 @@ class Scheduler:
         if self._guesses is not None:
             self._guesses.ended(work, result)
         work.done(result)
+        if len(result) >= _LARGE_RESULT_BYTES:  # they are sent while the next step computes
+            seconds = _RESULT_BYTE_SECONDS * len(result)
+            self.processors.called(work.root, work.tenant, work.weight, seconds, self._clock.now())
 
     def _fail_running(self, work: Work, errno: Errno) -> None:
         """Fail a work of which a chunk may still be queued."""

@@ -39,6 +39,7 @@ class Wants:
     think: float = 0.0  # seconds from a result to the next pred
     begin: float = 0.0
     computes: float = 0.0  # seconds of a processor beside each second of the device's
+    result_bytes: int = 0  # of a pred; 0: as many as its options make it
 
 
 class _Compiling(Guide):
@@ -110,8 +111,11 @@ class World:
         self.scheduler.complete(
             step,
             [
-                bytes(len(row.places) * row.options.place_bytes(VOCAB_SIZE))
-                for row in step.batch.rows
+                bytes(
+                    self.tenants[part.work.tenant].result_bytes
+                    or len(row.places) * row.options.place_bytes(VOCAB_SIZE)
+                )
+                for part, row in zip(step.parts, step.batch.rows, strict=True)
             ],
         )
 
@@ -161,6 +165,11 @@ def test_a_tenant_that_pauses_has_no_steps_for_free() -> None:
     tree = Wants(size=256, tree=True, context=8_000, think=0.11, begin=1.0)
     found = World(v=STREAMS, u=STREAMS, x=tree).run(40.0)
     assert alone(STREAMS) / 3 / found["v"] <= RATE
+
+
+def test_what_it_takes_to_send_large_results_is_charged() -> None:
+    found = World(v=STREAMS, x=Wants(programs=2, result_bytes=4 << 20)).run(8.0)
+    assert found["x"] < 0.6 * found["v"]
 
 
 @pytest.mark.parametrize("programs", [256, 16, 4])

@@ -77,3 +77,24 @@ def test_parsing_a_large_body_is_charged_to_its_tenant(
         assert charged["default"] >= 500_000
 
     in_house(tmp_path, scenario)
+
+
+def test_a_large_body_is_charged_and_read_no_further_while_its_tenant_rests(
+    tmp_path: Path,
+) -> None:
+    body = json.dumps({"input": "x" * 1_000_000}).encode()
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        charged: Counter[str] = Counter()
+        rests = [0.5]
+        costs: Any = house.gateway.services.costs
+        costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
+        costs.rest = lambda _tenant: rests.pop() if rests else 0.0
+        began = time.monotonic()
+        assert await start(house, body) == 202
+        assert time.monotonic() - began > 0.5
+        assert not rests
+        assert charged["default"] > 2_000, "microseconds, of a million bytes"
+
+    in_house(tmp_path, scenario)

@@ -8,6 +8,7 @@ import pytest
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
+from symphony_kernel.protocol.links import Link
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_kernel.scheduler.cpu_accounts import Beside
 from symphony_runtime.worker import pacing as pacing_module
@@ -76,6 +77,40 @@ def test_a_tenant_rests_for_as_long_as_it_was_told_last() -> None:
             await woken.wait()
         assert not _rests(one)
         pacing.hear(m.encode(m.Pace("one", 100_000)))
+        pacing.close()
+
+    asyncio.run(test())
+
+
+class _Kernel:
+    """The worker's link to a kernel that lets a tenant rest on, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.asked = times, list[list[object]]()
+        self.pacing: Pacing | None = None
+
+    def send(self, frame: list[object]) -> None:
+        assert self.pacing is not None
+        self.asked.append(frame)
+        if len(self.asked) <= self.times:
+            self.pacing.hear(m.encode(m.Pace("one", 5)))
+
+
+def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
+    async def test() -> None:
+        turns, woken = Turns(), asyncio.Event()
+        pacing, kernel = Pacing(turns, woken.set), _Kernel(3)
+        kernel.pacing = pacing
+        one = _begin(turns, "one", 1)
+        _begin(turns, "other", 2)
+        pacing.tell(cast(Link, kernel))
+        pacing.note(one, 5_000)
+        assert pacing.told() == [m.Spent.KIND, [[1, 5]]]
+        pacing.hear(m.encode(m.Pace("one", 5)))
+        async with asyncio.timeout(20):
+            await woken.wait()
+        assert not _rests(one)
+        assert kernel.asked == 4 * [[m.Spent.KIND, [[1, 0]]]]
         pacing.close()
 
     asyncio.run(test())
