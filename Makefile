@@ -94,7 +94,7 @@ format: $(VENV)/installed
 
 test: check build/examples build/native build/compiled
 	@echo "== test: the whole suite, two files at a time (about a quarter of an hour)"
-	@$(RUNNING) pytest -n 2 --dist loadfile
+	@$(RUNNING) pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: build/examples build/native build/compiled
 	@echo "== bench: absolute figures move with the machine, ratios do not (three minutes)"

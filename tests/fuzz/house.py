@@ -352,6 +352,8 @@ class House:
             crossing=self._crossing[name],
         )  # fmt: skip
         worker.fiber = _looking(self.seen, worker._fibers.fiber_class)
+        if not self.setting.native:
+            worker.texts._executor = _Inline()
         self.workers[name] = worker
         await self._link_to_kernel(name)
         ours, theirs = memory_pair()
