@@ -168,7 +168,7 @@ def _forget_beside(
     """Forget tenants that are gone, and programs that nobody uses: which use is noted."""
     _beside(stack, with_.forgetting.run(with_))
     uses, days = with_.programs.uses, config.program_unused_days_max
-    stack.push_async_callback(uses.flush)
+    stack.push_async_callback(uses.close)
     _beside(stack, uses.run())
     _beside(stack, Unused(with_.store, with_.programs, with_.runs, days, now_ms).run())
 

@@ -56,6 +56,13 @@ class Lots(ABC, Generic[Lot]):
             except self.store.errors:
                 _log.exception("%s could not be written yet", self._words)
 
+    async def close(self) -> None:
+        """Write what was gathered, if it can be written: there is no next time."""
+        try:
+            await self.flush()
+        except self.store.errors:
+            _log.exception("%s could not be written", self._words)
+
     async def flush(self) -> None:
         """Write what was gathered so far."""
         self._wake.clear()

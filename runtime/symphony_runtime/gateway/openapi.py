@@ -122,10 +122,11 @@ def _parameter(parameter: "Parameter") -> dict[str, Any]:
 def _responses(route: "Route") -> dict[str, Any]:
     responses = {str(status): _answer(answer) for status, answer in route.answers.items()}
     known = set() if route.access.value == "open" else {401, 403, 503}  # the database may be away
+    stored = {507} if route.writes else set()
     paced = {429} if route.access.value in ("tenant", "any") else set()
     named = {404} if "{" in route.path else set()
     taken = set(_OF_BODIES) if route.body is not None else set()
-    problems = {*route.problems, *_BEFORE_ROUTES, 500, *known, *paced, *named, *taken}
+    problems = {*route.problems, *_BEFORE_ROUTES, 500, *known, *stored, *paced, *named, *taken}
     for status in sorted(problems):
         problem = {_PROBLEM: {"schema": _reference("Problem")}}
         own = {"application/json": {"schema": _reference(route.errors)}}

@@ -7,6 +7,7 @@ Whatever else a handler raises is our own mistake: it is logged with its traceba
 without a word of it, because words of ours may hold other tenants' data.
 """
 
+import errno
 import http
 import json
 import logging
@@ -15,10 +16,12 @@ from typing import Any
 
 from aiohttp import HttpVersion11, web
 
-from symphony_runtime.gateway.database import AwayError
+from symphony_runtime.gateway.database import AwayError, FullError, StorageError
 
 _log = logging.getLogger(__name__)
 _CLIENT_GONE = 499  # nobody gets to see it
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FAILING = (errno.EIO, errno.EROFS, errno.EFBIG)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -85,6 +88,18 @@ def unavailable(detail: str, retry_after: int = 1) -> Problem:
     return Problem(503, "unavailable", detail, retry_after=retry_after)
 
 
+def of_storage(error: Exception) -> Problem | None:
+    """Return what an error of a disk or the database is to whoever asked; None: it is no such."""
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, FullError) or number in _FULL:
+        return Problem(507, "disk-full", "the server's disk is full")
+    if isinstance(error, AwayError):
+        return unavailable("the server's database is away")
+    if isinstance(error, StorageError) or number in _FAILING:
+        return unavailable("the server's storage fails now")
+    return None
+
+
 def broken_body() -> Problem:
     """The body's chunks are none, or it ends before it should."""
     return bad_request("bad-http", "the body is no HTTP")
@@ -101,12 +116,12 @@ async def problems_middleware(request: web.Request, handler: Handler) -> web.Str
         return broken_body().response()
     except web.HTTPException as error:
         return of_framework(error).response()
-    except AwayError as error:
-        _log.warning("%s %s: %s", request.method, request.path, error)
-        return unavailable("the server's database is away").response()
     except Exception as error:
         if isinstance(error, ConnectionError) and has_gone(request):
             return web.Response(status=_CLIENT_GONE)  # in the middle of a stream or of its body
+        if (failing := of_storage(error)) is not None:
+            _log.warning("%s %s: %s", request.method, request.path, error)
+            return failing.response()
         _log.exception("%s %s failed", request.method, request.path)
         return Problem(500, "internal", "the server made a mistake; its log says which").response()
 

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from symphony_runtime.gateway.database import AwayError, Connection, Database, StoreError
+from symphony_runtime.gateway.database import (
+    AwayError,
+    Connection,
+    Database,
+    StorageError,
+    StoreError,
+)
 from symphony_runtime.gateway.database.sqlite import SqliteDatabase
 from symphony_runtime.gateway.events import Replays
 from symphony_runtime.gateway.schema import migrate
@@ -28,6 +34,7 @@ from symphony_runtime.gateway.tail import Tail
 __all__ = ["Store", "StoreError", "open_database"]
 
 _BATCH_MAX = 4_096  # operations of one commit
+_AGAIN_SECONDS = 0.05, 1.0  # before what could not be stored is tried again: at first, and at most
 
 T = TypeVar("T")
 Operation = Callable[[Connection], Any]
@@ -70,7 +77,8 @@ class Store:
             self._writer_connection.close()
             raise
         self.shared = self._database.shared  # other gateways use it, too
-        self.errors = self._database.errors  # what an operation may raise
+        # What an operation may raise.
+        self.errors: tuple[type[Exception], ...] = (*self._database.errors, StorageError)
         self.conflicts = self._database.conflicts  # of it: it is there already
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-read")
         self._queue: queue.SimpleQueue[_Queued | None] = queue.SimpleQueue()
@@ -96,15 +104,38 @@ class Store:
         self._queue.put(_Queued(operation, future, whose))
         return future
 
+    async def insist(
+        self,
+        operation: Callable[[Connection], T],
+        whose: Whose = None,
+        put_off: Callable[[StorageError], None] = lambda _error: None,
+    ) -> T:
+        """Write as often as it takes while the storage fails; `put_off` hears of each failure.
+
+        What has failed may have taken effect (a link that broke in a commit): it must be an
+        operation that may be done twice.
+        """
+        pause, pause_max = _AGAIN_SECONDS
+        while True:
+            try:
+                return await self.write(operation, whose)
+            except StorageError as error:
+                put_off(error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, pause_max)
+
     async def read(self, operation: Callable[[Connection], T]) -> T:
         """Run an operation that only reads; it sees what has been committed."""
         return await self._loop.run_in_executor(self._reader, self._read, operation)
 
     def _read(self, operation: Callable[[Connection], T]) -> T:
         try:
-            return operation(self._reader_connection)
-        except AwayError:  # a connection that was lost comes back, if the database does
-            return operation(self._reader_connection)
+            try:
+                return operation(self._reader_connection)
+            except AwayError:  # a connection that was lost comes back, if the database does
+                return operation(self._reader_connection)
+        except self._database.errors as error:
+            raise self._database.storage_error(error) or error from None
 
     async def close(self) -> None:
         """Write what is queued, then close."""
@@ -186,7 +217,7 @@ class Store:
                 return operation.execute(self._writer_connection)
         except Exception as error:
             self._failed += 1
-            return _Failed(error)
+            return _Failed(self._database.storage_error(error) or error)
 
 
 class _Failed:

@@ -26,8 +26,11 @@ from typing import Any, Protocol
 
 import msgpack
 
+from symphony_runtime.gateway.database import StorageError
+
 _log = logging.getLogger(__name__)
 SEGMENT_BYTES = 16 << 20
+_SETTLE_SECONDS_MAX = 10.0  # that the journals get to store what they have
 BEGUN, ENDED = 0, -1  # ids that no event has
 _HEADER = struct.Struct("<II")  # bytes of the body, its CRC-32
 _NAME = "events-{:08d}.log"
@@ -92,18 +95,26 @@ class Tail:
         self.on_written(entries, time.thread_time() - began)
 
     async def renew(self) -> None:
-        """Begin a new file; return when the old ones have gone."""
+        """Begin a new file; return when the old ones have gone.
+
+        Raises:
+            StorageError: the journals' events cannot be stored now; they are later.
+        """
         self.flush()
         if self._file is not None:
             self._begin_next()
-        for task in tuple(self._clearing):
-            await task
+        if self._clearing:
+            gone, pending = await asyncio.wait(self._clearing, timeout=_SETTLE_SECONDS_MAX)
+            for task in gone:
+                task.result()
+            if pending:
+                raise StorageError("the events of live runs cannot be stored now")
 
     async def close(self) -> None:
         """Write what was added, and forget it all if every journal has left."""
         self.flush()
-        for task in tuple(self._clearing):
-            await task
+        for task in self._clearing:  # a journal that has not left may be unable to store its events
+            task.cancel()
         if self._file is not None:
             os.close(self._file)
         if not self._journals:

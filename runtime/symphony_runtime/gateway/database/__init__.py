@@ -17,7 +17,15 @@ class StoreError(Exception):
     """The database cannot be used; the words are for the operator."""
 
 
-class AwayError(StoreError):
+class StorageError(StoreError):
+    """What lies under the database fails now; the same may be stored, or read, later."""
+
+
+class FullError(StorageError):
+    """The disk is full."""
+
+
+class AwayError(StorageError):
     """The database does not answer now; it may come back."""
 
 
@@ -75,6 +83,9 @@ class Database(Protocol):
     @property
     def conflicts(self) -> tuple[type[Exception], ...]:
         """What an INSERT raises for what is there already."""
+
+    def storage_error(self, error: Exception) -> StorageError | None:
+        """Return what an error of a statement says of the storage; None: it is the statement's."""
 
     def connect(self, *, writes: bool) -> Connection:
         """Connect; without `writes` nothing can be changed.

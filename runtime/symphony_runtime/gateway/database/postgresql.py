@@ -11,7 +11,14 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-from symphony_runtime.gateway.database import AwayError, Connection, Cursor, StoreError
+from symphony_runtime.gateway.database import (
+    AwayError,
+    Connection,
+    Cursor,
+    FullError,
+    StorageError,
+    StoreError,
+)
 
 try:
     import psycopg
@@ -34,6 +41,8 @@ _TYPE = re.compile(r"\b(INTEGER|BLOB|REAL|TEXT)\b")
 _TABLE_END = re.compile(r"\)\s*STRICT(\s*,\s*WITHOUT ROWID)?\s*;")
 _COMMENT = re.compile(r"--[^\n]*")
 _ONLY_SQLITE = "-- only: sqlite"
+# Lost in the middle, out of room, an I/O error; and another server that may only be read for now.
+_STORAGE = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
 
 
 class PostgresDatabase:
@@ -49,6 +58,14 @@ class PostgresDatabase:
 
     def __str__(self) -> str:
         return "the PostgreSQL database"
+
+    def storage_error(self, error: Exception) -> StorageError | None:
+        """Return what an error of a statement says of the storage; None: it is the statement's."""
+        if isinstance(error, AwayError):
+            return error
+        if isinstance(error, psycopg.errors.DiskFull):
+            return FullError(f"{self}: {error}")
+        return StorageError(f"{self}: {error}") if isinstance(error, _STORAGE) else None
 
     def connect(self, *, writes: bool) -> Connection:
         """Connect; StoreError: it does not answer, or does not let us in."""

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from symphony_runtime.gateway.database import Connection, StoreError
+from symphony_runtime.gateway.database import Connection, FullError, StorageError, StoreError
 
 _log = logging.getLogger(__name__)
 _BUSY_SECONDS = 30.0
+_STORAGE = (
+    sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
+)  # fmt: skip
 _NO_DATABASE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT)
 
 
@@ -26,6 +31,14 @@ class SqliteDatabase:
 
     def __str__(self) -> str:
         return str(self._path)
+
+    def storage_error(self, error: Exception) -> StorageError | None:
+        """Return what an error of a statement says of the storage; None: it is the statement's."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # a broken page's code has more bits
+        if code not in _STORAGE:
+            return None
+        kind = FullError if code == sqlite3.SQLITE_FULL else StorageError
+        return kind(f"{self}: {error}")
 
     def connect(self, *, writes: bool) -> Connection:
         """Open or create the file, readable by its owner only.
@@ -69,8 +82,8 @@ class SqliteDatabase:
     def transaction(self, connection: Connection) -> Iterator[None]:
         """Have all statements of a block take effect, or none."""
         assert isinstance(connection, sqlite3.Connection)
-        connection.execute("BEGIN IMMEDIATE")
         try:
+            connection.execute("BEGIN IMMEDIATE")
             yield
             connection.execute("COMMIT")
         except BaseException:

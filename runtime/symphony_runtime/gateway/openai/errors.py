@@ -6,13 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.database import AwayError
 from symphony_runtime.gateway.problems import (
     Handler,
     Problem,
     broken_body,
     of_framework,
-    unavailable,
+    of_storage,
 )
 
 _log = logging.getLogger(__name__)
@@ -87,9 +86,10 @@ async def openai_errors_middleware(request: web.Request, handler: Handler) -> we
         raise of_problem(broken_body()) from error
     except ConnectionError:
         raise  # whoever asked has gone
-    except AwayError as error:
-        raise of_problem(unavailable("the server's database is away")) from error
     except Exception as error:
+        if (failing := of_storage(error)) is not None:
+            _log.warning("%s %s: %s", request.method, request.path, error)
+            raise of_problem(failing) from error
         _log.exception("%s %s failed", request.method, request.path)
         raise OpenAIError(500, "the server made a mistake; its log says which") from error
 
