@@ -172,6 +172,9 @@ class Asks:
             worker.refuse(seq, Errno.EIO, str(error))
         except Problem as error:
             worker.refuse(seq, Errno.ENOENT, str(error))
+        except Exception:
+            worker.refuse(seq, Errno.EIO, "a fault of the server")
+            raise
 
     async def _start_child(self, worker: Worker, args: dict[str, Any]) -> dict[str, Any]:
         parent, stage = args.get("parent"), args.get("stage", 0)
