@@ -101,8 +101,8 @@ class Administration:
         for task in (*self._tasks, *self._telling):
             task.cancel()
         await asyncio.gather(*self._tasks, *self._telling, return_exceptions=True)
-        await self.ledger.flush()
-        await self.audit.flush()
+        await self.ledger.close()
+        await self.audit.close()
 
     def check(self, tenant: str) -> None:
         """Check that a tenant may begin something.
@@ -179,7 +179,7 @@ class Administration:
         for run in live:
             self.runs.kill(run, SUSPENDED)
         if live:  # their readers are told of the end
-            await asyncio.wait([run.over for run in live], timeout=_END_SECONDS_MAX)
+            await asyncio.wait([run.known for run in live], timeout=_END_SECONDS_MAX)
         self.connections.cut_tenant(tenant)
 
     def tell_weights(self, kernel: KernelLink) -> None:

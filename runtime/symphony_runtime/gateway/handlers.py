@@ -27,7 +27,7 @@ from symphony_runtime.gateway.http import (
 )
 from symphony_runtime.gateway.idempotency import REPLAYED, read_once
 from symphony_runtime.gateway.links import KernelAwayError
-from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.live import Run, check_stored
 from symphony_runtime.gateway.problems import Problem, bad_request
 from symphony_runtime.gateway.programs import Program, Room, count_refusals, digest_of
 from symphony_runtime.gateway.results import result_pieces
@@ -36,6 +36,8 @@ from symphony_runtime.gateway.run_once import start_once
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.streaming import stream_events
 from symphony_runtime.gateway.trace import find_trace, trace_events
+
+_PATIENCE_SECONDS = 5.0  # that a client waits for an end that could not be stored
 
 
 # --- Programs ------------------------------------------------------------------------------------
@@ -125,8 +127,6 @@ async def _answer_start(
     request: web.Request, run: Run | Record, headers: dict[str, str], detach: bool, stream: bool
 ) -> web.StreamResponse:
     if detach:
-        if isinstance(run, Run):
-            await run.stored
         run_id = run.record.id if isinstance(run, Run) else run.id
         response: web.StreamResponse = await answer({"id": run_id}, status=202)
         headers = {"Location": f"/v1/runs/{run_id}", **headers}
@@ -134,10 +134,23 @@ async def _answer_start(
         return await stream_events(request, run, after=0, headers=headers)
     else:
         if isinstance(run, Run):
-            await asyncio.shield(run.over)
+            await _wait_over(run)
         return await _result(request, run, headers)
     response.headers.update(headers)
     return response
+
+
+async def _wait_over(run: Run) -> None:
+    """Wait until a run has ended.
+
+    Raises:
+        Problem: 503, 507: it has, and that cannot be stored.
+    """
+    await asyncio.shield(run.known)
+    if not run.over.done():
+        await asyncio.wait([run.over], timeout=_PATIENCE_SECONDS)
+    if run.unstored is not None and not run.over.done():
+        raise run.unstored
 
 
 async def list_runs(request: web.Request) -> web.StreamResponse:
@@ -214,8 +227,9 @@ async def cancel_run(request: web.Request) -> web.StreamResponse:
     if not isinstance(run, Run):
         check_here(run)
         return await answer(run.view())
+    check_stored(run)
     runs.kill(run, "it was cancelled")
-    await asyncio.wait([run.over], timeout=CANCEL_SECONDS_MAX)
+    await asyncio.wait([run.known], timeout=CANCEL_SECONDS_MAX)
     return await answer(run.record.view(), status=200 if run.over.done() else 202)
 
 

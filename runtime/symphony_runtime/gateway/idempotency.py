@@ -14,6 +14,7 @@ the key is for is done, or is let go, or the one that is at it has started anew 
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable
@@ -28,7 +29,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_IDEMPOTENCY_KEYS_MAX,
 )
 
-from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.database import Connection, StorageError
 from symphony_runtime.gateway.members import is_there
 from symphony_runtime.gateway.overload.pace import retry_after
 from symphony_runtime.gateway.problems import Problem, bad_request
@@ -102,6 +103,7 @@ class Idempotency:
         self._now_ms = now_ms
         self._boot = boot
         self._under_way: dict[tuple[str, bytes], tuple[bytes, asyncio.Future[str]]] = {}
+        self._noting: set[asyncio.Task[None]] = set()  # that could not be stored at once
 
     async def perform(self, once: Once, outcome: str, act: Act) -> tuple[str, bool]:
         """Do something unless it was done; return the id of what came of it, and whether it was.
@@ -155,10 +157,18 @@ class Idempotency:
         try:
             await act(claim.outcome, claim.known)
         except BaseException:
-            await self._store.write(lambda c: _forget(c, once, self._boot), once.tenant)
+            # Where that cannot be stored the claim stays ours: the next request of the key goes on.
+            with contextlib.suppress(StorageError):
+                await self._store.write(lambda c: _forget(c, once, self._boot), once.tenant)
             raise
-        # Behind what `act` has queued: there is no note of what is not there.
-        await self._store.write(lambda c: _note(c, once), once.tenant)
+        # Behind what `act` has stored: there is no note of what is not there.
+        note = partial(_note, once=once)
+        try:
+            await self._store.write(note, once.tenant)
+        except StorageError:  # what it is for is there, and the claim with its id
+            task = asyncio.create_task(self._store.insist(note, once.tenant))
+            self._noting.add(task)
+            task.add_done_callback(self._noting.discard)
         return claim.outcome, False
 
     def _claim_now(

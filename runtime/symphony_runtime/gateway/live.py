@@ -16,11 +16,12 @@ from symphony_kernel.protocol.limits import (
     TENANT_TRACED_RUNS_MAX,
 )
 
+from symphony_runtime.gateway.database import StorageError
 from symphony_runtime.gateway.events import LOG_CHARACTERS
 from symphony_runtime.gateway.journal import Journal
 from symphony_runtime.gateway.links import Worker
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
-from symphony_runtime.gateway.problems import Problem
+from symphony_runtime.gateway.problems import Problem, of_storage
 from symphony_runtime.gateway.programs import Program
 from symphony_runtime.gateway.run import PRIORITY_DEFAULT, Record, RunRequest, now_ms
 from symphony_runtime.gateway.store import Store
@@ -57,8 +58,11 @@ class Run:
         self.channels: set[str] = set()  # that it has used
         self.child_ends: set[asyncio.Task[None]] = set()
         self.kernel_usage: Counter[str] = Counter()
-        self.started = False
+        self.registered = False  # with the kernel
+        self.started = False  # at its worker
         self.ending = False
+        self.end: Record | None = None  # once it is known; `record` has it when it is stored
+        self.unstored: Problem | None = None  # why it is not, after the first attempt
         self.unwanted = False  # its client has gone: how it ends matters to nobody
         self.trace: RunTrace | None = None  # where it was asked for
         self.log_bytes = 0
@@ -70,14 +74,45 @@ class Run:
         self.verdict: str | None = None  # why the server failed it, whatever the worker says
         self.deadline = math.inf  # in the loop's time; set once it is started
         self.timers: list[asyncio.TimerHandle] = []
-        self.stored: asyncio.Future[None]  # that it has begun; there once it is started
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stored: asyncio.Future[None] | None = None  # that it begins; None: it passes
+        loop = asyncio.get_running_loop()
+        self.known: asyncio.Future[None] = loop.create_future()  # how it has ended, stored or not
+        self.over: asyncio.Future[None] = loop.create_future()  # it has ended, and is stored
 
     def begin(self) -> None:
         """It runs: its readers hear of it, and the next gateway would."""
         self.record.status = "running"
         self.journal.begin(asdict(self.record))
         self.journal.append("status", self.record.outcome())
+
+    async def has_begun(self) -> bool:
+        """Whether its start was stored, as soon as that is known."""
+        if self.stored is None:
+            return True
+        await asyncio.wait([self.stored])
+        return self.stored.exception() is None
+
+    def put_off(self, error: StorageError) -> None:
+        """Its end could not be stored: until it is, readers are told so."""
+        assert self.end is not None
+        problem = of_storage(error)
+        assert problem is not None
+        if self.unstored is None and self.passing:
+            self.journal.finish(self.end.finals())  # its client has its answer all the same
+        self.record.status = "ending"
+        self.record.reason = f"it has ended, which is not stored yet: {problem.detail}"
+        problem.detail = f"the run has ended, which is not stored yet: {problem.detail}"
+        problem.fields["id"] = self.record.id
+        problem.headers["Location"] = f"/v1/runs/{self.record.id}"
+        self.unstored = problem
+        if not self.known.done():
+            self.known.set_result(None)
+
+    def leave(self) -> None:
+        """It has ended, and is stored as far as it is kept."""
+        if not self.known.done():
+            self.known.set_result(None)
+        self.over.set_result(None)
 
     def kernel_options(self) -> dict[str, Any]:
         """Return the options of `Register`."""
@@ -118,6 +153,16 @@ class Run:
         for start in range(0, len(text) or 1, LOG_CHARACTERS):
             part = text[start : start + LOG_CHARACTERS]
             self.journal.append("log", {"level": known, "text": part})
+
+
+def check_stored(run: Run) -> None:
+    """Check that a run is not one whose end is not stored yet.
+
+    Raises:
+        Problem: 409.
+    """
+    if run.unstored is not None:
+        raise Problem(409, "run-ended", run.unstored.detail, retry_after=1)
 
 
 class _Credit:

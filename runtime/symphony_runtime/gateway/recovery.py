@@ -31,8 +31,8 @@ def fail_live_runs(connection: Connection, left: Left, reason: str, gateway: str
         record.usage = merge_usage({"wall_ms": record.ended_ms - record.created_ms}, {})
         last, total = last_event(connection, record.seq)
         events = _behind(left.get(record.seq, {}), last)
-        finals = [("usage", record.usage), ("status", record.outcome())]
-        finish_run(connection, record, pack_final(last + 1, total, events + finals))
+        row = pack_final(last + 1, total, events + record.finals())
+        finish_run(connection, record, row)
     return len(records)
 
 

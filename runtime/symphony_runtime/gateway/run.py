@@ -23,7 +23,7 @@ from symphony_runtime.limits import LimitRefusedError, TenantLimits
 LIMITS_MAX: dict[str, int] = run_defaults()
 PRIORITY_DEFAULT = 4  # each step above doubles a run's share of its tenant's service
 _USUAL = TenantLimits()
-LIVE = ("queued", "running")
+LIVE = ("queued", "running", "ending")  # the last: it has ended, and that is not stored yet
 FINAL = ("exited", "trapped", "killed", "failed")
 USAGE_KEYS = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
@@ -73,6 +73,10 @@ class Record:
     def outcome(self) -> dict[str, Any]:
         """Return the data of its `status` event."""
         return {"status": self.status, "exit_code": self.exit_code, "reason": self.reason}
+
+    def finals(self) -> list[tuple[str, Any]]:
+        """Return its last events, once it has ended."""
+        return [("usage", self.usage), ("status", self.outcome())]
 
     def view(self) -> dict[str, Any]:
         """Return what a listing shows of it."""
@@ -190,28 +194,35 @@ def _integer(value: Any, low: int, high: int, what: str) -> int:
 
 # --- The database --------------------------------------------------------------------------------
 def insert_run(connection: Connection, record: Record) -> None:
-    """Store a run that has begun, so that a crash cannot make it disappear."""
+    """Store a run that is about to begin, so that a crash cannot make it disappear; once."""
     values = (
         record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
         record.status, record.exit_code, record.reason, record.priority,
         json.dumps(record.limits), None, record.created_ms, None, 0,
     )  # fmt: skip
     places = ", ".join("?" * len(values))
-    connection.execute(f"INSERT INTO runs VALUES ({places})", values)  # noqa: S608 - ours
+    sql = f"INSERT INTO runs VALUES ({places}) ON CONFLICT (seq) DO NOTHING"  # noqa: S608 - ours
+    connection.execute(sql, values)
+
+
+def take_back_run(connection: Connection, seq: int) -> None:
+    """Forget a run that has not begun after all."""
+    connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
 
 
 def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -> int:
-    """Store a run's end and the rest of its events; return the bytes that it keeps."""
+    """Store a run's end and the rest of its events, once; return the bytes that it keeps."""
     insert_events(connection, record.seq, row)
-    add_usage(connection, record.tenant, record.ended_ms or now_ms(), record.usage or {})
     sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
     (size,) = connection.execute(sizes, (record.seq,)).fetchone()
-    connection.execute(
+    ended = connection.execute(
         "UPDATE runs SET status = ?, exit_code = ?, reason = ?, usage = ?, ended_ms = ?, bytes = ?"
-        " WHERE seq = ?",
+        " WHERE seq = ? AND ended_ms IS NULL",
         (record.status, record.exit_code, record.reason, json.dumps(record.usage), record.ended_ms,
          _RUN_BYTES + size, record.seq),
     )  # fmt: skip
+    if ended.rowcount:
+        add_usage(connection, record.tenant, record.ended_ms or now_ms(), record.usage or {})
     return _RUN_BYTES + int(size)
 
 

@@ -24,8 +24,7 @@ async def start_once(
 
     async def act(run_id: str, again: bool) -> None:
         if not (again and await _find(runs, once.tenant, run_id)):
-            run = await start(run_id)
-            await run.stored  # whoever comes after a crash finds it
+            await start(run_id)
 
     run_id, was_there = await keys.perform(once, new_run_id(), act)
     found = await _find(runs, once.tenant, run_id)

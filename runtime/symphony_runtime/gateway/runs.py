@@ -21,6 +21,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_runtime.gateway.asks import Asks
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.gateway.database import StorageError
 from symphony_runtime.gateway.deadlines import Deadlines
 from symphony_runtime.gateway.events import Cursor
 from symphony_runtime.gateway.figures import RunFigures
@@ -28,7 +29,7 @@ from symphony_runtime.gateway.journal import LiveReader, Reader, StoredReader, s
 from symphony_runtime.gateway.keeping import keep_end
 from symphony_runtime.gateway.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links import KernelAwayError, KernelLink, Worker, WorkerLinks
-from symphony_runtime.gateway.live import Run, TenantRules, admit_trace, new_record
+from symphony_runtime.gateway.live import Run, TenantRules, admit_trace, check_stored, new_record
 from symphony_runtime.gateway.outside.calls import Outside
 from symphony_runtime.gateway.overload.admission import Admission
 from symphony_runtime.gateway.own_workers import OwnWorkers
@@ -48,6 +49,7 @@ from symphony_runtime.gateway.run import (
     list_runs,
     merge_usage,
     now_ms,
+    take_back_run,
 )
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tape import Listener
@@ -208,13 +210,18 @@ class Runs:
         """Forget a run that has ended, with its messages and its log.
 
         Raises:
-            Problem: 404; 409, it is live.
+            Problem: 404; 409, it is live, or its end is not stored yet.
         """
         run = await self.find(tenant, run_id)
         if isinstance(run, Run):
+            check_stored(run)
             raise Problem(409, "run-live", "the run has not ended; cancel it first")
+        check_here(run)
         seq = run.seq
-        self._retention.gone(await self._store.write(lambda c: delete_runs(c, [seq])))
+        deleted = await self._store.write(lambda c: delete_runs(c, [seq]))
+        if not deleted:
+            raise not_found("run")  # any more
+        self._retention.gone(deleted)
 
     def result(self, run: Run | Record) -> tuple[Record, Callable[[], Cursor]]:
         """Return a run's record, and how its events are read."""
@@ -270,10 +277,13 @@ class Runs:
             reason = "the server was shut down"
             for run in list(self._live.values()):
                 self.kill(run, reason, verdict=reason)
-            await self._wait_until_idle(seconds=_KILL_GRACE_SECONDS)
+            await self._wait_until_known()
         for run in list(self._live.values()):
             self._fail(run, "the server was shut down")
-        await self._wait_until_idle(seconds=_KILL_GRACE_SECONDS)
+        await self._wait_until_known()
+        for run in self._live.values():
+            if run.unstored is not None:
+                _log.error("the end of run %s was not stored: the server ends", run.record.id)
 
     def statistics(self) -> dict[str, Any]:
         """Return how many runs and instances are live, and what became of the others."""
@@ -315,9 +325,13 @@ class Runs:
             self.admission.load.registered(time.monotonic() - began)
             if worker.away or not self.kernel.expected:
                 raise KernelAwayError("the worker or the kernel went away")
+            await self._begin(run)
         except BaseException:
+            self._release(run)
             self._leave(run)
             raise
+        if run.ending:
+            return  # its worker or the kernel died meanwhile
         self.send_module(worker, run.program, artefact)
         tenant, module, traced = record.tenant, run.program.module, run.trace is not None
         limits = self.limits.of(tenant).of_worker(record.limits)
@@ -326,13 +340,24 @@ class Runs:
         if run.trace is not None:
             run.trace.started = time.monotonic()
         self.figures.started(record.tenant, time.monotonic() - run.admitted)
-        run.begin()
-        if not run.passing:
-            run.stored = self._store.write(lambda c: insert_run(c, record), tenant)
-            self._must(run.stored)
         self._deadlines.started(run)
         if run.kill_reason is not None:  # it was cancelled before it had begun
             self._send_kill(run)
+
+    async def _begin(self, run: Run) -> None:
+        """A run is about to start: what is kept of it is stored before, so that none is lost."""
+        run.registered, record = True, run.record
+        record.status = "running"
+        if not run.passing:
+            run.stored = self._store.write(lambda c: insert_run(c, record), record.tenant)
+            try:
+                await run.stored
+            except Exception:
+                # What has failed may have taken effect, if a link broke.
+                self.spawn(self._store.insist(lambda c: take_back_run(c, record.seq)))
+                self.spawn(self._end_in_kernel(run, record.seq))
+                raise
+        run.begin()
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
         """Return the artefact that a worker lacks, or None if it has it; the program is used."""
@@ -369,18 +394,21 @@ class Runs:
         self._instances[run.record.seq] = run
         run.worker.live += 1
 
-    def _leave(self, run: Run) -> None:
+    def _release(self, run: Run) -> None:
+        """Nothing of it runs any more: what it had of its worker is free."""
         for timer in run.timers:
             timer.cancel()
+        for instance in run.instances:
+            self._instances.pop(instance, None)
+        run.worker.live -= 1
+
+    def _leave(self, run: Run) -> None:
         del self._live[run.record.id]
         self._tenants[run.record.tenant] -= 1
         self.admission.ended(run.record.tenant, self._tenants[run.record.tenant])
         if not self._tenants[run.record.tenant]:
             del self._tenants[run.record.tenant]
-        for instance in run.instances:
-            self._instances.pop(instance, None)
-        run.worker.live -= 1
-        run.over.set_result(None)
+        run.leave()
 
     # -- Children ------------------------------------------------------------------------------
     def run_of(self, worker: Worker, instance: Any) -> Run | None:
@@ -419,7 +447,7 @@ class Runs:
 
     def kernel_lost(self) -> None:
         """The kernel died and forgot every instance in it."""
-        for run in [run for run in self._live.values() if run.started]:
+        for run in [run for run in self._live.values() if run.registered]:
             self._tell_worker(run, "the kernel died")
             self._fail(run, "the kernel died")
 
@@ -427,7 +455,7 @@ class Runs:
     def worker_lost(self, worker: Worker) -> None:
         """A worker died, and everything that it ran."""
         self._asks.forget_worker(worker)
-        for run in [r for r in self._live.values() if r.worker is worker and r.started]:
+        for run in [r for r in self._live.values() if r.worker is worker and r.registered]:
             self._fail(run, "the worker that ran it died")
 
     def worker_message(self, worker: Worker, message: m.Message) -> None:
@@ -500,7 +528,7 @@ class Runs:
 
     # -- Ending --------------------------------------------------------------------------------
     def _fail(self, run: Run, reason: str) -> None:
-        if not run.ending:
+        if run.registered and not run.ending:
             usage = {"wall_ms": now_ms() - run.record.created_ms}
             self._finish_soon(run, "failed", None, reason, usage)
 
@@ -518,6 +546,8 @@ class Runs:
         outcome: tuple[str, int | None, str],
         usage: dict[str, Any],
     ) -> None:
+        if not await run.has_begun():
+            return  # `_launch` takes it back
         # Children first: with their parent's end the kernel forgets them and what they used.
         if len(run.instances) == 1 and not run.child_ends:
             await self._end_in_kernel(run, record.seq)
@@ -526,7 +556,7 @@ class Runs:
             await asyncio.gather(*run.child_ends, *ends)
         status, exit_code, reason = outcome
         # A copy: what readers see changes only when the result is on disk.
-        ended = dataclasses.replace(
+        run.end = dataclasses.replace(
             record,
             status=status,
             exit_code=exit_code if status == "exited" else None,
@@ -534,22 +564,32 @@ class Runs:
             usage=merge_usage(usage, dict(run.kernel_usage)),
             ended_ms=now_ms(),
         )
-        finals = [("usage", ended.usage), ("status", ended.outcome())]
-        row = run.journal.seal(finals)
+        self._release(run)
+        await self._keep(run, run.end)
+        run.record = run.end
+        if not run.journal.finished:
+            run.journal.finish(run.end.finals())
+        self.figures.ended(run.end, time.monotonic() - run.admitted)
+        self._leave(run)
+
+    async def _keep(self, run: Run, ended: Record) -> None:
+        """Store a run's end, however long the storage fails."""
+
+        def put_off(error: StorageError) -> None:
+            if run.unstored is None:
+                _log.error("the end of run %s cannot be stored yet: %s", ended.id, error)
+            run.put_off(error)
+
+        row = run.journal.seal(ended.finals())
         try:
-            size = await keep_end(self._store, run, ended, row, self._tenant_rules.ledger)
+            size = await keep_end(self._store, run, ended, row, self._tenant_rules.ledger, put_off)
             if size is not None:
                 self._retention.ended(ended.tenant, size)
-        except self._store.errors:
+        except Exception:
             # Nobody may believe in a result that is not kept: the next start calls it failed, too.
             _log.exception("the result of run %s could not be stored", ended.id)
             ended.status, ended.exit_code = "failed", None
             ended.reason = "its result could not be stored"
-            finals = [("usage", ended.usage), ("status", ended.outcome())]
-        run.record = ended
-        run.journal.finish(finals)
-        self.figures.ended(ended, time.monotonic() - run.admitted)
-        self._leave(run)
 
     async def _end_in_kernel(self, run: Run, instance: int) -> None:
         try:
@@ -590,11 +630,16 @@ class Runs:
     def _done(self, future: "asyncio.Future[Any]") -> None:
         self._tasks.discard(future)
         error = None if future.cancelled() else future.exception()
-        # The first three are answers to whoever asked; anything else is a mistake of ours.
-        if error is not None and not isinstance(error, (KernelAwayError, SyscallError, Problem)):
+        # These are answers to whoever asked; anything else is a mistake of ours.
+        answers = KernelAwayError, SyscallError, Problem, StorageError
+        if error is not None and not isinstance(error, answers):
             _log.error("a run's task failed", exc_info=error)
 
-    async def _wait_until_idle(self, seconds: float | None = None) -> None:
-        waiting = [run.over for run in self._live.values()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=seconds)
+    async def _wait_until_idle(self) -> None:
+        if waiting := [run.over for run in self._live.values()]:
+            await asyncio.wait(waiting)
+
+    async def _wait_until_known(self) -> None:
+        """Wait until every run has ended, and is stored if that can be; not for long."""
+        if waiting := [run.known for run in self._live.values()]:
+            await asyncio.wait(waiting, timeout=_KILL_GRACE_SECONDS)

@@ -124,9 +124,10 @@ def store_end(
     size = finish_run(connection, ended, row)
     if packed is None:
         return size
-    connection.execute("INSERT INTO run_traces VALUES (?, ?)", (ended.seq, packed))
-    added = "UPDATE runs SET bytes = bytes + ? WHERE seq = ?"
-    connection.execute(added, (len(packed), ended.seq))
+    sql = "INSERT INTO run_traces VALUES (?, ?) ON CONFLICT (run) DO NOTHING"
+    if connection.execute(sql, (ended.seq, packed)).rowcount:
+        added = "UPDATE runs SET bytes = bytes + ? WHERE seq = ?"
+        connection.execute(added, (len(packed), ended.seq))
     return size + len(packed)
 
 

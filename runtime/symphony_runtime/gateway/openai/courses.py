@@ -13,6 +13,7 @@ from symphony_runtime.gateway.run import Record as RunRecord
 from symphony_runtime.gateway.runs import Runs
 from symphony_runtime.gateway.tape import Tape
 
+_LOOK_SECONDS = 5.0  # from one look to the next whether the end waited for cannot be stored
 Batches = AsyncIterator[list[Record]]
 _MEMORY_FULL = "; its memory had "  # a worker's words of a trap with next to no memory left
 
@@ -28,14 +29,17 @@ async def shipped_records(run: Run, inbox: Inbox) -> Batches:
             yield batch
             if not isinstance(batch[-1], Piece):
                 return
-    yield [_failure(run.record, shipped=True)]
+    yield [_failure(run.end or run.record, shipped=True)]
 
 
 async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
     """Yield the same of a run that is kept, from its beginning, whether it has ended or not."""
     records, reader = Records(), runs.open(run, 0)
     try:
-        while (events := await reader.next()) is not None:
+        while (events := await reader.next(_LOOK_SECONDS)) is not None:
+            if not events and (unstored := _unstored(run)):
+                yield unstored
+                return
             messages = b"".join(event.data for event in events if event.kind == "message")
             batch = records.feed(messages) if messages else []
             if batch:
@@ -52,7 +56,10 @@ async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     reader = runs.open(run, 0)
     try:
-        while (events := await reader.next()) is not None:
+        while (events := await reader.next(_LOOK_SECONDS)) is not None:
+            if not events and (unstored := _unstored(run)):
+                yield unstored
+                return
             messages = [event.data for event in events if event.kind == "message"]
             if messages and (text := decoder.decode(b"".join(messages))):
                 yield [Piece(0, text, None)]
@@ -69,6 +76,14 @@ async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
         used.get("completion_tokens", 0),
     )
     yield [Piece(0, decoder.decode(b"", final=True), "stop"), usage]
+
+
+def _unstored(run: Run | RunRecord) -> list[Record]:
+    """Return why nothing follows yet of a run whose end cannot be stored; [] of any other."""
+    if not isinstance(run, Run) or run.unstored is None:
+        return []
+    problem = run.unstored
+    return [Failure(problem.status, problem.kind.replace("-", "_"), None, problem.detail)]
 
 
 def _ended(run: Run | RunRecord) -> RunRecord:
