@@ -8,9 +8,11 @@ NULL, RETURNING, row values; no row numbers, no INSERT OR REPLACE, no types but 
 REAL, TEXT and BLOB. What sums integers is told `int` of in Python: PostgreSQL widens it.
 """
 
+import errno
+import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 
 class StoreError(Exception):
@@ -27,6 +29,25 @@ class FullError(StorageError):
 
 class AwayError(StorageError):
     """The database does not answer now; it may come back."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_POSTGRES_FULL = "53100"
+
+
+def storage_fault(error: BaseException) -> Literal["full", "broken"] | None:
+    """Say whether an error is one of the storage: it is full, or broken; None: it is another."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            return "full"
+        broken = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+        return "broken" if code in broken else None
+    if isinstance(error, OSError):
+        if error.errno in _FULL:
+            return "full"
+        return "broken" if error.errno in (errno.EIO, errno.EROFS, errno.EFBIG) else None
+    return "full" if getattr(error, "sqlstate", None) == _POSTGRES_FULL else None
 
 
 class Row(Protocol):
@@ -108,6 +129,12 @@ class Database(Protocol):
 
     def scrub(self) -> None:
         """Leave nothing of deleted rows in what this server writes; in a thread."""
+
+    def shrink(self, connection: Connection) -> bool:
+        """Give some free pages of the file back; return whether more are left to give."""
+
+    def bound_log(self) -> None:
+        """Bring a log that has grown too long into the file; in a thread."""
 
     def statement(self, migration: str) -> str | None:
         """Return a migration's statement as this database has it; None: it has no need of it."""

@@ -113,6 +113,13 @@ class PostgresDatabase:
     def scrub(self) -> None:
         """Nothing: when deleted rows go from its files is the database's own business."""
 
+    def shrink(self, connection: Connection) -> bool:  # noqa: ARG002
+        """PostgreSQL looks after its files itself."""
+        return False
+
+    def bound_log(self) -> None:
+        """PostgreSQL looks after its log itself."""
+
     def statement(self, migration: str) -> str | None:
         """Return a migration's statement as PostgreSQL has it."""
         return translate_schema(migration)

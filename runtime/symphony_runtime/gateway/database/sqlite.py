@@ -16,6 +16,10 @@ _STORAGE = (
     sqlite3.SQLITE_PERM, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB,
 )  # fmt: skip
+_LOG_BYTES = 16 << 20  # of the write-ahead log, once it is in the file
+_FREE_PAGES_KEPT = 1_024  # for what comes next
+_STEP_PAGES = 1_024  # that are given back in one transaction
+_INCREMENTAL = 2
 _NO_DATABASE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT)
 
 
@@ -57,7 +61,10 @@ class SqliteDatabase:
         )
         connection.row_factory = sqlite3.Row
         try:
+            if writes:
+                self._prepare_to_shrink(connection)
             connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
         except sqlite3.DatabaseError as error:
             connection.close()
             if error.sqlite_errorcode & 0xFF in _NO_DATABASE:
@@ -70,6 +77,42 @@ class SqliteDatabase:
             connection.execute("PRAGMA query_only = 1")
         self._path.chmod(0o600)
         return connection
+
+    def _prepare_to_shrink(self, connection: sqlite3.Connection) -> None:
+        """Let the file become smaller; one of an earlier version is written anew, once."""
+        (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+        if mode == _INCREMENTAL:
+            return
+        connection.execute(f"PRAGMA auto_vacuum = {_INCREMENTAL}")
+        size = self._path.stat().st_size
+        if not size:
+            return  # it takes effect with the first table
+        free = shutil.disk_usage(self._path.parent).free
+        if free < 3 * size:  # the copy, and the log with the copy
+            _log.warning("%s cannot shrink: that takes %d MiB once", self, 3 * size >> 20)
+            return
+        try:
+            connection.execute("VACUUM")
+        except sqlite3.OperationalError as error:
+            _log.warning("%s cannot shrink yet: %s", self, error)
+
+    def shrink(self, connection: Connection) -> bool:
+        """Give some free pages of the file back; return whether more are left to give."""
+        (mode,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+        if mode != _INCREMENTAL or free <= _FREE_PAGES_KEPT:
+            return False
+        step = min(_STEP_PAGES, free - _FREE_PAGES_KEPT)
+        for _ in range(step):  # `sqlite3` steps a statement without columns only once
+            connection.execute("PRAGMA incremental_vacuum(1)")
+        (left,) = connection.execute("PRAGMA freelist_count").fetchone()
+        return bool(_FREE_PAGES_KEPT < left < free)
+
+    def bound_log(self) -> None:
+        """Bring a log that has grown too long into the file; in a thread."""
+        log = self._path.with_name(f"{self._path.name}-wal")
+        if log.exists() and log.stat().st_size > 2 * _LOG_BYTES:
+            self.scrub()
 
     def _storage_error(self, words: str) -> StoreError:
         free = shutil.disk_usage(self._path.parent).free >> 20
