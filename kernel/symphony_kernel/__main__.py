@@ -92,6 +92,7 @@ async def boot(configuration: Configuration) -> int:
             configuration.host_pool_tokens,
             configuration.disk_pool_tokens,
             configuration.disk_directory,
+            reserve_bytes=configuration.disk_reserve_bytes,
         ),
         host_pages_max=pages_of(configuration.tenant_host_tokens_max),
         disk_pages_max=pages_of(configuration.tenant_disk_tokens_max),
@@ -101,7 +102,10 @@ async def boot(configuration: Configuration) -> int:
         tenant_weights=configuration.tenant_weights,
         durable_bytes_max=configuration.tenant_durable_bytes_max,
         durable=DurableOptions(
-            configuration.kv, configuration.publish, partial(digest_weights, configuration)
+            configuration.kv,
+            configuration.publish,
+            partial(digest_weights, configuration),
+            reserve_bytes=configuration.disk_reserve_bytes,
         ),
     )
     kernel = revive(configuration, lambda: Kernel(executor, describe(assets), clock, options))

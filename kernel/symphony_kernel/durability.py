@@ -43,6 +43,7 @@ class DurableOptions:
     publish: bool = False  # tenants may make files public
     weights: Callable[[], str] = lambda: ""
     unix: Callable[[], float] = time.time
+    reserve_bytes: int = 0  # of the disk, that no file is written into
 
 
 class Quiet(Protocol):
@@ -128,7 +129,9 @@ class Durability:
         self._options = options
         self._happen = happen
         self._failed = failed
-        self._directory = Directory(options.directory) if options.directory else None
+        self._directory = (
+            Directory(options.directory, options.reserve_bytes) if options.directory else None
+        )
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="disk")
         self._identity = lru_cache(self._make_identity)
         self._timer: asyncio.TimerHandle | None = None

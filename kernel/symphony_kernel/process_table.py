@@ -427,6 +427,7 @@ class ProcessTable:
                 "pages": tenant.account.pages,
                 "handles": tenant.handles,
                 "files": tenant.files,
+                "durable_bytes": tenant.durable_bytes,
                 **{HIT + limit: count for limit, count in tenant.account.hits.items()},
             }
             for name, tenant in self._kvfs.tenants.items()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from symphony_kernel.executor.outcome import DeviceThread, Outcome
+from symphony_kernel.protocol.free_space import FreeSpace
 
 T = TypeVar("T")
 Piece = tuple[int, memoryview]  # a slot, and the bytes that go there or come from it
@@ -30,9 +31,15 @@ class Spill:
     """`slots` slots of `slot_bytes` bytes in a file in `directory`; it grows as they are used."""
 
     def __init__(
-        self, directory: Path, slots: int, slot_bytes: int, runner: Runner | None = None
+        self,
+        directory: Path,
+        slots: int,
+        slot_bytes: int,
+        runner: Runner | None = None,
+        reserve_bytes: int = 0,
     ) -> None:
-        """Make the file; an OSError where that cannot be."""
+        """Make the file; an OSError where that cannot be. It leaves `reserve_bytes` free."""
+        self._space = FreeSpace(directory, reserve_bytes)
         self.slots = slots
         self._slot_bytes = slot_bytes
         self._scratch = tempfile.TemporaryFile(buffering=0, dir=directory)  # noqa: SIM115
@@ -53,6 +60,7 @@ class Spill:
         self._scratch.close()
 
     def _write(self, pieces: Sequence[Piece]) -> None:
+        self._space.check(len(pieces) * self._slot_bytes)
         for slot, data in pieces:
             self._check(data)
             at = slot * self._slot_bytes

@@ -41,6 +41,7 @@ class DiskWork:
 
     def __init__(self, directory: Directory, identity: Callable[[], Identity], run: Run) -> None:
         self._directory = directory
+        self.space = directory.space
         self._identity = identity
         self._run = run
 

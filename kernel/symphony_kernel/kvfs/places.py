@@ -43,6 +43,7 @@ class Places:
     disk_directory: Path | None = None
     pages_a_frame: int = 1
     page_bytes: int = 0
+    reserve_bytes: int = 0  # of the disk, that stay free
     poison: bool = False  # freed pages and frames are overwritten with what shows when it is read
 
     def pages(self, frames: int) -> int:
@@ -62,6 +63,7 @@ def places_for(
     disk_tokens: int = 0,
     disk_directory: Path | None = None,
     available: Callable[[], int] | None = None,
+    reserve_bytes: int = 0,
 ) -> Places:
     """Return the places for a server's kernel: room for so many entries on host and disk.
 
@@ -82,6 +84,7 @@ def places_for(
         disk_directory=disk_directory,
         pages_a_frame=1 + TOKENS_PAGES_A_FRAME,
         page_bytes=page_bytes,
+        reserve_bytes=reserve_bytes,
     )
 
 
@@ -102,7 +105,8 @@ def open_disk(kvfs: "KVFS", executor: Executor, places: Places) -> None:
     if places.disk_slots:
         assert places.disk_directory is not None
         slot_bytes = len(executor.host_page(0))
-        spill = Spill(places.disk_directory, places.disk_slots, slot_bytes)
+        reserve = places.reserve_bytes
+        spill = Spill(places.disk_directory, places.disk_slots, slot_bytes, reserve_bytes=reserve)
         kvfs.tiers.spilling = DiskTier(kvfs.tiers, spill, executor.host_page)
 
 

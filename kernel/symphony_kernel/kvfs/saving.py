@@ -439,6 +439,10 @@ class Saving:
         if tenant.durable_bytes - freed + size + _HEADER_BYTES > most:
             detail = f"{tenant.name} has {tenant.durable_bytes} of {most} bytes on disk"
             raise tenant.refusal("kv_durable_bytes", detail)
+        held = tenant.durable_bytes - freed
+        if self._disk is not None and not self._disk.space.allows(held, size + _HEADER_BYTES):
+            detail = f"{tenant.name} has {held} bytes on disk, and would leave less to others"
+            raise tenant.refusal("disk_bytes", detail)
 
     # -- Loading --------------------------------------------------------------------------------
     async def _read(self, number: int, file: KVFile) -> None:

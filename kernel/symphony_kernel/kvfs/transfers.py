@@ -19,6 +19,7 @@ from symphony_kernel.kvfs.durable.directory import errno_of
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.saving import Device, Saving, lineage_of
 from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.free_space import FreeSpace
 from symphony_kernel.protocol.limits import (
     KV_CHUNK_BYTES_MAX,
     KV_HEADER_BYTES_MAX,
@@ -125,7 +126,9 @@ class Transfers:
             raise SyscallError(Errno.EFBIG, f"at most {KV_CHUNK_BYTES_MAX} bytes in a piece")
         self._check_size(transfer.size + len(data))
         self._check_quota(tenant, len(data))
-        await self._use(transfer, partial(_write_all, transfer.descriptor, data, transfer.size))
+        assert self.directory is not None
+        space, at = self.directory.space, transfer.size
+        await self._use(transfer, partial(_write_all, space, transfer.descriptor, data, at))
         transfer.size += len(data)
         return transfer.size
 
@@ -184,6 +187,9 @@ class Transfers:
         if used + size > most.durable_bytes + KV_HEADER_BYTES_MAX:
             detail = f"{tenant} has {used} of {most.durable_bytes} bytes on disk"
             raise limits.refusal("kv_durable_bytes", detail)
+        if self.directory is not None and not self.directory.space.allows(used, size):
+            detail = f"{tenant} has {used} bytes on disk, and would leave less to others"
+            raise limits.refusal("disk_bytes", detail)
 
     @contextlib.contextmanager
     def _place(self, tenant: str) -> Iterator[Directory]:
@@ -251,7 +257,8 @@ async def _blocking(run: Run, work: Callable[[], _T]) -> _T:
         raise SyscallError(Errno.EIO, str(error)) from error
 
 
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
+def _write_all(space: FreeSpace, descriptor: int, data: bytes, offset: int) -> None:
+    space.check(len(data))
     view = memoryview(data)
     while view:
         count = os.pwrite(descriptor, view, offset)

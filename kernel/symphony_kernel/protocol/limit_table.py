@@ -162,6 +162,10 @@ _TENANT: Final = (
           "they go on to the disk, or are computed again", least=0),
     Limit("kv_disk_tokens", Of.TENANT, None, _PAST_COUNTING, "KV entries in the disk tier",
           "kernel", "they are computed again", least=0),
+    Limit("disk_bytes", Of.TENANT, None, 1 << 50,
+          "bytes in the data directory: programs and their machine code, runs, KV files, secrets; "
+          "without a value at most as many as the tenant leaves to others", "gateway",
+          "429; killed: `disk limit`", least=0),
     Limit("kv_durable_bytes", Of.TENANT, n.TENANT_DURABLE_BYTES_MAX, 1 << 50,
           "bytes of durable KV files", "kernel", "EDQUOT; 429", least=0),
 )  # fmt: skip
@@ -196,6 +200,7 @@ REASONS: Final = (
     ("the run has used up", "tokens"),
     ("output limit", "output_bytes"),
     ("message limit", "messages"),
+    ("disk limit", "disk_bytes"),
     ("stack overflow", "stack_bytes"),
 )
 

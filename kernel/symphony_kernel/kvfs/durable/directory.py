@@ -28,6 +28,7 @@ from typing import Final, NamedTuple
 
 from symphony_kernel.kvfs.durable import format as kv_format
 from symphony_kernel.kvfs.durable.format import Content, FormatError, Identity, Label
+from symphony_kernel.protocol.free_space import FreeSpace
 
 _log = logging.getLogger(__name__)
 _SUFFIX: Final = ".safetensors"
@@ -50,8 +51,10 @@ class Found(NamedTuple):
 class Directory:
     """All durable files below `root`, which nobody else may look into."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, reserve_bytes: int = 0) -> None:
+        """Files are written below `root` while more than the reserve is free."""
         self._root = root
+        self.space = FreeSpace(root, reserve_bytes)
         self._numbers = count()
         self._key = b""
 
@@ -110,6 +113,7 @@ class Directory:
     @contextlib.contextmanager
     def partial(self, tenant: str, path: str) -> Iterator[Path]:
         """Give the path of a file to write; it is gone afterwards unless it has been kept."""
+        self.space.check(0)
         final = self._path(tenant, path)
         if not final.parent.is_dir():
             _make(final.parent)
@@ -170,6 +174,7 @@ class Directory:
 
     def begin_upload(self) -> tuple[Path, int]:
         """Return the path and a descriptor of a new, empty file; OSError."""
+        self.space.check(0)
         folder = self._root / _UPLOADS
         _make(folder)
         path = folder / f"{next(self._numbers)}{_PARTIAL}"

@@ -1,0 +1,46 @@
+"""Free space of the data directory: how much tenants may still write, and the reserve below it.
+
+Gateway and kernel both look before they write for a tenant, so that deletions find room.
+"""
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from symphony_kernel.protocol.limits import DISK_RESERVE_BYTES_MAX, DISK_RESERVE_BYTES_MIN
+
+_SMALL_DISK_SHARE = 4  # of a small disk the reserve is at most one part of so many
+_DISK_SHARE = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSpace:
+    """The file system of a directory. Without a reserve every byte is the tenants'."""
+
+    directory: Path
+    reserve_bytes: int = 0
+
+    def above_reserve(self) -> int:
+        """Return the free bytes above the reserve; negative below it. OSError: no directory."""
+        system = os.statvfs(self.directory)
+        return system.f_bavail * system.f_frsize - self.reserve_bytes
+
+    def allows(self, held: int, size: int) -> bool:
+        """Whether who holds `held` bytes may write `size`: no more than it leaves, or a reserve."""
+        most = self.reserve_bytes and max(self.above_reserve() - size, self.reserve_bytes)
+        return not most or held + size <= most
+
+    def check(self, size: int) -> None:
+        """Check that `size` bytes may be written for a tenant; OSError ENOSPC, without a path."""
+        if self.reserve_bytes and self.above_reserve() < size:
+            words = f"the disk has less than {self.reserve_bytes} + {size} bytes free"
+            raise OSError(errno.ENOSPC, words)
+
+
+def usual_reserve(directory: Path) -> int:
+    """Return the bytes to reserve on a directory's file system: a twentieth, within bounds."""
+    system = os.statvfs(directory)
+    size = system.f_blocks * system.f_frsize
+    usual = min(DISK_RESERVE_BYTES_MAX, max(DISK_RESERVE_BYTES_MIN, size // _DISK_SHARE))
+    return min(usual, size // _SMALL_DISK_SHARE)
