@@ -114,6 +114,9 @@ class ServeOptions:
     run_kept_seconds_max: int = RUN_KEPT_SECONDS_MAX  # then an ended run is deleted
     tenant_runs_kept_max: int = TENANT_RUNS_KEPT_MAX  # of more the oldest are deleted
     tenant_kept_bytes_max: int = TENANT_KEPT_BYTES_MAX  # of their messages and logs, likewise
+    # Of the data directory's disk, for deletions and ends of runs; None: see `usual_reserve`.
+    disk_reserve_bytes: int | None = None
+    disk_bytes_max: int | None = None  # of all that lies there; None: what the disk has
     program_unused_days_max: int = 0  # then a program that nobody runs goes; 0: never
     publish: bool = False  # programs may make KV files public: other tenants read them
     tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX  # on disk, of one tenant's KV files
@@ -180,6 +183,8 @@ class ServeOptions:
             "run_kept_seconds_max": 0,
             "tenant_runs_kept_max": 0,
             "tenant_kept_bytes_max": 0,
+            "disk_reserve_bytes": 0,
+            "disk_bytes_max": 0,
         }
         for name, low in least.items():
             value = getattr(self, name)
@@ -243,6 +248,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         "host_pool_tokens": int,
         "tenant_host_tokens_max": int,
         "tenant_disk_tokens_max": int,
+        "disk_reserve_bytes": int,
+        "disk_bytes_max": int,
         "threads": int,
     }
     for name, value in values.items():

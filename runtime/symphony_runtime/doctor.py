@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from symphony_kernel.protocol.free_space import usual_reserve
+
 from symphony_runtime.client import Client, ClientError
 from symphony_runtime.config import ServeOptions, default_data_dir
+from symphony_runtime.gateway.disk import parts_of
 
 _RUST_TARGET = "wasm32-unknown-unknown"
 _WASMTIME = "50.0.1"
@@ -116,8 +119,14 @@ def _data_dir(path: Path) -> Check:
     parent = next(p for p in (path, *path.parents) if p.exists())
     if not os.access(parent, os.W_OK):
         return Check("data directory", False, f"{path} cannot be written: pass --data-dir")
-    free = shutil.disk_usage(parent).free >> 20
-    return Check("data directory", True, f"{path}, {free} MiB free")
+    free = shutil.disk_usage(parent).free
+    reserve = usual_reserve(parent)
+    words = f"{path}, {free >> 20} MiB free; {reserve >> 20} MiB are reserved unless options differ"
+    parts = sorted(parts_of(path).items(), key=lambda part: -part[1])
+    if parts:
+        words += "; it holds " + ", ".join(f"{name}: {size >> 20} MiB" for name, size in parts)
+    held = (path / "reserve").exists()  # half of the reserve is free space, the other this file
+    return Check("data directory", free >= reserve // 2 if held else free >= reserve, words)
 
 
 def _port(host: str, port: int, url: str | None) -> Check:

@@ -86,7 +86,9 @@ class TenantLimits:
 
     def of_kernel(self) -> dict[str, int | None]:
         """Return those of the tenant that the kernel looks after."""
-        return {name: self.bounds[name].most for name in KERNEL_TENANT_LIMITS}
+        most = {name: self.bounds[name].most for name in KERNEL_TENANT_LIMITS}
+        disk, durable = self.bounds["disk_bytes"].most, self.at_most("kv_durable_bytes")
+        return most if disk is None else most | {"kv_durable_bytes": min(disk, durable)}
 
     def of_worker(self, run: Mapping[str, int]) -> dict[str, int]:
         """Return what a worker is told of a run with these limits: those of its tenant, too."""

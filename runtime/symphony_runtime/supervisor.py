@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from symphony_kernel.protocol.free_space import usual_reserve
 from symphony_kernel.protocol.log_lines import printable
 from symphony_kernel.protocol.processes import Started, notice
 
@@ -461,11 +462,19 @@ def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
         "threads": options.threads,
         "kv": str(options.data_dir / "kv"),
         "publish": options.publish,
+        "disk_reserve_bytes": _reserve(options) // 2,
         "tenant_durable_bytes_max": options.tenant_durable_bytes_max,
         "journal": str(run_dir / "journal") if options.journal else None,
         "ended": None,
         "simulated": options.simulated,
     }
+
+
+def _reserve(options: ServeOptions) -> int:
+    """Return the bytes to reserve on the data directory's disk."""
+    if options.disk_reserve_bytes is not None:
+        return options.disk_reserve_bytes
+    return usual_reserve(options.data_dir)
 
 
 def _limits(options: ServeOptions) -> dict[str, Any]:
@@ -492,6 +501,8 @@ def _gateway_config(options: ServeOptions) -> dict[str, Any]:
         "run_kept_seconds_max": options.run_kept_seconds_max,
         "tenant_runs_kept_max": options.tenant_runs_kept_max,
         "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
+        "disk_reserve_bytes": _reserve(options),
+        "disk_bytes_max": options.disk_bytes_max,
         "program_unused_days_max": options.program_unused_days_max,
         "drain_seconds": options.drain_seconds,
         "queue_seconds_max": options.queue_seconds_max,

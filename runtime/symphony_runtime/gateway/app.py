@@ -25,6 +25,8 @@ from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.costs import Costs
+from symphony_runtime.gateway.disk import Disk
+from symphony_runtime.gateway.disk_figures import measure
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.forgetting import Forgetting
 from symphony_runtime.gateway.http import SERVICES, Services
@@ -61,6 +63,7 @@ from symphony_runtime.gateway.vault import Vault, VaultError
 from symphony_runtime.limits import Bound, Limits
 
 _log = logging.getLogger(__name__)
+_TIDY_SECONDS = 1.0  # between looks at what deletions have freed
 _SHUTDOWN_SECONDS = 2.0  # for answers that are still being written
 DIED = "the gateway died while it ran"
 
@@ -89,7 +92,8 @@ async def serve(
     check_host(config)
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with contextlib.AsyncExitStack() as stack:
-        store = _open_store(config)
+        disk = Disk(config.data_dir, config.disk_reserve_bytes, config.disk_bytes_max)
+        store = _open_store(config, disk)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
         administration = await Administration.open(store, keys, config.behind_proxy)
@@ -105,6 +109,8 @@ async def serve(
         channels = Channels(limits=limits, reached=figures.hit)
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()
+        disk.kept_of, disk.on_hit = retention.kept_bytes, figures.hit
+        disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
         vault = _open_vault(store, config)
         outside = await _open_outside(config, vault, stack)
         load = Load(lambda: kernel.ask("waiting"))
@@ -138,6 +144,8 @@ async def serve(
             slow=_slow_clients(config),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
+        _beside(stack, disk.run(lambda: measure(store, services.kernel_figures)))
+        _beside(stack, _tidy(store))
         _forget_beside(stack, services, config)
         app = build_app(services)
         runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
@@ -160,6 +168,16 @@ async def _fail_left(store: Store, config: GatewayConfig, name: str) -> None:
 def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
     """Do something beside the requests, until the stack ends."""
     stack.push_async_callback(_cancel, asyncio.create_task(work))
+
+
+async def _tidy(store: Store) -> None:
+    """Give back what deletions have freed, again and again."""
+    while True:
+        await asyncio.sleep(_TIDY_SECONDS)
+        try:
+            await store.tidy()
+        except (*store.errors, OSError) as error:
+            _log.warning("the database's file does not become smaller: %s", error)
 
 
 def _forget_beside(
@@ -326,8 +344,8 @@ def _gateway_name(config: GatewayConfig) -> str:
         raise ConfigError(str(error)) from error
 
 
-def _open_store(config: GatewayConfig) -> Store:
+def _open_store(config: GatewayConfig, disk: Disk) -> Store:
     try:
-        return Store(config.data_dir / "symphony.sqlite", config.store)
+        return Store(config.data_dir / "symphony.sqlite", config.store, disk)
     except StoreError as error:
         raise ConfigError(str(error)) from error

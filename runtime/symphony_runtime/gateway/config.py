@@ -59,6 +59,8 @@ class GatewayConfig:
     processes: bool = False  # it says which process each worker is, and no other may come for it
     kernel_wait_seconds: float = KERNEL_WAIT_SECONDS_MAX  # for one that is away, then 503
     require_containment: bool = False  # of what compiles uploads
+    disk_reserve_bytes: int = 0  # of the data directory, for deletions and ends of runs
+    disk_bytes_max: int | None = None  # of everything below it; None: what its disk has
     store: str = field(default="", repr=False)  # URL of a PostgreSQL database; else a file
     tools: tuple[ToolServerOptions, ...] = ()  # MCP servers for programs
     http: tuple[HttpRule, ...] = ()  # URLs for programs

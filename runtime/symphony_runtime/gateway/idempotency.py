@@ -155,6 +155,8 @@ class Idempotency:
         if claim.done:
             return claim.outcome, True
         try:
+            if not claim.known:  # the answers of earlier requests are told on a full disk, too
+                self._store.disk.check(once.tenant)
             await act(claim.outcome, claim.known)
         except BaseException:
             # Where that cannot be stored the claim stays ours: the next request of the key goes on.

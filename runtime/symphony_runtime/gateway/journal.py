@@ -78,6 +78,7 @@ class Journal:
         self._memory = 0
         self._last = 0
         self._sent = 0  # message bytes appended
+        self._charged = 0  # bytes that its tenant holds on disk for it
         self._credited = 0
         self._credit_planned = False
         self._readers: set[LiveReader] = set()
@@ -110,6 +111,7 @@ class Journal:
         if self._tail is not None:
             self._tail.add((self._run, event.id, kind, data))
         self._memory += event.size
+        self._charge(event.size)
         if self._memory > MEMORY_BYTES_SPILL and not self._spilling:
             self._spill()
         self._wake()
@@ -128,6 +130,7 @@ class Journal:
         self._events += self._number(finals)
         self._last += len(finals)
         self.finished = True
+        self._charge(-self._charged)  # what is kept of it counts as an ended run's
         if self._stored and self._memory > _ENDED_BYTES_KEPT:
             self._events.clear()  # else readers that do not read would hold them
         self._settled(self._last)
@@ -205,6 +208,11 @@ class Journal:
         """Id of the first event in memory (of the next one, if memory is empty)."""
         return self._last + 1 - len(self._events)
 
+    def _charge(self, size: int) -> None:
+        if self._tail is not None:
+            self._charged += size
+            self._store.disk.charge(self.tenant, size)
+
     def _number(self, events: list[tuple[str, Any]]) -> list[Event]:
         first = self._last + 1
         return [Event(first + i, kind, data, self._sent) for i, (kind, data) in enumerate(events)]
@@ -219,6 +227,8 @@ class Journal:
         self._credit_planned = False
         if self.finished or self._memory > MEMORY_BYTES_MAX:
             return
+        if self._tail is not None and self._store.disk.must_wait(self.tenant):
+            return  # the program waits for room on the disk
         taken = min((reader.taken for reader in self._readers), default=self._sent)
         if taken > self._credited:
             self._on_credit(taken - self._credited)
@@ -226,6 +236,9 @@ class Journal:
 
     def _spill(self) -> None:
         self._spilling = len(self._events)
+        if self._store.disk.low:  # what is left of it is for ends and deletions
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, self._spill_again)
+            return
         row = (self._events[0].id, _pack(self._events))
         written = self._store.write(lambda c: insert_events(c, self._run, row), self._run)
         written.add_done_callback(self._forget_spilled)

@@ -19,6 +19,7 @@ from symphony_kernel.protocol.limits import (
     PATH_BYTES_MAX,
 )
 
+from symphony_runtime.gateway.disk import ROW_BYTES
 from symphony_runtime.gateway.http import (
     answer,
     check_plain,
@@ -87,6 +88,7 @@ async def put_kv(request: web.Request) -> web.StreamResponse:
     if there and not options["replace"]:
         raise Problem(409, "exists", "there is a KV file of that name, and it is to be kept")
     size = request.content_length or 0
+    services(request).store.disk.check(tenant_of(request), size or ROW_BYTES)
     async with _transfer(request, "kv_upload", bytes=size) as transfer:
         async for chunk in read_chunks(request, KV_CHUNK_BYTES_MAX):
             await _ask(request, "kv_write", transfer=transfer["transfer"], data=chunk)

@@ -43,11 +43,19 @@ class Run:
         store: Store,
         listener: Listener | None = None,
     ) -> None:
+        """Admit a run.
+
+        Raises:
+            Problem: 429, 507: it would be kept, and there is no room for it on the disk.
+        """
+        self.passing = listener is not None  # its messages go to its client, and it is not kept
+        if not self.passing:
+            store.disk.check(record.tenant)
         self.record = record
         self.admitted = time.monotonic()
         self.program = program
         self.worker = worker
-        self.passing = listener is not None  # its messages go to its client, and it is not kept
+        self._disk = store.disk
         credit = _Credit(worker, record.seq).taken
         self.journal: Journal = (
             Tape(store, record.seq, credit, listener)
@@ -140,6 +148,8 @@ class Run:
             return f"output limit: it sent more than {most} bytes"
         if self.messages > (most := limits["messages"]):
             return f"message limit: it sent more than {most} messages"
+        if not self.passing and self._disk.ends_run(self.record.tenant, size):
+            return "disk limit: its tenant holds as many bytes on disk as it may"
         return None
 
     def take_line(self, level: object, line: bytes) -> None:

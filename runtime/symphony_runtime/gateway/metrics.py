@@ -9,7 +9,7 @@ two tenants would tell each of them about the other.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,8 @@ class Scrape:
     slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
     connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
     memory_free: int | None = None  # bytes; None: the system does not tell
+    disk: Mapping[str, int] = field(default_factory=dict)  # `Disk.statistics`
+    disk_of: Callable[[str], int] = lambda _tenant: 0  # bytes that a tenant holds
 
 
 def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
@@ -110,19 +112,21 @@ class _Part:
     live: int
     figures: TenantFigures
     kernel: dict[str, int]
+    disk: int
 
     @staticmethod
     def of(scrape: Scrape, names: Iterable[str], labels: _Labels) -> "_Part":
-        figures, live = TenantFigures(), 0
+        figures, live, disk = TenantFigures(), 0, 0
         kernel: dict[str, int] = {}
         used, counted = scrape.kernel.get("tenants", {}), scrape.runs.tenants()
         for name in names:
             live += scrape.live.get(name, 0)
+            disk += scrape.disk_of(name)
             if name in counted:
                 figures.add(counted[name])
             for key, value in used.get(name, {}).items():
                 kernel[key] = kernel.get(key, 0) + value
-        return _Part(labels, live, figures, kernel)
+        return _Part(labels, live, figures, kernel, disk)
 
 
 def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
@@ -138,6 +142,8 @@ def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
 
     yield text.gauge("runs_live", "runs that were admitted and have not ended",
                      [(part.labels, part.live) for part in parts])  # fmt: skip
+    yield text.gauge("tenant_disk_bytes", "bytes that tenants hold in the data directory",
+                     [(part.labels, part.disk) for part in parts])  # fmt: skip
     yield text.counter("runs_started", "runs that went to a worker",
                        [(part.labels, part.figures.started) for part in parts])  # fmt: skip
     yield text.counter(
@@ -293,6 +299,15 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
     yield from _outside(text, scrape.outside)
 
 
+_DISK = {
+    "disk_free_bytes": "free space of the data directory's file system",
+    "disk_reserve_bytes": "what of the disk is kept for deletions and ends of runs",
+    "disk_used_bytes": "what lies in the data directory, the reserve's file excluded",
+    "disk_room_bytes": "what tenants may still write",
+    "disk_budget_bytes": "disk_bytes_max, where it is set",
+}
+
+
 def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
     yield text.counter("runs_refused", "runs that were not admitted, by what for",
                        [({"reason": r}, scrape.refused.get(r, 0)) for r in REASONS])  # fmt: skip
@@ -304,6 +319,8 @@ def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
         yield text.counter(f"connections_{key}", f"connections that were {words}", [({}, number)])
     yield text.gauge("connections", "open connections",
                      [({}, scrape.connections.get("connections", 0))])  # fmt: skip
+    for key, value in scrape.disk.items():
+        yield text.gauge(key, _DISK[key], [({}, value)])
     if scrape.memory_free is not None:
         yield text.gauge("memory_free_bytes", "what machine and cgroup have left",
                          [({}, scrape.memory_free)])  # fmt: skip

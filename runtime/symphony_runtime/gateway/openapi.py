@@ -214,6 +214,7 @@ SCHEMAS: dict[str, Any] = {
                 )
             ),
             "missing": _list(_STRING),
+            "degraded": _list(_STRING),
         }
     ),
     "OpenApi": {"type": "object"},

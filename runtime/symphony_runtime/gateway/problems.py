@@ -19,6 +19,7 @@ from aiohttp import HttpVersion11, web
 from symphony_runtime.gateway.database import AwayError, FullError, StorageError
 
 _log = logging.getLogger(__name__)
+_DISK_SECONDS = 10  # after which a full disk may have room again
 _CLIENT_GONE = 499  # nobody gets to see it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FAILING = (errno.EIO, errno.EROFS, errno.EFBIG)
@@ -92,7 +93,7 @@ def of_storage(error: Exception) -> Problem | None:
     """Return what an error of a disk or the database is to whoever asked; None: it is no such."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FullError) or number in _FULL:
-        return Problem(507, "disk-full", "the server's disk is full")
+        return Problem(507, "disk-full", "the server's disk is full", retry_after=_DISK_SECONDS)
     if isinstance(error, AwayError):
         return unavailable("the server's database is away")
     if isinstance(error, StorageError) or number in _FAILING:

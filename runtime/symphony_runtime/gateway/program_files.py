@@ -54,6 +54,11 @@ class ProgramFiles:
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._root / tenant)
 
+    def size(self, tenant: str, digest: str = "*") -> int:
+        """Return the bytes of a program's files, or of all files of a tenant."""
+        paths = (self._root / tenant).glob(f"{digest}.*wasm")
+        return sum(path.stat().st_size for path in paths)
+
     def tenants(self) -> list[str]:
         """Return the tenants that have files."""
         if not self._root.is_dir():
@@ -75,11 +80,15 @@ class ProgramFiles:
 def _write_durably(path: Path, data: bytes) -> None:
     """Write, flush to disk, rename into place, flush the folder: all of it or nothing."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except OSError:
+        Path(temporary).unlink()  # on a full disk every byte counts
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

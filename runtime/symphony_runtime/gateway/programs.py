@@ -37,6 +37,7 @@ from symphony_runtime.compiler import (
     limit_of_problem,
 )
 from symphony_runtime.gateway.database import Connection, Row
+from symphony_runtime.gateway.disk import ROW_BYTES
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.peers import note_change
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found, too_large
@@ -122,6 +123,8 @@ class Programs:
         self._turns = TenantTurns()  # to be compiled: a program may take as long as it is let
         self._compiling: dict[str, set[asyncio.Future[Compiled]]] = {}  # of each tenant
         self._forgotten: Counter[str] = Counter()  # how often all of a tenant's went
+        for tenant in self._files.tenants():
+            store.disk.charge(tenant, self._files.size(tenant))
 
     async def upload(
         self,
@@ -134,7 +137,8 @@ class Programs:
         """Check, compile and keep a program; True if its bytes were not known.
 
         Raises:
-            Problem: 400 with every problem of the program, 413 too large; 429, there is no `room`.
+            Problem: 400 with every problem of the program, 413 too large; 429, there is no `room`;
+                429, 507: none on the disk.
         """
         if name is not None:
             check_name(name)
@@ -145,13 +149,14 @@ class Programs:
         known = await self.find(tenant, program_id)
         new = 0 if known is not None else len(wasm)
         await self._check_room(tenant, name, new, room)
+        self._store.disk.check(tenant, new or ROW_BYTES)
         compiled = None if known is not None else await self._compile(tenant, wasm, bounds)
         async with self._changing:
             if self._forgotten[tenant] != forgotten:
                 raise not_found("tenant")  # meanwhile
             if compiled is not None:
                 await self._check_room(tenant, name, new, room)
-                await asyncio.to_thread(self._files.write, tenant, digest, wasm, compiled.artefact)
+                await self._write_files(tenant, digest, wasm, compiled.artefact)
                 await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
             there = compiled is not None or await self._use_again(tenant, program_id)
@@ -249,7 +254,7 @@ class Programs:
         self._forget_known()
         self.uses.forget(program.tenant, program.id)
         self._artefacts.pop(program.module, None)
-        await asyncio.to_thread(self._files.remove, program.tenant, _digest(program.id))
+        await self._remove_files(program.tenant, _digest(program.id))
 
     def abandon(self, tenant: str) -> None:
         """End what a tenant has compiled: whoever waits for it is told that it has gone."""
@@ -276,7 +281,9 @@ class Programs:
             self._forget_known()
             for module in [each for each in self._artefacts if each.startswith(f"{tenant}/")]:
                 del self._artefacts[module]
+            size = await asyncio.to_thread(self._files.size, tenant)
             await asyncio.to_thread(self._files.remove_tenant, tenant)
+            self._store.disk.charge(tenant, -size)
 
     async def remove_strays(self) -> int:
         """Remove the files of programs that another gateway has deleted; return of how many."""
@@ -285,7 +292,7 @@ class Programs:
             async with self._changing:  # no file comes before its row
                 kept = await self._store.read(partial(_digests, tenant=tenant))
                 for digest in await asyncio.to_thread(self._files.digests, tenant) - kept:
-                    await asyncio.to_thread(self._files.remove, tenant, digest)
+                    await self._remove_files(tenant, digest)
                     removed += 1
         return removed
 
@@ -335,11 +342,28 @@ class Programs:
         async with self._changing:
             if await self.find(program.tenant, program.id) is None:
                 raise not_found("program")
-            await asyncio.to_thread(
-                self._files.write, program.tenant, digest, wasm, compiled.artefact
-            )
+            await self._write_files(program.tenant, digest, wasm, compiled.artefact)
             await self._insert(program.tenant, digest, program.size, compiled, program.created_ms)
         return compiled.artefact
+
+    async def _write_files(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
+        """Write a program's files, which its tenant holds from now on.
+
+        Raises:
+            Problem: 429, 507: there is no room for them. OSError.
+        """
+        self._store.disk.check(tenant, len(wasm) + len(artefact))
+        before = await asyncio.to_thread(self._files.size, tenant, digest)
+        try:
+            await asyncio.to_thread(self._files.write, tenant, digest, wasm, artefact)
+        finally:
+            after = await asyncio.to_thread(self._files.size, tenant, digest)
+            self._store.disk.charge(tenant, after - before)
+
+    async def _remove_files(self, tenant: str, digest: str) -> None:
+        size = await asyncio.to_thread(self._files.size, tenant, digest)
+        await asyncio.to_thread(self._files.remove, tenant, digest)
+        self._store.disk.charge(tenant, -size)
 
     async def _compile(self, tenant: str, wasm: bytes, bounds: CompileBounds) -> Compiled:
         """Compile in the tenant's turn.

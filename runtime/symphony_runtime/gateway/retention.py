@@ -3,7 +3,7 @@
     run ends -> ended() -> over a bound? -> sweep: the oldest, a few at a time
 
 What each tenant keeps is counted in memory, from the database at the start; deletion is the only
-thing that looks for runs. The file keeps its size: what comes next uses the room again.
+thing that looks for runs. Afterwards the database's file becomes smaller (`Store.tidy`).
 """
 
 import asyncio
@@ -79,6 +79,11 @@ class Retention:
         """Delete all ended runs of a tenant."""
         while batch := await self._store.read(lambda c: oldest_runs(c, tenant, _BATCH_RUNS)):
             await self._delete(_cut(batch))
+
+    def kept_bytes(self, tenant: str) -> int:
+        """Return the bytes of a tenant's ended runs."""
+        kept = self._kept.get(tenant)
+        return kept.bytes if kept is not None else 0
 
     def statistics(self) -> dict[str, int]:
         """Return how many runs and bytes are kept, and how many runs were deleted."""

@@ -42,7 +42,9 @@ async def readyz(request: web.Request) -> web.StreamResponse:
     ready = not runs.draining and runs.kernel.ready and bool(workers)
     waiting = runs.kernel.expected
     missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
-    return await answer({"roles": roles, "missing": missing}, status=200 if ready else 503)
+    words = with_.store.disk.words()
+    document = {"roles": roles, "missing": missing, "degraded": [words] if words else []}
+    return await answer(document, status=200 if ready else 503)
 
 
 def _missing(role: dict[str, Any], *, waiting: bool) -> str:
@@ -86,6 +88,8 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         slow={"body": with_.slow.uploads.cut, "reader": with_.slow.readers.cut},
         connections=with_.connections.statistics(),
         memory_free=with_.runs.admission.memory.left(),
+        disk=with_.store.disk.statistics(),
+        disk_of=with_.store.disk.held,
     )
     whole = tenant is not None and with_.keys.is_only(tenant)
     text = render(scrape, tenant=tenant, whole=whole)

@@ -27,12 +27,14 @@ from symphony_runtime.gateway.database import (
     StoreError,
 )
 from symphony_runtime.gateway.database.sqlite import SqliteDatabase
+from symphony_runtime.gateway.disk import Disk
 from symphony_runtime.gateway.events import Replays
 from symphony_runtime.gateway.schema import migrate
 from symphony_runtime.gateway.tail import Tail
 
 __all__ = ["Store", "StoreError", "open_database"]
 
+_STEP_PAUSE_SECONDS = 0.02  # between the steps in which the file shrinks
 _BATCH_MAX = 4_096  # operations of one commit
 _AGAIN_SECONDS = 0.05, 1.0  # before what could not be stored is tried again: at first, and at most
 
@@ -59,7 +61,7 @@ class _Queued:
 class Store:
     """One database. Every method belongs to the event loop that made the store."""
 
-    def __init__(self, path: Path, url: str = "") -> None:
+    def __init__(self, path: Path, url: str = "", disk: Disk | None = None) -> None:
         """Open or create the file `path`; or the PostgreSQL database of a URL, if there is one.
 
         What is not in the database yet lies beside the file in either case.
@@ -68,6 +70,7 @@ class Store:
             StoreError: it is no database of ours, or of a later version, or is not there.
         """
         self._loop = asyncio.get_running_loop()
+        self.disk = disk or Disk(path.parent)  # who holds how much of it
         self._database = open_database(path, url)
         self._writer_connection = self._database.connect(writes=True)
         try:
@@ -86,6 +89,7 @@ class Store:
         self._writes = 0
         self._failed = 0
         self.tail = Tail(path.parent)  # what is not in the database yet
+        self.disk.on_room = self.tail.plan_credit
         self.replays = Replays(self)  # what readers of the database are about to be given
         # Hears whose operations a commit had, and what of a processor's time they took of it.
         self.on_committed: Callable[[Mapping[int | str, float]], None] = lambda _seconds: None
@@ -148,7 +152,13 @@ class Store:
     async def scrub(self) -> None:
         """Leave nothing of what was deleted: in the file it is zeros already, here go the logs."""
         await self.tail.renew()
-        await asyncio.to_thread(self._database.scrub)
+        await asyncio.to_thread(self._with_reserve, self._database.scrub)
+
+    async def tidy(self) -> None:
+        """Give room back that deletions have left in the database's file, in small steps."""
+        while await self.write(self._database.shrink):  # noqa: ASYNC110 - others' writes between
+            await asyncio.sleep(_STEP_PAUSE_SECONDS)
+        await asyncio.to_thread(self._database.bound_log)
 
     def statistics(self) -> dict[str, int]:
         """Return how many operations there were, in how many commits, and how many failed."""
@@ -195,7 +205,7 @@ class Store:
         away: AwayError | None = None
         for _ in range(2):  # a connection that was lost comes back, if the database does
             try:
-                return self._together(operations)
+                return self._with_reserve(lambda: self._together(operations))
             except AwayError as error:
                 away = error
             except Exception:
@@ -218,6 +228,16 @@ class Store:
         except Exception as error:
             self._failed += 1
             return _Failed(self._database.storage_error(error) or error)
+
+    def _with_reserve(self, work: Callable[[], T]) -> T:
+        """Do what writes; again with the reserve if the disk is full."""
+        try:
+            return work()
+        except Exception as error:
+            # SQLite calls a full disk broken where its shared memory cannot grow.
+            if self._database.storage_error(error) is None or not self.disk.give_up_reserve():
+                raise
+        return work()
 
 
 class _Failed:

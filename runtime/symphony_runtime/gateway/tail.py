@@ -44,6 +44,9 @@ class Settles(Protocol):
     def settle(self) -> "asyncio.Future[None]":
         """Write what is in memory to the database; the future is done when it is there."""
 
+    def plan_credit(self) -> None:
+        """Give credit soon."""
+
 
 class Tail:
     """Appends events. Belongs to the event loop that made it."""
@@ -61,6 +64,11 @@ class Tail:
         self.failed = 0  # writes that were not possible
         # Hears what was written, and how long that took.
         self.on_written: Callable[[list[Entry], float], None] = lambda _entries, _seconds: None
+
+    def plan_credit(self) -> None:
+        """Let programs send again that had to wait for the disk."""
+        for journal in self._journals:
+            journal.plan_credit()
 
     def join(self, journal: Settles) -> None:
         """A journal will add events, until it leaves."""

@@ -25,6 +25,7 @@ from symphony_kernel.protocol.limits import (
 from yarl import URL
 
 from symphony_runtime.gateway.database import Connection, Row
+from symphony_runtime.gateway.disk import ROW_BYTES
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
 from symphony_runtime.gateway.store import Store
 
@@ -79,9 +80,10 @@ class Vault:
         """Keep a secret, {value, hosts}; return what is shown of it, and whether it is new.
 
         Raises:
-            Problem: 400; 429, the tenant has too many.
+            Problem: 400; 429, the tenant has too many; 507, the disk is full.
         """
         value, hosts = _checked(name, wanted)
+        self._store.disk.check(tenant, ROW_BYTES + len(value))
         if self._cipher is None:
             self._cipher = _make_key(self._path)
         nonce = secrets.token_bytes(_NONCE_BYTES)

@@ -8,11 +8,9 @@ NULL, RETURNING, row values; no row numbers, no INSERT OR REPLACE, no types but 
 REAL, TEXT and BLOB. What sums integers is told `int` of in Python: PostgreSQL widens it.
 """
 
-import errno
-import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 
 class StoreError(Exception):
@@ -31,23 +29,6 @@ class AwayError(StorageError):
     """The database does not answer now; it may come back."""
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_POSTGRES_FULL = "53100"
-
-
-def storage_fault(error: BaseException) -> Literal["full", "broken"] | None:
-    """Say whether an error is one of the storage: it is full, or broken; None: it is another."""
-    if isinstance(error, sqlite3.Error):
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            return "full"
-        broken = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-        return "broken" if code in broken else None
-    if isinstance(error, OSError):
-        if error.errno in _FULL:
-            return "full"
-        return "broken" if error.errno in (errno.EIO, errno.EROFS, errno.EFBIG) else None
-    return "full" if getattr(error, "sqlstate", None) == _POSTGRES_FULL else None
 
 
 class Row(Protocol):
