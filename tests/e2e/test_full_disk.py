@@ -1,0 +1,207 @@
+"""A tenant fills a small disk in every way that HTTP and the ABI offer; others do not notice."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from symphony_runtime.client import Client, ClientError, ServerError
+
+from tests.e2e import programs as guests
+from tests.support.guests import main
+from tests.support.server import RunningServer, running_server
+from tests.support.small_disk import fill, free_bytes, small_disk
+
+MIB = 1 << 20
+DISK = 200 * MIB
+RESERVE = 32 * MIB
+FILLING_SECONDS = 12
+
+
+def _sending(then: str) -> bytes:
+    """Send 7 MiB, and a long line of the log, and then do something."""
+    return guests.wasm(
+        main(
+            f"""
+            (block $done (loop $next
+              (br_if $done (i32.eq (local.get $n) (i32.const 112)))
+              (drop (call $send (i32.const 0) (i32.const 65536)))
+              (call $log (i32.const 1) (i32.const 0) (i32.const 4096))
+              (local.set $n (i32.add (local.get $n) (i32.const 1)))
+              (br $next)))
+            {then}
+            (i32.const 0)""",
+            locals_="(local $n i32)",
+        )
+    )
+
+
+ENDING = _sending("")
+LASTING = _sending("(call $await (call $sleep (i64.const 86400000)))")
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with small_disk(tmp_path_factory.mktemp("small") / "disk", DISK) as folder:
+        yield folder
+
+
+class Greedy:
+    """A tenant that writes until it is refused, and then again, in all ways at once."""
+
+    def __init__(self, server: RunningServer, key: str) -> None:
+        self._server, self._key = server, key
+        self.refused: set[tuple[str, int]] = set()
+        self.taken: dict[str, int] = {}
+
+    async def fill(self, seconds: float) -> None:
+        ways = {
+            "ended": self._ended, "live": self._live, "input": self._input,
+            "programs": self._programs, "kv": self._kv, "upload": self._upload,
+            "secrets": self._secrets, "keys": self._keys, "messages": self._messages,
+        }  # fmt: skip
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds), Client(self._server.url, self._key) as client:
+                for name, program in (
+                    ("ending", ENDING), ("lasting", LASTING), ("save", guests.SAVE_WASM),
+                    ("hang", guests.HANG_WASM),
+                ):  # fmt: skip
+                    await client.upload(program, name)
+                await asyncio.gather(*(self._again(n, way, client) for n, way in ways.items()))
+
+    async def _again(self, name: str, way: Any, client: Client) -> None:
+        number = 0
+        while True:
+            try:
+                await way(client, number)
+                self.taken[name] = self.taken.get(name, 0) + 1
+            except ServerError as error:
+                if error.status not in (400, 409, 413, 429, 503, 507):
+                    raise
+                self.refused.add((name, error.status))
+                await asyncio.sleep(0.1)
+            number += 1
+
+    async def _ended(self, client: Client, _: int) -> None:
+        await client.start("ending")
+        await asyncio.sleep(0.05)
+
+    async def _live(self, client: Client, _: int) -> None:
+        await client.start("lasting")
+        await asyncio.sleep(0.05)
+
+    async def _input(self, client: Client, _: int) -> None:
+        await client.start("hang", "x" * 500_000)
+
+    async def _messages(self, client: Client, number: int) -> None:
+        if number % 50 == 0:
+            self._run = await client.start("hang")
+        await client.send(self._run, b"x" * 60_000)
+
+    async def _programs(self, client: Client, number: int) -> None:
+        await client.upload(guests.wasm(main("(nop)" * number + "(i32.const 0)")), f"p{number}")
+
+    async def _kv(self, client: Client, _: int) -> None:
+        await client.run("save")
+
+    async def _upload(self, client: Client, number: int) -> None:
+        async def body() -> AsyncIterator[bytes]:
+            for _ in range(64):
+                yield b"x" * MIB
+
+        await client.kv_upload(f"up{number}", body())
+
+    async def _secrets(self, client: Client, number: int) -> None:
+        await self._put(f"/v1/secrets/S{number}", {"value": "x" * 4000, "hosts": ["example.com"]})
+
+    async def _keys(self, _: Client, number: int) -> None:
+        await self._put("/v1/programs/hang/runs?detach=1", {}, {"Idempotency-Key": f"k{number}"})
+
+    async def _put(self, path: str, body: Any, headers: dict[str, str] | None = None) -> None:
+        said = {"Authorization": f"Bearer {self._key}", **(headers or {})}
+        method = "POST" if headers else "PUT"
+        async with (
+            aiohttp.ClientSession(headers=said) as session,
+            session.request(method, self._server.url + path, json=body) as response,
+        ):
+            if response.status >= 400:
+                raise ServerError(response.status, await response.json(), None)
+
+
+async def _completes(client: Client) -> None:
+    """Another tenant's run, its result, and the runs that it had before."""
+    assert (await client.run("hello"))["status"] == "exited"
+
+
+def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        async with server.admin() as admin, server.client() as client:
+            await client.upload(guests.HELLO_WASM, "hello")
+            before = [(await client.run("hello"))["id"] for _ in range(3)]
+            await admin.create_tenant("greedy")
+            key = (await admin.create_key("greedy"))["key"]
+            greedy = Greedy(server, key)
+            filling = asyncio.create_task(greedy.fill(FILLING_SECONDS))
+            runs = 0
+            while not filling.done():  # nobody else is refused anything
+                await _completes(client)
+                runs += 1
+                await asyncio.sleep(0.2)
+            await filling
+            assert runs > 5
+            assert {status for _, status in greedy.refused} & {429, 507}
+            assert free_bytes(disk) >= RESERVE // 2
+            # Now the disk is in fact full, from outside: the operator can still act.
+            filler = fill(disk)
+            await asyncio.sleep(1.5)
+            degraded = await _degraded(server)
+            assert degraded
+            for run in before:
+                assert (await client.result(run))["status"] == "exited"
+            assert (await admin.change_tenant("greedy", suspended=True))["suspended"]
+            await _delete(admin)
+            await client.delete_run(before.pop())
+            filler.unlink()
+            async with asyncio.timeout(60):
+                while (  # noqa: ASYNC110 - the server's
+                    free_bytes(disk) < DISK - 2 * RESERVE or await _degraded(server)
+                ):
+                    await asyncio.sleep(0.2)
+            await _completes(client)
+            for run in before:
+                assert (await client.result(run))["status"] == "exited"
+        assert "Traceback" not in server.log.read_text()
+
+    options = "--config", str(_options(disk.parent))
+    with running_server(disk, *options) as server:
+        asyncio.run(scenario(server))
+
+
+def _options(folder: Path) -> Path:
+    path = folder / "symphony.toml"
+    path.write_text(f"disk_reserve_bytes = {RESERVE}\n")
+    return path
+
+
+async def _degraded(server: RunningServer) -> list[str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{server.url}/readyz") as response,
+    ):
+        found: list[str] = (await response.json())["degraded"]
+        return found
+
+
+async def _delete(admin: Client) -> None:
+    """As often as the server says that it has to be asked again."""
+    async with asyncio.timeout(40):
+        while True:
+            try:
+                return await admin.delete_tenant("greedy", everything=True)
+            except ClientError as error:
+                if "ask again" not in str(error):
+                    raise
+                await asyncio.sleep(0.5)
