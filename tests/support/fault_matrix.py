@@ -1,0 +1,185 @@
+"""Every operation meets every fault of storage; then kill -9, another start, and a look at all.
+
+    acknowledged          it is done, once, before and after the restart
+    not acknowledged      it is done or it is not, never by half, and may be asked again
+    afterwards            the server starts, the database is whole
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+from symphony_runtime.client import ConnectionFailed, ServerError
+
+from tests.support.fault_operations import DONE, NOT_DONE, OPERATIONS, House, Operation
+from tests.support.faults import Faults, Kind, Mode
+from tests.support.server import RunningServer, descendants, start_server
+
+POINTS_MAX = 150  # of one operation; none comes near
+Make = Callable[[House, int], Operation]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What storage does to one call, or to all from one call on."""
+
+    name: str
+    number: int = errno.EIO
+    mode: Mode = Mode.ONCE
+    kinds: Kind = Kind.ANY
+
+
+FULL = Fault("full", errno.ENOSPC, Mode.ON, Kind.ROOM)
+ERROR = Fault("error", errno.EIO)
+SHORT = Fault("short", errno.ENOSPC, Mode.SHORT, Kind.WRITE)
+KILLED = Fault("killed", mode=Mode.KILL)
+FAULTS = FULL, ERROR, SHORT, KILLED
+
+
+@dataclass
+class Cell:
+    """One operation that met a fault: how it was answered, and what the checker found."""
+
+    operation: Operation
+    at: int
+    path: str  # of the call that met it
+    status: int = 200  # 0: no answer
+    words: str = ""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether the client was told that it is done."""
+        return self.status == 200
+
+    def judge(self, state: str, when: str) -> None:
+        """Note what is wrong with a state: the checker."""
+        if self.acknowledged and state != DONE:
+            self.wrong.append(f"{when}: acknowledged, and {state}")
+        elif state not in (DONE, NOT_DONE):
+            self.wrong.append(f"{when}: answered {self.status}, and {state}")
+        elif self.operation.exact and self.status and not self.acknowledged and state == DONE:
+            self.wrong.append(f"{when}: answered {self.status}, and done")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.operation.name}, call {self.at} ({self.path}), answered {self.status}"
+            f" {self.words}: {'; '.join(self.wrong)}"
+        )
+
+
+class Matrix:
+    """A server in `folder`, and the operations that it was asked for while storage failed."""
+
+    def __init__(self, folder: Path, *, every: bool) -> None:
+        folder.mkdir()
+        self._every = every  # fault point; else of those that kill a process the first few
+        self._data = folder / "data"
+        self.faults = Faults(folder / "faults", self._data)
+        self.cells: list[Cell] = []
+        self._numbers = count(1)
+        self._server: RunningServer
+        self._house: House
+
+    async def meet(self, fault: Fault, operations: Iterable[Make] = OPERATIONS) -> list[Cell]:
+        """Let each operation meet the fault at each of its calls; return what became of each."""
+        self._start()
+        try:
+            self._house = House(self._server.client(), self._server.admin())
+            async with self._house.client, self._house.admin:
+                await self._house.begin()
+                for make in operations:
+                    await self._meet(fault, make)
+            await self._restart()
+        finally:
+            self.faults.disarm()
+            self._kill()
+        return self.cells
+
+    async def _meet(self, fault: Fault, make: Make) -> None:
+        for at in self._points(fault):
+            operation = make(self._house, next(self._numbers))
+            await operation.prepare()
+            self.faults.arm(at, fault.number, fault.mode, fault.kinds)
+            cell = Cell(operation, at, "")
+            try:
+                async with asyncio.timeout(20):
+                    await operation.act()
+            except ServerError as error:
+                cell.status, cell.words = error.status, str(error)[:120]
+            except (ConnectionFailed, TimeoutError) as error:
+                cell.status, cell.words = 0, str(error)[:120]
+            calls, met, cell.path = self.faults.calls, self.faults.disarm(), self.faults.last
+            if met:
+                self.cells.append(cell)
+                await self._look(cell, fault)
+            elif not cell.acknowledged:
+                cell.wrong.append(f"refused without a fault: {cell.status} {cell.words}")
+                self.cells.append(cell)
+            if calls < at or (cell.wrong and not self._every):
+                return  # one is enough: what waits for ever takes long
+        assert not self._every, f"{make} has more than {POINTS_MAX} calls"
+
+    def _points(self, fault: Fault) -> Iterator[int]:
+        if fault.mode == Mode.KILL and not self._every:
+            yield from (1, 4)
+        elif not self._every:
+            yield from (*range(1, 9), *range(9, POINTS_MAX, 4))
+        else:
+            yield from range(1, POINTS_MAX)
+
+    async def _look(self, cell: Cell, fault: Fault) -> None:
+        """Storage is well again: look at what became of an operation, while the server lives."""
+        if fault.mode == Mode.KILL:
+            await self._server.wait_until_ready()
+        with contextlib.suppress(ServerError):
+            await cell.operation.settle()
+        if fault.mode != Mode.KILL:  # whose states are those after the restart
+            cell.judge(await cell.operation.state(), "at once")
+
+    async def _restart(self) -> None:
+        self._kill()
+        database = self._data / "symphony.sqlite"
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        self._start()
+        house = self._house
+        house.client, house.admin = self._server.client(), self._server.admin()
+        house.seen.clear()
+        async with house.client, house.admin:
+            await self._server.wait_until_ready()
+            for cell in self.cells:
+                state = await cell.operation.state()
+                cell.judge(state, "after a restart")
+                if not cell.acknowledged and not cell.wrong:
+                    await self._ask_again(cell, state)
+
+    async def _ask_again(self, cell: Cell, state: str) -> None:
+        if state == NOT_DONE or cell.operation.again:
+            try:
+                await cell.operation.act()
+                await cell.operation.settle()
+            except ServerError as error:
+                cell.wrong.append(f"asked again: {error}")
+            else:
+                state = await cell.operation.state()
+                if state != DONE:
+                    cell.wrong.append(f"asked again: {state}")
+
+    def _start(self) -> None:
+        self._server = start_server(self._data, environment=self.faults.environment)
+
+    def _kill(self) -> None:
+        process = self._server.process
+        for pid in (process.pid, *descendants(process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
