@@ -182,7 +182,10 @@ class Store:
                 path.unlink()
 
     def remove(self) -> None:
-        """Leave no journal behind: there is nothing to come back to, or nothing to believe."""
-        for path in self._folder.iterdir():
-            if path.name != _ASIDE:
-                path.unlink()
+        """Leave no journal behind: there is nothing to come back to, or nothing to believe.
+
+        Images go first, and older ones before newer: what is cut short leaves all or nothing.
+        """
+        rest = [path for path in self._folder.iterdir() if path.name != _ASIDE]
+        for path in sorted(rest, key=lambda path: (path.suffix != ".image", path.name)):
+            path.unlink()

@@ -121,7 +121,9 @@ class Directory:
         try:
             yield partial
         finally:
-            partial.unlink(missing_ok=True)
+            # What stays of it goes at the next start; what has been kept or removed is so.
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def get(self, tenant: str, path: str, identity: Identity) -> Content:
         """Return what a name holds; a file that is broken is set aside.
@@ -141,13 +143,21 @@ class Directory:
         return kv_format.read_foreign(path, identity, self._key, rebuild=rebuild)
 
     def remove(self, tenant: str, path: str) -> None:
-        """Take a file away, if it is there; when this returns it will not come back. OSError."""
+        """Take a file away, if it is there; when this returns it will not come back.
+
+        Raises:
+            OSError: it is where it was, unless the disk refuses that, too.
+        """
         final = self._path(tenant, path)
-        try:
-            final.unlink()
-        except FileNotFoundError:
-            return
-        _sync_directory(final.parent)
+        with self.partial(tenant, path) as leaving:
+            with contextlib.suppress(FileNotFoundError):
+                final.replace(leaving)
+            try:
+                _sync_directory(final.parent)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    leaving.replace(final)
+                raise
 
     # -- On their way ---------------------------------------------------------------------------
     def open_checked(self, tenant: str, path: str) -> int:
