@@ -29,8 +29,8 @@ class ProgramFiles:
             private.mkdir(exist_ok=True, mode=0o700)
         for stale in folder.glob(f"{digest}.*.cwasm"):
             stale.unlink(missing_ok=True)
-        _write_durably(self._wasm(tenant, digest), wasm)
-        _write_durably(self._artefact(tenant, digest), artefact)
+        write_durably(self._wasm(tenant, digest), wasm)
+        write_durably(self._artefact(tenant, digest), artefact)
 
     def wasm(self, tenant: str, digest: str) -> bytes:
         """Return a program's bytes; FileNotFoundError."""
@@ -77,8 +77,8 @@ class ProgramFiles:
         return self._root / tenant / f"{digest}.{cache_identity()}.cwasm"
 
 
-def _write_durably(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename into place, flush the folder: all of it or nothing."""
+def write_durably(path: Path, data: bytes) -> None:
+    """Write, flush to disk, rename into place, flush the folder: all of it or nothing. OSError."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -87,7 +87,7 @@ def _write_durably(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         Path(temporary).replace(path)
     except OSError:
-        Path(temporary).unlink()  # on a full disk every byte counts
+        Path(temporary).unlink(missing_ok=True)  # on a full disk every byte counts
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -6,7 +6,6 @@ never shown again, not even to their owner.
 """
 
 import json
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterable
@@ -27,6 +26,7 @@ from yarl import URL
 from symphony_runtime.gateway.database import Connection, Row
 from symphony_runtime.gateway.disk import ROW_BYTES
 from symphony_runtime.gateway.problems import Problem, bad_request, not_found
+from symphony_runtime.gateway.program_files import write_durably
 from symphony_runtime.gateway.store import Store
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -195,12 +195,9 @@ def _read_key(path: Path) -> AESGCM | None:
 
 
 def _make_key(path: Path) -> AESGCM:
+    """Keep a new key, as a whole or not at all: half of one would keep the server from starting."""
     key = secrets.token_bytes(_KEY_BYTES)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(key.hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_durably(path, key.hex().encode() + b"\n")
     return AESGCM(key)
 
 
