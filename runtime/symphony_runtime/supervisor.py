@@ -8,8 +8,9 @@ announced  when all are ready and the gateway, ready long before a large model i
 a death    the role is started again, after a pause that grows, for as long as GIVE_UP_SECONDS
            without being ready; one that never was ready ends everything after START_ATTEMPTS, or at
            once where its configuration is wrong
-a hang     a role that was ready and has said nothing for `hang_seconds` is killed, and so started
-           again; each says that it is alive BEATS times in that while
+a hang     a role says that it is alive every BEAT_SECONDS; of one that was ready and has been silent
+           for SILENT_BEATS of these the gateway hears, for `/readyz`, and after `hang_seconds` it is
+           killed, and so started again
 SIGTERM    the gateway drains its runs and stops, then the workers, then the kernel
 """
 
@@ -50,7 +51,8 @@ from symphony_runtime.role_words import event_of, lines, progress_of, retired_of
 
 START_ATTEMPTS = 3
 GIVE_UP_SECONDS = 300.0
-BEATS = 4
+BEAT_SECONDS = 0.25
+SILENT_BEATS = 3  # so that a second has not passed when it is told
 CONFIGURATION_WRONG = 2  # a role's exit code: starting it again would not help
 _PAUSE_SECONDS = (0.05, 5.0)  # before a role is started again: first and longest
 _SETTLED_SECONDS = 10.0  # a role that lived so long begins with the first pause again
@@ -74,7 +76,8 @@ class RoleSpec:
     config: dict[str, Any]
     environment: Mapping[str, str]
     stop_seconds: float = _STOP_SECONDS
-    hang_seconds: float = 0.0  # of silence after it was ready; 0: it may be silent
+    beat_seconds: float = 0.0  # between its signs of life; 0: it gives none
+    hang_seconds: float = 0.0  # of silence after it was ready, until it is killed; 0: never
 
 
 class Role:
@@ -86,13 +89,15 @@ class Role:
         console: "Console",
         on_progress: Callable[[str, dict[str, Any] | None], None] = lambda _role, _event: None,
         on_process: Callable[[str, Started], None] = lambda _role, _started: None,
+        on_silence: Callable[[str, bool], None] = lambda _role, _silent: None,
     ) -> None:
         """`on_progress` hears of a role how far it is (its event), and None when it begins.
 
-        `on_process` hears of each process of it.
+        `on_process` hears of each process of it, `on_silence` when it hangs and when no longer.
         """
         self.spec = spec
         self._on_progress, self._on_process = on_progress, on_process
+        self._on_silence = on_silence
         # What it says of other roles: who may is given one that listens.
         self.on_retired: Callable[[str, int], None] = lambda _role, _start: None
         self._notices: dict[str, dict[str, Any]] = {}  # the last of each key, for the process
@@ -104,6 +109,7 @@ class Role:
         self._process: asyncio.subprocess.Process | None = None
         self._words: deque[str] = deque(maxlen=_WORDS_KEPT)
         self._heard = False  # something since the last look
+        self._silent = False  # for SILENT_BEATS
         self._stopping = asyncio.Event()
 
     async def keep(self) -> None:
@@ -185,6 +191,7 @@ class Role:
         self.starts += 1
         self._words.clear()
         self._on_progress(self.spec.name, None)
+        self._note_silence(False)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -218,20 +225,30 @@ class Role:
             self._process = None
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
-        """Kill a process that was ready and is silent now.
+        """Tell of a process that was ready and is silent now, and kill it in the end.
 
         Looks are counted, not seconds: after a pause of the whole machine, or of this process, it
         has its time.
         """
-        looks = 0
-        while self.spec.hang_seconds:
-            await asyncio.sleep(self.spec.hang_seconds / BEATS)
+        looks, beat, hang = 0, self.spec.beat_seconds, self.spec.hang_seconds
+        while beat:
+            await asyncio.sleep(beat)
             looks = 0 if self._heard or not self.ready.is_set() else looks + 1
             self._heard = False
-            if looks > BEATS and not self._stopping.is_set():
-                words = f"has said nothing for {self.spec.hang_seconds:g} s; it is killed"
-                self._console.line(self.spec.name, words)
+            if self._stopping.is_set():
+                continue
+            self._note_silence(looks >= SILENT_BEATS)
+            if hang and looks * beat > hang:
+                self._console.line(
+                    self.spec.name, f"has said nothing for {hang:g} s; it is killed"
+                )
                 _kill_group(process)
+
+    def _note_silence(self, silent: bool) -> None:
+        if silent != self._silent:
+            self._silent = silent
+            self._console.line(self.spec.name, "hangs" if silent else "hangs no longer")
+            self._on_silence(self.spec.name, silent)
 
     async def _read_events(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -272,7 +289,10 @@ class Supervisor:
         self._options = options
         self._console = console
         specs = role_specs(options, run_dir)
-        self._roles = [Role(spec, console, self._pass_on, self._introduce) for spec in specs]
+        self._roles = [
+            Role(spec, console, self._pass_on, self._introduce, self._tell_of_silence)
+            for spec in specs
+        ]
         self._retiring: set[asyncio.Task[None]] = set()
         self._gateway = self._roles[-1]
         self._gateway.on_retired = self._retire  # nobody else's word ends another
@@ -348,6 +368,12 @@ class Supervisor:
             progress = {key: (event or {}).get(key) for key in ("what", "share")}
             self._gateway.tell(role, {"event": "progress", "role": role, **progress})
 
+    def _tell_of_silence(self, role: str, silent: bool) -> None:
+        """Tell the gateway which role hangs: it answers those who ask whether we are ready."""
+        if role != self._gateway.spec.name:
+            notice = {"event": "silence", "role": role, "silent": silent}
+            self._gateway.tell(f"silence of {role}", notice)
+
     def _introduce(self, role: str, started: Started) -> None:
         """Tell kernel and gateway which process a role is: no other is let in for it."""
         for who in (self._roles[0], self._gateway):
@@ -402,13 +428,14 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "processes": True,
         **_gateway_config(options),
     }
-    beat = {"beat_seconds": hang / BEATS}
+    beat = {"beat_seconds": BEAT_SECONDS}
     return [
         RoleSpec(
             "kernel",
             "symphony_kernel",
             kernel | beat,
             role_environment.of_kernel(os.environ),
+            beat_seconds=BEAT_SECONDS,
             hang_seconds=hang,
         ),
         *(
@@ -424,6 +451,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
                     **beat,
                 },
                 role_environment.of_worker(os.environ),
+                beat_seconds=BEAT_SECONDS,
                 hang_seconds=hang,
             )
             for number, name in enumerate(workers)
@@ -434,6 +462,7 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
             gateway | beat,
             role_environment.of_gateway(os.environ, postgresql=bool(options.store)),
             stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
+            beat_seconds=BEAT_SECONDS,
             hang_seconds=hang,
         ),
     ]

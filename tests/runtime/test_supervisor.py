@@ -24,7 +24,9 @@ from symphony_runtime.config import (
 from symphony_runtime.console import Console
 from symphony_runtime.gateway.peers import gateway_name
 from symphony_runtime.supervisor import (
+    BEAT_SECONDS,
     CONFIGURATION_WRONG,
+    SILENT_BEATS,
     Role,
     RoleSpec,
     Supervisor,
@@ -47,7 +49,10 @@ def role(
     (tmp_path / "small_role.py").write_text(f"import json, os, signal, sys, time\n{script}\n")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     console = Console((said if said is not None else []).append, terminal=False)
-    spec = RoleSpec("small", "small_role", {"answer": 42}, environment, stop_seconds, hang_seconds)
+    spec = RoleSpec(
+        "small", "small_role", {"answer": 42}, environment, stop_seconds,
+        beat_seconds=BEAT_SECONDS if hang_seconds else 0.0, hang_seconds=hang_seconds,
+    )  # fmt: skip
     return Role(spec, console)
 
 
@@ -155,6 +160,8 @@ os.kill(os.getpid(), signal.SIGSTOP)
     async def scenario() -> None:
         said: list[str] = []
         small = role(tmp_path, script, said, hang_seconds=1.0)
+        heard: list[bool] = []
+        small._on_silence = lambda _name, silent: heard.append(silent)
         keeping = asyncio.create_task(small.keep())
         await asyncio.wait_for(small.ready.wait(), 20)
         began, first = time.monotonic(), small.about["pid"]
@@ -165,10 +172,12 @@ os.kill(os.getpid(), signal.SIGSTOP)
         async with asyncio.timeout(20):
             while small.about["pid"] == first:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        assert said[:2] == [
+        assert said[:3] == [
+            "small: hangs\n",
             "small: has said nothing for 1 s; it is killed\n",
             "small: ended (killed by SIGKILL); starting it again\n",
         ]
+        assert heard[:2] == [True, False]  # the next process begins well
         await small.stop()
         await keeping
 
@@ -198,7 +207,29 @@ while True:
 
 def test_every_role_beats_often_enough(tmp_path: Path) -> None:
     for spec in role_specs(ServeOptions(data_dir=tmp_path, hang_seconds=8), tmp_path):
-        assert (spec.hang_seconds, spec.config["beat_seconds"]) == (8, 2)
+        beats = spec.config["beat_seconds"], spec.beat_seconds
+        assert (spec.hang_seconds, *beats) == (8, BEAT_SECONDS, BEAT_SECONDS)
+        assert BEAT_SECONDS * (SILENT_BEATS + 1) <= 1  # a second, whenever its last beat was
+
+
+def test_a_role_goes_on_beating_when_nobody_reads(tmp_path: Path) -> None:
+    """A supervisor that is stopped stops nobody else: 200,000 bytes are more than a pipe holds."""
+    script = """
+import asyncio, sys
+from symphony_kernel.protocol.heartbeat import beat
+said = []
+def say():
+    said.append(1)
+    sys.stdout.write("x" * 999 + "\\n")
+    sys.stdout.flush()
+async def main():
+    beating = asyncio.create_task(beat(0.001, say))
+    await asyncio.sleep(1.0)
+    sys.exit(0 if 10 < len(said) < 100 else 3)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.wait(20) == 0
 
 
 def test_a_role_that_does_not_retire_is_killed_and_started_again(tmp_path: Path) -> None:

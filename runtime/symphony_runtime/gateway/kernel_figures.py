@@ -7,6 +7,7 @@ as Prometheus expects of any process.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -65,12 +66,15 @@ class KernelFigures:
         """Return the figures: `metrics` of the kernel with its counters summed over restarts.
 
         Without a kernel only counters, `histograms` and `tenants` are there; {} before the first
-        answer of any kernel. Not older than AGE_SECONDS_MAX while there is one.
+        answer of any kernel. Not older than AGE_SECONDS_MAX while there is one that answers; one
+        that does not is waited for no longer than that.
         """
         if self._asking is None and self._is_old():
             self._asking = asyncio.create_task(self._ask())
         if self._asking is not None:
-            await asyncio.shield(self._asking)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGE_SECONDS_MAX):
+                    await asyncio.shield(self._asking)
         return self._whole()
 
     def _is_old(self) -> bool:

@@ -9,7 +9,7 @@ two tenants would tell each of them about the other.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ class Scrape:
     refused: Mapping[str, int] = field(default_factory=dict)  # runs, by `admission.REASONS`
     slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
     connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
+    hanging: Collection[str] = ()  # roles
     memory_free: int | None = None  # bytes; None: the system does not tell
     disk: Mapping[str, int] = field(default_factory=dict)  # `Disk.statistics`
     disk_of: Callable[[str], int] = lambda _tenant: 0  # bytes that a tenant holds
@@ -274,6 +275,8 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
     there = {name: found for name, found in roles.items() if found is not None}
     yield text.gauge("role_up", "1 while the process is there",
                      [({"role": name}, name in there) for name in roles])  # fmt: skip
+    yield text.gauge("role_hangs", "1 while the process gives no sign of life",
+                     [({"role": name}, name in scrape.hanging) for name in roles])  # fmt: skip
     yield text.counter("role_cpu_seconds", "processor time of the process",
                        [({"role": n}, f.cpu_seconds) for n, f in there.items()])  # fmt: skip
     yield text.gauge("role_resident_memory_bytes", "resident memory of the process",

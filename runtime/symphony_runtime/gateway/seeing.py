@@ -1,5 +1,6 @@
 """What operators and their machines look at: `/healthz`, `/readyz`, `/metrics`."""
 
+import asyncio
 import os
 from typing import Any
 
@@ -11,6 +12,7 @@ from symphony_runtime.gateway.metrics import CONTENT_TYPE, Scrape, render
 from symphony_runtime.gateway.roles import RoleFigures, read_role
 
 METRICS = "text/plain"
+_KERNEL_SECONDS = 0.75  # for its answer: a health check waits no longer for one that hangs
 
 
 # --- Health --------------------------------------------------------------------------------------
@@ -22,24 +24,33 @@ async def healthz(request: web.Request) -> web.StreamResponse:  # noqa: ARG001
 async def readyz(request: web.Request) -> web.StreamResponse:
     """Tell which roles are there and what is missing; 200 once a run can start."""
     with_ = services(request)
-    runs = with_.runs
-    linked = await _workers_in_kernel(runs.kernel)
-    workers = {n: w for n, w in runs.workers.workers.items() if n in linked}
+    runs, silent = with_.runs, with_.progress.silent
+    linked = await _workers_in_kernel(runs.kernel) if "kernel" not in silent else None
+    if linked is None:
+        silent = silent | {"kernel"}
+    workers = {
+        name: worker
+        for name, worker in runs.workers.workers.items()
+        if name not in silent and (linked is None or name in linked)
+    }
+    kernel_ready = runs.kernel.ready and "kernel" not in silent
     roles: list[dict[str, Any]] = [
         {"role": "gateway", "pid": os.getpid(), "ready": not runs.draining},
-        {"role": "kernel", "pid": runs.kernel.pid or None, "ready": runs.kernel.ready},
+        {"role": "kernel", "pid": runs.kernel.pid or None, "ready": kernel_ready},
     ]
     for name in runs.workers.expected:
-        worker = workers.get(name)
+        worker = runs.workers.workers.get(name)
         role: dict[str, Any] = {
-            "role": name, "pid": worker.pid if worker else None, "ready": worker is not None
+            "role": name, "pid": worker.pid if worker else None, "ready": name in workers
         }  # fmt: skip
         roles.append(role | ({"containment": worker.containment} if worker else {}))
     for role in roles:
         progress = with_.progress.of(role["role"])
         if progress is not None and not role["ready"]:
             role["progress"] = progress
-    ready = not runs.draining and runs.kernel.ready and bool(workers)
+        if role["role"] in silent:
+            role["hangs"] = True
+    ready = not runs.draining and kernel_ready and bool(workers)
     waiting = runs.kernel.expected
     missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
     words = with_.store.disk.words()
@@ -51,6 +62,8 @@ def _missing(role: dict[str, Any], *, waiting: bool) -> str:
     """Say what is missing; `waiting`: for a kernel that comes back as it was."""
     if role["role"] == "gateway":
         return "gateway: shutting down"
+    if "hangs" in role:
+        return f"{role['role']}: hangs; it is started again if it stays so"
     progress = role.get("progress")
     if progress is None:
         if role["role"] == "kernel" and waiting:
@@ -59,14 +72,20 @@ def _missing(role: dict[str, Any], *, waiting: bool) -> str:
     return f"{role['role']}: {progress['what']}, {int(100 * progress['share'])} %"
 
 
-async def _workers_in_kernel(kernel: KernelLink) -> list[str]:
-    """Return the workers that the kernel takes calls from: a run needs one that is there, too."""
+async def _workers_in_kernel(kernel: KernelLink) -> list[str] | None:
+    """Return the workers that the kernel takes calls from: a run needs one that is there, too.
+
+    None: it does not answer.
+    """
     if not kernel.ready:
         return []  # and whoever asks shall hear so now
     try:
-        workers: list[str] = await kernel.ask("workers")
+        async with asyncio.timeout(_KERNEL_SECONDS):
+            workers: list[str] = await kernel.ask("workers")
     except KernelAwayError:
         return []
+    except TimeoutError:
+        return None
     return workers
 
 
@@ -87,6 +106,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         refused=with_.runs.admission.figures.refused,
         slow={"body": with_.slow.uploads.cut, "reader": with_.slow.readers.cut},
         connections=with_.connections.statistics(),
+        hanging=with_.progress.silent,
         memory_free=with_.runs.admission.memory.left(),
         disk=with_.store.disk.statistics(),
         disk_of=with_.store.disk.held,

@@ -1,0 +1,84 @@
+"""Whether `/readyz` tells the truth within a second, whatever hangs or is gone."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.support.metrics import scrape, value
+from tests.support.server import RunningServer, running_server
+
+# A second, and what a busy machine may take for the rest of a look.
+TOLD_SECONDS_MAX = 2.0
+
+
+async def ask(server: RunningServer, route: str = "/readyz") -> tuple[int, dict[str, Any], float]:
+    """Return status, body, and how long the answer took, in seconds."""
+    began = time.monotonic()
+    async with aiohttp.ClientSession() as session, session.get(server.url + route) as response:
+        body = await response.json()
+    return response.status, body, time.monotonic() - began
+
+
+async def told(server: RunningServer, status: int) -> dict[str, Any]:
+    """Ask until `/readyz` has that status; return its body. It must be there in time."""
+    began = time.monotonic()
+    while True:
+        found, body, seconds = await ask(server)
+        assert seconds < TOLD_SECONDS_MAX
+        if found == status:
+            return body
+        assert time.monotonic() - began < TOLD_SECONDS_MAX, body
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("role", ["kernel", "worker-0"])
+def test_readyz_names_the_role_that_hangs(tmp_path: Path, role: str) -> None:
+    async def scenario(server: RunningServer) -> None:
+        admin = (tmp_path / "admin.key").read_text().strip()
+        pid = (await server.pids())[role]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # The first answer, too, comes in time: nobody has told the gateway yet.
+            body = await told(server, 503)
+            roles = {each["role"]: each for each in body["roles"]}
+            assert [name for name, each in roles.items() if not each["ready"]] == [role]
+            assert (roles[role]["pid"], roles[role]["hangs"]) == (pid, True)
+            assert body["missing"] == [f"{role}: hangs; it is started again if it stays so"]
+            await asyncio.sleep(1)
+            assert (await ask(server))[2] < TOLD_SECONDS_MAX
+            assert (await ask(server, "/healthz"))[0] == 200
+            began = time.monotonic()
+            assert value(await scrape(server.url, admin), "role_hangs", role=role) == 1
+            assert time.monotonic() - began < TOLD_SECONDS_MAX
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        body = await told(server, 200)
+        assert (body["missing"], (await server.pids())[role]) == ([], pid)
+        assert value(await scrape(server.url, admin), "role_hangs") == 0
+        assert f"{role}: hangs\n" in server.log.read_text()
+
+    with running_server(tmp_path) as server:
+        asyncio.run(scenario(server))
+
+
+def test_one_worker_of_two_hangs_and_the_supervisor_tells_of_a_gateway(tmp_path: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        pids = await server.pids()
+        os.kill(pids["worker-1"], signal.SIGSTOP)
+        os.kill(pids["gateway"], signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        os.kill(pids["gateway"], signal.SIGCONT)
+        lines = server.log.read_text().splitlines()
+        assert {"gateway: hangs", "worker-1: hangs"} <= set(lines)
+        body = await told(server, 200)  # a run can start
+        assert body["missing"] == ["worker-1: hangs; it is started again if it stays so"]
+        os.kill(pids["worker-1"], signal.SIGCONT)
+
+    with running_server(tmp_path, "--workers", "2") as server:
+        asyncio.run(scenario(server))
