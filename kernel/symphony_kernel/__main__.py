@@ -19,11 +19,13 @@ import json
 import logging
 import os
 import selectors
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from symphony_kernel.configuration import (
@@ -62,7 +64,7 @@ async def boot(configuration: Configuration) -> int:
     """Bring the kernel up, run it until it is told to stop, and return the exit code."""
     stop, processes = asyncio.Event(), Processes()
     # 1. The supervisor can stop us from here on: SIGTERM, or the end of stdin.
-    await _watch(stop, processes)
+    await _watch(stop, processes, configuration.run_directory)
     # 2. Time.
     clock = RealClock()
     # 3. The executor: the device, the model's weights and the pool of pages.
@@ -171,11 +173,12 @@ def _open_names(kernel: Kernel, *, known: bool) -> None:
         raise ConfigurationError(f"durable KV files cannot be used: {error}") from error
 
 
-async def _watch(stop: asyncio.Event, processes: Processes) -> None:
+async def _watch(stop: asyncio.Event, processes: Processes, run_directory: Path | None) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     loop.add_signal_handler(signal.SIGINT, stop.set)
-    await loop.connect_read_pipe(lambda: _Supervisor(stop, processes), sys.stdin)
+    supervisor = _Supervisor(stop, processes, run_directory)
+    await loop.connect_read_pipe(lambda: supervisor, sys.stdin)
 
 
 async def _first(task: "asyncio.Task[Any]", stop: asyncio.Event) -> bool:
@@ -197,8 +200,11 @@ def new_loop() -> asyncio.AbstractEventLoop:
 class _Supervisor(asyncio.Protocol):
     """What the supervisor says, and that it has gone."""
 
-    def __init__(self, stop: asyncio.Event, processes: Processes) -> None:
+    def __init__(
+        self, stop: asyncio.Event, processes: Processes, run_directory: Path | None
+    ) -> None:
         self._stop = stop
+        self._run_directory = run_directory
         self._processes = processes
         self._rest = b""
 
@@ -209,7 +215,9 @@ class _Supervisor(asyncio.Protocol):
             self._processes.take(json.loads(line))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The other end of stdin is closed."""
+        """The other end of stdin is closed: nobody else removes the sockets and the journal."""
+        if self._run_directory is not None:
+            shutil.rmtree(self._run_directory, ignore_errors=True)
         self._stop.set()
 
 

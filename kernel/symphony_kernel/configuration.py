@@ -72,6 +72,7 @@ class Configuration:
     journal: Path | None = None  # the directory of the kernel's journal; None: it keeps none
     ended: int | None = None  # the exit code of the kernel before this one
     beat_seconds: float = 0.0  # between signs of life for the supervisor; 0: none
+    run_directory: Path | None = None  # goes when the supervisor has died; None: it stays
     processes: bool = False  # it says which process each role is, and no other may come for it
     simulated: dict[str, Any] = field(default_factory=dict)
 
@@ -110,7 +111,7 @@ def parse_configuration(line: str) -> Configuration:
         values = json.loads(line)
         values["socket"] = Path(values["socket"])
         values["secrets"] = {k: bytes.fromhex(v) for k, v in values["secrets"].items()}
-        for name in ("journal", "kv", "disk_directory"):
+        for name in ("journal", "kv", "disk_directory", "run_directory"):
             if values.get(name) is not None:
                 values[name] = Path(values[name])
         configuration = Configuration(**values)

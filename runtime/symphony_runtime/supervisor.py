@@ -58,6 +58,9 @@ _PAUSE_SECONDS = (0.05, 5.0)  # before a role is started again: first and longes
 _SETTLED_SECONDS = 10.0  # a role that lived so long begins with the first pause again
 _STOP_SECONDS = 5.0  # from a role's SIGTERM to its SIGKILL
 _GATEWAY_STOP_SECONDS = 15.0  # beside the time that runs get
+_DESCRIPTORS_MIN = 256  # that a process must be allowed to have open
+_RUN_PREFIX = "symphony-"
+_PATH_BYTES_MAX = 4096
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
 _LINE_BYTES_MAX = 1 << 20  # of a role's output
 _WORDS_KEPT = 30  # last lines of a role's stderr, shown if it ends everything
@@ -495,6 +498,7 @@ def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
         "tenant_durable_bytes_max": options.tenant_durable_bytes_max,
         "journal": str(run_dir / "journal") if options.journal else None,
         "ended": None,
+        "run_directory": str(run_dir),
         "simulated": options.simulated,
     }
 
@@ -554,7 +558,7 @@ def serve(options: ServeOptions) -> int:
     console = Console(sys.stderr.write, terminal=sys.stderr.isatty())
     try:
         _raise_descriptor_limit()
-        with _locked(options.data_dir), _run_directory() as run_dir:
+        with _locked(options.data_dir) as lock, _run_directory(lock) as run_dir:
             asyncio.run(_supervise(options, console, run_dir))
     except SupervisorError as error:
         console.say(str(error))
@@ -567,8 +571,8 @@ async def _supervise(options: ServeOptions, console: Console, run_dir: Path) -> 
 
 
 @contextlib.contextmanager
-def _locked(data_dir: Path) -> Iterator[None]:
-    """Hold the data directory: two servers in one would spoil it."""
+def _locked(data_dir: Path) -> Iterator[int]:
+    """Hold the data directory: two servers in one would spoil it. Yields the file that is locked."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -576,7 +580,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
         raise SupervisorError(f"cannot use {data_dir}: {error}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield descriptor
     except BlockingIOError:
         raise SupervisorError(f"another server uses {data_dir}") from None
     finally:
@@ -584,8 +588,14 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _run_directory() -> Iterator[Path]:
-    """Make a private directory for the sockets, with a path short enough for them."""
+def _run_directory(lock: int) -> Iterator[Path]:
+    """Make a private directory for the sockets, with a path short enough for them.
+
+    The file `lock` names it, so that the next start removes what a killed server has left.
+    """
+    left = Path(os.fsdecode(os.pread(lock, _PATH_BYTES_MAX, 0)).strip("\0"))
+    if left.is_absolute() and left.name.startswith(_RUN_PREFIX):
+        shutil.rmtree(left, ignore_errors=True)
     wanted = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"]  # noqa: S108
     for parent in filter(None, wanted):
         room = _SOCKET_PATH_BYTES_MAX - len(os.fsencode(parent)) - len("/symphony-12345678/")
@@ -593,7 +603,10 @@ def _run_directory() -> Iterator[Path]:
             break
     else:
         raise SupervisorError("no directory for sockets: set TMPDIR to one with a short path")
-    path = Path(tempfile.mkdtemp(prefix="symphony-", dir=parent))  # mode 0700
+    path = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX, dir=parent))  # mode 0700
+    with contextlib.suppress(OSError):  # on a full disk it may stay behind
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, os.fsencode(path), 0)
     open_to_workers(path)
     try:
         yield path
@@ -610,8 +623,18 @@ def _lets_workers_in(parent: str) -> bool:
 
 
 def _raise_descriptor_limit() -> None:
-    """Thousands of runs are thousands of connections; the roles inherit the limit."""
+    """Thousands of runs are thousands of connections; the roles inherit the limit.
+
+    Raises:
+        SupervisorError: the system lets a process open too few.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < _DESCRIPTORS_MIN:
+        raise SupervisorError(
+            f"a process may open {hard} files here (RLIMIT_NOFILE), and a server needs at least "
+            f"{_DESCRIPTORS_MIN}: `ulimit -n {_DESCRIPTORS_MIN}` before it, or LimitNOFILE= of its "
+            "systemd unit, allows them"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

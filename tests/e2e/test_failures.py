@@ -3,7 +3,12 @@
 import asyncio
 import itertools
 import os
+import re
+import resource
 import signal
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -171,15 +176,56 @@ async def _last(client: Client, run: str) -> dict[str, object]:
     return [event async for event in client.events(run)][-1].data
 
 
-def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path) -> None:
-    server = start_server(tmp_path)
+@pytest.mark.parametrize("kernel_too", [False, True])
+def test_kill_9_of_the_supervisor_leaves_nothing_behind(tmp_path: Path, kernel_too: bool) -> None:
+    """The kernel removes sockets and journal as it ends, or the next server as it starts."""
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # a short path
+    temporary.chmod(0o755)
+    place = {"TMPDIR": str(temporary), "XDG_RUNTIME_DIR": ""}
+    server = start_server(tmp_path, environment=place)
     below = descendants(server.process.pid)
+    pids = asyncio.run(server.pids())
+    (run_directory,) = temporary.glob("symphony-*")
+    assert {"kernel.sock", "gateway.sock", "journal"} <= {p.name for p in run_directory.iterdir()}
+    os.kill(server.process.pid, signal.SIGSTOP)  # it shall start no other
+    if kernel_too:
+        os.kill(pids["kernel"], signal.SIGKILL)
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
     assert not still_alive(below)
+    assert list(temporary.glob("symphony-*")) == ([run_directory] if kernel_too else [])
     # And the next one starts in the same place.
-    with running_server(tmp_path):
-        pass
+    with running_server(tmp_path, environment=place):
+        (another,) = temporary.glob("symphony-*")
+        assert another != run_directory
+    temporary.rmdir()  # nothing is left
+
+
+def test_too_few_descriptors_are_said_to_be(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(tmp_path)]
+    few = ["sh", "-c", 'ulimit -n 20; exec "$@"', "sh", *command]
+    ended = subprocess.run(few, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(
+        r"a process may open 20 files here \(RLIMIT_NOFILE\), and a server needs at least 256: "
+        r"`ulimit -n 256` before it, or .* allows them\n",
+        ended.stderr,
+    )
+
+
+def test_a_server_works_with_the_fewest_descriptors(tmp_path: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client:
+            await client.upload(guests.DECODE_WASM, name="decode")
+        await run_works(server)
+
+    def fewest() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, 256))
+
+    with running_server(tmp_path, before=fewest) as server:
+        asyncio.run(scenario(server))
+        limits = Path(f"/proc/{server.process.pid}/limits").read_text()
+        assert re.search(r"Max open files +256 +256", limits)  # the soft limit is raised
 
 
 def test_a_tenant_at_its_limit_hears_429(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,11 @@ def start_server(
     executor: str = "simulated",
     seconds: float = START_SECONDS_MAX,
     environment: Mapping[str, str] | None = None,
+    before: Callable[[], None] | None = None,
 ) -> RunningServer:
     """Start a server and wait until it serves, so long at most; stop it with `stop`.
 
-    `environment` is added to this process's.
+    `environment` is added to this process's; `before` runs in its process, before it is one.
     """
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
@@ -125,6 +126,7 @@ def start_server(
             stdin=subprocess.DEVNULL,
             stderr=words,
             env=_environment(data_dir) | dict(environment or {}),
+            preexec_fn=before,
         )
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
@@ -144,11 +146,13 @@ def running_server(
     executor: str = "simulated",
     seconds: float = START_SECONDS_MAX,
     environment: Mapping[str, str] | None = None,
+    before: Callable[[], None] | None = None,
 ) -> Iterator[RunningServer]:
     """A server for the length of a block; it must end well."""
     server = start_server(
-        data_dir, *options, executor=executor, seconds=seconds, environment=environment
-    )
+        data_dir, *options, executor=executor, seconds=seconds, environment=environment,
+        before=before,
+    )  # fmt: skip
     try:
         yield server
     except BaseException:
