@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 
 import aiohttp
 import pytest
+from symphony_runtime.client import ServerError
 
+from tests.e2e import programs as guests
 from tests.support.metrics import scrape, value
 from tests.support.server import RunningServer, running_server
 
@@ -81,4 +84,73 @@ def test_one_worker_of_two_hangs_and_the_supervisor_tells_of_a_gateway(tmp_path:
         os.kill(pids["worker-1"], signal.SIGCONT)
 
     with running_server(tmp_path, "--workers", "2") as server:
+        asyncio.run(scenario(server))
+
+
+async def complete(url: str, key: str) -> tuple[int, dict[str, Any]]:
+    """Ask for a completion."""
+    headers, asked = {"Authorization": f"Bearer {key}"}, {"model": "tiny", "prompt": "a"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{url}/v1/completions", json=asked) as response,
+    ):
+        return response.status, await response.json()
+
+
+@pytest.mark.parametrize("what", ["all", "database"])
+def test_a_data_directory_that_is_removed_is_told(tmp_path: Path, what: str) -> None:
+    """Nothing is acknowledged that would be lost, and each request is refused without a traceback.
+
+    A directory that comes back as it was is good again.
+    """
+
+    async def scenario(server: RunningServer) -> None:
+        async with server.client() as client, server.admin() as admin:
+            await client.upload(guests.DECODE_WASM, name="decode")
+            await client.upload(guests.HANG_WASM, name="hang")
+            run, key = await client.start("hang"), server.key
+            gone = data_dir if what == "all" else data_dir / "symphony.sqlite"
+            gone.rename(tmp_path / "away")
+            body = await told(server, 503)
+            assert body["missing"] == [
+                f"data directory: {gone} was removed or replaced; "
+                "the server must be started again"
+            ]
+            assert all(role["ready"] for role in body["roles"])
+            for asked in (
+                client.upload(guests.SPIN_WASM, name="spin"),
+                client.run("decode", input="\x02"),
+                client.start("decode"),
+                client.result(run),
+                client.delete_program("decode"),
+                admin.statistics(),
+            ):
+                with pytest.raises(ServerError, match="data directory is gone") as refused:
+                    await asked
+                assert refused.value.status == 503
+            status, body = await complete(server.url, key)
+            assert (status, body["error"]["type"]) == (503, "server_error"), body
+            (tmp_path / "away").rename(gone)
+            assert (await told(server, 200))["missing"] == []
+            assert (await client.run("decode", input="\x02"))["status"] == "exited"
+            await client.cancel(run)
+        assert "Traceback" not in server.log.read_text()
+
+    data_dir = tmp_path / "data"
+    with running_server(data_dir) as server:
+        asyncio.run(scenario(server))
+
+
+def test_a_server_ends_well_without_its_data_directory(tmp_path: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        with server.log.open() as log:
+            shutil.rmtree(data_dir, ignore_errors=True)
+            shutil.rmtree(data_dir, ignore_errors=True)  # what was written meanwhile
+            await told(server, 503)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(20) == 0
+            assert "Traceback" not in log.read()
+
+    data_dir = tmp_path / "data"
+    with running_server(data_dir) as server:
         asyncio.run(scenario(server))

@@ -25,6 +25,7 @@ from symphony_runtime.gateway.auth import open_keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.costs import Costs
+from symphony_runtime.gateway.data_directory import DataDirectory
 from symphony_runtime.gateway.disk import Disk
 from symphony_runtime.gateway.disk_figures import measure
 from symphony_runtime.gateway.figures import RunFigures
@@ -140,6 +141,7 @@ async def serve(
             keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
             administration, Rates(limits, figures.hit),
             idempotency, vault, retention, forgetting, costs,
+            DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections,
             slow=_slow_clients(config),
         )  # fmt: skip
@@ -249,6 +251,7 @@ async def _count(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
+_WITHOUT_STORE = {"cancelRun", "metrics"}
 _ROUTES = {route.name: route for route in ROUTES}
 _OPERATORS_CHANGES = {r.name for r in ROUTES if r.access is Access.ADMIN and r.writes}
 
@@ -269,6 +272,8 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         writes=route.writes,
     )
     with_.connections.known(request, key.id, key.tenant)
+    if route.name not in _WITHOUT_STORE:
+        with_.data_directory.check()
     if key.tenant is not None:
         request[ASKING] = key.tenant
         if not route.frees:

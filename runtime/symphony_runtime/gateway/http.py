@@ -23,6 +23,7 @@ from symphony_runtime.gateway.auth import Keys
 from symphony_runtime.gateway.channels import Channels
 from symphony_runtime.gateway.connections import Connections
 from symphony_runtime.gateway.costs import Costs
+from symphony_runtime.gateway.data_directory import DataDirectory
 from symphony_runtime.gateway.idempotency import Idempotency
 from symphony_runtime.gateway.kernel_figures import KernelFigures
 from symphony_runtime.gateway.overload.pace import Pace, retry_after
@@ -110,6 +111,7 @@ class Services:
     retention: Retention
     forgetting: "Forgetting"
     costs: Costs
+    data_directory: DataDirectory
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)

@@ -210,7 +210,10 @@ SCHEMAS: dict[str, Any] = {
             "roles": _list(
                 _object(
                     {"role": _STRING, "pid": _INTEGER_OR_NULL, "ready": {"type": "boolean"}},
-                    {"progress": _object({"what": _STRING, "share": {"type": "number"}})},
+                    {
+                        "progress": _object({"what": _STRING, "share": {"type": "number"}}),
+                        "hangs": {"const": True},
+                    },
                 )
             ),
             "missing": _list(_STRING),

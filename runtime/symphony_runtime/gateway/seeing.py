@@ -50,9 +50,12 @@ async def readyz(request: web.Request) -> web.StreamResponse:
             role["progress"] = progress
         if role["role"] in silent:
             role["hangs"] = True
-    ready = not runs.draining and kernel_ready and bool(workers)
+    fault = with_.data_directory.fault()
+    ready = not runs.draining and kernel_ready and bool(workers) and fault is None
     waiting = runs.kernel.expected
     missing = [_missing(role, waiting=waiting) for role in roles if not role["ready"]]
+    if fault is not None:
+        missing.append(f"data directory: {fault}")
     words = with_.store.disk.words()
     document = {"roles": roles, "missing": missing, "degraded": [words] if words else []}
     return await answer(document, status=200 if ready else 503)
