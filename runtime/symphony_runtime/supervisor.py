@@ -8,9 +8,9 @@ announced  when all are ready and the gateway, ready long before a large model i
 a death    the role is started again, after a pause that grows, for as long as GIVE_UP_SECONDS
            without being ready; one that never was ready ends everything after START_ATTEMPTS, or at
            once where its configuration is wrong
-a hang     a role says that it is alive every BEAT_SECONDS; of one that was ready and has been silent
-           for SILENT_BEATS of these the gateway hears, for `/readyz`, and after `hang_seconds` it is
-           killed, and so started again
+a hang     a role says that it is alive every BEAT_SECONDS; of one that was ready and has been
+           silent for SILENT_BEATS of these the gateway hears, for `/readyz`, and after
+           `hang_seconds` it is killed, and so started again
 SIGTERM    the gateway drains its runs and stops, then the workers, then the kernel
 """
 
@@ -242,9 +242,7 @@ class Role:
                 continue
             self._note_silence(looks >= SILENT_BEATS)
             if hang and looks * beat > hang:
-                self._console.line(
-                    self.spec.name, f"has said nothing for {hang:g} s; it is killed"
-                )
+                self._console.line(self.spec.name, f"has said nothing for {hang:g} s; it is killed")
                 _kill_group(process)
 
     def _note_silence(self, silent: bool) -> None:
@@ -572,7 +570,7 @@ async def _supervise(options: ServeOptions, console: Console, run_dir: Path) -> 
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[int]:
-    """Hold the data directory: two servers in one would spoil it. Yields the file that is locked."""
+    """Hold the data directory: two servers in one would spoil it. Yields the locked file."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -113,8 +113,7 @@ def test_a_data_directory_that_is_removed_is_told(tmp_path: Path, what: str) -> 
             gone.rename(tmp_path / "away")
             body = await told(server, 503)
             assert body["missing"] == [
-                f"data directory: {gone} was removed or replaced; "
-                "the server must be started again"
+                f"data directory: {gone} was removed or replaced; the server must be started again"
             ]
             assert all(role["ready"] for role in body["roles"])
             for asked in (

@@ -39,7 +39,7 @@ def test_what_is_acknowledged_is_there_once(
     met: tuple[Fault, list[Cell]], make: Make, request: pytest.FixtureRequest
 ) -> None:
     fault, cells = met
-    known = KNOWN.get((fault.name, make.__name__))  # type: ignore[attr-defined]
+    known = KNOWN.get((fault.name, make.__name__))
     if known:
         request.applymarker(pytest.mark.xfail(reason=known, strict=True))
     mine = [cell for cell in cells if type(cell.operation) is make]

@@ -28,7 +28,9 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def run(folder: Path, first: int, count: int, planted: str = "") -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, first: int, count: int, planted: str = ""
+) -> subprocess.CompletedProcess[str]:
     (folder / "work").mkdir()
     faults = Faults(folder / "control", folder / "work")
     command = [sys.executable, "-m", "tests.support.fault_schedules", str(folder / "work"),

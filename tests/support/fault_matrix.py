@@ -1,8 +1,8 @@
 """Every operation meets every fault of storage; then kill -9, another start, and a look at all.
 
-    acknowledged          it is done, once, before and after the restart
-    not acknowledged      it is done or it is not, never by half, and may be asked again
-    afterwards            the server starts, the database is whole
+acknowledged          it is done, once, before and after the restart
+not acknowledged      it is done or it is not, never by half, and may be asked again
+afterwards            the server starts, the database is whole
 """
 
 import asyncio

@@ -365,9 +365,7 @@ class RevokeKey(CreateKey):
 
     async def prepare(self) -> None:
         await super().act()
-        (self.id,) = (
-            k["id"] for k in await self.admin.keys("default") if k["name"] == self.name
-        )
+        (self.id,) = (k["id"] for k in await self.admin.keys("default") if k["name"] == self.name)
 
     async def act(self) -> None:
         await self.admin.revoke_key("default", self.id)

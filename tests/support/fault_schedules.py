@@ -5,8 +5,8 @@
 in a process that `Faults.environment` was given to, for FOLDER. Schedule n is made of seed n alone;
 what is wrong is printed with its seed, and ends the process with 1. A crash is storage that refuses
 everything from some call on, whose process is then forgotten. `PLANTED` switches on a bug of ours,
-which the checker has to find: "early" acknowledges before the disk has answered, "stale" forgets the
-records behind an image before the image is there.
+which the checker has to find: "early" acknowledges before the disk has answered, "stale" forgets
+the records behind an image before the image is there.
 """
 
 import asyncio
@@ -93,8 +93,6 @@ class JournalSchedule(Schedule):
             kept = True
             store.recovered(sequence)
             for _ in range(self.chance.randint(1, 30)):
-                if log is None:
-                    break
                 if self.chance.random() < 0.15:
                     at = log.sequence
                     log.rotate()
@@ -186,7 +184,9 @@ class NamesSchedule(Schedule):
         tokens, kv = file.tokens.tolist(), self.shop.slots.of(file)
         self.shop.kvfs.release(file)
         first: int = tokens[0]
-        whole = tokens == list(range(first, first + 1 + first % 40)) and kv == [7 * t for t in tokens]
+        whole = tokens == list(range(first, first + 1 + first % 40)) and kv == [
+            7 * t for t in tokens
+        ]
         return first if whole else f"half: {tokens[:3]}"
 
 
@@ -223,7 +223,7 @@ def main(folder: Path, first: int, count: int, planted: str = "") -> int:
     """Run schedules; return how many are wrong."""
     _plant(planted)
     # Segments as short as they may be: with many of them, and one anew now and then.
-    journal_store.Log = partial(Log, segment_bytes=128)  # type: ignore[misc, assignment]
+    journal_store.__dict__["Log"] = partial(Log, segment_bytes=128)
     faults, wrong, met = Faults.here(), 0, 0
     for seed in range(first, first + count):
         kind = (JournalSchedule, NamesSchedule)[seed % 2]

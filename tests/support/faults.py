@@ -1,9 +1,9 @@
 """Storage that fails when a test says so, in processes that are running: see faults.c.
 
-    faults = Faults(tmp_path / "faults", folder)
-    server = start_server(folder, environment=faults.environment)
-    faults.arm(3, errno.ENOSPC)     # the third call from now on that changes a file below `folder`
-    faults.disarm()                 # -> how many calls failed
+faults = Faults(tmp_path / "faults", folder)
+server = start_server(folder, environment=faults.environment)
+faults.arm(3, errno.ENOSPC)     # the third call from now on that changes a file below `folder`
+faults.disarm()                 # -> how many calls failed
 """
 
 import errno

@@ -178,7 +178,7 @@ async def _tidy(store: Store) -> None:
         await asyncio.sleep(_TIDY_SECONDS)
         try:
             await store.tidy()
-        except (*store.errors, OSError) as error:
+        except store.errors as error:
             _log.warning("the database's file does not become smaller: %s", error)
 
 

@@ -6,6 +6,7 @@ import os
 import resource
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,8 +290,7 @@ def test_the_databases_file_shrinks_after_deletions(tmp_path: Path) -> None:
     async def play() -> None:
         store = Store(tmp_path / "db")
         for run in range(40):
-            row = (1, b"x" * MIB)
-            await store.write(lambda c, run=run, row=row: insert_events(c, run, row))
+            await store.write(partial(insert_events, run=run, row=(1, b"x" * MIB)))
         full = _size(tmp_path)
         await store.write(lambda c: c.execute("DELETE FROM run_events").rowcount)
         await store.tidy()

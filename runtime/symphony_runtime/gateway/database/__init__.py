@@ -29,8 +29,6 @@ class AwayError(StorageError):
     """The database does not answer now; it may come back."""
 
 
-
-
 class Row(Protocol):
     """A row: by column and by place; `dict(row)` has its columns."""
 
