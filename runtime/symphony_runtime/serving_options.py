@@ -6,6 +6,7 @@ from pathlib import Path
 GUARD_OPTIONS = (
     "tls_cert", "tls_key", "behind_proxy", "queue_seconds_max", "memory_free_bytes_min",
     "slow_grace_seconds", "slow_bytes_a_second", "slow_reader_seconds", "workers_per_tenant",
+    "disk_reserve_bytes", "disk_bytes_max",
 )  # fmt: skip
 
 
@@ -28,3 +29,7 @@ def add_guard_options(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--slow-bytes-a-second", type=int, metavar="N", help=rate)
     reader = "a client that takes nothing of its answer for so long is cut off; default 30"
     serve.add_argument("--slow-reader-seconds", type=float, metavar="S", help=reader)
+    reserve = "of the data directory's disk, for deletions and ends of runs; default: a twentieth"
+    serve.add_argument("--disk-reserve-bytes", type=int, metavar="N", help=reserve)
+    disk = "that all in the data directory may have; default: what the disk has"
+    serve.add_argument("--disk-bytes-max", type=int, metavar="N", help=disk)

@@ -175,15 +175,8 @@ def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
                 assert (await client.result(run))["status"] == "exited"
         assert "Traceback" not in server.log.read_text()
 
-    options = "--config", str(_options(disk.parent))
-    with running_server(disk, *options) as server:
+    with running_server(disk, "--disk-reserve-bytes", str(RESERVE)) as server:
         asyncio.run(scenario(server))
-
-
-def _options(folder: Path) -> Path:
-    path = folder / "symphony.toml"
-    path.write_text(f"disk_reserve_bytes = {RESERVE}\n")
-    return path
 
 
 async def _degraded(server: RunningServer) -> list[str]:

@@ -17,6 +17,7 @@ from symphony_runtime.client import Client, ClientError
 from symphony_runtime.config import read_place
 
 START_SECONDS_MAX = 60
+RESERVE_BYTES = 2 << 20  # hundreds of servers leave their directories behind
 STOP_SECONDS_MAX = 30
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -119,7 +120,8 @@ def start_server(
     data_dir.mkdir(parents=True, exist_ok=True)
     log = data_dir / "server.log"
     command = [sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(data_dir),
-               "--port", "0", "--threads", "1", "--executor", executor, *options]  # fmt: skip
+               "--port", "0", "--threads", "1", "--executor", executor,
+               "--disk-reserve-bytes", str(RESERVE_BYTES), *options]  # fmt: skip
     with log.open("ab") as words:
         process = subprocess.Popen(
             command,
