@@ -37,6 +37,7 @@ from symphony_kernel.configuration import (
 )
 from symphony_kernel.crowding import Crowding
 from symphony_kernel.durability import DurableOptions
+from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.config import CheckpointError
 from symphony_kernel.fine_loop import FineLoop
 from symphony_kernel.interpreter import settle, take_short_turns
@@ -76,9 +77,35 @@ async def boot(configuration: Configuration) -> int:
         os._exit(0)  # a thread that loads a model cannot be told to stop
     executor, assets = loading.result()
     # 4. The kernel: KVFS over the executor's pages, the process table, syscalls, the scheduler.
+    options = _options(configuration, executor)
+    kernel = revive(configuration, lambda: Kernel(executor, describe(assets), clock, options))
+    try:
+        await asyncio.to_thread(kernel.constraints.prepare)
+    except ValueError as error:  # it says so to whoever asks for one
+        _log.warning("constraints cannot be used with this tokenizer: %s", error)
+    # 5. Garbage, and turns.
+    settle()
+    # 6. The step loop.
+    running = asyncio.create_task(kernel.run())
+    # 7. The door: from now on the gateway and the workers may come in.
+    server = Server(kernel, configuration.secrets, processes if configuration.processes else None)
+    await server.listen(configuration.socket)
+    emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.pages)
+    beating = asyncio.create_task(beat(configuration.beat_seconds, lambda: emit("alive")))
+    # 8. Until the supervisor stops us, or the kernel finds a fault in itself.
+    failed = await _first(running, stop)
+    beating.cancel()
+    await server.close()
+    await kernel.close()
+    await running
+    return 1 if failed else 0
+
+
+def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
+    """Return what the operator has chosen, for this executor."""
     processors = usable_processors()
     on_processors = executor.computes in ("native", "torch")
-    options = KernelOptions(
+    return KernelOptions(
         steps=StepLimits(
             decode_gap_ms=configuration.max_decode_gap_ms or inf,
             lot_ms=min(configuration.delivery_ms, LOT_MS_MAX),
@@ -110,27 +137,6 @@ async def boot(configuration: Configuration) -> int:
             reserve_bytes=configuration.disk_reserve_bytes,
         ),
     )
-    kernel = revive(configuration, lambda: Kernel(executor, describe(assets), clock, options))
-    try:
-        await asyncio.to_thread(kernel.constraints.prepare)
-    except ValueError as error:  # it says so to whoever asks for one
-        _log.warning("constraints cannot be used with this tokenizer: %s", error)
-    # 5. Garbage, and turns.
-    settle()
-    # 6. The step loop.
-    running = asyncio.create_task(kernel.run())
-    # 7. The door: from now on the gateway and the workers may come in.
-    server = Server(kernel, configuration.secrets, processes if configuration.processes else None)
-    await server.listen(configuration.socket)
-    emit("ready", pid=os.getpid(), model=assets.model.name, pages=executor.pages)
-    beating = asyncio.create_task(beat(configuration.beat_seconds, lambda: emit("alive")))
-    # 8. Until the supervisor stops us, or the kernel finds a fault in itself.
-    failed = await _first(running, stop)
-    beating.cancel()
-    await server.close()
-    await kernel.close()
-    await running
-    return 1 if failed else 0
 
 
 def revive(

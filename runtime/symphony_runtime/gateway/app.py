@@ -110,8 +110,6 @@ async def serve(
         channels = Channels(limits=limits, reached=figures.hit)
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()
-        disk.kept_of, disk.on_hit = retention.kept_bytes, figures.hit
-        disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
         vault = _open_vault(store, config)
         outside = await _open_outside(config, vault, stack)
         load = Load(lambda: kernel.ask("waiting"))
@@ -146,8 +144,7 @@ async def serve(
             slow=_slow_clients(config),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
-        _beside(stack, disk.run(lambda: measure(store, services.kernel_figures)))
-        _beside(stack, _tidy(store))
+        _watch_disk(stack, services, figures, limits)
         _forget_beside(stack, services, config)
         app = build_app(services)
         runner = web.AppRunner(app, shutdown_timeout=_SHUTDOWN_SECONDS)
@@ -170,6 +167,17 @@ async def _fail_left(store: Store, config: GatewayConfig, name: str) -> None:
 def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
     """Do something beside the requests, until the stack ends."""
     stack.push_async_callback(_cancel, asyncio.create_task(work))
+
+
+def _watch_disk(
+    stack: contextlib.AsyncExitStack, with_: Services, figures: RunFigures, limits: Limits
+) -> None:
+    """Count what tenants hold on disk, and give back what deletions have freed."""
+    disk = with_.store.disk
+    disk.kept_of, disk.on_hit = with_.retention.kept_bytes, figures.hit
+    disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
+    _beside(stack, disk.run(lambda: measure(with_.store, with_.kernel_figures)))
+    _beside(stack, _tidy(with_.store))
 
 
 async def _tidy(store: Store) -> None:
