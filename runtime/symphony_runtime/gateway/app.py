@@ -93,15 +93,13 @@ async def serve(
     check_host(config)
     config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with contextlib.AsyncExitStack() as stack:
-        disk = Disk(config.data_dir, config.disk_reserve_bytes, config.disk_bytes_max)
-        store = _open_store(config, disk)
+        store = _open_store(config)
         stack.push_async_callback(store.close)
         keys, default_key = await open_keys(store, config)
         administration = await Administration.open(store, keys, config.behind_proxy)
         administration.start()
         stack.push_async_callback(administration.stop)
-        name = _gateway_name(config)
-        await _fail_left(store, config, name)
+        name = await _fail_left(store, config)
         boot, forgetting = await _enter(store, name, administration)
         compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
@@ -140,8 +138,7 @@ async def serve(
             administration, Rates(limits, figures.hit),
             idempotency, vault, retention, forgetting, costs,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
-            connections=administration.connections,
-            slow=_slow_clients(config),
+            connections=administration.connections, slow=_slow_clients(config),
         )  # fmt: skip
         stack.callback(services.slow.readers.stop)
         _watch_disk(stack, services, figures, limits)
@@ -155,13 +152,14 @@ async def serve(
         yield Gateway(services, port, default_key, app[OPENAI])
 
 
-async def _fail_left(store: Store, config: GatewayConfig, name: str) -> None:
-    """Fail the runs that were live when an earlier gateway of this name died."""
-    left = read_tail(config.data_dir)
+async def _fail_left(store: Store, config: GatewayConfig) -> str:
+    """Fail the runs that were live when an earlier gateway of our name died; return the name."""
+    name, left = _gateway_name(config), read_tail(config.data_dir)
     failed = await store.write(lambda connection: fail_live_runs(connection, left, DIED, name))
     clear_tail(config.data_dir)
     if failed:
         _log.warning("%d runs were live when the last gateway died", failed)
+    return name
 
 
 def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -> None:
@@ -357,7 +355,8 @@ def _gateway_name(config: GatewayConfig) -> str:
         raise ConfigError(str(error)) from error
 
 
-def _open_store(config: GatewayConfig, disk: Disk) -> Store:
+def _open_store(config: GatewayConfig) -> Store:
+    disk = Disk(config.data_dir, config.disk_reserve_bytes, config.disk_bytes_max)
     try:
         return Store(config.data_dir / "symphony.sqlite", config.store, disk)
     except StoreError as error:
