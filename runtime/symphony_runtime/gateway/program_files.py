@@ -24,13 +24,17 @@ class ProgramFiles:
 
     def write(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
         """Keep a program's bytes, and the machine code that this compiler made of them."""
-        folder = self._root / tenant
-        for private in (self._root, folder):
-            private.mkdir(exist_ok=True, mode=0o700)
-        for stale in folder.glob(f"{digest}.*.cwasm"):
+        for stale in self._folder(tenant).glob(f"{digest}.*.cwasm"):
             stale.unlink(missing_ok=True)
         write_durably(self._wasm(tenant, digest), wasm)
         write_durably(self._artefact(tenant, digest), artefact)
+
+    def restore(self, tenant: str, digest: str, wasm: bytes) -> None:
+        """Write a program's bytes again where they are damaged or gone."""
+        path = self._wasm(tenant, digest)
+        if not path.is_file() or path.read_bytes() != wasm:
+            self._folder(tenant)
+            write_durably(path, wasm)
 
     def wasm(self, tenant: str, digest: str) -> bytes:
         """Return a program's bytes; FileNotFoundError."""
@@ -69,6 +73,13 @@ class ProgramFiles:
         """Return the programs of a tenant that have files."""
         paths = (self._root / tenant).glob("*.*wasm")
         return {path.name.partition(".")[0] for path in paths}
+
+    def _folder(self, tenant: str) -> Path:
+        """Return a tenant's folder, which is there then, for the server alone."""
+        folder = self._root / tenant
+        for private in (self._root, folder):
+            private.mkdir(exist_ok=True, mode=0o700)
+        return folder
 
     def _wasm(self, tenant: str, digest: str) -> Path:
         return self._root / tenant / f"{digest}.wasm"

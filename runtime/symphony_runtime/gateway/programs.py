@@ -10,9 +10,10 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 import re
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +48,7 @@ from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.turns import TenantTurns
 from symphony_runtime.gateway.uses import Uses
 
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
 _KNOWN_MAX = 4_096  # programs whose rows are kept in memory
@@ -160,6 +162,9 @@ class Programs:
                 await self._share(tenant, digest, wasm)
                 await self._insert(tenant, digest, len(wasm), compiled)
             there = compiled is not None or await self._use_again(tenant, program_id)
+            if there and compiled is None:
+                restore = partial(self._files.restore, tenant, digest, wasm)
+                await self._change_files(tenant, digest, restore)
             if there and name is not None:
                 await self._point(tenant, name, program_id)
         if not there:  # it was deleted meanwhile
@@ -301,7 +306,7 @@ class Programs:
 
         Raises:
             Problem: 404, its bytes have gone (it was deleted); 400, this compiler refuses what an
-                earlier one took.
+                earlier one took; 500, they are damaged.
         """
         held = self._artefacts.get(program.module)
         if held is not None:
@@ -353,17 +358,20 @@ class Programs:
             Problem: 429, 507: there is no room for them. OSError.
         """
         self._store.disk.check(tenant, len(wasm) + len(artefact))
+        write = partial(self._files.write, tenant, digest, wasm, artefact)
+        await self._change_files(tenant, digest, write)
+
+    async def _remove_files(self, tenant: str, digest: str) -> None:
+        await self._change_files(tenant, digest, partial(self._files.remove, tenant, digest))
+
+    async def _change_files(self, tenant: str, digest: str, change: Callable[[], None]) -> None:
+        """Change a program's files; its tenant holds what there is of them afterwards. OSError."""
         before = await asyncio.to_thread(self._files.size, tenant, digest)
         try:
-            await asyncio.to_thread(self._files.write, tenant, digest, wasm, artefact)
+            await asyncio.to_thread(change)
         finally:
             after = await asyncio.to_thread(self._files.size, tenant, digest)
             self._store.disk.charge(tenant, after - before)
-
-    async def _remove_files(self, tenant: str, digest: str) -> None:
-        size = await asyncio.to_thread(self._files.size, tenant, digest)
-        await asyncio.to_thread(self._files.remove, tenant, digest)
-        self._store.disk.charge(tenant, -size)
 
     async def _compile(self, tenant: str, wasm: bytes, bounds: CompileBounds) -> Compiled:
         """Compile in the tenant's turn.
@@ -401,16 +409,24 @@ class Programs:
             self._artefacts.popitem(last=False)
 
     async def _wasm(self, program: Program) -> bytes:
-        """Return a program's bytes, which another gateway may have taken; Problem 404."""
+        """Return a program's bytes, which another gateway may have taken; Problem 404, 500."""
+        key, wasm = (program.tenant, program.id), None
         try:
-            return await asyncio.to_thread(self._files.wasm, program.tenant, _digest(program.id))
+            wasm = await asyncio.to_thread(self._files.wasm, program.tenant, _digest(program.id))
         except FileNotFoundError:
-            sql = "SELECT body FROM program_bytes WHERE tenant = ? AND id = ?"
-            key = program.tenant, program.id
-            row = await self._store.read(lambda c: c.execute(sql, key).fetchone())
-        if row is None:
+            _log.info("%s is not on this disk", program.module)
+        if wasm is not None and await digest_of(wasm) == program.id:
+            return wasm
+        sql = "SELECT body FROM program_bytes WHERE tenant = ? AND id = ?"
+        row = await self._store.read(lambda c: c.execute(sql, key).fetchone())
+        if row is not None:
+            return bytes(row["body"])
+        if wasm is None:
             raise not_found("program")
-        return bytes(row["body"])
+        _log.error("the file of %s is damaged", program.module)
+        raise Problem(
+            500, "damaged", "the program's file is damaged on the server: upload it again"
+        )
 
     async def reload(self) -> None:
         """Look everything up again: another gateway has changed something."""

@@ -7,6 +7,7 @@ artefact is checked in the same way. Its runs are their callers'.
 import asyncio
 from importlib import resources
 
+from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.programs import Program, Programs
 
 OWNER = "~server"
@@ -41,5 +42,11 @@ class Shipped:
 
     async def _make(self) -> Program:
         data = await asyncio.to_thread(wasm)
-        program, _ = await self._programs.upload(OWNER, NAME, data)
+        try:
+            program, _ = await self._programs.upload(OWNER, NAME, data)
+        except Problem as problem:
+            if problem.status >= 500:
+                raise
+            detail = "the server's own program for this route is damaged: install Symphony again"
+            raise Problem(500, "damaged", detail) from problem
         return program

@@ -1,0 +1,71 @@
+"""Programs whose files are damaged: the server's own comes again, a tenant's says what to do."""
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from symphony_runtime.client import Client
+from symphony_runtime.gateway.openai import shipped
+
+from tests.e2e import programs as guests
+from tests.support.constrained import assets
+from tests.support.house import House, in_house, refusal
+
+
+def damage(folder: Path) -> None:
+    """Change a byte in the middle of every file of every program."""
+    paths = [*folder.glob("programs/*/*.*wasm")]
+    assert paths
+    for path in paths:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+
+
+async def complete(house: House) -> tuple[int, Any]:
+    body = {"model": house.kernel._executor.model.name, "prompt": [1] * 5, "max_tokens": 2}
+    headers = {"Authorization": f"Bearer {house.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(f"{house.url}/v1/completions", json=body) as response,
+    ):
+        return response.status, await response.json()
+
+
+def test_the_servers_own_program_comes_from_the_package_again(tmp_path: Path) -> None:
+    async def scenario(house: House, _: Client) -> None:
+        status, body = await complete(house)
+        assert status == 200, body
+
+    in_house(tmp_path, scenario, assets=assets())
+    damage(tmp_path)
+    in_house(tmp_path, scenario, assets=assets())
+
+
+def test_a_damaged_package_is_the_servers_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = shipped.wasm()
+    monkeypatch.setattr(shipped, "wasm", lambda: good[: len(good) // 2])
+
+    async def scenario(house: House, _: Client) -> None:
+        status, body = await complete(house)
+        assert status == 500
+        assert "install Symphony again" in body["error"]["message"]
+
+    in_house(tmp_path, scenario, assets=assets())
+
+
+def test_a_tenants_damaged_program_is_good_again_once_it_is_uploaded_again(tmp_path: Path) -> None:
+    async def first(_: House, client: Client) -> None:
+        await client.upload(guests.HELLO_WASM, "hello")
+
+    async def second(_: House, client: Client) -> None:
+        assert await refusal(client.run("hello")) == (500, "damaged")
+        await client.upload(guests.HELLO_WASM, "hello")
+        assert (await client.run("hello"))["status"] == "exited"
+
+    in_house(tmp_path, first)
+    damage(tmp_path)
+    in_house(tmp_path, second)
