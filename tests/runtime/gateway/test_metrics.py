@@ -137,7 +137,7 @@ def test_the_page_names_every_family_and_no_other(tmp_path: Path) -> None:
         parts = {f"{name}_{part}" for name in histograms for part in ("bucket", "count", "sum")}
         assert described == served - parts | histograms
 
-    in_house(tmp_path, scenario)
+    in_house(tmp_path, scenario, disk_bytes_max=1 << 40)
 
 
 def test_readiness_says_what_is_missing_and_how_far_it_is(tmp_path: Path) -> None:
