@@ -24,7 +24,7 @@ import msgpack
 from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.events import Cursor, Event, unpack_events, up_to_part
 from symphony_runtime.gateway.store import Store
-from symphony_runtime.gateway.tail import BEGUN, ENDED, Tail
+from symphony_runtime.gateway.tail import ENDED, Tail
 
 _log = logging.getLogger(__name__)
 MEMORY_BYTES_SPILL = 128 << 10  # past this the events in memory go to the database
@@ -93,11 +93,6 @@ class Journal:
     def memory(self) -> int:
         """About the bytes of the events in memory."""
         return self._memory
-
-    def begin(self, record: dict[str, Any]) -> None:
-        """Keep the run's record in the tail: it has begun, and is on its way to the database."""
-        if self._tail is not None:
-            self._tail.add((self._run, BEGUN, "record", record))
 
     def append(self, kind: str, data: Any) -> None:
         """Add an event and wake the readers."""

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any, Protocol
 
 from symphony_kernel.protocol import messages as m
@@ -88,9 +87,8 @@ class Run:
         self.over: asyncio.Future[None] = loop.create_future()  # it has ended, and is stored
 
     def begin(self) -> None:
-        """It runs: its readers hear of it, and the next gateway would."""
+        """It runs: its readers hear of it."""
         self.record.status = "running"
-        self.journal.begin(asdict(self.record))
         self.journal.append("status", self.record.outcome())
 
     async def has_begun(self) -> bool:

@@ -9,21 +9,17 @@ from typing import Any
 from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.journal import last_event, pack_final
 from symphony_runtime.gateway.run import (
-    Record,
     finish_run,
-    insert_run,
     live_records,
     merge_usage,
     now_ms,
 )
-from symphony_runtime.gateway.tail import BEGUN
 
 Left = dict[int, dict[int, tuple[str, Any]]]  # as `read_tail` returns it
 
 
 def fail_live_runs(connection: Connection, left: Left, reason: str, gateway: str) -> int:
     """End every run that the gateway of this name has left live; return how many there were."""
-    _insert_begun(connection, left)
     records = live_records(connection, gateway)
     for record in records:
         record.status, record.reason = "failed", reason
@@ -34,14 +30,6 @@ def fail_live_runs(connection: Connection, left: Left, reason: str, gateway: str
         row = pack_final(last + 1, total, events + record.finals())
         finish_run(connection, record, row)
     return len(records)
-
-
-def _insert_begun(connection: Connection, left: Left) -> None:
-    """Store the records of runs that had begun, and were not in the database yet."""
-    for run, events in left.items():
-        known = connection.execute("SELECT 1 FROM runs WHERE seq = ?", (run,)).fetchone()
-        if known is None and BEGUN in events:
-            insert_run(connection, Record(**events[BEGUN][1]))
 
 
 def _behind(events: dict[int, tuple[str, Any]], last: int) -> list[tuple[str, Any]]:

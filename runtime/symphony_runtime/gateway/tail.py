@@ -7,7 +7,6 @@ reader gets them: the pages of a file belong to the system, not to the process. 
 take the last seconds. What is acknowledged as ended is in the database, and that is synced.)
 
     file     records, each: bytes (u32), CRC-32 (u32), msgpack [[run, id, kind, data], ...]
-    id 0     the run's record, as it began: its row may not be in the database yet
     id -1    the run has ended, and its end is in the database
 
 Past SEGMENT_BYTES a new file begins, the journals write what they have to the database, and then
@@ -31,7 +30,7 @@ from symphony_runtime.gateway.database import StorageError
 _log = logging.getLogger(__name__)
 SEGMENT_BYTES = 16 << 20
 _SETTLE_SECONDS_MAX = 10.0  # that the journals get to store what they have
-BEGUN, ENDED = 0, -1  # ids that no event has
+ENDED = -1  # an id that no event has
 _HEADER = struct.Struct("<II")  # bytes of the body, its CRC-32
 _NAME = "events-{:08d}.log"
 
