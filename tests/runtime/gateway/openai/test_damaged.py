@@ -13,14 +13,14 @@ from tests.support.constrained import assets
 from tests.support.house import House, in_house, refusal
 
 
-def damage(folder: Path) -> None:
-    """Change a byte in the middle of every file of every program."""
+def damage(folder: Path, *, cut: bool = False) -> None:
+    """Change a byte in the middle of every file of every program, or cut them off there."""
     paths = [*folder.glob("programs/*/*.*wasm")]
     assert paths
     for path in paths:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 0xFF
-        path.write_bytes(content)
+        path.write_bytes(content[: len(content) // 2] if cut else content)
 
 
 async def complete(house: House) -> tuple[int, Any]:
@@ -57,15 +57,25 @@ def test_a_damaged_package_is_the_servers_fault(
     in_house(tmp_path, scenario, assets=assets())
 
 
-def test_a_tenants_damaged_program_is_good_again_once_it_is_uploaded_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_tenants_damaged_program_is_good_again_once_it_is_uploaded_again(
+    tmp_path: Path, cut: bool
+) -> None:
+    def size() -> int:
+        return sum(path.stat().st_size for path in tmp_path.glob("programs/default/*"))
+
     async def first(_: House, client: Client) -> None:
         await client.upload(guests.HELLO_WASM, "hello")
 
-    async def second(_: House, client: Client) -> None:
+    async def second(house: House, client: Client) -> None:
+        before, disk = size(), house.gateway.services.store.disk
+        held = disk.held("default")
         assert await refusal(client.run("hello")) == (500, "damaged")
         await client.upload(guests.HELLO_WASM, "hello")
+        assert disk.held("default") - held == size() - before
+        assert (size() > before) == cut
         assert (await client.run("hello"))["status"] == "exited"
 
     in_house(tmp_path, first)
-    damage(tmp_path)
+    damage(tmp_path, cut=cut)
     in_house(tmp_path, second)
