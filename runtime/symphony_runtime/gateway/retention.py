@@ -11,13 +11,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from symphony_runtime.gateway.run import Ended, delete_runs, kept_runs, oldest_runs, runs_ended_by
 from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
-_BATCH_RUNS = 100  # of one operation
-_BATCH_BYTES = 4 << 20  # and not much more than so many of their bytes
+_BATCH_RUNS = 100  # that are looked for at once
 _PAUSE_SECONDS = 0.01  # between operations, so that others' come in between
 _REST_SECONDS = 0.25  # between sweeps
 _AGE_SECONDS = 60.0  # between looks for runs that have become too old
@@ -65,8 +65,23 @@ class Retention:
         kept.bytes += size
         self._look(tenant)
 
-    def gone(self, deleted: list[Ended]) -> None:
-        """Runs have been deleted."""
+    async def delete(self, seqs: list[int], whose: str | None = None) -> int:
+        """Delete ended runs in small steps; return how many there were.
+
+        From the first step on none of them is shown. What an error or a kill of this process leaves
+        goes with the runs that have become too old.
+        """
+        found: set[int] = set()
+        while seqs:
+            step = partial(delete_runs, seqs=seqs)
+            deleted, seqs = await self._store.write(step, whose)
+            self._gone(deleted)
+            found.update(seqs, (run.seq for run in deleted))
+            if seqs:
+                await asyncio.sleep(_PAUSE_SECONDS)
+        return len(found)
+
+    def _gone(self, deleted: list[Ended]) -> None:
         for run in deleted:
             kept = self._kept[run.tenant]
             kept.runs -= 1
@@ -78,7 +93,7 @@ class Retention:
     async def forget_tenant(self, tenant: str) -> None:
         """Delete all ended runs of a tenant."""
         while batch := await self._store.read(lambda c: oldest_runs(c, tenant, _BATCH_RUNS)):
-            await self._delete(_cut(batch))
+            await self._delete(batch)
 
     def kept_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's ended runs."""
@@ -112,7 +127,7 @@ class Retention:
         self._wake.clear()
         oldest_ms = self._now_ms() - int(1000 * self._bounds.seconds)
         while batch := await self._store.read(lambda c: runs_ended_by(c, oldest_ms, _BATCH_RUNS)):
-            await self._delete(_cut(batch))
+            await self._delete(batch)
         while self._over:
             tenant = self._over.pop()
             while excess := await self._excess(tenant):
@@ -126,7 +141,7 @@ class Retention:
             return []
         batch = await self._store.read(lambda c: oldest_runs(c, tenant, _BATCH_RUNS))
         chosen: list[Ended] = []
-        for run in _cut(batch):
+        for run in batch:
             if runs <= 0 and size <= 0:
                 break
             chosen.append(run)
@@ -134,8 +149,7 @@ class Retention:
         return chosen
 
     async def _delete(self, chosen: list[Ended], tenant: str | None = None) -> None:
-        seqs = [run.seq for run in chosen]
-        self.gone(await self._store.write(lambda c: delete_runs(c, seqs), tenant))
+        await self.delete([run.seq for run in chosen], tenant)
         await asyncio.sleep(_PAUSE_SECONDS)
 
     def _look(self, tenant: str) -> None:
@@ -143,13 +157,3 @@ class Retention:
         if kept.runs > self._bounds.runs or kept.bytes > self._bounds.bytes:
             self._over.add(tenant)
             self._wake.set()
-
-
-def _cut(batch: list[Ended]) -> list[Ended]:
-    """Return the first runs that are not more than one operation should delete; at least one."""
-    size = 0
-    for number, run in enumerate(batch):
-        size += run.bytes
-        if size > _BATCH_BYTES and number:
-            return batch[:number]
-    return batch

@@ -31,6 +31,8 @@ USAGE_KEYS = (
 )  # fmt: skip
 BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 _RUN_BYTES = 512  # what a run keeps besides its events, about
+_DELETED = "deleted"  # status of a run of which something is left to delete
+_DELETED_BYTES = 2 << 20  # of events, in one transaction, and at most one row more
 _REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream", "trace"}
 
 
@@ -229,7 +231,7 @@ def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -
 def find_run(connection: Connection, tenant: str, run_id: str) -> Record | None:
     """Return a tenant's run, or None."""
     row = connection.execute(
-        "SELECT * FROM runs WHERE id = ? AND tenant = ?", (run_id, tenant)
+        "SELECT * FROM runs WHERE id = ? AND tenant = ? AND status != ?", (run_id, tenant, _DELETED)
     ).fetchone()
     return _record(row) if row else None
 
@@ -257,8 +259,8 @@ def live_records(connection: Connection, gateway: str) -> list[Record]:
 def list_runs(connection: Connection, tenant: str, before: int, limit: int) -> list[Record]:
     """Return a tenant's newest runs with a `seq` below `before`."""
     rows = connection.execute(
-        "SELECT * FROM runs WHERE tenant = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
-        (tenant, before, limit),
+        "SELECT * FROM runs WHERE tenant = ? AND seq < ? AND status != ? ORDER BY seq DESC LIMIT ?",
+        (tenant, before, _DELETED, limit),
     )
     return [_record(row) for row in rows]
 
@@ -293,16 +295,41 @@ def runs_ended_by(connection: Connection, before_ms: int, limit: int) -> list[En
     return [Ended(*row) for row in connection.execute(sql, (before_ms, limit))]
 
 
-def delete_runs(connection: Connection, seqs: list[int]) -> list[Ended]:
-    """Delete ended runs with their events; return those that were there."""
-    deleted = []
+def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], list[int]]:
+    """Delete ended runs with their events, as many bytes as one transaction should.
+
+    Return those that are gone, and those that have something left: nobody is shown these any more,
+    and they are to be deleted again. What is deleted is overwritten, so the database's log grows by
+    as much, and on a full disk it has only the reserve for that.
+    """
+    gone, left, room = list[Ended](), list[int](), _DELETED_BYTES
     for seq in seqs:
-        sql = "DELETE FROM runs WHERE seq = ? AND ended_ms IS NOT NULL RETURNING seq, tenant, bytes"
-        for row in connection.execute(sql, (seq,)).fetchall():
-            connection.execute("DELETE FROM run_events WHERE run = ?", (seq,))
-            connection.execute("DELETE FROM run_traces WHERE run = ?", (seq,))
-            deleted.append(Ended(*row))
-    return deleted
+        ended = "WHERE seq = ? AND ended_ms IS NOT NULL"
+        if connection.execute(f"SELECT 1 FROM runs {ended}", (seq,)).fetchone() is None:  # noqa: S608
+            continue
+        if room > 0:
+            room -= _delete_events(connection, seq, room)
+        if room <= 0:
+            hidden = f"UPDATE runs SET status = ?, ended_ms = 0 {ended}"  # noqa: S608 - ours
+            connection.execute(hidden, (_DELETED, seq))
+            left.append(seq)
+            continue
+        connection.execute("DELETE FROM run_traces WHERE run = ?", (seq,))
+        sql = f"DELETE FROM runs {ended} RETURNING seq, tenant, bytes"  # noqa: S608 - ours
+        gone += [Ended(*row) for row in connection.execute(sql, (seq,)).fetchall()]
+    return gone, left
+
+
+def _delete_events(connection: Connection, seq: int, most: int) -> int:
+    """Delete the first events of a run; return their bytes: `most` or more if some are left."""
+    sql = "SELECT first, LENGTH(body) FROM run_events WHERE run = ? ORDER BY first"
+    size = 0
+    for first, length in connection.execute(sql, (seq,)).fetchall():
+        if size >= most:
+            break
+        connection.execute("DELETE FROM run_events WHERE run = ? AND first = ?", (seq, first))
+        size += length
+    return size
 
 
 def next_boot(connection: Connection, gateway: str) -> int:

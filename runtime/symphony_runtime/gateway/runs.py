@@ -43,7 +43,6 @@ from symphony_runtime.gateway.run import (
     Record,
     RunRequest,
     check_here,
-    delete_runs,
     find_run,
     insert_run,
     list_runs,
@@ -217,11 +216,8 @@ class Runs:
             check_stored(run)
             raise Problem(409, "run-live", "the run has not ended; cancel it first")
         check_here(run)
-        seq = run.seq
-        deleted = await self._store.write(lambda c: delete_runs(c, [seq]))
-        if not deleted:
+        if not await self._retention.delete([run.seq]):
             raise not_found("run")  # any more
-        self._retention.gone(deleted)
 
     def result(self, run: Run | Record) -> tuple[Record, Callable[[], Cursor]]:
         """Return a run's record, and how its events are read."""

@@ -17,6 +17,7 @@ from symphony_runtime.gateway.database.sqlite import SqliteDatabase
 from symphony_runtime.gateway.disk import Disk, parts_of
 from symphony_runtime.gateway.journal import insert_events
 from symphony_runtime.gateway.problems import Problem
+from symphony_runtime.gateway.run import delete_runs
 from symphony_runtime.gateway.store import Store
 
 from tests.e2e import programs as guests
@@ -48,6 +49,18 @@ def talk(then: str) -> bytes:
 
 
 TALK = talk("")
+LONG_TALK_SENDS = 480  # 30 MiB
+LONG_TALK = guests.wasm(
+    main(
+        f"""
+        (local.set $n (i32.const {LONG_TALK_SENDS}))
+        (loop $next
+          (drop (call $send (i32.const 0) (i32.const 65536)))
+          (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+        (i32.const 0)""",
+        locals_="(local $n i32)",
+    )
+)
 TALK_AND_HANG = talk("(call $await (call $sleep (i64.const 86400000)))")
 
 
@@ -123,21 +136,72 @@ def test_on_a_full_disk_deletions_and_operators_changes_go_through(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_live_runs_wait_on_a_full_disk_and_then_go_on(disk: Path) -> None:
+def test_a_run_larger_than_the_reserve_is_deleted_on_a_full_disk(disk: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
-        await client.upload(TALK, "talk")
-        filler = fill(disk, leave=RESERVE // 2 + MIB)
-        runs = [await client.start("talk", "9") for _ in range(4)]
+        async with Client(house.url, house.admin_key) as admin:
+            await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
+        await client.upload(LONG_TALK, "talk")
+        run = await client.run("talk")
+        assert (run["status"], len(run["messages"])) == ("exited", LONG_TALK_SENDS)
         filler = fill(disk)
         await wait_for_room(house, room=False)
+        await client.delete_run(run["id"])
+        assert [run async for run in client.runs()] == []
+        store = house.gateway.services.store
+        assert await store.read(lambda c: c.execute("SELECT * FROM run_events").fetchall()) == []
         filler.unlink()
-        for run in runs:
-            async with asyncio.timeout(20):
-                while (  # noqa: ASYNC110 - the server's
-                    found := await client.result(run)
-                )["ended_ms"] is None:
-                    await asyncio.sleep(0.02)
-            assert (found["status"], len(found["messages"])) == ("exited", 9)
+
+    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
+
+
+def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Path) -> None:
+    async def before(house: House, client: Client) -> None:
+        await client.upload(LONG_TALK, "talk")
+        run = (await client.run("talk"))["id"]
+        store = house.gateway.services.store
+        seq = (await house.gateway.services.runs.find("default", run)).seq
+        assert await store.write(lambda c: delete_runs(c, [seq])) == ([], [seq])  # one step
+        assert await refusal(client.result(run)) == (404, "not-found")
+        assert [run async for run in client.runs()] == []
+
+    async def after(house: House, client: Client) -> None:
+        store = house.gateway.services.store
+        async with asyncio.timeout(20):
+            while await store.read(  # noqa: ASYNC110 - the server's
+                lambda c: c.execute("SELECT 1 FROM run_events").fetchone()
+            ):
+                await asyncio.sleep(0.02)
+        assert house.gateway.services.retention.kept_bytes("default") == 0
+
+    in_house(tmp_path, before)
+    in_house(tmp_path, after)
+
+
+def test_live_runs_wait_on_a_full_disk_and_then_go_on(disk: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        async with Client(house.url, house.admin_key) as admin:
+            await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
+        await client.upload(LONG_TALK, "talk")
+        # As soon as it has begun to send, and long before it is done.
+        run = await client.start("talk")
+        journal = house.gateway.services.runs.runs_of("default")[0].journal
+        async with asyncio.timeout(20):
+            while not journal.sent:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        filler = fill(disk)
+        await wait_for_room(house, room=False)
+        sent = -1
+        async with asyncio.timeout(20):
+            while sent != journal.sent:  # what it had credit for comes yet
+                sent = journal.sent
+                await asyncio.sleep(0.5)
+        assert 0 < sent < LONG_TALK_SENDS * 65_536 // 2
+        assert not journal.finished
+        filler.unlink()
+        async with asyncio.timeout(20):
+            while (found := await client.result(run))["ended_ms"] is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (found["status"], len(found["messages"])) == ("exited", LONG_TALK_SENDS)
 
     in_house(disk, scenario, disk_reserve_bytes=RESERVE)
 

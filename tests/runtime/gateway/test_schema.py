@@ -100,8 +100,8 @@ def test_a_data_directory_of_an_earlier_server_is_taken_over_whole(tmp_path: Pat
         (program,) = await store.read(lambda c: c.execute(_SELECT).fetchall())
         assert program["name"] == "first"
         # And what a run leaves goes with it, as it did.
-        (deleted,) = await store.write(lambda c: delete_runs(c, [17, 18]))
-        assert tuple(deleted) == (17, "default", 515)
+        deleted, left = await store.write(lambda c: delete_runs(c, [17, 18]))
+        assert (deleted, left) == ([(17, "default", 515)], [])
         assert await store.read(lambda c: find_trace(c, 17)) is None
         await store.close()
 
