@@ -39,7 +39,7 @@ WORKINGS = {
     "runs": "_REASON_MAX", "trace": "_CALL_NAME_MAX", "validation": "_PROBLEM_MAX",
     # What an operator has of a suspended or deleted tenant, and of the audit log.
     "administration": "_END_SECONDS_MAX", "forgetting": "_END_SECONDS_MAX",
-    "audit ": "KEPT_SECONDS_MAX",
+    "audit ": "KEPT_SECONDS_MAX", "tail": "_SETTLE_SECONDS_MAX",
 }  # fmt: skip
 
 

@@ -174,7 +174,8 @@ def _watch_disk(
     disk = with_.store.disk
     disk.kept_of, disk.on_hit = with_.retention.kept_bytes, figures.hit
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
-    _beside(stack, disk.run(lambda: measure(with_.store, with_.kernel_figures)))
+    kernel_figures = KernelFigures(with_.runs.kernel)  # else a scrape would get earlier ones
+    _beside(stack, disk.run(lambda: measure(with_.store, kernel_figures)))
     _beside(stack, _tidy(with_.store))
 
 

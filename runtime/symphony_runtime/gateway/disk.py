@@ -24,6 +24,7 @@ from pathlib import Path
 
 from symphony_kernel.protocol.free_space import FreeSpace
 
+from symphony_runtime.gateway.database import StorageError
 from symphony_runtime.gateway.problems import Problem
 
 _log = logging.getLogger(__name__)
@@ -152,23 +153,25 @@ class Disk:
             if loop.time() >= walk_at:
                 began = loop.time()
                 self._used = sum((await asyncio.to_thread(parts_of, self._folder)).values())
-                self._measured = await measure()
+                try:
+                    self._measured = await measure()
+                except StorageError as error:
+                    _log.error("what tenants hold cannot be measured: %s", error)
                 walk_at = loop.time() + max(_WALK_SECONDS, _WALK_SHARE * (loop.time() - began))
             self.look()
             self.keep_reserve()
             await asyncio.sleep(_LOOK_SECONDS)
 
     def statistics(self) -> dict[str, int]:
-        """Return bytes: free, reserved, used, and those that tenants may still write."""
-        found = {
+        """Return bytes: free, reserved, used, those that tenants may still write, the budget."""
+        room = max(0, self.room)
+        return {
             "disk_free_bytes": max(0, self._left + self._space.reserve_bytes),
             "disk_reserve_bytes": self._space.reserve_bytes + self._file_bytes,
             "disk_used_bytes": self._used,
-            "disk_room_bytes": max(0, self.room),
+            "disk_room_bytes": room,
+            "disk_budget_bytes": self._bytes_max or self._used + room,
         }
-        if self._bytes_max is not None:
-            found["disk_budget_bytes"] = self._bytes_max
-        return found
 
     # -- The reserve ---------------------------------------------------------------------------
     def keep_reserve(self) -> None:

@@ -307,7 +307,7 @@ _DISK = {
     "disk_reserve_bytes": "what of the disk is kept for deletions and ends of runs",
     "disk_used_bytes": "what lies in the data directory, the reserve's file excluded",
     "disk_room_bytes": "what tenants may still write",
-    "disk_budget_bytes": "disk_bytes_max, where it is set",
+    "disk_budget_bytes": "disk_bytes_max, or what is used and may still be written",
 }
 
 
