@@ -156,8 +156,11 @@ class Store:
     # -- While it runs -------------------------------------------------------------------------
     def begin(self, sequence: int, image: bytes) -> Log:
         """Write what there is, and return the log of what follows; OSError."""
-        # A kernel that came back and wrote nothing has left one.
-        (self._folder / f"{sequence:016x}.log").unlink(missing_ok=True)
+        # A kernel that came back and wrote nothing has left one; a removal that was cut short more,
+        # of records that must not be taken for ours.
+        for path in self._folder.glob("*.log"):
+            if int(path.stem, 16) >= sequence:
+                path.unlink()
         log = Log(self._folder, sequence)
         try:
             self.write_image(sequence, image)

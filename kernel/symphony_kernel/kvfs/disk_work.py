@@ -64,11 +64,14 @@ class DiskWork:
         return self._directory.put(whole, identity, content), entries
 
     async def get(self, tenant: str, path: str) -> Content:
-        """Return what a name holds; SyscallError, EBADF of a broken file."""
+        """Return what a name holds; SyscallError, EBADF of a broken file, ENOENT without one."""
         return await self._blocking(partial(self._get, tenant, path), Errno.EBADF)
 
     def _get(self, tenant: str, path: str) -> Content:
-        return self._directory.get(tenant, path, self._identity())
+        try:
+            return self._directory.get(tenant, path, self._identity())
+        except FileNotFoundError as error:
+            raise SyscallError(Errno.ENOENT, path) from error
 
     async def remove(self, tenant: str, path: str) -> None:
         """Take a file away; SyscallError."""

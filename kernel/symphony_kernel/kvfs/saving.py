@@ -495,13 +495,22 @@ class Saving:
         self._end_load(number, error)
 
     def _why(self, file: KVFile, errno: int, words: str) -> SyscallError:
-        """Return what those who wait for a file hear; one that is broken says so from now on."""
+        """Return what those who wait for a file hear.
+
+        One that is broken says so from now on; the name of one that is gone goes.
+        """
         if self._kvfs.tenant(file.tenant).names.get(file.path) is not file:
             return SyscallError(Errno.ENOENT, file.path)  # replaced or removed since
-        _log.error("%s of %s: %s", file.path, file.tenant, words)
+        _log.error("%s of %s: errno %d, %s", file.path, file.tenant, errno, words)
         if errno == Errno.EBADF:
             file.error = Errno.EIO
-        return SyscallError(Errno.EIO if errno == Errno.EBADF else Errno(errno), words)
+        if file.error is not None:
+            return SyscallError(file.error, words)
+        changes = self.queues.get(file.tenant, ())
+        if errno == Errno.ENOENT and all(change.path != file.path for change in changes):
+            # A removal that was refused, and that the disk did not let us undo, or somebody else.
+            self._kvfs.remove(file.tenant, file.path)
+        return SyscallError(Errno(errno), words)
 
     async def _fill(self, number: int, file: KVFile) -> None:
         kv = self._values.pop(number, None)

@@ -135,3 +135,17 @@ def test_nothing_is_left_when_there_shall_be_nothing(tmp_path: Path) -> None:
     store.remove()
     assert list(tmp_path.iterdir()) == []
     assert store.find(1.0, None) is None
+
+
+def test_a_removal_that_was_cut_short_leaves_no_records_to_the_next_journal(tmp_path: Path) -> None:
+    log = begun(tmp_path).begin(8, b"later")
+    log.append(b"of the old one")
+    (tmp_path / f"{8:016x}.image").unlink()  # and then the storage refused the rest
+    anew = Store(tmp_path, IDENTITY)
+    assert anew.find(0.0, 1) is None
+    log = anew.begin(1, b"new")
+    for n in range(1, 8):
+        log.append(b"%d" % n)
+    found = anew.find(0.0, 1)
+    assert found is not None
+    assert list(found.records) == [b"%d" % n for n in range(1, 8)]

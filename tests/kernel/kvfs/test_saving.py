@@ -275,6 +275,24 @@ def test_a_broken_file_answers_eio_and_hurts_nobody_else(tmp_path: Path) -> None
     asyncio.run(main())
 
 
+def test_the_name_of_a_file_that_is_gone_goes(tmp_path: Path) -> None:
+    async def main() -> None:
+        shop = make_shop(tmp_path)
+        shop.save("a", make_file(shop, 1, 2), "a")
+        await shop.finish()
+        later = make_shop(tmp_path)
+        later.directory._path("t", "a").unlink()  # as by a removal refused, and not undone
+        with pytest.raises(SyscallError) as caught:
+            await later.opened("a")
+        assert caught.value.errno is Errno.ENOENT
+        assert refused(later.kvfs.named, "t", "a") is Errno.ENOENT
+        later.kvfs.check_integrity({})
+        assert later.kvfs.statistics().files == 0
+        await later.finish()
+
+    asyncio.run(main())
+
+
 def test_a_name_that_goes_while_it_is_loaded(tmp_path: Path) -> None:
     async def main() -> None:
         shop = make_shop(tmp_path)
