@@ -222,10 +222,9 @@ async def ending(house: House, client: Client, disk: Disk, said: list[bytes]) ->
 
 
 async def started(house: House) -> str:
-    """Return the one live run, once it is with its worker."""
-    runs = house.gateway.services.runs
-    await wait_until(lambda: any(run.started for run in runs.runs_of("default")))
-    return runs.live("default")[0].id
+    """Return the one live run, once its program has called: it needs no file any more to load."""
+    await wait_until(lambda: any(lip.syscalls for lip in house.worker.instances.values()))
+    return house.gateway.services.runs.live("default")[0].id
 
 
 def live(house: House, run: str) -> Run:
