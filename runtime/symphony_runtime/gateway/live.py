@@ -88,7 +88,6 @@ class Run:
 
     def begin(self) -> None:
         """It runs: its readers hear of it."""
-        self.record.status = "running"
         self.journal.append("status", self.record.outcome())
 
     async def has_begun(self) -> bool:
