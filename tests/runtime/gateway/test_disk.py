@@ -15,7 +15,7 @@ import pytest
 from symphony_runtime.client import Client
 from symphony_runtime.gateway.database.sqlite import SqliteDatabase
 from symphony_runtime.gateway.disk import Disk, parts_of
-from symphony_runtime.gateway.journal import insert_events
+from symphony_runtime.gateway.journal import Journal, insert_events
 from symphony_runtime.gateway.problems import Problem
 from symphony_runtime.gateway.run import delete_runs
 from symphony_runtime.gateway.store import Store
@@ -49,18 +49,25 @@ def talk(then: str) -> bytes:
 
 
 TALK = talk("")
-LONG_TALK_SENDS = 480  # 30 MiB
-LONG_TALK = guests.wasm(
-    main(
-        f"""
-        (local.set $n (i32.const {LONG_TALK_SENDS}))
-        (loop $next
-          (drop (call $send (i32.const 0) (i32.const 65536)))
-          (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
-        (i32.const 0)""",
-        locals_="(local $n i32)",
+LONG_TALK_SENDS = 1_000  # 62 MiB; of a small disk more than its tenant leaves to others
+MEDIUM_TALK_SENDS = 480  # 30 MiB
+
+
+def long_talk(sends: int) -> bytes:
+    """A program that sends 64 KiB so many times."""
+    return guests.wasm(
+        main(
+            f"""
+            (local.set $n (i32.const {sends}))
+            (loop $next
+              (drop (call $send (i32.const 0) (i32.const 65536)))
+              (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+            (i32.const 0)""",
+            locals_="(local $n i32)",
+        )
     )
-)
+
+
 TALK_AND_HANG = talk("(call $await (call $sleep (i64.const 86400000)))")
 
 
@@ -75,6 +82,22 @@ async def wait_for_room(house: House, *, room: bool) -> None:
     async with asyncio.timeout(20):
         while disk.low is room:  # noqa: ASYNC110 - the disk is looked at once a second
             await asyncio.sleep(0.02)
+
+
+async def upload_long_talk(house: House, client: Client, sends: int) -> None:
+    async with Client(house.url, house.admin_key) as admin:
+        await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
+    await client.upload(long_talk(sends), "long")
+
+
+async def wait_until_it_waits(journal: Journal) -> None:
+    """Until a run sends no more, though it has not ended."""
+    sent = -1
+    async with asyncio.timeout(30):
+        while not sent == journal.sent > 0:  # what it had credit for comes yet
+            sent = journal.sent
+            await asyncio.sleep(1.0)
+    assert not journal.finished
 
 
 async def get(house: House, path: str) -> Any:
@@ -138,11 +161,9 @@ def test_on_a_full_disk_deletions_and_operators_changes_go_through(
 
 def test_a_run_larger_than_the_reserve_is_deleted_on_a_full_disk(disk: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
-        async with Client(house.url, house.admin_key) as admin:
-            await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
-        await client.upload(LONG_TALK, "talk")
-        run = await client.run("talk")
-        assert (run["status"], len(run["messages"])) == ("exited", LONG_TALK_SENDS)
+        await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
+        run = await client.run("long")
+        assert (run["status"], len(run["messages"])) == ("exited", MEDIUM_TALK_SENDS)
         filler = fill(disk)
         await wait_for_room(house, room=False)
         await client.delete_run(run["id"])
@@ -156,8 +177,8 @@ def test_a_run_larger_than_the_reserve_is_deleted_on_a_full_disk(disk: Path) -> 
 
 def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Path) -> None:
     async def before(house: House, client: Client) -> None:
-        await client.upload(LONG_TALK, "talk")
-        run = (await client.run("talk"))["id"]
+        await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
+        run = (await client.run("long"))["id"]
         store = house.gateway.services.store
         seq = (await house.gateway.services.runs.find("default", run)).seq
         assert await store.write(lambda c: delete_runs(c, [seq])) == ([], [seq])  # one step
@@ -165,13 +186,11 @@ def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Pa
         assert [run async for run in client.runs()] == []
 
     async def after(house: House, client: Client) -> None:
-        store = house.gateway.services.store
+        store, retention = house.gateway.services.store, house.gateway.services.retention
         async with asyncio.timeout(20):
-            while await store.read(  # noqa: ASYNC110 - the server's
-                lambda c: c.execute("SELECT 1 FROM run_events").fetchone()
-            ):
+            while retention.kept_bytes("default"):  # noqa: ASYNC110 - the server's
                 await asyncio.sleep(0.02)
-        assert house.gateway.services.retention.kept_bytes("default") == 0
+        assert await store.read(lambda c: c.execute("SELECT * FROM run_events").fetchall()) == []
 
     in_house(tmp_path, before)
     in_house(tmp_path, after)
@@ -179,29 +198,23 @@ def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Pa
 
 def test_live_runs_wait_on_a_full_disk_and_then_go_on(disk: Path) -> None:
     async def scenario(house: House, client: Client) -> None:
-        async with Client(house.url, house.admin_key) as admin:
-            await admin.change_tenant("default", quotas={"output_bytes": 64 * MIB})
-        await client.upload(LONG_TALK, "talk")
+        await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
         # As soon as it has begun to send, and long before it is done.
-        run = await client.start("talk")
+        run = await client.start("long")
         journal = house.gateway.services.runs.runs_of("default")[0].journal
         async with asyncio.timeout(20):
             while not journal.sent:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        filler = fill(disk)
-        await wait_for_room(house, room=False)
-        sent = -1
-        async with asyncio.timeout(20):
-            while sent != journal.sent:  # what it had credit for comes yet
-                sent = journal.sent
-                await asyncio.sleep(0.5)
-        assert 0 < sent < LONG_TALK_SENDS * 65_536 // 2
-        assert not journal.finished
+        filler = fill(disk, leave=RESERVE // 4)  # it would fit, but for the reserve
+        house.gateway.services.store.disk.look()
+        await wait_until_it_waits(journal)
+        assert journal.sent < MEDIUM_TALK_SENDS * 65_536 // 2
+        assert free_bytes(disk) > RESERVE // 4 - MIB
         filler.unlink()
         async with asyncio.timeout(20):
             while (found := await client.result(run))["ended_ms"] is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-        assert (found["status"], len(found["messages"])) == ("exited", LONG_TALK_SENDS)
+        assert (found["status"], len(found["messages"])) == ("exited", MEDIUM_TALK_SENDS)
 
     in_house(disk, scenario, disk_reserve_bytes=RESERVE)
 
@@ -287,21 +300,17 @@ def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(disk: Pa
         async with Client(house.url, house.admin_key) as admin:
             await admin.create_tenant("acme")
             key = (await admin.create_key("acme"))["key"]
-        budget = house.gateway.services.store.disk
         async with Client(house.url, key) as acme:
-            await client.upload(TALK, "talk")
+            await upload_long_talk(house, client, LONG_TALK_SENDS)
             await acme.upload(TALK, "talk")
-            with (disk / "held").open("wb") as file:
-                os.posix_fallocate(file.fileno(), 0, 50 * MIB)
-            budget.look()
-            budget.charge("default", 50 * MIB)
-            budget.look()
-            assert budget.must_wait("default")
-            assert not budget.must_wait("acme")
+            run = await client.start("long")
+            await wait_until_it_waits(house.gateway.services.runs.runs_of("default")[0].journal)
+            assert free_bytes(disk) > RESERVE
             assert (await acme.run("talk", "9"))["status"] == "exited"
-            assert await refusal(client.start("talk", "9")) == (429, "over-quota")
-            budget.charge("default", -50 * MIB)
-            (disk / "held").unlink()
+            assert await refusal(client.start("long")) == (429, "over-quota")
+            await client.cancel(run)
+            await client.delete_run(run)
+            await client.upload(TALK, "talk")
             assert (await client.run("talk", "9"))["status"] == "exited"
 
     in_house(disk, scenario, disk_reserve_bytes=RESERVE)
