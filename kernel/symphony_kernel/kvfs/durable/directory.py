@@ -95,6 +95,7 @@ class Directory:
         Raises:
             OSError: ENOSPC and what else a disk may say.
         """
+        self.space.check(0)
         with self.partial(label.tenant, label.path) as path:
             kv_format.write(path, label, identity, content, self._key)
             return self._keep(path, self._path(label.tenant, label.path))
@@ -113,7 +114,6 @@ class Directory:
     @contextlib.contextmanager
     def partial(self, tenant: str, path: str) -> Iterator[Path]:
         """Give the path of a file to write; it is gone afterwards unless it has been kept."""
-        self.space.check(0)
         final = self._path(tenant, path)
         if not final.parent.is_dir():
             _make(final.parent)
@@ -178,6 +178,7 @@ class Directory:
         self, label: Label, identity: Callable[[], Identity], content: Content
     ) -> int:
         """Return a descriptor of a file that is written for it and has no name; OSError."""
+        self.space.check(0)
         with self.partial(label.tenant, label.path) as path:
             kv_format.write(path, label, identity(), content, self._key)
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -57,6 +57,20 @@ def test_what_was_put_is_found_by_the_next_process(tmp_path: Path) -> None:
         directory.get("t", "gone", IDENTITY)
 
 
+def test_in_the_reserve_files_are_removed_and_none_is_written(tmp_path: Path) -> None:
+    root = tmp_path / "kv"
+    opened(root).put(label("a", 1), IDENTITY, content(1))
+    directory = Directory(root, reserve_bytes=1 << 60)  # more than any disk has
+    directory.open()
+    with pytest.raises(OSError, match="the disk has less than"):
+        directory.put(label("b", 1), IDENTITY, content(1))
+    with pytest.raises(OSError, match="the disk has less than"):
+        directory.write_unnamed(label("b", 1), lambda: IDENTITY, content(1))
+    assert names(root) == [("t", "a", 1)]
+    directory.remove("t", "a")
+    assert names(root) == []
+
+
 def test_nobody_else_may_look_into_it(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
     directory.put(label("a", 1), IDENTITY, content(1))
