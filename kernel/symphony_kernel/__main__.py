@@ -38,7 +38,7 @@ from symphony_kernel.configuration import (
 from symphony_kernel.crowding import Crowding
 from symphony_kernel.durability import DurableOptions
 from symphony_kernel.executor.base import Executor
-from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.fine_loop import FineLoop
 from symphony_kernel.interpreter import settle, take_short_turns
 from symphony_kernel.journal.keeper import LOG_BYTES, NoRoomError
@@ -266,7 +266,7 @@ def main() -> int:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(boot(configuration))
     except (CheckpointError, ConfigurationError) as error:
-        _log.error("%s", error)
+        emit("refused", words=str(error))
         return 2
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.assets import Assets, load_assets
+from symphony_kernel.executor.models.checking import check_model
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
@@ -210,6 +211,8 @@ def make_executor(
     progress(0.0)  # what comes before the first weight takes seconds, too
     directory = configuration.directory
     name = TINY if configuration.model == TINY else None
+    if name is None:
+        check_model(directory, configuration.dtype)
     assets = load_assets(directory, configuration.dtype, name)
     # Torch takes seconds to import: a simulated kernel, or one without a model, does without.
     from symphony_kernel.executor.parallel.ranks import Parallel
@@ -233,7 +236,7 @@ def make_executor(
 def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, Assets]:
     """Return a simulated device, with the words of a real model where there is one."""
     directory = configuration.directory
-    if (directory / "tokenizer.json").exists():
+    if os.path.lexists(directory / "tokenizer.json"):
         assets = load_assets(directory, "fp32")
         assets = replace(assets, model=replace(assets.model, name="simulated"))
     else:

@@ -9,7 +9,10 @@ from asyncio import StreamReader
 from collections.abc import AsyncIterator
 from typing import Any
 
+from symphony_kernel.protocol.log_lines import printable
+
 _WHAT_MAX = 200  # characters
+_REFUSAL_MAX = 1000  # characters
 
 
 async def lines(stream: StreamReader) -> AsyncIterator[bytes]:
@@ -39,6 +42,11 @@ def progress_of(event: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(share, (int, float)) or not 0 <= share <= 1:
         share = 0.0
     return {"what": str(event.get("what"))[:_WHAT_MAX], "share": share}
+
+
+def refusal_of(event: dict[str, Any]) -> str:
+    """Return in one line why a role cannot start as it is configured."""
+    return printable(str(event.get("words")))[:_REFUSAL_MAX]
 
 
 def retired_of(event: dict[str, Any]) -> tuple[str, int]:

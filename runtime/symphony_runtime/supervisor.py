@@ -47,7 +47,7 @@ from symphony_runtime.config import (
 )
 from symphony_runtime.console import Console
 from symphony_runtime.containment import open_to_workers
-from symphony_runtime.role_words import event_of, lines, progress_of, retired_of
+from symphony_runtime.role_words import event_of, lines, progress_of, refusal_of, retired_of
 
 START_ATTEMPTS = 3
 GIVE_UP_SECONDS = 300.0
@@ -111,6 +111,7 @@ class Role:
         self._console = console
         self._process: asyncio.subprocess.Process | None = None
         self._words: deque[str] = deque(maxlen=_WORDS_KEPT)
+        self._refusal: str | None = None  # why it cannot start as it is configured
         self._heard = False  # something since the last look
         self._silent = False  # for SILENT_BEATS
         self._stopping = asyncio.Event()
@@ -193,6 +194,7 @@ class Role:
     async def _run_once(self) -> int:
         self.starts += 1
         self._words.clear()
+        self._refusal = None
         self._on_progress(self.spec.name, None)
         self._note_silence(False)
         process = await asyncio.create_subprocess_exec(
@@ -267,6 +269,8 @@ class Role:
                 progress = progress_of(event)
                 self._console.progress(self.spec.name, progress["what"], progress["share"])
                 self._on_progress(self.spec.name, progress)
+            elif event.get("event") == "refused":
+                self._refusal = refusal_of(event)
             elif event.get("event") == "retired":
                 self.on_retired(*retired_of(event))
 
@@ -279,6 +283,8 @@ class Role:
             self._console.line(self.spec.name, words)
 
     def _last_words(self, code: int) -> str:
+        if self._refusal is not None:
+            return f"{self.spec.name} does not start: {self._refusal}"
         said = "\n".join(f"    {line}" for line in self._words) or "    (it said nothing)"
         return f"{self.spec.name} does not start ({_ending(code)}):\n{said}"
 

@@ -22,7 +22,8 @@ _INTERPRETED = (
     "kvfs/__init__", "kvfs/disk", "kvfs/disk_work", "kvfs/loading", "kvfs/places", "kvfs/saving",
     "kvfs/spilling", "kvfs/tasks", "kvfs/transfers",
     "kvfs/lineage/__init__", "kvfs/lineage/packing", "kvfs/lineage/planning",
-    "protocol/__init__", "protocol/errno", "protocol/heartbeat", "protocol/limit_table",
+    "protocol/__init__", "protocol/chat_templates", "protocol/errno", "protocol/heartbeat",
+    "protocol/limit_table",
     "protocol/limits", "protocol/messages", "protocol/rlimits", "protocol/slices",
     "scheduler/__init__", "scheduler/clock",
 )  # fmt: skip

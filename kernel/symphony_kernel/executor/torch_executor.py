@@ -29,8 +29,10 @@ from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.follow import Follow
 from symphony_kernel.executor.masks import Masks, RowMasks
 from symphony_kernel.executor.models.assets import load_assets
-from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
+from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
+from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.headers import check_tensors
 from symphony_kernel.executor.models.loader import Progress, Weights
 from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
@@ -116,6 +118,7 @@ class TorchExecutor:
         """
         model = load_assets(directory, dtype, name).model
         config = load_config(directory)
+        check_tensors(directory, config)
         place = torch.device(_device(device))
         quantized = _quantized(quantize, place)
         kind = getattr(torch, model.dtype)
@@ -134,7 +137,6 @@ class TorchExecutor:
                 return start_parallel(share, parallel, progress)
             library = _library(place)
             with torch.inference_mode(), Weights(directory, kind, place, progress) as weights:
-                weights.check_sizes(config)
                 if place.type == "cuda":
                     return CudaNetwork(CudaDecoder(config, weights, kind), pages, places)
                 if library is None:

@@ -11,13 +11,12 @@ all tenants out; `tokenize`, `detokenize` and `chat` go through all of them at o
 import json
 import re
 from collections.abc import Callable, Generator
-from datetime import UTC, datetime
 from typing import Any
 
 import msgpack
 import numpy as np
 from jinja2 import Template, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from symphony_kernel.protocol.chat_templates import chat_environment
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     CHAT_CONTAINERS_MAX,
@@ -75,7 +74,7 @@ class Text:
             self._told = frozenset(self._specials.values()) - {unknown}
         template = about.get("chat_template")
         self._guard = Guard(self._specials, controls_of(self._added, template or ""))
-        self._template = _environment().from_string(template) if template else None
+        self._template = chat_environment().from_string(template) if template else None
         self._names: dict[str, Any] = about.get("special") or {}
 
     @property
@@ -293,24 +292,6 @@ def _sentence_piece(spelling: str) -> bytes:
 
 
 # --- Conversations -------------------------------------------------------------------------------
-def _environment() -> ImmutableSandboxedEnvironment:
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def strftime_now(layout: str) -> str:
-        return datetime.now(UTC).strftime(layout)
-
-    def tojson(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals |= {"raise_exception": raise_exception, "strftime_now": strftime_now}
-    return environment
-
-
 def _messages(data: bytes) -> list[dict[str, Any]]:
     try:
         messages = unpack_untrusted(data, CHAT_CONTAINERS_MAX)

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import (
-    CheckpointError,
     Fields,
     ModelConfig,
     load_config,
     parse_config,
 )
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.rope import frequencies
 from symphony_kernel.executor.models.weights import (

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.torch_executor import TorchExecutor
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch, Row
-from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.torch_executor import TorchExecutor, _fewer
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS

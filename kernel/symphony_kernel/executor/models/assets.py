@@ -4,18 +4,25 @@ The executor takes its `ModelInfo` from here, and the kernel hands the rest to t
 tokenize in their own processes.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.executor.models.config import (
-    CheckpointError,
     Fields,
     ModelConfig,
     load_config,
-    read_json,
+)
+from symphony_kernel.executor.models.files import (
+    TOKENIZER_BYTES_MAX,
+    CheckpointError,
+    parse_json,
+    read_file,
+    read_optional,
+    read_optional_json,
+    shown,
+    text_of,
 )
 
 # Up to this size of weights "auto" computes in float32: it costs nothing worth saving there, and
@@ -49,18 +56,19 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
         CheckpointError: a file is missing or broken, or the model is none that can be served.
     """
     config = load_config(directory)
-    tokenizer = _tokenizer(directory, config)
-    settings = _optional(directory / "tokenizer_config.json")
+    tokenizer, parsed = _tokenizer(directory, config)
+    settings = read_optional_json(directory / "tokenizer_config.json")
     generation = Fields(
-        _optional(directory / "generation_config.json"), str(directory / "generation_config.json")
+        read_optional_json(directory / "generation_config.json"),
+        str(directory / "generation_config.json"),
     )
     eos = generation.ids("eos_token_id") or config.eos
-    bos = generation.ids("bos_token_id")
+    bos = generation.ids("bos_token_id")[:1] or (() if config.bos is None else (config.bos,))
     model = ModelInfo(
         name=name or _name(directory),
         vocab_size=config.vocab_size,
-        eos=_in_vocabulary(eos, config),
-        bos=bos[0] if bos else config.bos,
+        eos=_in_vocabulary("eos_token_id", eos, config),
+        bos=next(iter(_in_vocabulary("bos_token_id", bos, config)), None),
         max_context=config.max_context,
         dtype=resolve_dtype(dtype, config, directory),
     )
@@ -68,7 +76,7 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
         model=model,
         tokenizer_json=tokenizer,
         chat_template=_chat_template(directory, settings),
-        special=_special(directory, settings, json.loads(tokenizer), model),
+        special=_special(directory, settings, parsed, model),
     )
 
 
@@ -78,7 +86,8 @@ def resolve_dtype(dtype: str, config: ModelConfig, directory: Path) -> str:
         return _DTYPES[dtype]
     if dtype != "auto":
         raise CheckpointError(f"dtype {dtype!r} is none of auto, fp32, bf16")
-    weights = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    files = (path for path in directory.glob("*.safetensors") if path.is_file())
+    weights = sum(path.stat().st_size for path in files)
     if config.dtype == "float32" or weights <= AUTO_FLOAT32_BYTES_MAX:
         return "float32"
     return "bfloat16"
@@ -92,50 +101,55 @@ def _name(directory: Path) -> str:
     return path.name
 
 
-def _in_vocabulary(ids: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
+def _in_vocabulary(key: str, ids: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     outside = [i for i in ids if i >= config.vocab_size]
     if outside:
         raise CheckpointError(
-            f"eos_token_id {outside} is outside the vocabulary of {config.vocab_size}"
+            f"{key} {shown(outside)} is outside the vocabulary of {config.vocab_size}"
         )
     return ids
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
+def _tokenizer(directory: Path, config: ModelConfig) -> tuple[bytes, dict[str, Any]]:
+    """Return tokenizer.json as it is, and parsed.
 
-
-def _tokenizer(directory: Path, config: ModelConfig) -> bytes:
-    """Return tokenizer.json. Added tokens may lie outside the vocabulary, as some models' do."""
+    Added tokens may lie outside the vocabulary, as some models' do.
+    """
     path = directory / "tokenizer.json"
-    model = read_json(path).get("model")
+    data = read_file(path, TOKENIZER_BYTES_MAX)
+    parsed = parse_json(path, data)
+    model = parsed.get("model")
     if not isinstance(model, dict):
         raise CheckpointError(f"{path} is no tokenizer of the tokenizers library: it has no model")
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
-        numbers = [number for number in vocabulary.values() if isinstance(number, int)]
+        numbers = (number for number in vocabulary.values() if isinstance(number, int))
         tokens = max(numbers, default=-1) + 1
     else:  # Unigram: pieces with their scores, in order
         tokens = len(vocabulary) if isinstance(vocabulary, list) else 0
     if tokens > config.vocab_size:
         raise CheckpointError(
-            f"{path} has {tokens} tokens, and config.json a vocab_size of {config.vocab_size}: "
-            "it is another model's tokenizer"
+            f"{path} has {shown(tokens)} tokens, and config.json a vocab_size of "
+            f"{config.vocab_size}: it is another model's tokenizer"
         )
-    return path.read_bytes()
+    added = parsed.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
+        raise CheckpointError(f"{path}: added_tokens must be a list of objects")
+    return data, parsed
 
 
 def _chat_template(directory: Path, settings: dict[str, Any]) -> str | None:
     """Return the template from the first place that has one; transformers has used all three."""
     plain = directory / "chat_template.jinja"
-    if plain.exists():
-        return plain.read_text(encoding="utf-8")
+    found = read_optional(plain)
+    if found is not None:
+        return text_of(plain, found)
     given = settings.get("chat_template")
     if given is None:
-        given = _optional(directory / "chat_template.json").get("chat_template")
+        given = read_optional_json(directory / "chat_template.json").get("chat_template")
     if isinstance(given, list):
-        named = {t.get("name"): t.get("template") for t in given if isinstance(t, dict)}
-        given = named.get("default")
+        templates = [t for t in given if isinstance(t, dict) and t.get("name") == "default"]
+        given = templates[-1].get("template") if templates else None
     if given is not None and not isinstance(given, str):
         raise CheckpointError(f"{directory}: the chat template must be text")
     return given
@@ -145,7 +159,7 @@ def _special(
     directory: Path, settings: dict[str, Any], tokenizer: dict[str, Any], model: ModelInfo
 ) -> dict[str, str]:
     """Return the texts of bos and eos: as the tokenizer's settings say, else by their ids."""
-    older = _optional(directory / "special_tokens_map.json")
+    older = read_optional_json(directory / "special_tokens_map.json")
     ids = {"bos_token": model.bos, "eos_token": model.eos[0] if model.eos else None}
     return {
         key: _text_of(settings.get(key, older.get(key))) or _text_by_id(tokenizer, token)
@@ -163,7 +177,7 @@ def _text_of(token: object) -> str:
 def _text_by_id(tokenizer: dict[str, Any], token: int | None) -> str:
     if token is None:
         return ""
-    for added in tokenizer.get("added_tokens", ()):
+    for added in tokenizer.get("added_tokens") or ():
         if added.get("id") == token:
             return _text_of(added)
     return ""

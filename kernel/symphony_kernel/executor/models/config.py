@@ -4,12 +4,12 @@ Whatever changes the mathematics and is not understood here is refused in words:
 with a guess would answer with plausible nonsense.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from symphony_kernel.executor.models.files import CheckpointError, read_json, shown
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 
 _T = TypeVar("_T")
@@ -29,6 +29,8 @@ _MOST = {
     "num_key_value_heads": 1 << 10,
     "head_dim": 1 << 10,
 }
+_MOST_TOKENS = 1 << 40  # of any other integer: contexts and windows
+_NUMBERS = (1e-20, 1e12)  # the smallest and largest: with these nothing overflows
 
 _ROPE_KEYS: dict[str, frozenset[str]] = {
     "default": frozenset(),
@@ -44,10 +46,6 @@ _ROPE_KEYS: dict[str, frozenset[str]] = {
         }
     ),
 }  # fmt: skip
-
-
-class CheckpointError(Exception):
-    """A model's directory cannot be used, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +111,27 @@ class Fields:
         if value is None and default is not None:
             return default
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"{self.source}: {key} must be a positive integer, not {value!r}")
-        most = _MOST.get(key)
-        if most is not None and value > most:
-            raise CheckpointError(f"{self.source}: {key} is {value}; at most {most} are supported")
+            raise CheckpointError(
+                f"{self.source}: {key} must be a positive integer, not {shown(value)}"
+            )
+        most = _MOST.get(key, _MOST_TOKENS)
+        if value > most:
+            raise CheckpointError(
+                f"{self.source}: {key} is {shown(value)}; at most {most} are supported"
+            )
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a number above zero; without a default the key must be there."""
-        value = self.values.get(key)
+        value: Any = self.values.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise CheckpointError(f"{self.source}: {key} must be a positive number, not {value!r}")
+        least, most = _NUMBERS
+        if type(value) not in (int, float) or not least <= value <= most:
+            raise CheckpointError(
+                f"{self.source}: {key} must be a positive number, from {least:g} to {most:g}, "
+                f"not {shown(value)}"
+            )
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -134,7 +140,7 @@ class Fields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise CheckpointError(f"{self.source}: {key} must be true or false, not {value!r}")
+            raise CheckpointError(f"{self.source}: {key} must be true or false, not {shown(value)}")
         return value
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -142,27 +148,14 @@ class Fields:
         value = self.values.get(key)
         found = () if value is None else tuple(value) if isinstance(value, list) else (value,)
         if any(not isinstance(i, int) or isinstance(i, bool) or i < 0 for i in found):
-            raise CheckpointError(f"{self.source}: {key} must hold token ids, not {value!r}")
+            raise CheckpointError(f"{self.source}: {key} must hold token ids, not {shown(value)}")
         return found
 
     def refuse(self, key: str, harmless: tuple[object, ...]) -> None:
         """Raise when the key has a value that is none of the harmless ones (or absent)."""
         value = self.values.get(key)
         if value is not None and value not in harmless:
-            raise CheckpointError(f"{self.source}: {key} {value!r} is not supported")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; a missing or broken file is a `CheckpointError`."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing") from error
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
-    return value
+            raise CheckpointError(f"{self.source}: {key} {shown(value)} is not supported")
 
 
 def load_config(directory: Path) -> ModelConfig:
@@ -212,10 +205,10 @@ def parse_config(fields: Fields) -> ModelConfig:
 
 def _architecture(fields: Fields) -> str:
     kind = fields.values.get("model_type")
-    if kind not in _WINDOWS:
+    if not isinstance(kind, str) or kind not in _WINDOWS:
         known = ", ".join(_WINDOWS)
-        raise CheckpointError(f"{fields.source}: model_type {kind!r} is none of {known}")
-    return str(kind)
+        raise CheckpointError(f"{fields.source}: model_type {shown(kind)} is none of {known}")
+    return kind
 
 
 def _check_common(fields: Fields, heads: int, kv_heads: int) -> None:
@@ -244,7 +237,7 @@ def _head_dim(fields: Fields, kind: str, hidden: int, heads: int) -> int:
 def _dtype(fields: Fields) -> str:
     name = fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32"
     if name not in ("float32", "float16", "bfloat16"):
-        raise CheckpointError(f"{fields.source}: dtype {name!r} is not supported")
+        raise CheckpointError(f"{fields.source}: dtype {shown(name)} is not supported")
     return str(name)
 
 
@@ -282,7 +275,7 @@ def _qwen_window(fields: Fields, name: object, window: int | None) -> int | None
         return None
     if name == "sliding_attention" and window is not None:
         return window
-    raise CheckpointError(f"{fields.source}: layer type {name!r} with sliding_window {window}")
+    raise CheckpointError(f"{fields.source}: layer type {shown(name)} with sliding_window {window}")
 
 
 _WINDOWS: dict[str, Callable[[Fields], tuple[int | None, ...]]] = {
@@ -316,14 +309,16 @@ def _rope(fields: Fields) -> tuple[Rope, int]:
 def _check_rope_keys(scaling: Fields, kind: str) -> None:
     if kind not in _ROPE_KEYS:
         known = ", ".join(_ROPE_KEYS)
-        raise CheckpointError(f"{scaling.source}: type {kind!r} is none of {known}")
+        raise CheckpointError(f"{scaling.source}: type {shown(kind)} is none of {known}")
     scaling.refuse("partial_rotary_factor", (1, 1.0))
     common = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
     unknown = set(scaling.values) - _ROPE_KEYS[kind] - common
     # Qwen's own configurations carry the original context with type default too.
     unknown.discard("original_max_position_embeddings")
     if unknown:
-        raise CheckpointError(f"{scaling.source}: unknown keys {sorted(unknown)} with {kind}")
+        raise CheckpointError(
+            f"{scaling.source}: unknown keys {shown(sorted(unknown))} with {kind}"
+        )
 
 
 def _scaled_rope(scaling: Fields, kind: str, theta: float, original: int, context: int) -> Rope:
@@ -346,6 +341,8 @@ def _scaled_rope(scaling: Fields, kind: str, theta: float, original: int, contex
         mscale=scaling.number("mscale", 0.0),
         mscale_all_dim=scaling.number("mscale_all_dim", 0.0),
     )
+    if kind == "yarn" and theta <= 1:
+        raise CheckpointError(f"{scaling.source}: rope_theta must exceed 1, not {theta:g}")
     if kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
         raise CheckpointError(f"{scaling.source}: high_freq_factor must exceed low_freq_factor")
     return rope

@@ -5,7 +5,6 @@ time more than one of them exists twice. Tensors that nobody asked for are an er
 ignored them would not be the model.
 """
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, read_json
-
-# Buffers that older versions of transformers saved; they follow from the configuration.
-_IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
+from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.headers import IGNORED, read_headers, refuse_others
 
 Progress = Callable[[float], None]
 
@@ -49,17 +46,10 @@ class Weights:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._files = {path: self._open(path) for path in _files(directory)}
-        self._where: dict[str, Path] = {}
-        for path, file in self._files.items():
-            names: list[str] = file.keys()  # type: ignore[no-untyped-call]
-            for name in names:
-                if name in self._where:
-                    raise CheckpointError(f"{name} is in both {self._where[name]} and {path}")
-                self._where[name] = path
+        self._where = {name: each.path for name, each in read_headers(directory).items()}
+        self._files = {path: self._open(path) for path in sorted(set(self._where.values()))}
         self._count = len(self._where)
         self._directory = directory
-        _check_index(directory, set(self._where))
 
     @staticmethod
     def _open(path: Path) -> safe_open:
@@ -71,26 +61,6 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         """Return whether a tensor of that name is left to take."""
         return name in self._where
-
-    def check_sizes(self, config: ModelConfig) -> None:
-        """Compare a configuration with some tensors' shapes, before anything is allocated for it.
-
-        Raises:
-            CheckpointError: they differ, or there is no such layer.
-        """
-        last, dim = f"model.layers.{config.layers - 1}", config.head_dim
-        for name, *wanted in (
-            ("model.embed_tokens", config.vocab_size, config.hidden_size),
-            (f"{last}.self_attn.q_proj", config.heads * dim, config.hidden_size),
-            (f"{last}.self_attn.k_proj", config.kv_heads * dim, config.hidden_size),
-            (f"{last}.mlp.down_proj", config.hidden_size, config.intermediate_size),
-        ):
-            tensor = f"{name}.weight"
-            path = self._where.get(tensor)
-            if path is None:
-                raise CheckpointError(f"{self._directory} has no tensor {tensor}")
-            shape = self._files[path].get_slice(tensor).get_shape()  # type: ignore[no-untyped-call]
-            self._check_shape(tensor, path, tuple(shape), tuple(wanted))
 
     @staticmethod
     def _check_shape(
@@ -135,33 +105,6 @@ class Weights:
         traceback: TracebackType | None,
     ) -> None:
         self._files.clear()
-        left = sorted(name for name in self._where if not _IGNORED.search(name))
-        if kind is None and left:
-            shown = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
-            raise CheckpointError(f"{self._directory} has {len(left)} unexpected tensors: {shown}")
-
-
-def _files(directory: Path) -> list[Path]:
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        places = read_json(index).get("weight_map")
-        if not isinstance(places, dict) or not places:
-            raise CheckpointError(f"{index} has no weight_map")
-        names = sorted({str(name) for name in places.values()})
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        if Path(name).name != name:
-            raise CheckpointError(f"{index} names a file outside its directory: {name}")
-        if not (directory / name).is_file():
-            raise CheckpointError(f"{directory / name} is missing")
-    return [directory / name for name in names]
-
-
-def _check_index(directory: Path, found: set[str]) -> None:
-    index = directory / "model.safetensors.index.json"
-    if not index.exists():
-        return
-    missing = sorted(set(read_json(index)["weight_map"]) - found)
-    if missing:
-        raise CheckpointError(f"{index} names tensors that no file has: {', '.join(missing[:5])}")
+        if kind is None:
+            left = sorted(name for name in self._where if not IGNORED.search(name))
+            refuse_others(self._directory, left)

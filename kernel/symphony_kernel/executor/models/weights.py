@@ -4,7 +4,6 @@ One reading of the names and shapes for all networks of the Llama family, whatev
 they differ in which products they make one, and in how a product is laid out.
 """
 
-from enum import StrEnum
 from typing import NamedTuple
 
 import torch
@@ -12,18 +11,8 @@ from torch import Tensor
 
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Tensors
-
-
-class Product(StrEnum):
-    """The products of a layer, by what checkpoints call them."""
-
-    QUERY = "self_attn.q_proj"
-    KEY = "self_attn.k_proj"
-    VALUE = "self_attn.v_proj"
-    OUTPUT = "self_attn.o_proj"
-    GATE = "mlp.gate_proj"
-    UP = "mlp.up_proj"
-    DOWN = "mlp.down_proj"
+from symphony_kernel.executor.models.shapes import Product as Product
+from symphony_kernel.executor.models.shapes import product_shapes
 
 
 class Matrix(NamedTuple):
@@ -48,18 +37,7 @@ class LayerWeights:
     def __init__(self, config: ModelConfig, weights: Tensors, index: int) -> None:
         self._config, self._weights = config, weights
         self._prefix = f"model.layers.{index}."
-        hidden, middle, dim = config.hidden_size, config.intermediate_size, config.head_dim
-        wide, narrow = config.heads * dim, config.kv_heads * dim
-        # By name: outputs, inputs, whether something is added.
-        self._shapes = {
-            Product.QUERY: (wide, hidden, config.qkv_bias),
-            Product.KEY: (narrow, hidden, config.qkv_bias),
-            Product.VALUE: (narrow, hidden, config.qkv_bias),
-            Product.OUTPUT: (hidden, wide, config.output_bias),
-            Product.GATE: (middle, hidden, config.mlp_bias),
-            Product.UP: (middle, hidden, config.mlp_bias),
-            Product.DOWN: (hidden, middle, config.mlp_bias),
-        }
+        self._shapes = product_shapes(config)
 
     def norms(self) -> Norms:
         """Take the norms."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.parallel.calls import pack, receive
 from symphony_kernel.executor.parallel.ranks import Share, refuse
 

@@ -8,8 +8,9 @@ import torch
 
 from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
-from symphony_kernel.executor.models.config import CheckpointError, load_config
+from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.decoder import Decoder
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.models.loader import Progress, Weights
 from symphony_kernel.executor.network import Network
 from symphony_kernel.executor.parallel.calls import pack

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch
-from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.parallel.ranks import Parallel
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.options import Get, PredOptions, Sampling

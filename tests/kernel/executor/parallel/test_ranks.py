@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.executor.models.config import CheckpointError
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.parallel.__main__ import _run
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, receive, unpack_rows
 from symphony_kernel.executor.parallel.network import follow

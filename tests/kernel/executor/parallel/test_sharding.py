@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from symphony_kernel.executor.models.config import CheckpointError, ModelConfig, load_config
+from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
+from symphony_kernel.executor.models.files import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.parallel.sharding import Shard, ShardWeights, shard, whole_pages
 from torch import Tensor

@@ -1,0 +1,142 @@
+"""Checks a model's directory before anything is loaded, without torch: in words, soon, and bounded.
+
+What it reads was written by strangers: a tokenizer or a chat template may take any memory, or never
+end. So a child process does it, which may have CHECK_BYTES_MAX of memory, and so many
+seconds of a processor for what has no other bound. Its lines: what it is at, and at last what is
+wrong.
+"""
+
+import logging
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from symphony_kernel.executor.models.assets import Assets, load_assets
+from symphony_kernel.executor.models.config import load_config
+from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.headers import check_tensors
+from symphony_kernel.protocol.limits import CHAT_TEXT_MAX
+from symphony_kernel.protocol.rlimits import lower_limit
+
+CHECK_BYTES_MAX = 896 << 20
+# Of a processor's time. A tokenizer of 262,144 tokens takes a second or two.
+TOKENIZER_SECONDS_MAX = 20
+TEMPLATE_SECONDS_MAX = 2  # for one word
+_REFUSED = 3  # an exit code: the last line is the reason
+_TOKENS_MAX = 1 << 23  # ids of added tokens stay below: workers have a table of all
+
+_log = logging.getLogger(__name__)
+
+
+def check_model(directory: Path, dtype: str) -> None:
+    """Check all that a model's directory says, and the sizes of its tensors.
+
+    Raises:
+        CheckpointError: the model cannot be used.
+    """
+    command = [sys.executable, "-m", __name__, str(directory), dtype]
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(  # noqa: S603
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, check=False
+    )
+    said = done.stdout.decode("utf-8", "replace").splitlines()
+    last = said[-1] if said else str(directory)
+    if done.returncode == _REFUSED:
+        raise CheckpointError(last)
+    if done.returncode == -signal.SIGPROF:
+        raise CheckpointError(
+            f"{last} takes more of a processor's time than is supported "
+            f"({TEMPLATE_SECONDS_MAX} s for a chat template, {TOKENIZER_SECONDS_MAX} s for others)"
+        )
+    if done.returncode:
+        _log.info("the check of the model: %s", done.stderr.decode("utf-8", "replace")[-2000:])
+        raise CheckpointError(
+            f"{last} cannot be checked: it takes more than {CHECK_BYTES_MAX >> 20} MiB of memory, "
+            "or breaks the library that reads it"
+        )
+
+
+def _check(directory: Path, dtype: str) -> None:
+    _say(f"{directory}: what describes the model")
+    assets = load_assets(directory, dtype)
+    _say(f"{directory}: the head of the weights")
+    check_tensors(directory, load_config(directory))
+    _say(str(directory / "tokenizer.json"))
+    _check_tokenizer(directory / "tokenizer.json", assets)
+    if assets.chat_template is not None:
+        _say(f"{directory}: the chat template")
+        _check_template(directory, assets.chat_template, assets.special)
+
+
+def _check_tokenizer(path: Path, assets: Assets) -> None:
+    from tokenizers import Tokenizer
+
+    _limit_time(TOKENIZER_SECONDS_MAX)
+    try:
+        tokenizer = Tokenizer.from_buffer(assets.tokenizer_json)
+    except Exception as error:  # it raises no other kind
+        raise CheckpointError(f"{path} is none to the tokenizers library: {error}") from error
+    most = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if most < 0:
+        raise CheckpointError(f"{path} has no tokens")
+    if most >= _TOKENS_MAX:
+        raise CheckpointError(f"{path} has a token {most}; all must be below {_TOKENS_MAX}")
+
+
+def _check_template(directory: Path, source: str, special: dict[str, str]) -> None:
+    """Compile a chat template and fill it once. What it refuses of the text is its own affair."""
+    from symphony_kernel.protocol.chat_templates import chat_environment
+
+    _limit_time(TEMPLATE_SECONDS_MAX)
+    try:
+        template = chat_environment().from_string(source)
+    except Exception as error:  # a wrong one breaks in the parser, in the generator, in Python
+        line = f" (line {error.lineno})" if hasattr(error, "lineno") else ""
+        raise CheckpointError(
+            f"{directory}: the chat template cannot be compiled: {error}{line}"
+        ) from error
+    length, messages = 0, [{"role": "user", "content": "Hello"}]
+    try:
+        for part in template.generate(messages=messages, add_generation_prompt=True, **special):
+            length += len(part)
+            if length > CHAT_TEXT_MAX:
+                raise CheckpointError(
+                    f"{directory}: the chat template makes more than {CHAT_TEXT_MAX} characters "
+                    "of one word"
+                )
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:
+        _say(f"{directory}: the chat template ({type(error).__name__})")
+
+
+def _limit_time(seconds: float) -> None:
+    """Let this process have so much of a processor from here on; then SIGPROF ends it."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def _say(words: str) -> None:
+    """Write a line that is one, whatever a directory is called."""
+    sys.stdout.write(" ".join(words.split()).encode("utf-8", "replace").decode() + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Check a directory: `python -m ... DIRECTORY DTYPE`."""
+    lower_limit(resource.RLIMIT_DATA, CHECK_BYTES_MAX)
+    lower_limit(resource.RLIMIT_CORE, 0)
+    try:
+        _check(Path(sys.argv[1]), sys.argv[2])
+    except CheckpointError as error:
+        _say(str(error))
+        return _REFUSED
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # what a large file has become need not be taken apart

@@ -1,0 +1,106 @@
+"""Reads a model's directory, whatever lies in it: nothing blocks, nothing grows past a bound."""
+
+import json
+import os
+import reprlib
+import stat
+from pathlib import Path
+from typing import Any
+
+SETTINGS_BYTES_MAX = 4 << 20  # config.json and its like: most have a few KB
+TOKENIZER_BYTES_MAX = 64 << 20  # of 262,144 tokens with their merges: 33 MB
+INDEX_BYTES_MAX = 32 << 20  # names of tensors, also in the head of a safetensors file
+_WORDS_MAX = 500  # characters of a message
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 80
+
+
+class CheckpointError(Exception):
+    """A model's directory cannot be used, for the reason in the message: one line, not too long."""
+
+    def __init__(self, words: str) -> None:
+        words = " ".join(words.split())
+        super().__init__(words if len(words) <= _WORDS_MAX else f"{words[:_WORDS_MAX]}...")
+
+
+def shown(value: object) -> str:
+    """Return a value that a file gave, for a message: how it is written, but short."""
+    return _repr.repr(value)
+
+
+def open_plain(path: Path) -> int:
+    """Return a descriptor of an ordinary file, of nothing that would block or never end.
+
+    Raises:
+        FileNotFoundError: there is nothing of that name, not even a link.
+        CheckpointError: it is something else, or cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a link to a file that is missing") from None
+        raise
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is no ordinary file")
+    return descriptor
+
+
+def read_optional(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> bytes | None:
+    """Return what is in a file, None where there is none; CheckpointError."""
+    try:
+        descriptor = open_plain(path)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            found = file.read(bytes_max + 1)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if len(found) > bytes_max:
+        raise CheckpointError(f"{path} has more than the {bytes_max} bytes that are supported")
+    return found
+
+
+def read_file(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> bytes:
+    """Return what is in a file; a missing one is a `CheckpointError`, too."""
+    found = read_optional(path, bytes_max)
+    if found is None:
+        raise CheckpointError(f"{path} is missing")
+    return found
+
+
+def text_of(path: Path, data: bytes) -> str:
+    """Return a file's text; CheckpointError."""
+    try:
+        return data.decode("utf-8")
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+
+
+def parse_json(path: Path, data: bytes) -> dict[str, Any]:
+    """Return the JSON object that is in a file; CheckpointError."""
+    try:
+        value = json.loads(text_of(path, data))
+    except ValueError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    except RecursionError:
+        raise CheckpointError(f"{path} cannot be read: it is nested too deep") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} is not a JSON object")
+    return value
+
+
+def read_json(path: Path, bytes_max: int = SETTINGS_BYTES_MAX) -> dict[str, Any]:
+    """Return the JSON object in a file; a missing or broken file is a `CheckpointError`."""
+    return parse_json(path, read_file(path, bytes_max))
+
+
+def read_optional_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, an empty one where there is no file; CheckpointError."""
+    found = read_optional(path)
+    return {} if found is None else parse_json(path, found)
