@@ -328,6 +328,24 @@ def test_a_role_that_never_starts_ends_everything(tmp_path: Path, code: int, sta
     asyncio.run(scenario())
 
 
+def test_why_a_role_cannot_start_is_said_in_one_line(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        words = "size is 9\\n; at most 8" + 2000 * "."
+        script = f"""
+print(json.dumps({{"event": "refused", "words": "{words}"}}), flush=True)
+print('small: what nobody needs to read again', file=sys.stderr)
+sys.exit({CONFIGURATION_WRONG})
+"""
+        small = role(tmp_path, script)
+        with pytest.raises(SupervisorError) as told:
+            await asyncio.wait_for(small.keep(), 30)
+        assert str(told.value).startswith("small does not start: size is 9\\n; at most 8....")
+        assert len(str(told.value)) < 1100
+        assert small.starts == 1
+
+    asyncio.run(scenario())
+
+
 FAILS_AGAIN = """
 config = json.loads(sys.stdin.readline())
 starts = os.path.join(os.path.dirname(__file__), "starts")

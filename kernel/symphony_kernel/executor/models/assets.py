@@ -67,8 +67,8 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
     model = ModelInfo(
         name=name or _name(directory),
         vocab_size=config.vocab_size,
-        eos=_in_vocabulary("eos_token_id", eos, config),
-        bos=next(iter(_in_vocabulary("bos_token_id", bos, config)), None),
+        eos=_in_vocabulary(f"{directory}: eos_token_id", eos, config),
+        bos=next(iter(_in_vocabulary(f"{directory}: bos_token_id", bos, config)), None),
         max_context=config.max_context,
         dtype=resolve_dtype(dtype, config, directory),
     )

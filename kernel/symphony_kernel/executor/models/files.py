@@ -90,6 +90,8 @@ def parse_json(path: Path, data: bytes) -> dict[str, Any]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     except RecursionError:
         raise CheckpointError(f"{path} cannot be read: it is nested too deep") from None
+    except MemoryError:
+        raise CheckpointError(f"{path} takes more memory than is supported") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} is not a JSON object")
     return value
