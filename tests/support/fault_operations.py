@@ -72,10 +72,12 @@ class Operation:
 
     `again`: it may be repeated when it is done, and changes nothing then. `exact`: one that was
     answered with an error must not be done, for whoever asks again would have it twice.
+    `refusals` are statuses that are right for it beside those of the fault.
     """
 
     again: ClassVar[bool] = False
     exact: ClassVar[bool] = False
+    refusals: ClassVar[tuple[int, ...]] = ()
 
     def __init__(self, house: House, number: int) -> None:
         self.house, self.number = house, number
@@ -300,6 +302,27 @@ class DeleteRun(Operation):
         return NOT_DONE if whole else f"half a run: {result}"
 
 
+class DeleteEnding(DeleteRun):
+    """A run is gone that has only just ended: refused while its end is not stored."""
+
+    refusals = (409,)
+
+    async def prepare(self) -> None:
+        self.run = await self.client.start("parrot")
+        self.sent = False
+
+    async def act(self) -> None:
+        if not self.sent:
+            await self.client.send(self.run, self.name.encode(), close=True)
+            self.sent = True
+            await asyncio.sleep(0.1)  # it ends
+        await self.client.delete_run(self.run)
+
+    async def settle(self) -> None:
+        if await found(self.client.result(self.run)) is not None:
+            await ended(self.client, self.run)
+
+
 class CreateTenant(Operation):
     """A tenant is there."""
 
@@ -330,6 +353,8 @@ class SuspendTenant(CreateTenant):
 
 class DeleteTenant(CreateTenant):
     """A tenant is gone."""
+
+    refusals = (503,)  # what the tail holds of others' runs cannot be stored now
 
     async def prepare(self) -> None:
         await self.admin.create_tenant(self.name, weight=7)
@@ -440,6 +465,8 @@ class PutKv(Operation):
 class SaveKv(PutKv):
     """A program saves a file; that it exits with 0 acknowledges it."""
 
+    refusals = (507,)  # ours, for the program's error
+
     async def act(self) -> None:
         result = await self.client.run("saver", self.name)
         if result["exit_code"] != 0:
@@ -463,9 +490,9 @@ class RemoveKv(PutKv):
 
 
 OPERATIONS: tuple[Callable[[House, int], Operation], ...] = (
-    Upload, DeleteProgram, Start, StartOnce, End, Message, Cancel, DeleteRun, CreateTenant,
-    SuspendTenant, DeleteTenant, CreateKey, RevokeKey, PutSecret, DeleteSecret, PutKv, SaveKv,
-    RemoveKv,
+    Upload, DeleteProgram, Start, StartOnce, End, Message, Cancel, DeleteRun, DeleteEnding,
+    CreateTenant, SuspendTenant, DeleteTenant, CreateKey, RevokeKey, PutSecret, DeleteSecret, PutKv,
+    SaveKv, RemoveKv,
 )  # fmt: skip
 
 

@@ -150,9 +150,16 @@ class Store:
         self._reader.shutdown()
 
     async def scrub(self) -> None:
-        """Leave nothing of what was deleted: in the file it is zeros already, here go the logs."""
+        """Leave nothing of what was deleted: in the file it is zeros already, here go the logs.
+
+        Raises:
+            StorageError: something may be left; ask again.
+        """
         await self.tail.renew()
-        await asyncio.to_thread(self._with_reserve, self._database.scrub)
+        try:
+            await asyncio.to_thread(self._with_reserve, self._database.scrub)
+        except self._database.errors as error:
+            raise self._database.storage_error(error) or error from None
 
     async def tidy(self) -> None:
         """Give room back that deletions have left in the database's file, in small steps."""
