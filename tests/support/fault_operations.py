@@ -98,14 +98,14 @@ class Operation:
 
     async def act(self) -> None:
         """Do it; ServerError, ConnectionFailed: it was not acknowledged."""
-        raise NotImplementedError
+        raise AssertionError("each operation has its own")
 
     async def settle(self) -> None:
         """Storage is well again: let come to its end what was begun."""
 
     async def state(self) -> str:
         """Return "done", "not done", or in words what is wrong."""
-        raise NotImplementedError
+        raise AssertionError("each operation has its own")
 
 
 async def found(asking: Awaitable[Any]) -> Any:

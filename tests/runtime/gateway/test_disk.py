@@ -17,7 +17,7 @@ from symphony_runtime.gateway.database.sqlite import SqliteDatabase
 from symphony_runtime.gateway.disk import Disk, parts_of
 from symphony_runtime.gateway.journal import Journal, insert_events
 from symphony_runtime.gateway.problems import Problem
-from symphony_runtime.gateway.run import delete_runs
+from symphony_runtime.gateway.run import Record, delete_runs
 from symphony_runtime.gateway.store import Store
 
 from tests.e2e import programs as guests
@@ -180,7 +180,9 @@ def test_what_a_deletion_has_left_is_shown_to_nobody_and_goes_later(tmp_path: Pa
         await upload_long_talk(house, client, MEDIUM_TALK_SENDS)
         run = (await client.run("long"))["id"]
         store = house.gateway.services.store
-        seq = (await house.gateway.services.runs.find("default", run)).seq
+        found = await house.gateway.services.runs.find("default", run)
+        assert isinstance(found, Record)
+        seq = found.seq
         assert await store.write(lambda c: delete_runs(c, [seq])) == ([], [seq])  # one step
         assert await refusal(client.result(run)) == (404, "not-found")
         assert [run async for run in client.runs()] == []
