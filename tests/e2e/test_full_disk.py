@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
+from safetensors.numpy import save
 from symphony_runtime.client import Client, ClientError, ServerError
 
 from tests.e2e import programs as guests
@@ -40,6 +42,9 @@ def _sending(then: str) -> bytes:
 
 
 ENDING = _sending("")
+KV_FILE = save(
+    {"tokens": np.arange(256, dtype=np.uint32), "positions": np.arange(256, dtype=np.int32)}
+)
 LASTING = _sending("(call $await (call $sleep (i64.const 86400000)))")
 
 
@@ -55,29 +60,33 @@ class Greedy:
     def __init__(self, server: RunningServer, key: str) -> None:
         self._server, self._key = server, key
         self.refused: set[tuple[str, int]] = set()
-        self.taken: dict[str, int] = {}
-
-    async def fill(self, seconds: float) -> None:
-        ways = {
+        self._run = ""
+        self.ways = {
             "ended": self._ended, "live": self._live, "input": self._input,
             "programs": self._programs, "kv": self._kv, "upload": self._upload,
             "secrets": self._secrets, "keys": self._keys, "messages": self._messages,
         }  # fmt: skip
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds), Client(self._server.url, self._key) as client:
-                for name, program in (
-                    ("ending", ENDING), ("lasting", LASTING), ("save", guests.SAVE_WASM),
-                    ("hang", guests.HANG_WASM),
-                ):  # fmt: skip
-                    await client.upload(program, name)
-                await asyncio.gather(*(self._again(n, way, client) for n, way in ways.items()))
+
+    async def fill(self, seconds: float) -> None:
+        """Each way once, which is accepted, and then all at once."""
+        async with Client(self._server.url, self._key) as client:
+            for name, program in (
+                ("ending", ENDING), ("lasting", LASTING), ("save", guests.SAVE_WASM),
+                ("hang", guests.HANG_WASM),
+            ):  # fmt: skip
+                await client.upload(program, name)
+            for way in self.ways.values():
+                await way(client, 0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    ways = self.ways.items()
+                    await asyncio.gather(*(self._again(n, way, client) for n, way in ways))
 
     async def _again(self, name: str, way: Any, client: Client) -> None:
-        number = 0
+        number = 1
         while True:
             try:
                 await way(client, number)
-                self.taken[name] = self.taken.get(name, 0) + 1
             except ServerError as error:
                 if error.status not in (400, 409, 413, 429, 503, 507):
                     raise
@@ -97,7 +106,7 @@ class Greedy:
         await client.start("hang", "x" * 500_000)
 
     async def _messages(self, client: Client, number: int) -> None:
-        if number % 50 == 0:
+        if number % 50 == 0 or not self._run:
             self._run = await client.start("hang")
         await client.send(self._run, b"x" * 60_000)
 
@@ -108,11 +117,16 @@ class Greedy:
         await client.run("save")
 
     async def _upload(self, client: Client, number: int) -> None:
-        async def body() -> AsyncIterator[bytes]:
+        """Files that are good, and now and then one that is large and none."""
+
+        async def flood() -> AsyncIterator[bytes]:
             for _ in range(64):
                 yield b"x" * MIB
 
-        await client.kv_upload(f"up{number}", body())
+        if number % 4 == 3:
+            await client.kv_upload(f"up{number}", flood())
+        else:
+            await client.kv_upload(f"up{number}", KV_FILE, rebuild=True)
 
     async def _secrets(self, client: Client, number: int) -> None:
         await self._put(f"/v1/secrets/S{number}", {"value": "x" * 4000, "hosts": ["example.com"]})
@@ -131,23 +145,30 @@ class Greedy:
                 raise ServerError(response.status, await response.json(), None)
 
 
-async def _completes(client: Client) -> None:
-    """Another tenant's run, its result, and the runs that it had before."""
-    assert (await client.run("hello"))["status"] == "exited"
+async def _outputs(client: Client) -> dict[str, Any]:
+    """What another tenant's new runs send; none is refused or killed."""
+    found = {}
+    for name in ("hello", "decode"):
+        run = await client.run(name, "\x10")  # so many tokens
+        assert run["status"] == "exited", run
+        found[name] = run["messages"]
+    return found
 
 
 def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
     async def scenario(server: RunningServer) -> None:
         async with server.admin() as admin, server.client() as client:
             await client.upload(guests.HELLO_WASM, "hello")
-            before = [(await client.run("hello"))["id"] for _ in range(3)]
+            await client.upload(guests.DECODE_WASM, "decode")
+            outputs = await _outputs(client)
+            before = [(await client.run("decode", "\x10"))["id"] for _ in range(3)]
             await admin.create_tenant("greedy")
             key = (await admin.create_key("greedy"))["key"]
             greedy = Greedy(server, key)
             filling = asyncio.create_task(greedy.fill(FILLING_SECONDS))
             runs = 0
             while not filling.done():  # nobody else is refused anything
-                await _completes(client)
+                assert await _outputs(client) == outputs
                 runs += 1
                 await asyncio.sleep(0.2)
             await filling
@@ -160,7 +181,7 @@ def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
             degraded = await _degraded(server)
             assert degraded
             for run in before:
-                assert (await client.result(run))["status"] == "exited"
+                assert (await client.result(run))["messages"] == outputs["decode"]
             assert (await admin.change_tenant("greedy", suspended=True))["suspended"]
             await _delete(admin)
             await client.delete_run(before.pop())
@@ -170,9 +191,9 @@ def test_a_tenant_cannot_fill_the_disk_for_others(disk: Path) -> None:
                     free_bytes(disk) < DISK - 2 * RESERVE or await _degraded(server)
                 ):
                     await asyncio.sleep(0.2)
-            await _completes(client)
+            assert await _outputs(client) == outputs
             for run in before:
-                assert (await client.result(run))["status"] == "exited"
+                assert (await client.result(run))["messages"] == outputs["decode"]
         assert "Traceback" not in server.log.read_text()
 
     with running_server(disk, "--disk-reserve-bytes", str(RESERVE)) as server:
