@@ -39,8 +39,12 @@ class FreeSpace:
 
 
 def usual_reserve(directory: Path) -> int:
-    """Return the bytes to reserve on a directory's file system: a twentieth, within bounds."""
-    system = os.statvfs(directory)
+    """Return the bytes to reserve on a directory's file system: a twentieth, within bounds.
+
+    The directory may have yet to be made. OSError.
+    """
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    system = os.statvfs(there)
     size = system.f_blocks * system.f_frsize
     usual = min(DISK_RESERVE_BYTES_MAX, max(DISK_RESERVE_BYTES_MIN, size // _DISK_SHARE))
     return min(usual, size // _SMALL_DISK_SHARE)
