@@ -278,9 +278,11 @@ def test_a_model_that_is_not_there_is_said_in_words(socket_folder: Path) -> None
         missing = socket_folder / "no-such-model"
         async with kernel_process(socket_folder, executor="torch", model=str(missing)) as process:
             assert await process.wait() == 2
-            errors = await process.errors()
-            assert "no-such-model" in errors
-            assert "Traceback" not in errors
+            while (refused := await process.event())["event"] == "progress":
+                pass
+            assert refused["event"] == "refused", "the supervisor says it, once"
+            assert "no-such-model" in refused["words"]
+            assert "Traceback" not in await process.errors()
 
     asyncio.run(main())
 

@@ -100,10 +100,11 @@ class Disk:
         """
         if size >= _LARGE_BYTES:
             self.look()
-        if self.room < size:
+        over = self.is_over(tenant, size)
+        if self.room < size and (self.low or not over):
             detail = "the server's disk is full; deletions are still possible"
             raise Problem(507, "disk-full", detail, retry_after=_RETRY_SECONDS)
-        if self.is_over(tenant, size):
+        if over:
             self.on_hit(tenant, "disk_bytes")
             held, limit = self.held(tenant), self.limit_of(tenant)
             most = limit if limit is not None else max(self.room, held)
