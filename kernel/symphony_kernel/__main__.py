@@ -221,7 +221,7 @@ class _Supervisor(asyncio.Protocol):
             self._processes.take(json.loads(line))
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The other end of stdin is closed: nobody else removes the sockets and the journal."""
+        """The other end of stdin is closed: no other role removes the sockets and the journal."""
         if self._run_directory is not None:
             shutil.rmtree(self._run_directory, ignore_errors=True)
         self._stop.set()

@@ -1,4 +1,4 @@
-"""Whether `/readyz` tells the truth within a second, whatever hangs or is gone."""
+"""Whether `/readyz` tells the truth within a second, when any role hangs or a file is gone."""
 
 import asyncio
 import os

@@ -508,7 +508,7 @@ class Saving:
             return SyscallError(file.error, words)
         changes = self.queues.get(file.tenant, ())
         if errno == Errno.ENOENT and all(change.path != file.path for change in changes):
-            # A removal that was refused, and that the disk did not let us undo, or somebody else.
+            # A refused removal that the disk did not let us undo; or a file removed by hand.
             self._kvfs.remove(file.tenant, file.path)
         return SyscallError(Errno(errno), words)
 

@@ -1,6 +1,6 @@
 """Whether what the server keeps is still where it was when it began.
 
-SQLite goes on writing to a file that somebody has removed, and all of it is lost with the process:
+SQLite goes on writing to a file that has been removed, and all of it is lost with the process:
 from then on nothing may be acknowledged.
 """
 

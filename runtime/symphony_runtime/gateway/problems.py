@@ -90,7 +90,7 @@ def unavailable(detail: str, retry_after: int = 1) -> Problem:
 
 
 def of_storage(error: Exception) -> Problem | None:
-    """Return what an error of a disk or the database is to whoever asked; None: it is no such."""
+    """Return the answer for an error of a disk or the database; None: it is no such."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, FullError) or number in _FULL:
         return Problem(507, "disk-full", "the server's disk is full", retry_after=_DISK_SECONDS)

@@ -626,7 +626,7 @@ class Runs:
     def _done(self, future: "asyncio.Future[Any]") -> None:
         self._tasks.discard(future)
         error = None if future.cancelled() else future.exception()
-        # These are answers to whoever asked; anything else is a mistake of ours.
+        # These are answers to a request; anything else is a mistake of ours.
         answers = KernelAwayError, SyscallError, Problem, StorageError
         if error is not None and not isinstance(error, answers):
             _log.error("a run's task failed", exc_info=error)

@@ -119,7 +119,7 @@ def _limit_time(seconds: float) -> None:
 
 
 def _say(words: str) -> None:
-    """Write a line that is one, whatever a directory is called."""
+    """Write a line that is one, also where a name has a line break."""
     sys.stdout.write(" ".join(words.split()).encode("utf-8", "replace").decode() + "\n")
     sys.stdout.flush()
 

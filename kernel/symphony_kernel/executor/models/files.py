@@ -1,4 +1,4 @@
-"""Reads a model's directory, whatever lies in it: nothing blocks, nothing grows past a bound."""
+"""Reads the files of a model's directory: none blocks, and none is read past a bound."""
 
 import json
 import os
