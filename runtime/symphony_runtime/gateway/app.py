@@ -287,9 +287,11 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
             with_.rates.request(key.tenant)
     counted = None if route.frees else key.tenant
     with with_.connections.of(counted), with_.administration.visits.visit(key.tenant):
-        if counted is not None:
-            await with_.arrivals.turn(counted)
-        return await handler(request)
+        if counted is None:
+            return await handler(request)
+        await with_.arrivals.turn(counted)
+        await with_.costs.turn(counted)
+        return await with_.costs.timed(counted, handler(request))
 
 
 async def _tell_rates(request: web.Request, response: web.StreamResponse) -> None:

@@ -1,17 +1,18 @@
 """What tenants cost the gateway: the kernel keeps their accounts.
 
-    a worker's frame -> whoever takes it, timed, by runs   -> Spent, once in a while -> the kernel
-    what is no run's: compilers                by tenants  ->                        -> Pace: rest
+    a worker's frame -> `runs` takes it, timed, by runs    -> Spent, once in a while -> the kernel
+    requests, compilers                        by tenants  ->                        -> Pace: rest
     the database's commits                     by either   ->
 
 While a single tenant has live runs no frame is timed, and nobody is charged who has nobody beside
 it. A frame's time is divided among those that it speaks of, by how much it carries of each.
 """
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Set
-from typing import Any, Protocol
+from collections.abc import Awaitable, Generator, Mapping, Set
+from typing import Any, Generic, Protocol, TypeVar
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
@@ -22,8 +23,10 @@ from symphony_runtime.gateway.openai.shipped import OWNER
 from symphony_runtime.gateway.store import Store
 from symphony_runtime.gateway.tail import Entry
 
+T = TypeVar("T")
 _ITEM_BYTES = 1_024  # that take as long as an item takes without any, about
 _LOOK_SECONDS = 0.1  # from one look at who has live runs to the next
+_CHARGED_SECONDS = 1e-3  # of a request: what it took is charged when it is so much, and at its end
 
 
 class LiveRuns(WorkerEvents, Protocol):
@@ -34,6 +37,35 @@ class LiveRuns(WorkerEvents, Protocol):
 
     def live_by_tenant(self) -> dict[str, int]:
         """Return how many live runs each tenant has that has any."""
+
+
+class _Timed(Generic[T]):
+    """Work of the event loop whose processor time is charged to a tenant, turn by turn."""
+
+    def __init__(self, costs: "Costs", tenant: str, work: Awaitable[T]) -> None:
+        self._costs, self._tenant, self._work = costs, tenant, work
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        clock, work = time.thread_time, self._work.__await__()
+        assert isinstance(work, Generator), work
+        spent, value, error = 0.0, None, None
+        while True:
+            began = clock()
+            try:
+                wanted = work.send(value) if error is None else work.throw(error)
+            except BaseException as ended:
+                self._costs.charge(self._tenant, spent + clock() - began)
+                if isinstance(ended, StopIteration):
+                    return ended.value  # type: ignore[no-any-return]
+                raise
+            spent += clock() - began
+            if spent > _CHARGED_SECONDS:
+                self._costs.charge(self._tenant, spent)
+                spent = 0.0
+            try:
+                value, error = (yield wanted), None
+            except BaseException as thrown:  # a cancellation, which is for the work
+                error = thrown
 
 
 class Costs:
@@ -96,6 +128,15 @@ class Costs:
         if self._is_beside(tenant):
             self._spent[tenant] += int(1e6 * seconds)
             self._tell()
+
+    def timed(self, tenant: str, work: Awaitable[T]) -> Awaitable[T]:
+        """Return the same work; what it takes of this thread is charged to a tenant."""
+        return _Timed(self, tenant, work)
+
+    async def turn(self, tenant: str) -> None:
+        """Return when something of a tenant may begin that is no run's: its account has paid."""
+        while (seconds := self.rest(tenant)) > 0.0:
+            await asyncio.sleep(seconds)
 
     def rest(self, tenant: str) -> float:
         """Return the seconds for which what is no run's of a tenant is to wait, as of now."""

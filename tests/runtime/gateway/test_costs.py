@@ -1,9 +1,10 @@
 """What workers' frames cost the gateway: timed where tenants share it, and told by runs."""
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from symphony_kernel.protocol import messages as m
@@ -12,6 +13,7 @@ from symphony_runtime.gateway.links import KernelLink, Worker
 from symphony_runtime.gateway.openai.shipped import OWNER
 from symphony_runtime.gateway.store import Store
 
+T = TypeVar("T")
 WORKER = cast(Worker, SimpleNamespace(name="w"))
 RUNS = {1: "a", 2: "a", 3: "b"}
 SPIN_SECONDS = 0.004
@@ -45,9 +47,7 @@ class Runs:
 
     def _take(self, what: Any) -> None:
         self.taken.append(what)
-        until = time.thread_time() + SPIN_SECONDS
-        while time.thread_time() < until:
-            pass
+        spin(SPIN_SECONDS)
 
 
 class Kernel:
@@ -60,6 +60,13 @@ class Kernel:
     def tell_spent(self, spent: Mapping[int | str, int]) -> None:
         for whose, microseconds in spent.items():
             self.spent[whose] = self.spent.get(whose, 0) + microseconds
+
+
+def spin(seconds: float) -> None:
+    """Take so much of this thread."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
 
 
 def make(tenants: int) -> tuple[Costs, Runs, Kernel]:
@@ -156,3 +163,69 @@ def test_commits_are_of_the_runs_and_tenants_whose_operations_they_had() -> None
         costs.committed({1: 0.5, "0": 0.25})
     assert kernel.spent[1] % 500_000 == 0
     assert kernel.spent["0"] % 250_000 == 0
+
+
+def test_a_request_is_charged_for_what_it_takes_and_not_for_what_it_waits() -> None:
+    costs, _, kernel = make(1)
+
+    async def request() -> str:
+        for _ in range(4):
+            spin(SPIN_SECONDS)
+            await asyncio.sleep(5 * SPIN_SECONDS)
+        return "answer"
+
+    assert asyncio.run(_awaited(costs, "requests", request())) == "answer"
+    while "end" not in kernel.spent:
+        costs.charge("end", 1e-5)
+    assert 4 * SPIN_SECONDS <= kernel.spent["requests"] / 1e6 < 8 * SPIN_SECONDS
+
+
+def test_a_request_that_fails_or_is_cancelled_is_charged_and_hears_of_it() -> None:
+    costs, _, kernel = make(1)
+    heard: list[str] = []
+
+    async def fails() -> None:
+        spin(SPIN_SECONDS)
+        raise ValueError("bad")
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            spin(SPIN_SECONDS)
+            raise
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(_awaited(costs, "waits", waits()))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(ValueError, match="bad"):
+        asyncio.run(_awaited(costs, "fails", fails()))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    assert heard == ["cancelled"]
+    while not {"fails", "waits"} <= kernel.spent.keys():
+        costs.charge("end", 1e-5)
+    assert min(kernel.spent["fails"], kernel.spent["waits"]) >= 1e6 * SPIN_SECONDS
+
+
+async def _awaited(costs: Costs, tenant: str, work: Coroutine[Any, Any, T]) -> T:
+    return await costs.timed(tenant, work)
+
+
+def test_a_request_begins_when_its_tenants_account_has_paid() -> None:
+    costs, _, kernel = make(1)
+    kernel.on_pace("requests", 0.05)
+
+    async def begin() -> tuple[float, float]:
+        began = time.monotonic()
+        await costs.turn("others")
+        at_once = time.monotonic() - began
+        await costs.turn("requests")
+        return at_once, time.monotonic() - began
+
+    at_once, later = asyncio.run(begin())
+    assert at_once < 0.05 <= later
