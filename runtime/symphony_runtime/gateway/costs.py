@@ -134,8 +134,8 @@ class Costs:
         return _Timed(self, tenant, work)
 
     async def turn(self, tenant: str) -> None:
-        """Return when something of a tenant may begin that is no run's: its account has paid."""
-        while (seconds := self.rest(tenant)) > 0.0:
+        """Wait as long as a tenant is to rest, as of now, before work that is no run's begins."""
+        if (seconds := self.rest(tenant)) > 0.0:
             await asyncio.sleep(seconds)
 
     def rest(self, tenant: str) -> float:

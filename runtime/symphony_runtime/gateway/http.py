@@ -191,8 +191,7 @@ async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
         yield chunk
         if holder and received > _CHUNK_BYTES:  # an operator has no account
             costs.charge(holder, _BYTE_SECONDS * len(chunk))
-            if (seconds := costs.rest(holder)) > 0.0:
-                await asyncio.sleep(seconds)
+            await costs.turn(holder)
 
 
 async def read_json(request: web.Request, what: str, limit: int) -> Any:
