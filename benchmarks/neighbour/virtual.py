@@ -1,9 +1,12 @@
 """The kernel's part alone, on the simulated executor in virtual time: the same on every machine.
 
-The fair share is what the victim has alone on a device of half the speed.
+The fair share is what the victim has alone on a device of half the speed; at other weights, or with
+more attackers, its share of what it has alone.
 """
 
-from tests.support.floods import FLOODS, WANTED, Device, fair, measure
+from dataclasses import replace
+
+from tests.support.floods import FLOODS, GENERATIONS, WANTED, Completions, Device, fair, measure
 
 BOUND = 1.25
 CALL_US = 100.0  # of the kernel's thread, for a call on a KV file
@@ -13,6 +16,7 @@ DEVICES = {  # as in benchmarks.pressure, and one with steps shorter than the ho
     "a tiny model on two cores": Device(400, 20, 60, 0.01, host_us=500),
     "an accelerator": Device(6_000, 15, 20, 0.002, host_us=300),
 }
+WEIGHTS = ((1.0, 1.0, 1), (1.0, 1.0, 5), (10.0, 1.0, 1), (10.0, 1.0, 5), (1.0, 10.0, 1))
 Tables = dict[str, dict[str, dict[str, float]]]
 
 
@@ -31,7 +35,23 @@ def benchmark() -> Tables:
                     "rate_ratio": rate, "p99_ratio": p99,
                 }  # fmt: skip
             found[f"{device_name}, {wish}"] = rows
+        found[f"{device_name}, 256 answers at once, by weights"] = _weighted(device)
     return found
+
+
+def _weighted(device: Device) -> dict[str, dict[str, float]]:
+    wanted = Completions(each=6)
+    alone, rows = measure(device, wanted, [], device.told()), {}
+    for own, other, attackers in WEIGHTS:
+        share = own / (own + other * attackers)
+        got = measure(device, wanted, GENERATIONS, weights=(own, other), attackers=attackers)
+        due = replace(alone, rate=alone.rate * share, p99_ms=alone.p99_ms / share)
+        rate, _, p99 = got.worse(due)
+        rows[f"{own:g}:{other:g}, {attackers} attacking"] = {
+            "tokens_s": got.rate, "p99_ms": got.p99_ms, "first_ms": got.first_ms,
+            "rate_ratio": rate, "p99_ratio": p99,
+        }  # fmt: skip
+    return rows
 
 
 def show(tables: Tables) -> None:

@@ -8,7 +8,7 @@ import asyncio
 import statistics
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import astuple, dataclass
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -137,6 +137,23 @@ def branches(number: int) -> Flood:
     return run
 
 
+def generations(number: int) -> Flood:
+    """Return a program that has so many answers of 200 tokens generated at once, without end."""
+
+    async def one(worker: Worker, instance: int, handle: int) -> None:
+        while True:
+            await worker.generate(instance, handle, _ids(handle, 1), max=200).end
+            await worker.call(instance, Op.KV_TRUNCATE, handle, 0)
+
+    async def run(worker: Worker, instance: int) -> None:
+        handles = [1 << 16 | index for index in range(1, 1 + number)]
+        for handle in handles:
+            worker.tell(instance, Op.KV_CREATE, handle)
+        await asyncio.gather(*(one(worker, instance, handle) for handle in handles))
+
+    return run
+
+
 FLOODS: dict[str, list[Flood]] = {
     "prompts": [prompts(8_000)] * 16,
     "small prompts": [prompts(200)] * 64,
@@ -145,6 +162,7 @@ FLOODS: dict[str, list[Flood]] = {
 FLOODS["all of these"] = [flood for floods in list(FLOODS.values()) for flood in floods]
 # Decodes of others lengthen each step, too: that no rule bounds.
 FLOODS["branches"] = [branches(40)]
+GENERATIONS = [generations(256)]
 
 
 # -- Measuring -------------------------------------------------------------------------------------
@@ -154,20 +172,24 @@ def measure(
     floods: list[Flood],
     told: int | None = None,
     call_us: float = 0.0,
+    weights: tuple[float, float] = (1.0, 1.0),
+    attackers: int = 1,
 ) -> Got:
     """Return what the victim gets beside these, or alone; `told`: tokens that are told together.
 
     `call_us`: what a call on a KV file takes the kernel, which does nothing else meanwhile.
+    `weights` are the victim's and each attacker's; of the latter each runs all floods.
     """
     told = told or device.told()
+    tenants = [f"{HOSTILE}{number}" for number in range(attackers)]
 
     async def test(rig: Rig) -> Got:
         take_time(rig.kernel, call_us)
         hostile = []
-        for instance, flood in enumerate(floods, 1):
-            worker = await start(rig, instance, tenant=HOSTILE)
+        for instance, (flood, tenant) in enumerate(product(floods, tenants), 1):
+            worker = await start(rig, instance, tenant=tenant)
             hostile.append(asyncio.ensure_future(flood(worker, instance)))
-        numbers = count(INSTANCES + len(floods))
+        numbers = count(INSTANCES + len(hostile))
         await _stream(rig, numbers, wanted, 2)  # so that the costs are known
         loop = asyncio.get_running_loop()
         began, before = loop.time(), await rig.gateway.statistics()
@@ -177,7 +199,7 @@ def measure(
         after = await rig.gateway.statistics()
         more = {key: after[key] - before[key] for key in _COUNTED}
         assert not any(task.done() for task in hostile), "a flood has ended"
-        for instance in range(1, 1 + len(floods)):
+        for instance in range(1, 1 + len(hostile)):
             await rig.gateway.end(instance)  # so nothing is answered any more
         for task in hostile:
             task.cancel()
@@ -186,7 +208,10 @@ def measure(
     return with_kernel(
         test,
         executor=lambda clock: SimulatedExecutor(clock, PAGES, costs=device, hashed=False),
-        kernel_options=KernelOptions(steps=StepLimits(lot_ms=LOT_MS_MAX)),
+        kernel_options=KernelOptions(
+            steps=StepLimits(lot_ms=LOT_MS_MAX),
+            tenant_weights={VICTIM: weights[0], **dict.fromkeys(tenants, weights[1])},
+        ),
     )
 
 
