@@ -34,7 +34,7 @@ WORKINGS = {
     "figures ": "_TENANTS_MAX", "journal": "MEMORY_BYTES_MAX", "model": "_INLINE_BYTES_MAX",
     "kernel_figures": "AGE_SECONDS_MAX",
     # How long words are that repeat what was wrong, or describe something.
-    "audit": "_TEXT_MAX", "connections": "_WORDS_MAX", "links": "_WORDS_MAX",
+    "audit": "_KEPT_MAX _TEXT_MAX", "connections": "_WORDS_MAX", "links": "_WORDS_MAX",
     "outside": "_WORDS_MAX", "wasi": "_WORDS_MAX", "tool_server": "_REASON_MAX",
     "runs": "_REASON_MAX", "trace": "_CALL_NAME_MAX", "validation": "_PROBLEM_MAX",
     # What an operator has of a suspended or deleted tenant, and of the audit log.

@@ -145,6 +145,7 @@ class Matrix:
 
     async def _restart(self) -> None:
         self._kill()
+        assert "never retrieved" not in self._server.log.read_text()
         database = self._data / "symphony.sqlite"
         with contextlib.closing(sqlite3.connect(database)) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]

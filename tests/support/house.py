@@ -43,7 +43,8 @@ GATEWAY_SECRET = b"g" * 32
 class House:
     """Enter it to have all roles up and linked.
 
-    Leaving it checks the kernel's books, and that the document names whatever was answered.
+    Leaving it checks the kernel's books, that the document names whatever was answered, and that
+    no error of a task or a future was dropped.
     """
 
     def __init__(
@@ -82,6 +83,10 @@ class House:
     async def __aenter__(self) -> "House":
         self._stack = contextlib.AsyncExitStack()
         self._stack.callback(shutil.rmtree, self._sockets)
+        self._unheard: list[str] = []  # what asyncio complains of
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, told: self._unheard.append(f"{told['message']}: {told.get('exception')}")
+        )
         await self.start_kernel()
         serving = serve(self.config, processes=self._processes)
         self.gateway = await self._stack.enter_async_context(serving)
@@ -100,6 +105,7 @@ class House:
             assert not self.worker.faults
         await asyncio.sleep(0.01)  # the kernel hears of the ends
         await self.stop_kernel()
+        assert not self._unheard
         assert not undocumented(self.gateway.services.runs.figures.responses)
 
     async def start_kernel(self) -> None:

@@ -93,6 +93,7 @@ ADMIN_ROUTES: tuple[Route, ...] = (
         "GET", "/v1/admin/usage", "getUsage", admin.get_usage,
         "What tenants used, by day (UTC) on which runs ended and by tenant",
         {200: Answer("a page; or all of it, as CSV", "UsagePage", text=admin.CSV)},
+        problems=(507,),  # sums of runs wait in memory, and cannot be written
         parameters=(
             Parameter("tenant", "only this one's"),
             Parameter("from", "the first day", _DAY),
@@ -105,6 +106,7 @@ ADMIN_ROUTES: tuple[Route, ...] = (
         "GET", "/v1/admin/audit", "getAudit", admin.get_audit,
         "What operators did, and what was denied to whom",
         {200: Answer("a page, the newest first", "AuditPage")},
+        problems=(507,),  # lines wait in memory, and cannot be written
         parameters=(
             Parameter("kind", "only those", {"type": "string", "enum": ["admin", "denied"]}),
             Parameter("tenant", "only what was asked with keys of this one"),

@@ -8,13 +8,18 @@ that are alike: those of one key (or address), route and answer become one row w
 few seconds at a time. Who is denied often pushes out nothing of others': what operators did, what
 was denied to tenants, to each of them, and to strangers have bounds of their own, and each source
 has so many rows an hour; what is more is added up in one for the hour.
+
+A note of what an operator did is written at once. Where storage fails it is kept, _KEPT_MAX of them
+at most, and written when there is room again; those past that are lost, and counted (`lost`).
 """
 
 import asyncio
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from symphony_runtime.gateway.auth import Key
@@ -22,6 +27,8 @@ from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.lots import Lots
 from symphony_runtime.gateway.store import Store
 
+_log = logging.getLogger(__name__)
+_KEPT_MAX = 4_096  # notes of operators' that could not be written yet, of about 2 KB at most
 _LOT_SECONDS = 5.0  # denied requests that are alike share a row for so long
 _LOT_KINDS = 256  # different ones of a lot and a source; the others share a row
 _HOUR_MS = 3_600_000
@@ -36,10 +43,11 @@ _COLUMNS = (
     "at_ms", "id", "kind", "key", "tenant", "address", "action", "target", "status", "detail",
     "times",
 )  # fmt: skip
-_INSERT = (
-    f"INSERT INTO audit VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - ours
-    " ON CONFLICT (at_ms, id) DO UPDATE SET times = audit.times + excluded.times"
-)
+_VALUES = f"INSERT INTO audit VALUES ({', '.join('?' * len(_COLUMNS))})"  # noqa: S608 - ours
+_CONFLICT = " ON CONFLICT (at_ms, id) DO"
+_INSERT = f"{_VALUES}{_CONFLICT} UPDATE SET times = audit.times + excluded.times"
+_INSERT_ONCE = f"{_VALUES}{_CONFLICT} NOTHING"  # what has failed may be there all the same
+_Row = tuple[Any, ...]
 _Alike = tuple[str, str, int]  # key or address, action, status
 _Noted = list[Any]  # at_ms, asked, times
 
@@ -77,10 +85,11 @@ class Bounds:
 
 @dataclass(slots=True)
 class _Lot:
-    """What was denied in some seconds, by source; its rows; and whether to look for too many."""
+    """What was denied in some seconds, by source; rows; and whether to look for too many."""
 
     noted: dict[str, dict[_Alike, _Noted]]
-    rows: list[tuple[Any, ...]]
+    rows: list[_Row]
+    kept: list[_Row]  # of operators, which could not be written before
     prune: bool
 
 
@@ -97,17 +106,37 @@ class Audit(Lots[_Lot]):
         self._hour = 0  # since 1970
         self._rows_of: Counter[str] = Counter()  # in it, by source
         self._noting: asyncio.Future[int] | None = None  # the last one
+        self._kept: list[_Row] = []  # of operators, not written yet
+        self.lost = 0  # notes of operators that there was no room to keep
         self._noted = 0
         self._unpruned = _PRUNE_ROWS  # look at the start
 
     def done(self, asked: Asked) -> None:
         """An operator's request was answered."""
         row = self._row(self._now_ms(), ADMIN, asked, 1)
-        # Queued behind what it tells of, and never waited for.
-        self._noting = self.store.write(lambda c: c.execute(_INSERT, row).rowcount)
+        # Queued behind what it tells of; no request waits for it.
+        self._noting = self.store.write(lambda c: c.execute(_INSERT_ONCE, row).rowcount)
+        self._noting.add_done_callback(partial(self._noted_or_kept, row))
         self._unpruned += 1
         if self._unpruned >= _PRUNE_ROWS:
             self.wake()
+
+    def _noted_or_kept(self, row: _Row, noted: "asyncio.Future[int]") -> None:
+        error = None if noted.cancelled() else noted.exception()
+        if isinstance(error, self.store.errors):
+            self._keep([row])
+            self.wake()
+        elif error is not None:
+            _log.error("the audit log has a fault", exc_info=error)
+
+    def _keep(self, rows: list[_Row]) -> None:
+        """Keep notes of operators until they can be written, as many as there is room for."""
+        room = _KEPT_MAX - len(self._kept)
+        self._kept += rows[:room]
+        lost = len(rows[room:])
+        if lost and not self.lost:
+            _log.error("over %d notes wait for the audit log: the next ones are lost", _KEPT_MAX)
+        self.lost += lost
 
     def denied(self, asked: Asked) -> None:
         """A request was refused to whoever asked."""
@@ -127,6 +156,7 @@ class Audit(Lots[_Lot]):
     def take(self) -> _Lot | None:
         """See `Lots`."""
         denied, self._denied = self._denied, {}
+        kept, self._kept = self._kept, []
         rows = [
             self._denial(source, *each) for source, lot in denied.items() for each in lot.values()
         ]
@@ -134,10 +164,12 @@ class Audit(Lots[_Lot]):
         prune = self._unpruned >= _PRUNE_ROWS
         if prune:
             self._unpruned = 0
-        return _Lot(denied, rows, prune) if rows or prune else None
+        return _Lot(denied, rows, kept, prune) if rows or kept or prune else None
 
     def insert(self, connection: Connection, lot: _Lot) -> None:
         """See `Lots`."""
+        for row in lot.kept:
+            connection.execute(_INSERT_ONCE, row)
         for row in lot.rows:
             connection.execute(_INSERT, row)
         if lot.prune:
@@ -145,14 +177,18 @@ class Audit(Lots[_Lot]):
 
     def take_back(self, lot: _Lot) -> None:
         """See `Lots`."""
+        newer, self._kept = self._kept, []
+        self._keep([*lot.kept, *newer])
         later, self._denied = self._denied, lot.noted
+        for source, noted in lot.noted.items():
+            self._rows_of[source] = max(0, self._rows_of[source] - len(noted))
         for source, noted in later.items():
             for at_ms, asked, times in noted.values():
                 self._deny(source, asked, at_ms, times)
         if lot.prune:
             self._unpruned = _PRUNE_ROWS
 
-    def _denial(self, source: str, at_ms: int, asked: Asked, times: int) -> tuple[Any, ...]:
+    def _denial(self, source: str, at_ms: int, asked: Asked, times: int) -> _Row:
         """Return a row of its own while its source has some left in this hour, else its sum's."""
         hour = at_ms // _HOUR_MS
         if hour > self._hour:
@@ -167,14 +203,12 @@ class Audit(Lots[_Lot]):
     # -- Reading -------------------------------------------------------------------------------
     async def page(self, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
         """Return what was noted, the newest first."""
-        await self.flush()
         if self._noting is not None:
             await asyncio.wait([self._noting])
+        await self.flush()
         return await self.store.read(lambda c: audit_page(c, wanted, limit))
 
-    def _row(
-        self, at_ms: int, kind: str, asked: Asked, times: int, number: str = ""
-    ) -> tuple[Any, ...]:
+    def _row(self, at_ms: int, kind: str, asked: Asked, times: int, number: str = "") -> _Row:
         self._noted += 1
         # Its first half says which came first in one millisecond.
         number = number or f"{self._noted:010x}{secrets.token_hex(4)}"

@@ -2,16 +2,18 @@
 
     note -> wake -> a moment passes -> the lot is taken and written in one go
 
-What could not be written is taken back and goes with the next lot. A gateway that is killed loses
-its last one.
+What could not be written is taken back and goes with the next lot; the log says so once, and once
+when it is written. A gateway that is killed loses its last lot, and one that ends while its storage
+fails loses what it has taken back.
 """
 
 import asyncio
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.database import Connection, StorageError
 from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
@@ -27,6 +29,7 @@ class Lots(ABC, Generic[Lot]):
         self._seconds = seconds
         self._words = words
         self._wake = asyncio.Event()
+        self._failing = False  # the last attempt to write failed, and the log says so
 
     # -- What there is to write ----------------------------------------------------------------
     @abstractmethod
@@ -51,20 +54,18 @@ class Lots(ABC, Generic[Lot]):
         while True:
             await self._wake.wait()
             await asyncio.sleep(self._seconds)
-            try:
+            with contextlib.suppress(*self.store.errors):  # `flush` has said it
                 await self.flush()
-            except self.store.errors:
-                _log.exception("%s could not be written yet", self._words)
 
     async def close(self) -> None:
         """Write what was gathered, if it can be written: there is no next time."""
         try:
             await self.flush()
-        except self.store.errors:
-            _log.exception("%s could not be written", self._words)
+        except self.store.errors as error:
+            _log.error("%s could not be written and is lost: %s", self._words, error)
 
     async def flush(self) -> None:
-        """Write what was gathered so far."""
+        """Write what was gathered so far; what cannot be written is kept, and its error raised."""
         self._wake.clear()
         lot = self.take()
         if lot is None:
@@ -72,7 +73,15 @@ class Lots(ABC, Generic[Lot]):
         taken: Lot = lot
         try:
             await self.store.write(lambda connection: self.insert(connection, taken))
-        except self.store.errors:  # and not a cancel: the write is under way
+        except self.store.errors as error:  # and not a cancel: the write is under way
             self.take_back(lot)
             self.wake()
+            if not self._failing:
+                ours = None if isinstance(error, StorageError) else error  # a fault in our code
+                words = "%s cannot be written yet, and is kept in memory: %s"
+                _log.error(words, self._words, error, exc_info=ours)
+            self._failing = True
             raise
+        if self._failing:
+            _log.info("%s is written again", self._words)
+        self._failing = False

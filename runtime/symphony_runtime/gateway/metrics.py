@@ -53,6 +53,7 @@ class Scrape:
     hanging: Collection[str] = ()  # roles
     memory_free: int | None = None  # bytes; None: the system does not tell
     disk: Mapping[str, int] = field(default_factory=dict)  # `Disk.statistics`
+    audit_lost: int = 0  # notes, see `Audit`
     disk_of: Callable[[str], int] = lambda _tenant: 0  # bytes that a tenant holds
 
 
@@ -296,8 +297,11 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
         ("writes", "operations that changed the database"),
         ("commits", "transactions: fewer than operations, they leave together"),
         ("failed_writes", "operations that failed"),
+        ("unwritten_events", "events of live runs that were in memory only for a time"),
     ):
         yield text.counter(f"store_{name}", words, [({}, scrape.store[name])])
+    yield text.counter("audit_notes_lost", "notes of operators' changes that could not be kept",
+                       [({}, scrape.audit_lost)])  # fmt: skip
     yield from _overload(text, scrape)
     yield from _outside(text, scrape.outside)
 

@@ -112,6 +112,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         hanging=with_.progress.silent,
         memory_free=with_.runs.admission.memory.left(),
         disk=with_.store.disk.statistics(),
+        audit_lost=with_.administration.audit.lost,
         disk_of=with_.store.disk.held,
     )
     whole = tenant is not None and with_.keys.is_only(tenant)

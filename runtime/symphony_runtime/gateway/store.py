@@ -101,7 +101,8 @@ class Store:
     ) -> "asyncio.Future[T]":
         """Queue an operation at once; the future has its result after it is on disk.
 
-        Operations take effect in the order in which they were queued. The future may be dropped.
+        Operations take effect in the order in which they were queued. The future's error is the
+        caller's to take, or asyncio complains.
         `whose` it is, pays for it.
         """
         future: asyncio.Future[T] = self._loop.create_future()
@@ -168,8 +169,16 @@ class Store:
         await asyncio.to_thread(self._database.bound_log)
 
     def statistics(self) -> dict[str, int]:
-        """Return how many operations there were, in how many commits, and how many failed."""
-        return {"writes": self._writes, "commits": self._commits, "failed_writes": self._failed}
+        """Return how many operations there were, in how many commits, and how many failed.
+
+        `unwritten_events` of live runs were in memory only for a time.
+        """
+        return {
+            "writes": self._writes,
+            "commits": self._commits,
+            "failed_writes": self._failed,
+            "unwritten_events": self.tail.unwritten,
+        }
 
     # -- The writing thread --------------------------------------------------------------------
     def _write_until_closed(self) -> None:

@@ -60,7 +60,8 @@ class Tail:
         self._waiting: list[Entry] = []
         self._journals: set[Settles] = set()
         self._clearing: set[asyncio.Task[None]] = set()
-        self.failed = 0  # writes that were not possible
+        self.unwritten = 0  # events that could not be
+        self._failing = False  # the last write was not possible, and the log says so
         # Hears what was written, and how long that took.
         self.on_written: Callable[[list[Entry], float], None] = lambda _entries, _seconds: None
 
@@ -97,8 +98,12 @@ class Tail:
             self._append(record)
         except OSError as error:
             # The runs go on: what they lose is what their readers could come back to after a death.
-            self.failed += 1
-            _log.error("%d events are in memory only: %s", len(entries), error)
+            self.unwritten += len(entries)
+            if not self._failing:
+                _log.error("events of live runs are in memory only until this is mended: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
         self.on_written(entries, time.thread_time() - began)
 
     async def renew(self) -> None:
@@ -148,7 +153,12 @@ class Tail:
         settling = [journal.settle() for journal in self._journals]
         task = self._loop.create_task(self._clear(done, settling))
         self._clearing.add(task)
-        task.add_done_callback(self._clearing.discard)
+        task.add_done_callback(self._cleared)
+
+    def _cleared(self, task: "asyncio.Task[None]") -> None:
+        self._clearing.discard(task)
+        if not task.cancelled() and (error := task.exception()):  # the next one removes them, too
+            _log.error("files of events that are stored are left for now: %s", error)
 
     async def _clear(self, last: int, settling: "list[asyncio.Future[None]]") -> None:
         await asyncio.gather(*settling)

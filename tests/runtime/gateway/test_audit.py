@@ -1,6 +1,9 @@
+import asyncio
+import logging
 from pathlib import Path
 
 import pytest
+from symphony_runtime.gateway import audit as audit_module
 from symphony_runtime.gateway.audit import (
     ADMIN,
     DENIED,
@@ -13,6 +16,7 @@ from symphony_runtime.gateway.audit import (
 from symphony_runtime.gateway.auth import Role, new_key
 from symphony_runtime.gateway.store import Store
 
+from tests.support.disks import full_disk
 from tests.support.stores import with_store
 
 NOW = 1_795_262_400_000
@@ -158,3 +162,55 @@ def test_notes_can_be_chosen_by_tenant(tmp_path: Path, store_url: str) -> None:
         assert (note["target"], len(note["detail"])) == ("/v1/?", 512)
 
     with_store(tmp_path, store_url, scenario)
+
+
+def test_notes_that_a_full_disk_refuses_are_kept_and_those_past_the_bound_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(audit_module, "_KEPT_MAX", 3)
+    caplog.set_level(logging.ERROR)
+
+    async def scenario(store: Store) -> None:
+        audit = Audit(store, lambda: NOW)
+        disk.fail()
+        for number in range(5):
+            audit.done(Asked(None, "", "createKey", "", 507, str(number)))
+        audit.denied(denied())
+        for _ in range(3):
+            with pytest.raises(store.errors):
+                await audit.page(Wanted(), 10)
+        assert audit.lost == 2
+        disk.heal()
+        assert [n["detail"] for n in await audit.page(Wanted(ADMIN), 10)] == list("210")
+        assert [n["times"] for n in await audit.page(Wanted(DENIED), 10)] == [1]
+        await audit.flush()
+        assert [n["times"] for n in await audit.page(Wanted(), 10)] == [1] * 4
+
+    with full_disk(tmp_path / "disk") as disk:
+        with_store(disk.folder, "", scenario)
+    words = [record.getMessage() for record in caplog.records]
+    assert sum("the next ones are lost" in each for each in words) == 1
+    assert sum("the audit log cannot be written yet" in each for each in words) == 1
+    assert not [each for each in words if "never retrieved" in each]
+
+
+def test_a_note_is_written_without_a_reader_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit_module, "_LOT_SECONDS", 0.02)
+
+    async def scenario(store: Store) -> None:
+        audit = Audit(store, lambda: NOW)
+        writing = asyncio.create_task(audit.run())
+        disk.fail()
+        audit.done(Asked(None, "", "deleteTenant", "", 204))
+        await asyncio.sleep(0.2)
+        disk.heal()
+        sql = "SELECT COUNT(*) FROM audit"
+        async with asyncio.timeout(5):
+            while not (await store.read(lambda c: c.execute(sql).fetchone()))[0]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        writing.cancel()
+
+    with full_disk(tmp_path / "disk") as disk:
+        with_store(disk.folder, "", scenario)

@@ -431,6 +431,29 @@ def test_a_tail_whose_journals_cannot_be_stored_is_renewed_later(
     with_store(disk.folder, "", scenario)
 
 
+def test_what_an_operator_did_while_nothing_could_be_stored_is_noted_later(disk: Disk) -> None:
+    async def scenario(house: House, client: Client, disk: Disk) -> None:
+        async with Client(house.url, house.admin_key) as admin:
+            disk.fail()
+            assert await refusal(admin.create_tenant("another")) == (
+                disk.status, OWN_KIND[disk.status]
+            )  # fmt: skip
+            with pytest.raises(ServerError) as refused:
+                [each async for each in admin.audit()]
+            assert refused.value.status == disk.status
+            disk.heal()
+            await admin.create_tenant("another")
+            async with asyncio.timeout(SECONDS):
+                while len(noted := [each async for each in admin.audit()]) < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+            assert [(each["action"], each["status"]) for each in noted] == [
+                ("createTenant", 201), ("createTenant", disk.status)
+            ]  # fmt: skip
+            assert "symphony:audit_notes_lost_total" in await admin.metrics()
+
+    play(disk, scenario)
+
+
 # --- The store -----------------------------------------------------------------------------------
 def insert(key: str) -> Callable[[Connection], object]:
     return lambda c: c.execute("INSERT INTO meta VALUES (?, 1)", (key,)).rowcount

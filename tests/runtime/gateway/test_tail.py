@@ -176,7 +176,7 @@ def test_old_files_go_when_all_of_them_is_in_the_database(
         row = busy.seal([])
         await store.write(lambda c: insert_events(c, 2, row))  # as every end is before it is told
         busy.finish([])
-        assert store.tail.failed == 0
+        assert store.tail.unwritten == 0
 
     with_store(tmp_path, scenario)
     assert numbers[0] <= 3
@@ -195,7 +195,7 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         journal.append("message", b"half of it")
         store.tail.flush()
         monkeypatch.setattr(os, "write", real)
-        assert store.tail.failed == 1
+        assert store.tail.unwritten == 1
         journal.append("message", b"again")
         store.tail.flush()
         assert sorted(read_tail(tmp_path)[1]) == [1, 3]
