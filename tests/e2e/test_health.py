@@ -87,6 +87,48 @@ def test_one_worker_of_two_hangs_and_the_supervisor_tells_of_a_gateway(tmp_path:
         asyncio.run(scenario(server))
 
 
+def test_new_runs_go_to_the_worker_that_answers(tmp_path: Path) -> None:
+    async def scenario(server: RunningServer) -> None:
+        pids = await server.pids()
+        workers = [pids["worker-0"], pids["worker-1"]]
+        async with server.client() as client:
+            await client.upload(guests.HELLO_WASM, "hello")
+            for name, pid in zip(("worker-0", "worker-1"), workers, strict=True):
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    while not (await told(server, 200))["missing"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                    async with asyncio.timeout(10):
+                        for _ in range(3):
+                            assert (await client.run("hello"))["exit_code"] == 0
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                await told_of_all(server)
+                assert f"{name}: hangs\n" in server.log.read_text()
+            # A run waits for one of them while all hang: they may go on.
+            for pid in workers:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                await told(server, 503)
+                waiting = asyncio.create_task(client.run("hello"))
+                await asyncio.sleep(0.3)
+                assert not waiting.done()
+            finally:
+                for pid in workers:
+                    os.kill(pid, signal.SIGCONT)
+            assert (await asyncio.wait_for(waiting, 10))["exit_code"] == 0
+
+    with running_server(tmp_path, "--workers", "2") as server:
+        asyncio.run(scenario(server))
+
+
+async def told_of_all(server: RunningServer) -> None:
+    """Wait until no role hangs."""
+    async with asyncio.timeout(10):
+        while (await told(server, 200))["missing"]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def complete(url: str, key: str) -> tuple[int, dict[str, Any]]:
     """Ask for a completion."""
     headers, asked = {"Authorization": f"Bearer {key}"}, {"model": "tiny", "prompt": "a"}

@@ -121,7 +121,8 @@ async def serve(
         kernel.on_linked = lambda: administration.tell_weights(kernel)
         administration.attach(runs)
         costs = compiler.account = Costs(runs, kernel, store)
-        workers = WorkerLinks(config.socket, config.secrets, costs, processes)
+        progress = progress or Progress()
+        workers = WorkerLinks(config.socket, config.secrets, costs, processes, progress.silent)
         runs.attach(kernel, workers)
         if store.shared:
             holders = forgetting, administration, programs
@@ -134,9 +135,8 @@ async def serve(
         _beside(stack, retention.run())
         _beside(stack, kernel.run())
         services = Services(
-            keys, programs, runs, store, channels, KernelFigures(kernel), progress or Progress(),
-            administration, Rates(limits, figures.hit),
-            idempotency, vault, retention, forgetting, costs,
+            keys, programs, runs, store, channels, KernelFigures(kernel), progress, administration,
+            Rates(limits, figures.hit), idempotency, vault, retention, forgetting, costs,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections, slow=_slow_clients(config),
         )  # fmt: skip

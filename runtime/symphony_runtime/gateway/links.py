@@ -12,7 +12,7 @@ import hmac
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -341,11 +341,13 @@ class WorkerLinks:
         secrets: Mapping[str, bytes],
         events: WorkerEvents,
         processes: Processes | None = None,
+        hanging: Container[str] = (),
     ) -> None:
-        """`processes`: from which alone each may come; None: from any."""
+        """`processes`: from which alone each may come; None: from any. `hanging`: roles, now."""
         self._path = path
         self._secrets = secrets
         self._processes = processes
+        self._hanging = hanging
         self._gone: dict[str, Worker] = {}  # the last one of each name, once its link has ended
         self._events = events
         self._server: asyncio.AbstractServer | None = None
@@ -365,8 +367,12 @@ class WorkerLinks:
         self._path.unlink(missing_ok=True)
 
     def by_load(self) -> list[Worker]:
-        """Return the workers that are there, the one with the fewest runs first."""
-        return sorted(self.workers.values(), key=lambda worker: worker.live)
+        """Return the workers that are there, the one with the fewest runs first.
+
+        Those that hang are left out while another one is there.
+        """
+        answering = [worker for name, worker in self.workers.items() if name not in self._hanging]
+        return sorted(answering or self.workers.values(), key=lambda worker: worker.live)
 
     @property
     def expected(self) -> list[str]:
