@@ -14,12 +14,13 @@ done and denied in the audit log: neither holds anything that its programs or us
 import asyncio
 import logging
 from collections.abc import Iterable
+from functools import partial
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from symphony_runtime.gateway.administration import Administration
-from symphony_runtime.gateway.database import Connection
+from symphony_runtime.gateway.deleting import delete_in_steps, delete_some
 from symphony_runtime.gateway.http import Services
 from symphony_runtime.gateway.links import KernelAwayError
 from symphony_runtime.gateway.members import Members
@@ -29,7 +30,7 @@ from symphony_runtime.gateway.tenants import Change, not_empty
 
 _log = logging.getLogger(__name__)
 _NAMES = 500  # of KV files, at once
-_TABLES = ("idempotency", "idempotency_counts", "secrets")
+_SECRET = "value", "hosts"  # its columns of any size
 _END_SECONDS_MAX = 10.0  # that a tenant's requests, and its runs elsewhere, get to end in
 _LOOK_SECONDS = 0.1  # between looks at what has to end
 _AGAIN_SECONDS = 1.0  # after a gateway could not forget
@@ -54,6 +55,7 @@ async def delete_tenant(with_: Services, tenant: str, *, everything: bool) -> No
     with administration.closed(tenant):
         await _end_requests(with_, tenant)
         await _check_empty(with_, tenant)
+        await with_.idempotency.forget_tenant(tenant)  # they are many; what is left goes with it
         await administration.delete_tenant(tenant)
     await with_.forgetting.now(with_, tenant)
 
@@ -76,7 +78,9 @@ async def forget_here(with_: Services, tenant: str, *, rows: bool = True) -> Non
     with_.channels.forget(tenant)
     if rows:
         await with_.retention.forget_tenant(tenant)
-        await with_.store.write(lambda connection: _delete_rows(connection, tenant))
+        await with_.idempotency.forget_tenant(tenant)
+        secrets = partial(delete_some, tenant=tenant, table="secrets", key="name", large=_SECRET)
+        await delete_in_steps(with_.store, secrets)
     await with_.store.scrub()
 
 
@@ -204,8 +208,3 @@ async def _no_names(with_: Services, tenant: str) -> bool:
             if error.errno is not Errno.ENOENT:  # its time was over
                 raise
     return not changes and not names
-
-
-def _delete_rows(connection: Connection, tenant: str) -> None:
-    for table in _TABLES:
-        connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608 - ours

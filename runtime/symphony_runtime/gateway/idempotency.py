@@ -30,6 +30,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.database import Connection, StorageError
+from symphony_runtime.gateway.deleting import STEP_ROWS, delete_in_steps
 from symphony_runtime.gateway.members import is_there
 from symphony_runtime.gateway.overload.pace import retry_after
 from symphony_runtime.gateway.problems import Problem, bad_request
@@ -37,9 +38,7 @@ from symphony_runtime.gateway.store import Store
 
 _log = logging.getLogger(__name__)
 _PURGE_SECONDS = 600.0
-_PURGE_KEYS = 500  # of one operation
 _CLAIM_PURGE_KEYS = 100  # old ones that a new one takes along
-_PAUSE_SECONDS = 0.01  # between operations, so that others' come in between
 _LOOK_SECONDS = 0.05, 1.0  # between looks at it: at first, and at most
 _KEPT_MS = 1000 * IDEMPOTENCY_SECONDS
 HEADER = "Idempotency-Key"
@@ -144,11 +143,14 @@ class Idempotency:
 
     async def purge(self) -> int:
         """Forget keys that are old, some at a time; return how many."""
-        before, gone = self._now_ms() - _KEPT_MS, 0
-        while some := await self._store.write(lambda c: _purge(c, before)):
-            gone += some
-            await asyncio.sleep(_PAUSE_SECONDS)
-        return gone
+        before = self._now_ms() - _KEPT_MS
+        return await delete_in_steps(self._store, lambda c: _purge(c, before))
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """Forget all keys of a tenant that makes no requests."""
+        await delete_in_steps(
+            self._store, lambda c: _forget_old(c, tenant, self._now_ms(), STEP_ROWS)
+        )
 
     async def _perform(self, once: Once, outcome: str, act: Act) -> tuple[str, bool]:
         claim = await self._claim(once, outcome)
@@ -300,7 +302,7 @@ def _forget_old(connection: Connection, tenant: str, before_ms: int, most: int) 
 def _purge(connection: Connection, before_ms: int) -> int:
     sql = "SELECT tenant FROM idempotency WHERE created_ms <= ? ORDER BY created_ms LIMIT 1"
     row = connection.execute(sql, (before_ms,)).fetchone()
-    return _forget_old(connection, row["tenant"], before_ms, _PURGE_KEYS) if row else 0
+    return _forget_old(connection, row["tenant"], before_ms, STEP_ROWS) if row else 0
 
 
 def _note(connection: Connection, once: Once) -> None:

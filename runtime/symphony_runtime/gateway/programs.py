@@ -38,6 +38,7 @@ from symphony_runtime.compiler import (
     limit_of_problem,
 )
 from symphony_runtime.gateway.database import Connection, Row
+from symphony_runtime.gateway.deleting import delete_in_steps, delete_some
 from symphony_runtime.gateway.disk import ROW_BYTES
 from symphony_runtime.gateway.figures import RunFigures
 from symphony_runtime.gateway.peers import note_change
@@ -54,6 +55,12 @@ _CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
 _KNOWN_MAX = 4_096  # programs whose rows are kept in memory
 _ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
 _DEFAULT_ENTRIES = ("_start", "lip_main")
+# A tenant's tables: what tells rows apart, and the columns of any size.
+_TABLES = {
+    "program_names": ("name",),
+    "programs": ("id", "imports", "exports", "entries"),
+    "program_bytes": ("id", "body"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,17 +279,14 @@ class Programs:
         Without `rows` only what this gateway has of them: another tenant is called so by now.
         OSError: files are left.
         """
-
-        def delete(connection: Connection) -> None:
-            for table in ("program_names", "programs", "program_bytes"):
-                connection.execute(f"DELETE FROM {table} WHERE tenant = ?", (tenant,))  # noqa: S608
-            note_change(connection)
-
         self.abandon(tenant)
         async with self._changing:
             self._forgotten[tenant] += 1
             if rows:
-                await self._store.write(delete)
+                for table, (key, *large) in _TABLES.items():
+                    step = partial(delete_some, tenant=tenant, table=table, key=key, large=large)
+                    await delete_in_steps(self._store, step)
+                await self._store.write(note_change)
             self._forget_known()
             for module in [each for each in self._artefacts if each.startswith(f"{tenant}/")]:
                 del self._artefacts[module]

@@ -14,6 +14,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.database import Connection, Row
+from symphony_runtime.gateway.deleting import STEP_BYTES
 from symphony_runtime.gateway.journal import insert_events
 from symphony_runtime.gateway.problems import Problem, bad_request, too_large
 from symphony_runtime.gateway.usage import add_usage
@@ -32,7 +33,6 @@ USAGE_KEYS = (
 BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
 _RUN_BYTES = 512  # what a run keeps besides its events, about
 _DELETED = "deleted"  # status of a run of which something is left to delete
-_DELETED_BYTES = 2 << 20  # of events, in one transaction, and at most one row more
 _REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream", "trace"}
 
 
@@ -296,25 +296,25 @@ def runs_ended_by(connection: Connection, before_ms: int, limit: int) -> list[En
 
 
 def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], list[int]]:
-    """Delete ended runs with their events, as many bytes as one transaction should.
+    """Delete ended runs with their events and traces, as much as one step takes (`deleting`).
 
     Return those that are gone, and those that have something left: nobody is shown these any more,
-    and they are to be deleted again. What is deleted is overwritten, so the database's log grows by
-    as much, and on a full disk it has only the reserve for that.
+    and they are to be deleted again.
     """
-    gone, left, room = list[Ended](), list[int](), _DELETED_BYTES
+    gone, left, room = list[Ended](), list[int](), STEP_BYTES
     for seq in seqs:
         ended = "WHERE seq = ? AND ended_ms IS NOT NULL"
         if connection.execute(f"SELECT 1 FROM runs {ended}", (seq,)).fetchone() is None:  # noqa: S608
             continue
         if room > 0:
             room -= _delete_events(connection, seq, room)
+        if room > 0:
+            room -= _delete_trace(connection, seq, room)
         if room <= 0:
             hidden = f"UPDATE runs SET status = ?, ended_ms = 0 {ended}"  # noqa: S608 - ours
             connection.execute(hidden, (_DELETED, seq))
             left.append(seq)
             continue
-        connection.execute("DELETE FROM run_traces WHERE run = ?", (seq,))
         sql = f"DELETE FROM runs {ended} RETURNING seq, tenant, bytes"  # noqa: S608 - ours
         gone += [Ended(*row) for row in connection.execute(sql, (seq,)).fetchall()]
     return gone, left
@@ -329,6 +329,16 @@ def _delete_events(connection: Connection, seq: int, most: int) -> int:
             break
         connection.execute("DELETE FROM run_events WHERE run = ? AND first = ?", (seq, first))
         size += length
+    return size
+
+
+def _delete_trace(connection: Connection, seq: int, most: int) -> int:
+    """Delete a run's trace, a larger one only in a step of its own; return its bytes."""
+    sql = "SELECT LENGTH(body) AS size FROM run_traces WHERE run = ?"
+    row = connection.execute(sql, (seq,)).fetchone()
+    size = int(row["size"]) if row else 0
+    if row and (size <= most or most == STEP_BYTES):
+        connection.execute("DELETE FROM run_traces WHERE run = ?", (seq,))
     return size
 
 

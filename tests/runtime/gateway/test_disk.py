@@ -5,7 +5,7 @@ import logging
 import os
 import resource
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from symphony_runtime.client import Client
+from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.database.sqlite import SqliteDatabase
 from symphony_runtime.gateway.disk import Disk, parts_of
 from symphony_runtime.gateway.journal import Journal, insert_events
@@ -404,3 +405,71 @@ def test_a_file_is_converted_only_with_room(disk: Path, caplog: pytest.LogCaptur
     connection.close()
     SqliteDatabase(path).connect(writes=True).close()
     assert "cannot shrink" in caplog.text
+
+
+# --- What a tenant leaves behind ------------------------------------------------------------------
+def many_keys(connection: Connection) -> None:
+    sql = (
+        "INSERT INTO idempotency (tenant, key, digest, outcome, done, created_ms, boot)"
+        " VALUES ('acme', ?, ?, 'run', 1, 1, 1)"
+    )
+    for _ in range(60_000):
+        connection.execute(sql, (os.urandom(32), os.urandom(32)))
+
+
+def large_programs(connection: Connection) -> None:
+    for number in range(16):
+        connection.execute(
+            "INSERT INTO programs (tenant, id, size, imports, exports, entries, compiler,"
+            " artefact_hash, created_ms) VALUES ('acme', ?, 1, '[]', ?, '[]', '', X'', 1)",
+            (str(number), "x" * MIB),
+        )
+
+
+def large_traces(connection: Connection) -> None:
+    connection.execute("UPDATE run_traces SET body = zeroblob(?)", (MIB,))
+
+
+async def count(store: Store, rows: str) -> int:
+    found = await store.read(lambda c: c.execute(f"SELECT COUNT(*) FROM {rows}").fetchone())
+    return int(found[0])
+
+
+@pytest.mark.parametrize("leave", [many_keys, large_programs, large_traces])
+def test_a_tenant_with_more_than_the_reserve_is_deleted_on_a_full_disk(
+    disk: Path, leave: Callable[[Connection], None]
+) -> None:
+    async def scenario(house: House, _: Client) -> None:
+        store = house.gateway.services.store
+        async with Client(house.url, house.admin_key) as admin:
+            await admin.create_tenant("acme")
+            async with Client(house.url, (await admin.create_key("acme"))["key"]) as acme:
+                await acme.upload(guests.HELLO_WASM, "hello")
+                for _number in range(16):
+                    await acme.run("hello", trace=True)
+            await store.write(leave)
+            await store.scrub()
+            filler = fill(disk)
+            await wait_for_room(house, room=False)
+            await admin.delete_tenant("acme", everything=True)
+            filler.unlink()
+        for table in ("idempotency", "idempotency_counts", "programs", "program_names", "runs"):
+            assert (table, await count(store, f"{table} WHERE tenant = 'acme'")) == (table, 0)
+        assert await count(store, "run_traces") == 0
+
+    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
+
+
+def test_an_empty_tenant_with_many_keys_of_requests_is_deleted_on_a_full_disk(disk: Path) -> None:
+    async def scenario(house: House, _: Client) -> None:
+        store = house.gateway.services.store
+        async with Client(house.url, house.admin_key) as admin:
+            await admin.create_tenant("acme")
+            await store.write(many_keys)
+            await store.scrub()
+            filler = fill(disk)
+            await wait_for_room(house, room=False)
+            await admin.delete_tenant("acme")
+            filler.unlink()
+
+    in_house(disk, scenario, disk_reserve_bytes=RESERVE)
