@@ -68,7 +68,7 @@ class Configuration:
     tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
     kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
     publish: bool = False  # tenants may make their files public
-    disk_reserve_bytes: int = 0  # free space that the kernel's files leave
+    disk_reserve_bytes: int = 0  # of the disk: see `FreeSpace`
     tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX
     journal: Path | None = None  # the directory of the kernel's journal; None: it keeps none
     ended: int | None = None  # the exit code of the kernel before this one

@@ -43,7 +43,7 @@ class DurableOptions:
     publish: bool = False  # tenants may make files public
     weights: Callable[[], str] = lambda: ""
     unix: Callable[[], float] = time.time
-    reserve_bytes: int = 0  # of the disk, that no file is written into
+    reserve_bytes: int = 0  # of the disk: see `FreeSpace`
 
 
 class Quiet(Protocol):

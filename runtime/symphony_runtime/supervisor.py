@@ -498,7 +498,7 @@ def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
         "threads": options.threads,
         "kv": str(options.data_dir / "kv"),
         "publish": options.publish,
-        "disk_reserve_bytes": _reserve(options) // 2,
+        "disk_reserve_bytes": _reserve(options),
         "tenant_durable_bytes_max": options.tenant_durable_bytes_max,
         "journal": str(run_dir / "journal") if options.journal else None,
         "ended": None,

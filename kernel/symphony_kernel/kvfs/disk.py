@@ -38,7 +38,7 @@ class Spill:
         runner: Runner | None = None,
         reserve_bytes: int = 0,
     ) -> None:
-        """Make the file; an OSError where that cannot be. It leaves `reserve_bytes` free."""
+        """Make the file; an OSError where that cannot be. `reserve_bytes`: see `FreeSpace`."""
         self._space = FreeSpace(directory, reserve_bytes)
         self.slots = slots
         self._slot_bytes = slot_bytes

@@ -43,7 +43,7 @@ class Places:
     disk_directory: Path | None = None
     pages_a_frame: int = 1
     page_bytes: int = 0
-    reserve_bytes: int = 0  # of the disk, that stay free
+    reserve_bytes: int = 0  # of the disk: see `FreeSpace`
     poison: bool = False  # freed pages and frames are overwritten with what shows when it is read
 
     def pages(self, frames: int) -> int:

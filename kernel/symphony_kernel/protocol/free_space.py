@@ -1,6 +1,7 @@
 """Free space of the data directory: how much tenants may still write, and the reserve below it.
 
-Gateway and kernel both look before they write for a tenant, so that deletions find room.
+Gateway and kernel both look before they write for a tenant, so that deletions find room. Half of
+the reserve is free space that both leave; the other half is a file of the gateway's.
 """
 
 import errno
@@ -24,17 +25,28 @@ class FreeSpace:
     def above_reserve(self) -> int:
         """Return the free bytes above the reserve; negative below it. OSError: no directory."""
         system = os.statvfs(self.directory)
-        return system.f_bavail * system.f_frsize - self.reserve_bytes
+        return system.f_bavail * system.f_frsize - self.kept_free
+
+    @property
+    def kept_free(self) -> int:
+        """Bytes that tenants' writes leave free."""
+        return self.reserve_bytes // 2
+
+    def is_fair(self, held: int, size: int, room: int) -> bool:
+        """Whether a tenant that holds `held` bytes may write `size` more of a `room`.
+
+        It may hold as many as it leaves to others, or as many as the reserve has if that is more.
+        """
+        return held + size <= max(room - size, self.reserve_bytes)
 
     def allows(self, held: int, size: int) -> bool:
-        """Whether who holds `held` bytes may write `size`: no more than it leaves, or a reserve."""
-        most = self.reserve_bytes and max(self.above_reserve() - size, self.reserve_bytes)
-        return not most or held + size <= most
+        """Say `is_fair` of the room that there is now; without a reserve everything is."""
+        return not self.reserve_bytes or self.is_fair(held, size, self.above_reserve())
 
     def check(self, size: int) -> None:
         """Check that `size` bytes may be written for a tenant; OSError ENOSPC, without a path."""
         if self.reserve_bytes and self.above_reserve() < size:
-            words = f"the disk has less than {self.reserve_bytes} + {size} bytes free"
+            words = f"the disk has less than {self.kept_free} + {size} bytes free"
             raise OSError(errno.ENOSPC, words)
 
 

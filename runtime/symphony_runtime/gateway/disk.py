@@ -42,9 +42,9 @@ class Disk:
     def __init__(self, folder: Path, reserve_bytes: int = 0, bytes_max: int | None = None) -> None:
         """Count what lies below a folder. `bytes_max` None: as much as the file system has."""
         self._folder = folder
-        self._space = FreeSpace(folder, reserve_bytes // 2)
+        self._space = FreeSpace(folder, reserve_bytes)
         self._reserve_file = folder / "reserve"
-        self._file_bytes = reserve_bytes - reserve_bytes // 2 if reserve_bytes else 0
+        self._file_bytes = reserve_bytes - self._space.kept_free
         self._bytes_max = bytes_max
         self._left = self._used = 0
         self._since = 0  # bytes charged since the last look
@@ -56,7 +56,7 @@ class Disk:
         self.on_room: Callable[[], None] = lambda: None  # there may be room again
         self._waited = False  # since the last look a run had to wait
         self.look()
-        if self._left + self._space.reserve_bytes < self._file_bytes // 2:
+        if self._left + self._space.kept_free < self._file_bytes // 2:
             self.give_up_reserve()  # what starts now writes, too
         self.keep_reserve()
 
@@ -77,7 +77,7 @@ class Disk:
         limit, held = self.limit_of(tenant), self.held(tenant)
         if limit is not None:
             return held + size > limit
-        return held + size > max(self.room - size, self._space.reserve_bytes + self._file_bytes)
+        return not self._space.is_fair(held, size, self.room)
 
     def ends_run(self, tenant: str, size: int) -> bool:
         """Whether a run's message of `size` bytes is more than its tenant's limit allows."""
@@ -132,7 +132,7 @@ class Disk:
         """Say what is wrong; None: there is room."""
         if not self.low:
             return None
-        free = max(0, self._left + self._space.reserve_bytes) >> 20
+        free = max(0, self._left + self._space.kept_free) >> 20
         return f"disk: {free} MiB free, which is the reserve; only deletions and ends are written"
 
     def look(self) -> None:
@@ -141,7 +141,7 @@ class Disk:
             self._left = self._space.above_reserve()
         except OSError as error:
             _log.error("the data directory cannot be looked at: %s", error)
-            self._left = -1 - self._space.reserve_bytes
+            self._left = -1 - self._space.kept_free
         self._since = 0
         if self._waited:
             self._waited = False
@@ -167,8 +167,8 @@ class Disk:
         """Return bytes: free, reserved, used, those that tenants may still write, the budget."""
         room = max(0, self.room)
         return {
-            "disk_free_bytes": max(0, self._left + self._space.reserve_bytes),
-            "disk_reserve_bytes": self._space.reserve_bytes + self._file_bytes,
+            "disk_free_bytes": max(0, self._left + self._space.kept_free),
+            "disk_reserve_bytes": self._space.reserve_bytes,
             "disk_used_bytes": self._used,
             "disk_room_bytes": room,
             "disk_budget_bytes": self._bytes_max or self._used + room,

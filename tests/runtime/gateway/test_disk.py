@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from symphony_kernel.protocol.free_space import FreeSpace
 from symphony_runtime.client import Client
 from symphony_runtime.gateway.database import Connection
 from symphony_runtime.gateway.database.sqlite import SqliteDatabase
@@ -296,6 +297,23 @@ def test_without_a_limit_a_tenant_leaves_as_much_as_it_holds(disk: Path) -> None
         budget.check("greedy", 4 * MIB)
     assert (refused.value.status, refused.value.fields["field"]) == (429, "disk_bytes")
     budget.check("other", 4 * MIB)
+
+
+def test_kernel_and_gateway_hold_a_tenant_to_the_same(disk: Path) -> None:
+    budget, space = Disk(disk, RESERVE), FreeSpace(disk, RESERVE)
+    answers = set()
+    with (disk / "file").open("wb") as file:
+        for filled in range(1, 72 * MIB, 10 * MIB):
+            os.posix_fallocate(file.fileno(), 0, filled)
+            for held in range(0, 64 * MIB, 4 * MIB):
+                tenant = f"{filled} {held}"
+                budget.charge(tenant, held)
+                budget.look()
+                for size in (1, 3 * MIB):
+                    allowed = space.allows(held, size)
+                    assert allowed is not budget.is_over(tenant, size), (filled, held, size)
+                    answers.add(allowed)
+    assert answers == {True, False}
 
 
 def test_runs_of_a_tenant_that_leaves_too_little_wait_and_others_do_not(disk: Path) -> None:
