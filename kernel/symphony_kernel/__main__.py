@@ -122,6 +122,7 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
             configuration.disk_pool_tokens,
             configuration.disk_directory,
             reserve_bytes=configuration.disk_reserve_bytes,
+            disk_bytes_max=configuration.disk_bytes_max,
         ),
         host_pages_max=pages_of(configuration.tenant_host_tokens_max),
         disk_pages_max=pages_of(configuration.tenant_disk_tokens_max),

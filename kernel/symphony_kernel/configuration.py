@@ -69,6 +69,7 @@ class Configuration:
     kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
     publish: bool = False  # tenants may make their files public
     disk_reserve_bytes: int = 0  # of the disk: see `FreeSpace`
+    disk_bytes_max: int | None = None  # of all that lies in the data directory
     tenant_durable_bytes_max: int = TENANT_DURABLE_BYTES_MAX
     journal: Path | None = None  # the directory of the kernel's journal; None: it keeps none
     ended: int | None = None  # the exit code of the kernel before this one

@@ -63,7 +63,9 @@ class Kernel:
     ) -> None:
         options = options or KernelOptions()
         self._clock: Clock = clock or RealClock()
-        self._about, self._executor = about, executor
+        places = options.places
+        self._about = {**about, "disk_tier_bytes": places.disk_slots * places.page_bytes}
+        self._executor = executor
         self.scribe: Scribe | None = None  # with a journal (`keep_journal`)
         # What may happen that no peer says, by name; its arguments are plain values.
         self.happenings: dict[str, Callable[..., None]] = {

@@ -499,6 +499,7 @@ def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
         "kv": str(options.data_dir / "kv"),
         "publish": options.publish,
         "disk_reserve_bytes": _reserve(options),
+        "disk_bytes_max": options.disk_bytes_max,
         "tenant_durable_bytes_max": options.tenant_durable_bytes_max,
         "journal": str(run_dir / "journal") if options.journal else None,
         "ended": None,

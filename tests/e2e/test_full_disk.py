@@ -14,6 +14,7 @@ from symphony_runtime.client import Client, ClientError, ServerError
 
 from tests.e2e import programs as guests
 from tests.support.guests import main
+from tests.support.metrics import scrape, value
 from tests.support.server import RunningServer, running_server
 from tests.support.small_disk import fill, free_bytes, small_disk
 
@@ -219,3 +220,16 @@ async def _delete(admin: Client) -> None:
                 if "ask again" not in str(error):
                     raise
                 await asyncio.sleep(0.5)
+
+
+def test_the_kernels_disk_tier_is_set_aside_of_the_servers_budget(tmp_path: Path) -> None:
+    with running_server(
+        tmp_path, "--executor", "simulated", "--host-pool-tokens", "1600",
+        "--disk-pool-tokens", "16000", "--disk-bytes-max", str(1 << 30),
+    ) as server:  # fmt: skip
+        key = (tmp_path / "admin.key").read_text().strip()
+        series = asyncio.run(scrape(server.url, key))
+    slots, pool = value(series, "kv_disk_slots"), value(series, "kv_pages")
+    set_aside = (1 << 30) - value(series, "disk_room_bytes") - value(series, "disk_used_bytes")
+    assert (slots, pool > 0) == (1_000, True)
+    assert set_aside == slots * 256, "of the simulated executor's pages"

@@ -4,14 +4,17 @@ It is scratch: it has no name once it is open, and nothing in it outlives the pr
 last is written elsewhere, file by file.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from symphony_kernel.executor.outcome import DeviceThread, Outcome
 from symphony_kernel.protocol.free_space import FreeSpace
+
+PIECES_MAX: Final = 32  # slots of one work
 
 T = TypeVar("T")
 Piece = tuple[int, memoryview]  # a slot, and the bytes that go there or come from it
@@ -45,6 +48,19 @@ class Spill:
         self._scratch = tempfile.TemporaryFile(buffering=0, dir=directory)  # noqa: SIM115
         self._file = self._scratch.fileno()
         self._runner = runner or DeviceThread()
+
+    def has_room(self) -> bool:
+        """Whether the disk has room for as many slots as are written at once."""
+        with contextlib.suppress(OSError):
+            self._space.check(PIECES_MAX * self._slot_bytes)
+            return True
+        return False
+
+    def is_fair(self, slots: int) -> bool:
+        """Whether a tenant that has so many slots may have another one."""
+        with contextlib.suppress(OSError):  # the directory has gone
+            return self._space.allows(slots * self._slot_bytes, self._slot_bytes)
+        return False
 
     def write(self, pieces: Sequence[Piece]) -> Outcome[None]:
         """Write whole slots. An OSError: what they hold is undefined."""

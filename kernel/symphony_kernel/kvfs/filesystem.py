@@ -78,6 +78,7 @@ class KVFS:
         self.ledger = Ledger(ids, now)
         self.tiers = Tiers(self.pool, self.ledger, self.moves, places.host_slots, places.page_bytes)
         self.tenants: dict[str, Tenant] = {}
+        self._page_bytes = max(places.page_bytes, 1)
         self.expiries = Expiries()
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
         # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
@@ -114,7 +115,7 @@ class KVFS:
         tenant = self.tenants.get(name)
         if tenant is None:
             account = self.ledger.open(name, None, self._pages_max, FILE_ENTRIES_MAX)
-            account.host_max, account.disk_max = self.limits.host_pages, self.limits.disk_pages
+            self._limit_tiers(account, self.limits)
             tenant = self.tenants[name] = Tenant(name, account, self.limits)
         return tenant
 
@@ -131,8 +132,12 @@ class KVFS:
         own = values.get("kv_device_tokens") is not None and limits.pages < self.limits.pages
         tenant.limits, account = limits, tenant.account
         account.pages_max = limits.pages if own else self._pages_max
-        account.host_max, account.disk_max = limits.host_pages, limits.disk_pages
+        self._limit_tiers(account, limits)
         return tenant
+
+    def _limit_tiers(self, account: Account, limits: TenantLimits) -> None:
+        account.host_max = limits.host_pages
+        account.disk_max = min(limits.disk_pages, limits.disk_bytes // self._page_bytes)
 
     # -- Files ----------------------------------------------------------------------------------
     def create(self, tenant: str, owner: Account) -> KVFile:

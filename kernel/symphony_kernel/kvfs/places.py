@@ -1,5 +1,6 @@
 """Where pages may be beside the device's frames: how much room there is, and what opens it."""
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from symphony_kernel.protocol.limits import (
 if TYPE_CHECKING:
     from symphony_kernel.kvfs.filesystem import KVFS
 
+_log = logging.getLogger(__name__)
 _PROBE_PAGES = 16
 _PROBES = 2  # the first one touches memory that nobody has touched
 
@@ -64,8 +66,11 @@ def places_for(
     disk_directory: Path | None = None,
     available: Callable[[], int] | None = None,
     reserve_bytes: int = 0,
+    disk_bytes_max: int | None = None,
 ) -> Places:
     """Return the places for a server's kernel: room for so many entries on host and disk.
+
+    The disk tier takes at most half of `disk_bytes_max`, the budget of all that lies on that disk.
 
     By default the host has as much room as the device, but no more than HOST_POOL_MEMORY_SHARE of
     the memory that is `available` (bytes) beside the device's pool. Without room on the host there
@@ -78,9 +83,16 @@ def places_for(
         host_slots = max(min(executor.pages, int(left * HOST_POOL_MEMORY_SHARE) // page_bytes), 0)
     else:
         host_slots = host_tokens // PAGE_TOKENS
+    disk_slots = disk_tokens // PAGE_TOKENS if host_slots and disk_directory else 0
+    if disk_bytes_max is not None and disk_slots * page_bytes > disk_bytes_max // 2:
+        disk_slots = disk_bytes_max // 2 // page_bytes
+        _log.warning(
+            "disk_pool_tokens is %d: the disk tier has room for %d, in half of disk_bytes_max (%d)",
+            disk_tokens, disk_slots * PAGE_TOKENS, disk_bytes_max,
+        )  # fmt: skip
     return Places(
         host_slots=host_slots,
-        disk_slots=disk_tokens // PAGE_TOKENS if host_slots and disk_directory else 0,
+        disk_slots=disk_slots,
         disk_directory=disk_directory,
         pages_a_frame=1 + TOKENS_PAGES_A_FRAME,
         page_bytes=page_bytes,

@@ -2,13 +2,16 @@
 
 The disk tier writes behind: while few host slots are free it copies the pages that have lain on the
 host for longest to disk, so that their slots can be given up at once when room is wanted. A few
-slots are kept for reading (`spare`), so that a page on disk can always come back.
+slots are kept for reading (`spare`), so that a page on disk can always come back. It writes nothing
+while the disk has no more free than its reserve, and for no tenant more than its `disk_bytes`, or
+than it leaves to others on that disk. Who pays for a page (see `quotas`) is charged for its slot.
 
 Reads and writes are a thread's (`disk.Spill`). A host slot that the thread has to do with belongs
 to it until it is done, whatever becomes of the page meanwhile; and it gets only slots that no step
 has to do with.
 """
 
+import errno
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -18,7 +21,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.outcome import Outcome
-from symphony_kernel.kvfs.disk import Spill
+from symphony_kernel.kvfs.disk import PIECES_MAX, Spill
 from symphony_kernel.kvfs.pages import NOWHERE, NumberStack
 from symphony_kernel.protocol.errno import KernelBug
 
@@ -29,7 +32,6 @@ _log = logging.getLogger(__name__)
 _GONE: Final = -1  # in place of a page that was freed or written while a thread had its slot
 _SPARE_MAX: Final = 8  # host slots kept for reading
 _FREE_SHARE: Final = 8  # while only one in so many host slots is free, pages are written
-_PIECES_MAX: Final = 32  # pages of one work of the thread
 
 
 def spare_slots(slots: int) -> int:
@@ -221,7 +223,7 @@ class DiskTier:
     def _read(self) -> None:
         if not self._wanted:
             return
-        wanted, tiers = list(self._wanted)[:_PIECES_MAX], self._tiers
+        wanted, tiers = list(self._wanted)[:PIECES_MAX], self._tiers
         slots = tiers.take_quiet_slots(len(wanted))
         if len(slots) < len(wanted):
             missing = len(wanted) - len(slots)
@@ -265,18 +267,17 @@ class DiskTier:
     def _write(self) -> None:
         """Copy the oldest pages on the host to disk, while few slots are free."""
         tiers = self._tiers
-        if tiers.free_slots >= self._free_wanted:
+        if tiers.free_slots >= self._free_wanted or not self._order or not self._spill.has_room():
             return
         pairs: list[tuple[int, int]] = []
-        while self._order and len(pairs) < _PIECES_MAX and len(self._writing) < 2 * _PIECES_MAX:
+        while self._order and len(pairs) < PIECES_MAX and len(self._writing) < 2 * PIECES_MAX:
             page = self._order[0]
             slot = int(tiers.host[page])
             if self._may_be_written(page, slot):
-                if tiers.outstanding[slot]:
-                    break  # until its save has ended
-                disk_slot = self._take_slot(page)
-                if disk_slot is None:
+                # Until its save has ended, or a page has left the disk.
+                if tiers.outstanding[slot] or not self._has_slot():
                     break
+                disk_slot = int(self._free.pop(1)[0])
                 self._writing[slot] = page, disk_slot
                 pairs.append((slot, disk_slot))
             self._order.popleft()
@@ -286,36 +287,44 @@ class DiskTier:
 
     def _may_be_written(self, page: int, slot: int) -> bool:
         tiers = self._tiers
-        return slot >= 0 and tiers.disk[page] < 0 and slot not in self._writing
+        if slot < 0 or tiers.disk[page] >= 0 or slot in self._writing:
+            return False
+        coming = [each for each, _ in self._writing.values() if each != _GONE]
+        pages = tiers.disk_pages(page, coming)
+        return pages is not None and self._spill.is_fair(pages)
 
-    def _take_slot(self, page: int) -> int | None:
-        """Return a free disk slot for a page, None where there is none or its tenant has enough."""
+    def _has_slot(self) -> bool:
+        """Whether a disk slot is free, at last one of a page that came back."""
         tiers = self._tiers
         while not self._free.count and self._back:  # pages that came back from disk
             back = self._back.popleft()
             if tiers.disk[back] >= 0 and (tiers.host[back] >= 0 or tiers.on_device(back)):
                 self.drop(np.array([back], np.int32))
-        coming = [each for each, _ in self._writing.values() if each != _GONE]
-        if not self._free.count or not tiers.disk_allows(page, coming):
-            return None
-        return int(self._free.pop(1)[0])
+        return self._free.count > 0
 
     def _landed(self, pairs: Sequence[tuple[int, int]], outcome: Outcome[None]) -> None:
         tiers = self._tiers
         if outcome.error is not None:
-            _log.error("the disk tier writes nothing more", exc_info=outcome.error)
-            self._broken = True
+            full = isinstance(outcome.error, OSError) and outcome.error.errno == errno.ENOSPC
+            if not full:
+                self._broken = True
+                _log.error("the disk tier writes nothing more", exc_info=outcome.error)
         landed = [self._writing.pop(slot)[0] for slot, _ in pairs]
         for page, (slot, disk_slot) in zip(landed, pairs, strict=True):
             if page == _GONE:
                 tiers.give_slots(np.array([slot], np.int32))
-            if page == _GONE or self._broken:
+            if page == _GONE or outcome.error is not None:
                 self._free.push(np.array([disk_slot], np.int32))
+                if page != _GONE:
+                    self._order.append(page)
                 continue
             tiers.put_disk(page, disk_slot)
             self.written += 1
             self._clean.append(page)
-        self.balance()
+        if outcome.error is None:
+            self.balance()
+        else:  # what the disk had no room for is written when more pages leave the device
+            self._read()
         tiers.relieved(np.array([page for page in landed if page != _GONE], np.int32))
 
     # -- Audit ----------------------------------------------------------------------------------

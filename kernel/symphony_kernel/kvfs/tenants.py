@@ -24,6 +24,7 @@ _FIELDS = {
     "kv_disk_tokens": "disk_pages",
     "kv_files": "files",
     "kv_names": "names",
+    "disk_bytes": "disk_bytes",
     "kv_durable_bytes": "durable_bytes",
     "tenant_handles": "handles",
     "tokens_per_minute": "tokens_per_minute",
@@ -40,6 +41,7 @@ class TenantLimits:
     files: int = TENANT_FILES_MAX
     handles: int = TENANT_HANDLES_MAX
     names: int = TENANT_NAMES_MAX
+    disk_bytes: int = UNLIMITED  # in the disk tier, apart from what the gateway counts
     durable_bytes: int = TENANT_DURABLE_BYTES_MAX
     tokens_per_minute: int = UNLIMITED  # that the device computes for it
 

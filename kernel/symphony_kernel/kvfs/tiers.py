@@ -491,12 +491,15 @@ class Tiers:
         self._pool.copies -= len(pages)
         self._count(pages, disk=-1)
 
-    def disk_allows(self, page: int, coming: list[int]) -> bool:
-        """Whether its tenant's budget on disk has room for a page, with those that are `coming`."""
+    def disk_pages(self, page: int, coming: list[int]) -> int | None:
+        """Return how many pages of its tenant are on disk, with those that are `coming`.
+
+        None: they are as many as its limit allows.
+        """
         ((tenant, _),) = self._ledger.by_tenant(np.array([page], np.int32))
         theirs = self._ledger.by_tenant(np.array(coming, np.int32))
-        more = sum(len(pages) for root, pages in theirs if root is tenant)
-        return tenant.disk + more < tenant.disk_max
+        pages = tenant.disk + sum(len(pages) for root, pages in theirs if root is tenant)
+        return pages if pages < tenant.disk_max else None
 
     def on_device(self, page: int) -> bool:
         """Whether the page is on the device."""

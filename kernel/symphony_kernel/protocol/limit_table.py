@@ -164,7 +164,8 @@ _TENANT: Final = (
           "kernel", "they are computed again", least=0),
     Limit("disk_bytes", Of.TENANT, None, 1 << 50,
           "bytes in the data directory: programs and their machine code, runs, KV files, secrets; "
-          "without a value at most as many as the tenant leaves to others", "gateway",
+          "without a value at most as many as the tenant leaves to others; as many again of KV "
+          "pages in the disk tier", "kernel, gateway",
           "429; killed: `disk limit`", least=0),
     Limit("kv_durable_bytes", Of.TENANT, n.TENANT_DURABLE_BYTES_MAX, 1 << 50,
           "bytes of durable KV files", "kernel", "EDQUOT; 429", least=0),

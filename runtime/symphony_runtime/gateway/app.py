@@ -173,8 +173,10 @@ def _watch_disk(
     """Count what tenants hold on disk, and give back what deletions have freed."""
     disk = with_.store.disk
     disk.kept_of, disk.on_hit = with_.retention.kept_bytes, figures.hit
+    kernel = with_.runs.kernel
+    disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
-    kernel_figures = KernelFigures(with_.runs.kernel)  # else a scrape would get earlier ones
+    kernel_figures = KernelFigures(kernel)  # else a scrape would get earlier ones
     _beside(stack, disk.run(lambda: measure(with_.store, kernel_figures)))
     _beside(stack, _tidy(with_.store))
 

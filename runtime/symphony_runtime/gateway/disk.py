@@ -6,6 +6,10 @@
     budget  of one tenant: `disk_bytes`; without it, at most as many bytes as it leaves to others,
             or as many as the reserve has if that is more
 
+KV pages in the kernel's disk tier are not part of what a tenant holds here: it is the kernel that
+puts them there, and no run shall be refused for that. The whole tier is set aside of the server's
+budget; within it the kernel holds tenants to `disk_bytes`, and to the share that `FreeSpace` says.
+
 A run that sends past its tenant's `disk_bytes` is killed. Without that limit, and while there is
 no room at all, it gets no credit and waits.
 
@@ -53,6 +57,7 @@ class Disk:
         self.kept_of: Callable[[str], int] = lambda _tenant: 0  # by ended runs
         self.limit_of: Callable[[str], int | None] = lambda _tenant: None
         self.on_hit: Callable[[str, str], None] = lambda _tenant, _limit: None
+        self.tier_bytes: Callable[[], int] = lambda: 0  # that the kernel's disk tier may take
         self.on_room: Callable[[], None] = lambda: None  # there may be room again
         self._waited = False  # since the last look a run had to wait
         self.look()
@@ -120,7 +125,7 @@ class Disk:
         """Bytes that tenants may still write; negative below the reserve."""
         left = self._left
         if self._bytes_max is not None:
-            left = min(left, self._bytes_max - self._used)
+            left = min(left, self._bytes_max - self._used - self.tier_bytes())
         return left - self._since
 
     @property

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from symphony_kernel.kvfs.disk import Spill
 
+from tests.support.small_disk import fill, free_bytes, small_disk
+
+MIB = 1 << 20
 SLOT_BYTES = 512
 
 
@@ -35,3 +38,27 @@ def test_what_was_never_written_is_an_error(tmp_path: Path) -> None:
         spill.close()
 
     asyncio.run(main())
+
+
+def test_the_reserve_of_the_disk_is_left_and_each_tenant_leaves_as_much_as_it_has(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path / "disk", 16 * MIB) as folder:
+        spill = Spill(folder, 1_024, MIB // 16, reserve_bytes=2 * MIB)
+        assert spill.has_room()
+        room = (free_bytes(folder) - MIB) // (MIB // 16)  # half of the reserve is free space
+        assert spill.is_fair(room - 2)
+        assert not spill.is_fair(room - 1), "it would leave less"
+        fill(folder, leave=2 * MIB)
+        assert not spill.has_room()
+        assert spill.is_fair(2 * MIB // (MIB // 16) - 1), "as many as the reserve has"
+        spill.close()
+
+
+def test_a_directory_that_has_gone_has_no_room(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    spill = Spill(tmp_path / "data", 4, SLOT_BYTES, reserve_bytes=1)
+    (tmp_path / "data").rmdir()
+    assert not spill.has_room()
+    assert not spill.is_fair(0)
+    spill.close()

@@ -49,6 +49,18 @@ def test_an_operator_says_how_much(tmp_path: Path) -> None:
     assert (pages_of(None), pages_of(33)) == (UNLIMITED, 2)
 
 
+def test_the_disk_tier_takes_at_most_half_of_the_disk_s_budget(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = executor().layout.page_bytes
+    most = 600 * page
+    enough = places_for(executor(), 100 * 16, 300 * 16, tmp_path, disk_bytes_max=most)
+    assert (enough.disk_slots, caplog.records) == (300, [])
+    less = places_for(executor(), 100 * 16, 301 * 16, tmp_path, disk_bytes_max=most)
+    assert less.disk_slots == 300
+    assert f"disk_bytes_max ({most})" in caplog.text
+
+
 def test_there_are_not_too_many_pages() -> None:
     assert Places(pages_a_frame=4).pages(1 << 20) == (1 << 20) + TOKENS_PAGES_MAX
     assert Places().pages(8) == 8

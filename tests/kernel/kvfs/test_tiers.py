@@ -1,5 +1,6 @@
 """Tiers call by call: who goes where, what moves and what does not, budgets, and faults."""
 
+import errno
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -386,3 +387,39 @@ def test_a_page_may_end_while_the_disk_has_its_slot(
     check(kvfs)
     assert kvfs.tiers.free_slots == 4
     assert kvfs.tiers.spilling.used == 0
+
+
+@pytest.mark.parametrize("limits", [{"disk_pages": 1}, {"disk_bytes": 1}])
+def test_a_tenant_past_its_budget_on_disk_holds_up_no_other(
+    tmp_path: Path, runner: ManualRunner, limits: dict[str, int]
+) -> None:
+    """A page's bytes are one here."""
+    runner.at_once = True
+    kvfs, store = make_tiered(12, 4, 8, tmp_path, runner, limits)
+    first, second = computed(kvfs, store, 32), computed(kvfs, store, 32, "u")
+    kvfs.tiers.evict(first.pages, keep=True)
+    settle(kvfs, store)
+    kvfs.tiers.evict(second.pages[:1], keep=True)
+    settle(kvfs, store)
+    on_disk = kvfs.tiers.disk >= 0
+    assert (on_disk[first.pages].sum(), on_disk[second.pages].sum()) == (1, 1)
+    check(kvfs, first, second)
+    kvfs.tiers.spilling.close()
+
+
+def test_a_disk_that_was_full_is_written_again(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    kvfs, store, file = disk
+    runner.failing = OSError(errno.ENOSPC, "no space is left")
+    while runner.works:
+        runner.do()
+    assert (kvfs.tiers.disk < 0).all()
+    check(kvfs, file)
+    runner.failing = None
+    kvfs.tiers.evict(file.pages[3:], keep=True)
+    settle(kvfs, store)
+    runner.stop()
+    assert (kvfs.tiers.disk[file.pages] >= 0).any()
+    assert not caplog.records
+    check(kvfs, file)
