@@ -1,5 +1,6 @@
 """What the supervisor tells a kernel when it starts it, and the executor that follows from it."""
 
+import ctypes
 import json
 import logging
 import os
@@ -13,12 +14,15 @@ from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.assets import Assets, load_assets
 from symphony_kernel.executor.models.checking import check_model
+from symphony_kernel.executor.models.config import load_config
+from symphony_kernel.executor.models.fitting import Needs
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
     SimulatedExecutor,
     simulated_model,
 )
+from symphony_kernel.memory import attainable_bytes
 from symphony_kernel.protocol.limits import (
     AUDIT_SECONDS,
     DECODE_GAP_MS_DEFAULT,
@@ -215,10 +219,16 @@ def make_executor(
     if name is None:
         check_model(directory, configuration.dtype)
     assets = load_assets(directory, configuration.dtype, name)
+    on_host = configuration.device == "cpu" or (configuration.device == "auto" and _no_gpu())
+    if on_host:
+        _check_fits(configuration, assets.model.dtype, None)
     # Torch takes seconds to import: a simulated kernel, or one without a model, does without.
     from symphony_kernel.executor.parallel.ranks import Parallel
-    from symphony_kernel.executor.torch_executor import TorchExecutor
+    from symphony_kernel.executor.torch_executor import TorchExecutor, free_device_memory
 
+    if not on_host:
+        free = free_device_memory(configuration.device)
+        _check_fits(configuration, assets.model.dtype, free)
     executor = TorchExecutor.load(
         directory,
         dtype=configuration.dtype,
@@ -232,6 +242,37 @@ def make_executor(
         parallel=Parallel(configuration.tensor_parallel, configuration.socket.parent, _lose_device),
     )
     return executor, assets
+
+
+def _no_gpu() -> bool:
+    """Whether torch will surely find no GPU here: there is no driver. Without torch."""
+    if Path("/dev/kfd").exists():  # AMD's
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return True
+    return False
+
+
+def _check_fits(configuration: Configuration, dtype: str, device_free: int | None) -> None:
+    """Check that a model fits into the device's free bytes (None: this machine's memory).
+
+    Once: what a kernel that died had is not free at once, and it did fit.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    if configuration.ended is not None:
+        return
+    needs = Needs(
+        configuration.directory, load_config(configuration.directory), dtype,
+        configuration.quantize, configuration.tensor_parallel, configuration.pool_bytes,
+    )  # fmt: skip
+    if device_free is None:
+        needs.check_host(attainable_bytes())
+    else:
+        needs.check_device(device_free)
 
 
 def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, Assets]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from symphony_kernel.memory import available_bytes
+from symphony_kernel.memory import attainable_bytes, available_bytes
 
 
 def put(path: Path, text: str) -> None:
@@ -34,3 +34,17 @@ def test_the_first_version_of_groups_is_known_too(tmp_path: Path) -> None:
     assert available_bytes(proc, groups) == 0
     put(groups / "memory" / "memory.stat", "total_inactive_file 1500\n")
     assert available_bytes(proc, groups) == 500
+
+
+def test_what_the_system_can_take_back_can_be_had(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    assert attainable_bytes(proc, groups) is None
+    put(proc / "meminfo", "MemTotal:  9000 kB\nMemAvailable:    4000 kB\nSwapFree:   1000 kB\n")
+    assert attainable_bytes(proc, groups) == 5_000 << 10
+    put(proc / "self" / "cgroup", "0::/\n")
+    put(groups / "memory.max", "100000\n")
+    put(groups / "memory.current", "90000\n")
+    stat = "anon 5\nactive_file 20000\ninactive_file 7000\nslab_reclaimable 3000\n"
+    put(groups / "memory.stat", stat)
+    assert attainable_bytes(proc, groups) == 40_000 + (1_000 << 10)
+    assert available_bytes(proc, groups) == 17_000

@@ -32,6 +32,7 @@ from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.decoder import Decoder
 from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.fitting import page_bytes
 from symphony_kernel.executor.models.headers import check_tensors
 from symphony_kernel.executor.models.loader import Progress, Weights
 from symphony_kernel.executor.native.build import NativeUnavailable
@@ -51,7 +52,6 @@ from symphony_kernel.protocol.limits import (
     DELIVERY_MS_DEFAULT,
     KV_POOL_BYTES_DEFAULT,
     KV_POOL_PAGES_MAX,
-    PAGE_TOKENS,
 )
 
 _log = logging.getLogger(__name__)
@@ -384,11 +384,15 @@ def _portions(
 
 def pool_pages(config: ModelConfig, pool_bytes: int, element_bytes: int) -> int:
     """Return how many pages fit into a pool of so many bytes."""
-    entry = 2 * config.layers * config.kv_heads * config.head_dim * element_bytes
-    pages = min(pool_bytes // (entry * PAGE_TOKENS), KV_POOL_PAGES_MAX)
+    pages = min(pool_bytes // page_bytes(config, config.kv_heads, element_bytes), KV_POOL_PAGES_MAX)
     if pages < 1:
         raise CheckpointError(f"a pool of {pool_bytes} bytes holds no page of this model's")
     return pages
+
+
+def free_device_memory(name: str) -> int | None:
+    """Return the free bytes of the device of that name; None: it is the machine's memory."""
+    return torch.cuda.mem_get_info()[0] if _device(name) == "cuda" else None
 
 
 def _device(name: str) -> str:

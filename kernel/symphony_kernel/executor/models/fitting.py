@@ -1,0 +1,101 @@
+"""Whether a model fits into memory: its weights as they will be held, and the page pool.
+
+Looked at before a weight is read. Only what is certainly needed counts, against all that could be
+had: what would fit is never refused. Left out are norms, buffers of steps and libraries; on a CPU
+also the embedding, whose rows may stay in the file, and a pool of the usual size, which takes
+memory as it is used. Matrices that torch leaves in the file count: each step reads all of them.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from symphony_kernel.executor.models.config import ModelConfig
+from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.shapes import product_shapes
+from symphony_kernel.protocol.limits import (
+    KV_POOL_BYTES_DEFAULT,
+    KV_POOL_PAGES_MAX,
+    PAGE_TOKENS,
+)
+
+_log = logging.getLogger(__name__)
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What is asked for: a model in a `dtype` of torch's name, over `ranks`, each with a pool."""
+
+    directory: Path
+    config: ModelConfig
+    dtype: str
+    quantize: str = "none"
+    ranks: int = 1
+    pool_bytes: int | None = None
+
+    def check_host(self, available: int | None) -> None:
+        """Check that all ranks fit into `available` bytes of this machine's memory.
+
+        Raises:
+            CheckpointError: they do not.
+        """
+        element = 1 if self.quantize == "int8" else _ELEMENT_BYTES[self.dtype]
+        weights = element * (self._products() + self._head())
+        limit = "this machine, or its cgroup, can give"
+        self._check(weights, self.ranks, limit, available, usual_pool=False)
+
+    def check_device(self, available: int) -> None:
+        """Check that one rank fits into `available` bytes of its device; CheckpointError."""
+        elements = self._products() // self.ranks + self._head()  # the embedding is whole
+        if not self.config.tied:
+            elements += self._head() // self.ranks
+        weights = _ELEMENT_BYTES[self.dtype] * elements
+        self._check(weights, 1, "the device has free", available, usual_pool=True)
+
+    def _products(self) -> int:
+        shapes = product_shapes(self.config).values()
+        return self.config.layers * sum(outputs * inputs for outputs, inputs, _ in shapes)
+
+    def _head(self) -> int:
+        return self.config.vocab_size * self.config.hidden_size
+
+    def _pool(self) -> int:
+        """Return the bytes of one rank's pool: whole pages, at least one."""
+        room = KV_POOL_BYTES_DEFAULT if self.pool_bytes is None else self.pool_bytes
+        config = self.config
+        kv_heads = max(1, config.kv_heads // self.ranks)
+        page = page_bytes(config, kv_heads, _ELEMENT_BYTES[self.dtype])
+        return page * max(1, min(room // page, KV_POOL_PAGES_MAX))
+
+    def _check(
+        self, weights: int, pools: int, whose: str, available: int | None, *, usual_pool: bool
+    ) -> None:
+        """Check weights and pools; `usual_pool`: one of the usual size is taken at once, too."""
+        if available is None:
+            return
+        held = f"as {self.dtype}" + (", in int8" if self.quantize == "int8" else "")
+        words = f"{self.directory}: the weights take {_mib(weights)} ({held})"
+        limit = f"{whose} {_mib(available)}"
+        if weights > available:
+            raise CheckpointError(f"{words}, and {limit}")
+        pool = pools * self._pool()
+        if weights + pool <= available:
+            return
+        if self.pool_bytes is None and not usual_pool:
+            _log.warning("%s and the page pool up to %s, and %s", words, _mib(pool), limit)
+            return
+        room = KV_POOL_BYTES_DEFAULT if self.pool_bytes is None else self.pool_bytes
+        each = f" for each of {pools} ranks" if pools > 1 else ""
+        raise CheckpointError(
+            f"{words} and pool_bytes {room}{each}, {_mib(weights + pool)} in all, and {limit}"
+        )
+
+
+def page_bytes(config: ModelConfig, kv_heads: int, element_bytes: int) -> int:
+    """Return the bytes of a page: K and V of its entries, in all layers."""
+    return 2 * config.layers * kv_heads * config.head_dim * element_bytes * PAGE_TOKENS
+
+
+def _mib(size: int) -> str:
+    return f"{size >> 20} MiB"
