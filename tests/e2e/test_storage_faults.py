@@ -6,15 +6,18 @@ that are asked for rarely only a full disk.
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from tests.support import fault_operations as operations
 from tests.support.fault_matrix import ERROR, FAULTS, FULL, SHORT, Cell, Fault, Make, Matrix
-from tests.support.fault_operations import DONE, NOT_DONE, OPERATIONS, Operation
+from tests.support.fault_operations import DIED, DONE, NOT_DONE, OPERATIONS, Operation
+from tests.support.faults import Kind, Mode
 
 EVERY = bool(os.environ.get("SYMPHONY_EVERY_FAULT"))
 OFTEN: tuple[Make, ...] = (
@@ -44,6 +47,7 @@ def met(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Fault], list[Cell
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # the first test of a fault lets all operations meet it
 @pytest.mark.parametrize(
     ("fault", "make"),
     [(fault, make) for fault, makes in MEET.items() for make in makes],
@@ -56,16 +60,62 @@ def test_what_is_acknowledged_is_there_once(
     assert not [str(cell) for cell in mine if cell.wrong]
 
 
+# --- The matrix itself ---------------------------------------------------------------------------
+_FORGIVES_COMMITS = """
+from symphony_runtime.gateway.store import Store, _Failed
+
+alone = Store._alone
+
+def forgiving(self, operation):
+    outcome = alone(self, operation)
+    return None if isinstance(outcome, _Failed) else outcome
+
+Store._alone = forgiving
+"""
+_FORGIVES_RENAMES = """
+import contextlib, os
+
+replace = os.replace
+
+def forgiving(source, target):
+    with contextlib.suppress(OSError):
+        replace(source, target)
+
+os.replace = forgiving
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("role", "bug", "kinds", "make"),
+    [
+        ("symphony_runtime.gateway", _FORGIVES_COMMITS, Kind.WRITE, operations.Start),
+        ("symphony_kernel", _FORGIVES_RENAMES, Kind.NAME, operations.PutKv),
+    ],
+    ids=["gateway", "kernel"],
+)
+def test_a_planted_bug_is_found(
+    tmp_path: Path, role: str, bug: str, kinds: Kind, make: Make
+) -> None:
+    """A real server forgives its storage, and acknowledges what is not there."""
+    matrix = Matrix(tmp_path / "planted", every=False, planted={role: bug})
+    full = Fault("full", errno.ENOSPC, Mode.ON, kinds, FULL.refusals)
+    met = asyncio.run(matrix.meet(full, [make]))
+    assert any(cell.acknowledged and cell.wrong for cell in met)
+
+
 class Exact(Operation):
     exact = True
 
 
 @pytest.mark.parametrize(
-    ("status", "state", "wrong"),
-    [(200, DONE, False), (200, NOT_DONE, True), (200, "half", True), (503, NOT_DONE, False),
-     (503, "half", True), (503, DONE, True), (0, DONE, False), (0, "half", True)],
+    ("status", "state", "kills", "wrong"),
+    [(200, DONE, False, False), (200, NOT_DONE, False, True), (200, "half", False, True),
+     (503, NOT_DONE, False, False), (503, "half", False, True), (503, DONE, False, True),
+     (0, DONE, True, False), (0, NOT_DONE, True, False), (0, "half", True, True),
+     (200, NOT_DONE, True, True), (200, DIED, True, False), (200, DIED, False, True)],
 )  # fmt: skip
-def test_the_checker_finds(status: int, state: str, wrong: bool) -> None:
-    cell = Cell(Exact.__new__(Exact), 1, "", status)
+def test_the_checker_finds(status: int, state: str, kills: bool, wrong: bool) -> None:
+    cell = Cell(Exact.__new__(Exact), 1, "", status, kills=kills)
     cell.judge(state, "then")
     assert bool(cell.wrong) is wrong

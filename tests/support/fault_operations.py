@@ -2,7 +2,7 @@
 
     prepare    what has to be there before
     act        the operation; when it returns, it was acknowledged
-    state      "done", "not done", or in words what is neither
+    state      "done", "not done", "died" of a run whose gateway did, or in words what is none
 
 `number` tells apart what different faults met. A `state` is asked for after a restart, too.
 """
@@ -16,9 +16,10 @@ from typing import Any, ClassVar
 from symphony_runtime.client import Client, ServerError, _check, _translated
 
 from tests.e2e.programs import HANG_WASM, HELLO_WASM, PARROT_WASM, wasm
+from tests.support import deaths
 from tests.support.guests import data, main
 
-DONE, NOT_DONE = "done", "not done"
+DONE, NOT_DONE, DIED = "done", "not done", "died"
 END_SECONDS = 5.0  # for a run to end, once storage is well again
 # Saves three tokens durably under the name that its input gives.
 SAVER_WASM = wasm(
@@ -128,6 +129,11 @@ async def ended(client: Client, run: str) -> dict[str, Any]:
         await asyncio.sleep(0.02)
 
 
+def died(result: dict[str, Any]) -> bool:
+    """Whether a run was live when its gateway was killed: it has failed, and nothing else."""
+    return (result["status"], result["reason"]) == ("failed", deaths.DIED)
+
+
 class Upload(Operation):
     """A program is there, and runs."""
 
@@ -183,8 +189,11 @@ class Start(Operation):
         if len(mine) > 1:
             return f"it ran {len(mine)} times"
         run = self.house.notes.get(self.name)
-        if run is not None and list(mine) != [run]:
+        status, _ = runs.get(run or "", ("", []))
+        if run is not None and list(mine) != [run] and (mine or status != DIED):
             return f"the run that was acknowledged is {runs.get(run, 'not there')}"
+        if DIED in (status, *mine.values()):
+            return DIED
         if any(status != "exited" for status in mine.values()):
             return f"it ended as {mine}"
         if not mine and await found(self.client.kv_stat(self.name)) is not None:
@@ -215,7 +224,8 @@ async def outputs(house: House) -> dict[str, tuple[str, list[Any]]]:
             key = run["id"], run["ended_ms"]
             if key not in house.seen:
                 result = await house.client.result(run["id"])
-                house.seen[key] = result["status"], result["messages"]
+                status = DIED if died(result) else result["status"]
+                house.seen[key] = status, result["messages"]
             runs[run["id"]] = house.seen[key]
             if run["ended_ms"] is None:
                 del house.seen[key]
@@ -226,11 +236,12 @@ class End(Operation):
     """A run that was acknowledged before ends with its output, whatever storage says meanwhile."""
 
     async def prepare(self) -> None:
-        self.run = await self.client.start("parrot")
+        self.run, self.told = await self.client.start("parrot"), ""
 
     async def act(self) -> None:
         await self.client.send(self.run, self.name.encode(), close=True)
         await asyncio.sleep(0.1)  # it ends
+        self.told = (await self.client.result(self.run))["status"]
 
     async def settle(self) -> None:
         await ended(self.client, self.run)
@@ -239,6 +250,8 @@ class End(Operation):
         result = await found(self.client.result(self.run))
         if result is None:
             return "the run is not there"
+        if died(result) and self.told != "exited":
+            return DIED
         if (result["status"], result["messages"]) == ("exited", [self.name]):
             return DONE
         return f"it is {result['status']} with {result['messages']}: {result['reason']}"
@@ -280,6 +293,8 @@ class Cancel(Operation):
         result = await found(self.client.result(self.run))
         if result is None:
             return "the run is not there"
+        if died(result):
+            return DIED
         return DONE if result["status"] == "killed" else f"{result['status']}: {result['reason']}"
 
 
@@ -298,8 +313,11 @@ class DeleteRun(Operation):
         result = await found(self.client.result(self.run))
         if result is None:
             return DONE
-        whole = (result["status"], result["messages"]) == ("exited", [self.name])
-        return NOT_DONE if whole else f"half a run: {result}"
+        return NOT_DONE if self.is_whole(result) else f"half a run: {result}"
+
+    def is_whole(self, result: dict[str, Any]) -> bool:
+        """Whether a run is as it was."""
+        return (result["status"], result["messages"]) == ("exited", [self.name])
 
 
 class DeleteEnding(DeleteRun):
@@ -313,14 +331,18 @@ class DeleteEnding(DeleteRun):
 
     async def act(self) -> None:
         if not self.sent:
-            await self.client.send(self.run, self.name.encode(), close=True)
             self.sent = True
+            await self.client.send(self.run, self.name.encode(), close=True)
             await asyncio.sleep(0.1)  # it ends
         await self.client.delete_run(self.run)
 
     async def settle(self) -> None:
         if await found(self.client.result(self.run)) is not None:
             await ended(self.client, self.run)
+
+    def is_whole(self, result: dict[str, Any]) -> bool:
+        """Whether a run is as it was, or died when it was to end."""
+        return died(result) or super().is_whole(result)
 
 
 class CreateTenant(Operation):
@@ -402,12 +424,44 @@ class RevokeKey(CreateKey):
             return f"it is listed, and refused with {error.status}"
         if listed == DONE:
             return NOT_DONE
-        async with Client(self.client.url, self.house.notes[self.name]) as holder:
+        if await self.lets_in(self.house.notes[self.name]):
+            return "it is not listed, and lets its owner in"
+        return DONE
+
+    async def lets_in(self, key: str) -> bool:
+        """Whether a key is one."""
+        async with Client(self.client.url, key) as holder:
             try:
                 await holder.live_runs()
             except ServerError as error:
-                return DONE if error.status == 401 else f"refused with {error.status}"
-        return "it is not listed, and lets its owner in"
+                if error.status != 401:
+                    raise
+                return False
+        return True
+
+
+class RotateKey(RevokeKey):
+    """A key has another in its place. One that was refused would have left its owner without."""
+
+    exact = True
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.old = self.house.notes.pop(self.name)
+
+    async def act(self) -> None:
+        made = await self.admin.rotate_key("default", self.id)
+        self.house.notes[self.name] = made["key"]
+
+    async def state(self) -> str:
+        ids = [k["id"] for k in await self.admin.keys("default") if k["name"] == self.name]
+        if len(ids) != 1:
+            return f"{len(ids)} keys"
+        state = NOT_DONE if ids == [self.id] else DONE
+        for key, good in ((self.old, NOT_DONE), (self.house.notes.get(self.name), DONE)):
+            if key is not None and await self.lets_in(key) != (state == good):
+                return f"{state}, and a key is not what it should be"
+        return state
 
 
 class PutSecret(Operation):
@@ -491,8 +545,8 @@ class RemoveKv(PutKv):
 
 OPERATIONS: tuple[Callable[[House, int], Operation], ...] = (
     Upload, DeleteProgram, Start, StartOnce, End, Message, Cancel, DeleteRun, DeleteEnding,
-    CreateTenant, SuspendTenant, DeleteTenant, CreateKey, RevokeKey, PutSecret, DeleteSecret, PutKv,
-    SaveKv, RemoveKv,
+    CreateTenant, SuspendTenant, DeleteTenant, CreateKey, RevokeKey, RotateKey, PutSecret,
+    DeleteSecret, PutKv, SaveKv, RemoveKv,
 )  # fmt: skip
 
 
