@@ -25,8 +25,8 @@ EXAMPLE_SOURCES := $(shell find examples guest_sdk -type f \( -name '*.rs' -o -n
 	-o -name 'Cargo.toml' -o -name 'asconfig.json' -o -name 'package.json' \) \
 	-not -path '*/node_modules/*' -not -path '*/target/*' -not -path '*/build/*' 2>/dev/null)
 
-NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/*.cpp kernel/symphony_kernel/executor/native/*.h)
-CROSSING_SOURCE := runtime/symphony_runtime/worker/crossing/crossing.c
+NATIVE_SOURCES := $(wildcard kernel/symphony_kernel/executor/native/source/*.cpp kernel/symphony_kernel/executor/native/source/*.h)
+CROSSING_SOURCE := runtime/symphony_runtime/engine/hostcalls/crossing.c
 KERNEL_SOURCES := $(shell find kernel/symphony_kernel -name '*.py' -not -path '*/tiny_model/*')
 
 .PHONY: help install compiled shipped-program demo serve check format test bench fuzz schemathesis examples clean
@@ -56,7 +56,7 @@ build/compiled: $(VENV)/installed $(KERNEL_SOURCES) $(CROSSING_SOURCE) tools/ins
 	@echo "== compiled: the kernel's hot modules, by mypyc (a minute; SYMPHONY_COMPILED=0 does without)"
 	@bash tools/install_headers.sh $(BIN)/python
 	@$(RUNNING) python -m symphony_kernel.compiled
-	@$(RUNNING) python -m symphony_runtime.worker.crossing
+	@$(RUNNING) python -m symphony_runtime.engine.hostcalls
 	@mkdir -p build && touch $@
 
 compiled: build/compiled

@@ -15,12 +15,12 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import torch
-from symphony_kernel.executor.attention import attend
 from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.native.attention import LayerWork, LoneAttention, PagePool, PoolShape
 from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.step import flat_step
-from symphony_kernel.executor.step import Geometry, plan_step
+from symphony_kernel.executor.reference.attention import attend
+from symphony_kernel.executor.reference.step_plan import Geometry, plan_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 POOL_BYTES = 192 << 20

@@ -12,9 +12,9 @@ from collections import deque
 
 import numpy as np
 from symphony_kernel.executor.base import Batch, ModelInfo, Results
-from symphony_kernel.executor.outcome import Outcome
+from symphony_kernel.executor.device_queue import Outcome
 from symphony_kernel.executor.simulated import SimulatedExecutor
-from symphony_kernel.scheduler.clock import RealClock
+from symphony_kernel.platform.clock import RealClock
 
 BYTES = 96 << 20  # more than the caches of any machine that this is run on hold
 _HOPS = 4  # of the loop, within which a role answers what it was told

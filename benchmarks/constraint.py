@@ -39,8 +39,8 @@ import numpy as np
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.torch_executor import TorchExecutor
-from symphony_kernel.interpreter import settle, take_short_turns
 from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.platform.interpreter import settle, take_short_turns
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Link, memory_pair
 

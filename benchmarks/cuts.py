@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.support.cuts import SAVER_WASM, Cutter
-from tests.support.server import running_server
+from tests.support.server.cuts import SAVER_WASM, Cutter
+from tests.support.server.server import running_server
 
 
 async def make_cuts(cutter: Cutter, cuts: int) -> None:

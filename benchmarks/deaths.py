@@ -32,8 +32,8 @@ from typing import Any
 
 from symphony_runtime.client import Client, ClientError
 
-from tests.support.deaths import Result, Witness, crowd, difference, kill, run, upload
-from tests.support.server import RunningServer, running_server
+from tests.support.server.deaths import Result, Witness, crowd, difference, kill, run, upload
+from tests.support.server.server import RunningServer, running_server
 
 ROUNDS = 60
 PAUSE_SECONDS = (0.2, 2.0)  # from a server that is ready to the next kill

@@ -29,11 +29,11 @@ import wasmtime
 from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_TOKENS_MAX
-from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions
+from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_runtime.client import Client, message_bytes
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
-from tests.support.server import running_server
+from tests.support.server.server import running_server
 
 _NONE = PredOptions(get=Get.NONE)
 _FIRST_TOKEN = 20  # prompts take ids from here to 219, which every vocabulary has

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
 
 TOKENS = 96  # of each completion
 # Pages of a small pool have all been touched after the first completions: a large one would go on

@@ -37,8 +37,8 @@ from typing import Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Link, connect_unix, serve_unix
-from symphony_runtime.compiler import compile_program
-from symphony_runtime.containment import open_to_workers
+from symphony_runtime.compiler.compiler import compile_program
+from symphony_runtime.sandboxing.contain import open_to_workers
 from wasmtime import wat2wasm
 
 from benchmarks import role_alone

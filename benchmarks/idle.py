@@ -22,7 +22,7 @@ from symphony_runtime.client import Client
 
 from benchmarks.memory import held_bytes
 from tests.e2e.programs import wasm
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
 
 ROLES = ("worker-0", "gateway", "kernel")
 STARTS_AT_ONCE = 32

@@ -17,9 +17,9 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from symphony_runtime.projects import LANGUAGES
+from symphony_runtime.cli.projects import LANGUAGES
 
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
 
 SOURCES = {"rust": "src/lib.rs", "assemblyscript": "assembly/index.ts"}
 GREETING = "Give me a text to continue."  # what the template says to an empty input

@@ -23,7 +23,7 @@ from symphony_kernel.executor.native.library import load_library
 from symphony_kernel.executor.native.network import PHASES, NativeNetwork
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import DEFAULT
+from symphony_kernel.protocol.pred_options import DEFAULT
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 

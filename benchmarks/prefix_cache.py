@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from symphony_kernel.kvfs import KVFS, KVFile
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 PAGES = 1 << 16

@@ -32,11 +32,11 @@ from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs.places import Places
+from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.scheduler.clock import Clock, RealClock, VirtualClock
 
-from tests.support.kernels import ASSETS, A, Rig, start
+from tests.support.kernel.rig import ASSETS, A, Rig, start
 
 ROUNDS = 2
 SHARE = 10  # of what the runs hold, on the device

@@ -38,7 +38,7 @@ import msgpack
 import numpy as np
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Link, connect_unix, serve_unix
-from symphony_runtime.compiler import compile_program
+from symphony_runtime.compiler.compiler import compile_program
 from wasmtime import wat2wasm
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint

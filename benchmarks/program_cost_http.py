@@ -19,7 +19,7 @@ from typing import Any
 from symphony_runtime.client import Client
 
 from benchmarks.program_cost import PAGES, PROGRAMS, guest, on_cpu_seconds, prompt_tokens
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
 
 ROLES = ("gateway", "worker", "kernel")
 

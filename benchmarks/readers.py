@@ -42,8 +42,8 @@ from symphony_runtime.client import Client
 
 from benchmarks.memory import largest_mapping
 from tests.e2e.programs import wasm
-from tests.support.guests import main as guest
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
+from tests.support.worker.guests import main as guest
 
 MESSAGES, MESSAGE_BYTES = 7, 1 << 20
 LOOK_SECONDS = 0.25

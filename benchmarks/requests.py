@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
 
 WARM_REQUESTS = 20
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -29,17 +29,17 @@ import numpy as np
 import numpy.typing as npt
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.scheduler.clock import VirtualClock
+from symphony_runtime.cli.projects import build
 from symphony_runtime.client import Client
-from symphony_runtime.projects import build
 from tokenizers import Tokenizer
 
 from benchmarks.checkpoints import Shape, make_checkpoint
 from benchmarks.program_cost import on_cpu_seconds
-from tests.support.byte_model import byte_assets
-from tests.support.rig import Rig
-from tests.support.server import REPOSITORY, RunningServer, running_server
+from tests.support.executor.byte_model import byte_assets
+from tests.support.server.server import REPOSITORY, RunningServer, running_server
+from tests.support.worker.rig import Rig
 
 DOCUMENTS = 100
 DOCUMENT_TOKENS = 768

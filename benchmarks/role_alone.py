@@ -23,16 +23,16 @@ import msgpack
 from symphony_kernel.__main__ import new_loop
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.simulated import SimulatedExecutor, simulated_model
-from symphony_kernel.interpreter import settle
+from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import Kernel, KernelOptions
+from symphony_kernel.platform.clock import RealClock
+from symphony_kernel.platform.interpreter import settle
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Frame, OnClosed, OnFrame, decode, encode
 from symphony_kernel.protocol.sessions import BEGIN
-from symphony_kernel.scheduler.clock import RealClock
-from symphony_kernel.scheduler.guesses import Caution
-from symphony_kernel.server import Server
-from symphony_runtime import loops
-from symphony_runtime.compiler import compile_program
+from symphony_kernel.scheduler.prediction import Caution
+from symphony_runtime import event_loop
+from symphony_runtime.compiler.compiler import compile_program
 from symphony_runtime.worker.__main__ import found_crossing, tune
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
@@ -283,7 +283,7 @@ async def worker_alone(lips: int, guest: str, cold: Cold | None = None) -> float
     """Return the microseconds of a pred in a worker. `guest` never cuts its file."""
     compiled = await compile_program(bytes(wat2wasm(guest)))
     worker = Worker(
-        WORKER, SECRET, now=time.monotonic, early_ms=loops.EARLY_MS, crossing=found_crossing()
+        WORKER, SECRET, now=time.monotonic, early_ms=event_loop.EARLY_MS, crossing=found_crossing()
     )
     kernel, gateway = Peer(cold), Peer()
     await _attach(kernel, worker.attach_kernel(kernel))
@@ -320,7 +320,7 @@ def measure(
     caches = Cold() if cold else None
     if role == "worker":
         endless = guest.replace(f"i32.const {ENTRIES_MAX}", f"i32.const {1 << 30}")
-        return {number: loops.run(worker_alone(number, endless, caches)) for number in lips}
+        return {number: event_loop.run(worker_alone(number, endless, caches)) for number in lips}
     found: dict[int, float] = {}
     for number in lips:
         with asyncio.Runner(loop_factory=new_loop) as runner:

@@ -34,8 +34,8 @@ from symphony_runtime.client import Client
 
 from benchmarks.memory import Line, fit, held_bytes, largest_mapping, open_descriptors
 from tests.e2e.programs import HELLO_WASM, PARROT_WASM, SPIN_WASM, TRAP_WASM, wasm
-from tests.support.guests import data, main
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
+from tests.support.worker.guests import data, main
 
 CLIENTS = 16
 SAMPLE_SECONDS = 1.0

@@ -27,13 +27,14 @@ from symphony_kernel.executor.models.assets import Assets
 from symphony_kernel.executor.simulated import SimulatedExecutor, simulated_model
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs import KVFS, KVFile
-from symphony_kernel.kvfs.places import Places
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.scheduler.clock import RealClock
 
-from tests.support.kernels import Rig, tokens
+from tests.support.kernel.rig import Rig, tokens
 
 LOTS = (1, 8, 64)  # pages moved at once
 PROMPT = 1_024

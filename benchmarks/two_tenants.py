@@ -22,7 +22,7 @@ import aiohttp
 
 from benchmarks.checkpoints import SHAPES
 from benchmarks.neighbour.rounds import checkpoint
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
 
 BOUND = 0.95
 _PROMPT = "Once upon a time there was a little girl who liked to read. " * 2

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from symphony_kernel.configuration import Configuration, make_executor
+from symphony_kernel.config import Configuration, make_executor
 from symphony_kernel.executor.base import (
     Batch,
     Executor,
@@ -36,14 +36,14 @@ from symphony_kernel.executor.base import (
     Results,
 )
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import MemoryLink, connect_unix, memory_pair, serve_unix
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.scheduler.answers import Answers, Ready
-from symphony_kernel.scheduler.clock import Clock, RealClock, VirtualClock
-from symphony_kernel.server import Server
-from symphony_runtime.compiler import compile_program
+from symphony_kernel.scheduler.anticipation import Answers, Ready
+from symphony_runtime.compiler.compiler import compile_program
 from wasmtime import wat2wasm
 
 from benchmarks.host_overhead import (

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from symphony_kernel import tiny_model
-from symphony_runtime.projects import build
+from symphony_runtime.cli.projects import build
 from tokenizers import Tokenizer
 
-from tests.support.server import REPOSITORY, RunningServer, running_server
+from tests.support.server.server import REPOSITORY, RunningServer, running_server
 
 UInt64 = npt.NDArray[np.uint64]
 

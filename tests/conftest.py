@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.late import Late, watched
-from tests.support.postgres import Cluster, running_cluster
+from tests.support.gateway.postgres import Cluster, running_cluster
+from tests.support.server.late import Late, watched
 
 # Whoever looks for new failures asks for other examples than last time: SYMPHONY_EXPLORE=1.
 _EXPLORES = bool(os.environ.get("SYMPHONY_EXPLORE"))

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from symphony_runtime.projects import ProjectError, build
+from symphony_runtime.cli.projects import ProjectError, build
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from symphony_runtime.projects import ProjectError, find_rust_toolchain
+from symphony_runtime.cli.projects import ProjectError, find_rust_toolchain
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "runtime" / "symphony_runtime" / "gateway" / "openai"

@@ -132,7 +132,7 @@ def _turns(given: argparse.Namespace, group: Group) -> list[tuple[Cell, int]]:
 
 async def _measure(given: argparse.Namespace, records: Records) -> None:
     model = _model(given)
-    from symphony_runtime.projects import build
+    from symphony_runtime.cli.projects import build
 
     programs = build(PROGRAM).read_bytes() if PROGRAMS in given.systems else b""
     setting = Setting(

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
+from symphony_runtime.cli.projects import build
 from symphony_runtime.client import Client
-from symphony_runtime.projects import build
 
 from benchmarks.evaluation.applications import Tokens
 from benchmarks.evaluation.clients import Seen

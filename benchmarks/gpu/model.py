@@ -10,12 +10,12 @@ import torch
 from symphony_kernel.executor.base import Batch, Int32, ModelInfo, Row
 from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
+from symphony_kernel.executor.device_queue import DeviceThread
 from symphony_kernel.executor.models.config import Fields, ModelConfig, parse_config
-from symphony_kernel.executor.models.decoder import Decoder
 from symphony_kernel.executor.network import Network
-from symphony_kernel.executor.outcome import DeviceThread
+from symphony_kernel.executor.reference.decoder import Decoder
+from symphony_kernel.executor.reference.network import TorchNetwork
 from symphony_kernel.executor.torch_executor import TorchExecutor
-from symphony_kernel.executor.torch_network import TorchNetwork
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 

@@ -12,7 +12,7 @@ import torch
 from symphony_kernel.executor.base import Int32, Int64, Row
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.protocol.pred_options import Get, PredOptions
 
 from benchmarks.gpu.model import Model, Pool, pages_for, run
 from benchmarks.gpu.reference import reference_logits

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.torch_executor import TorchExecutor
-from symphony_kernel.protocol.options import DEFAULT
+from symphony_kernel.protocol.pred_options import DEFAULT
 
 from benchmarks.checkpoints import SHAPES, make_config
 from benchmarks.gpu.model import NAMES, Model, Pool, pages_for

@@ -6,10 +6,10 @@ dtype, layer by layer in float64.
 
 import numpy as np
 import torch
-from symphony_kernel.executor.attention import reference_attention
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.models.rope import frequencies
-from symphony_kernel.executor.step import ancestors
+from symphony_kernel.executor.reference.attention import reference_attention
+from symphony_kernel.executor.reference.step_plan import ancestors
 from torch import Tensor
 
 from benchmarks.gpu.model import Model

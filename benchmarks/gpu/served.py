@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from symphony_kernel.executor.base import Batch, Int32, Row
-from symphony_kernel.executor.follow import BLANK, Follow
+from symphony_kernel.executor.chained_batch import BLANK, Follow
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import STEP_TOKENS_MAX
-from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions
+from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.gpu.model import NAMES, Model, make_executor, pages_for, tensor_shapes
@@ -151,7 +151,7 @@ def serve(
 ) -> list[float]:
     """Return the best seconds of a whole server for each load; `more` are options of its own."""
     # What tests start, too; it needs what the server needs.
-    from tests.support.server import running_server
+    from tests.support.server.server import running_server
 
     device = model.tensors.device.type
     dtype = "bf16" if model.tensors.dtype == torch.bfloat16 else "fp32"

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 from symphony_kernel.executor.base import Batch, Int32, Row
-from symphony_kernel.executor.follow import BLANK, Follow
-from symphony_kernel.executor.outcome import Outcome
+from symphony_kernel.executor.chained_batch import BLANK, Follow
+from symphony_kernel.executor.device_queue import Outcome
 from symphony_kernel.executor.torch_executor import TorchExecutor
-from symphony_kernel.protocol.options import DEFAULT
+from symphony_kernel.protocol.pred_options import DEFAULT
 
 from benchmarks.gpu.machine import Device, best_seconds
 from benchmarks.gpu.model import Model, Pool, pages_for

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgpack
 
 from tests.e2e.programs import SPIN_WASM, wasm
-from tests.support.guests import data, main
+from tests.support.worker.guests import data, main
 
 LOOPS = SPIN_WASM
 _LOCALS = "(local $kv i32) (local $other i32) (local $n i32)"

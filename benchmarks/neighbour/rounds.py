@@ -18,8 +18,8 @@ from benchmarks.neighbour.attacks import Requests, Runs, Target, crowds
 from benchmarks.neighbour.clients import AttackError, attacking
 from benchmarks.neighbour.victim import Figures, Victim, VictimError
 from benchmarks.serving.servers import REPOSITORY
-from tests.support.metrics import scrape
-from tests.support.server import RunningServer, running_server
+from tests.support.gateway.metrics import scrape
+from tests.support.server.server import RunningServer, running_server
 
 SETTLE_SECONDS = 0.7  # after attackers have come or gone
 CALM_SECONDS_MAX = 120.0  # until what attackers began has ended

@@ -6,7 +6,15 @@ more attackers, its share of what it has alone.
 
 from dataclasses import replace
 
-from tests.support.floods import FLOODS, GENERATIONS, WANTED, Completions, Device, fair, measure
+from tests.support.kernel.floods import (
+    FLOODS,
+    GENERATIONS,
+    WANTED,
+    Completions,
+    Device,
+    fair,
+    measure,
+)
 
 BOUND = 1.25
 CALL_US = 100.0  # of the kernel's thread, for a call on a KV file

@@ -1,6 +1,11 @@
-"""The kernel of Symphony: KVFS, the process table, two schedulers and the executors.
+"""The kernel of Symphony: KVFS, the process table, the scheduler and the executors.
 
-Layers, downward only (checked by `make check`): server -> kernel -> syscalls -> process_table ->
-scheduler -> kvfs -> executor -> protocol. Other packages may import `symphony_kernel.protocol` and
-nothing else.
+    worker, gateway -> ipc -> kernel -> syscalls -> request -> scheduler -> executor
+                               |           |                      |
+                            journal     processes, grammar     fairness, kvfs
+
+`__main__` has the boot order, `kernel` puts the parts together, `request` is one forward request on
+its way through the scheduler. A package imports only packages below it (pyproject.toml has the
+layers, `make check` checks them). Other distributions' packages, the runtime's too, may import
+`symphony_kernel.protocol` and `symphony_kernel.platform` and nothing else.
 """

@@ -28,34 +28,34 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from symphony_kernel.configuration import (
+from symphony_kernel.config import (
     Configuration,
     ConfigurationError,
     digest_weights,
     make_executor,
     parse_configuration,
 )
-from symphony_kernel.crowding import Crowding
-from symphony_kernel.durability import DurableOptions
 from symphony_kernel.executor.base import Executor
-from symphony_kernel.executor.models.files import CheckpointError
-from symphony_kernel.fine_loop import FineLoop
-from symphony_kernel.interpreter import settle, take_short_turns
-from symphony_kernel.journal.keeper import LOG_BYTES, NoRoomError
+from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.fairness.cpu_accounts import Beside
+from symphony_kernel.ipc.server import Server
+from symphony_kernel.journal.recovery import LOG_BYTES, NoRoomError
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs.places import pages_of, places_for
-from symphony_kernel.processors import usable_processors
+from symphony_kernel.kvfs.tiers.config import pages_of, places_for
+from symphony_kernel.maintenance.upkeep import AuditOptions
+from symphony_kernel.platform.clock import RealClock
+from symphony_kernel.platform.cpu_count import usable_processors
+from symphony_kernel.platform.cpu_pressure import Crowding
+from symphony_kernel.platform.event_loop import FineLoop
+from symphony_kernel.platform.interpreter import settle, take_short_turns
+from symphony_kernel.platform.log_format import log_to_stderr
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.limits import BESIDE_STEPS_SHARE, LOT_MS_MAX, STALL_SECONDS
-from symphony_kernel.protocol.log_lines import log_to_stderr
-from symphony_kernel.protocol.processes import Processes
+from symphony_kernel.protocol.role_processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.clock import RealClock
-from symphony_kernel.scheduler.cpu_accounts import Beside
-from symphony_kernel.scheduler.guesses import Caution
-from symphony_kernel.server import Server
-from symphony_kernel.upkeep import AuditOptions
+from symphony_kernel.scheduler.prediction import Caution
+from symphony_kernel.syscalls.durable_names import DurableOptions
 
 _log = logging.getLogger(__name__)
 _PROGRESS_SHARE_MIN = 0.05  # between two events

@@ -17,34 +17,34 @@ from typing import Any
 
 import msgpack
 
-from symphony_kernel.arguments import tenant_limits
-from symphony_kernel.constraints.compiler import Grammars
-from symphony_kernel.counters import count_all
-from symphony_kernel.durability import KEPT, Durability
 from symphony_kernel.executor.base import Executor, Int32
-from symphony_kernel.journal.keeper import LOG_BYTES, Keeper, Parts, Remembered
-from symphony_kernel.journal.scribe import HeldSession, Scribe
+from symphony_kernel.fairness.cpu_reports import Spending
+from symphony_kernel.fairness.rate_limit import Throttle
+from symphony_kernel.fairness.weights import Shares
+from symphony_kernel.grammar.compiler import Grammars
+from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, after_hello, describe
+from symphony_kernel.journal.hooks import HeldSession, Scribe
+from symphony_kernel.journal.recovery import LOG_BYTES, Keeper, Parts, Remembered
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.store import Found, Store
-from symphony_kernel.kernel_options import KernelOptions
-from symphony_kernel.kvfs import KVFS
-from symphony_kernel.pending_calls import Result
-from symphony_kernel.ports import GatewayPort, Port, WorkerPort, after_hello, describe
-from symphony_kernel.process_table import Instance, ProcessTable
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.maintenance.counters import count_all
+from symphony_kernel.maintenance.upkeep import Upkeep
+from symphony_kernel.maintenance.watchdog import Stalls
+from symphony_kernel.options import KernelOptions
+from symphony_kernel.platform.clock import Clock, RealClock
+from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
-from symphony_kernel.scheduler.clock import Clock, RealClock
-from symphony_kernel.scheduler.guesses import Guesses
+from symphony_kernel.scheduler.prediction import Guesses
 from symphony_kernel.scheduler.scheduler import Scheduler
-from symphony_kernel.scheduler.shares import Shares
-from symphony_kernel.spending import Spending
-from symphony_kernel.stalls import Stalls
-from symphony_kernel.stepping import Stepper
-from symphony_kernel.syscalls import Syscalls
-from symphony_kernel.throttle import Throttle
-from symphony_kernel.upkeep import Upkeep
+from symphony_kernel.scheduler.step_loop import Stepper
+from symphony_kernel.syscalls.durable_names import KEPT, Durability
+from symphony_kernel.syscalls.pending import Result
+from symphony_kernel.syscalls.table import Syscalls
+from symphony_kernel.syscalls.validation import tenant_limits
 
 __all__ = ["Kernel", "KernelOptions", "Port", "describe"]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from symphony_runtime.projects import build
+from symphony_runtime.cli.projects import build
 
 from benchmarks.checkpoints import SHAPES, make_checkpoint
 from benchmarks.evaluation.clients import ProgramRunner, PromptRunner
@@ -13,7 +13,7 @@ from benchmarks.evaluation.systems import configuration
 from benchmarks.evaluation.tasks import APPLICATIONS, Material, Task
 from benchmarks.serving.client import Endpoint
 from benchmarks.serving.servers import first_model
-from tests.support.server import REPOSITORY, RunningServer, running_server
+from tests.support.server.server import REPOSITORY, RunningServer, running_server
 
 PROGRAM = REPOSITORY / "benchmarks" / "evaluation" / "program"
 

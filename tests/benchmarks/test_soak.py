@@ -10,7 +10,7 @@ import pytest
 from benchmarks import soak as module
 from benchmarks.memory import fit, held_bytes, open_descriptors
 from benchmarks.soak import KINDS, Soak, growth, left_over, soak_server
-from tests.support.server import running_server
+from tests.support.server.server import running_server
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.late import Late
-from tests.support.server import RunningServer, example_tools, running_server
+from tests.support.server.late import Late
+from tests.support.server.server import RunningServer, example_tools, running_server
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,7 +2,7 @@
 
 from wasmtime import wat2wasm
 
-from tests.support.guests import DECODE, HELLO, SPIN, data, main, module
+from tests.support.worker.guests import DECODE, HELLO, SPIN, data, main, module
 
 
 def wasm(wat: str) -> bytes:

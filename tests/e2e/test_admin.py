@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from tests.e2e import programs as guests
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 
 def symphony(server: RunningServer, *arguments: str, key: str | None = None) -> tuple[int, str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.projects import build, new
+from symphony_runtime.cli.projects import build, new
 
 from tests.support.assemblyscript import ROOT, built
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 EXAMPLES = ROOT / "examples"
 PARALLEL = EXAMPLES / "parallel_suffixes"

@@ -1,7 +1,7 @@
 """Endless writing on the tiny model: bounded, past the context, and plain while nothing is gone."""
 
-from tests.support.dense import Dense
-from tests.support.examples import (
+from tests.support.kernel.dense_attention import Dense
+from tests.support.server.examples import (
     EXAMPLES,
     answers,
     as_told,
@@ -10,7 +10,7 @@ from tests.support.examples import (
     tiny_checkpoint,
     tokens_of,
 )
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 SINK = EXAMPLES / "attention_sink"
 PROMPT = "import os\n\n\ndef read_lines(path):\n"

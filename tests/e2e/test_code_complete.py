@@ -4,7 +4,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.support.examples import (
+from tests.support.server.examples import (
     EXAMPLES,
     answers,
     as_told,
@@ -13,7 +13,7 @@ from tests.support.examples import (
     scenario,
     tokens_of,
 )
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 EDITOR = EXAMPLES / "code_complete"
 

@@ -11,11 +11,11 @@ from symphony_kernel.compiled.build import built_library
 from symphony_kernel.compiled.library import CompiledUnavailable, CompileError
 from symphony_runtime.client import Client
 
-from tests.support.deaths import crowd, difference, kill, upload
-from tests.support.server import REPOSITORY, RunningServer, running_server
+from tests.support.server.deaths import crowd, difference, kill, upload
+from tests.support.server.server import REPOSITORY, RunningServer, running_server
 
 SECONDS_MAX = 280
-TESTS = ("tests/kernel/journal/test_image.py", "tests/kernel/journal/test_recovery.py")
+TESTS = ("tests/kernel/journal/test_snapshot.py", "tests/kernel/journal/test_recovery.py")
 # They put something of their own in the place of what is compiled.
 PATCHING = "not nobody_can_compute_again and not no_image_can_have and not before_it_is_sent"
 COMPILED = """

@@ -7,11 +7,11 @@ from typing import Any
 
 import jsonschema
 import pytest
+from symphony_runtime.cli.projects import build
 from symphony_runtime.client import Client
-from symphony_runtime.projects import build
 
-from tests.support import deaths
-from tests.support.server import RunningServer, running_server
+from tests.support.server import deaths
+from tests.support.server.server import RunningServer, running_server
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "json_schema"
 

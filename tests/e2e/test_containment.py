@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from symphony_runtime.containment import expected
+from symphony_runtime.sandboxing.contain import expected
 
 from tests.e2e.programs import HELLO_WASM
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
 
 ALL = (set(expected(root=True)), set(expected(root=False)))
 
@@ -32,7 +32,7 @@ def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
     worker = worker_of(server)
     # What a process gets here, in words; the doctor says the same.
     here = subprocess.run(
-        [sys.executable, "-m", "symphony_runtime.containment"],
+        [sys.executable, "-m", "symphony_runtime.sandboxing"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -51,7 +51,7 @@ def test_what_the_worker_says_of_itself_is_so(server: RunningServer) -> None:
 
 def test_a_server_that_requires_it_has_it_or_does_not_start(tmp_path: Path) -> None:
     whole = subprocess.run(
-        [sys.executable, "-m", "symphony_runtime.containment"],
+        [sys.executable, "-m", "symphony_runtime.sandboxing"],
         capture_output=True,
         timeout=60,
         check=False,

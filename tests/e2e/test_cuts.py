@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cuts import PATH, SAVER_WASM, Cutter
-from tests.support.server import RunningServer, running_server
+from tests.support.server.cuts import PATH, SAVER_WASM, Cutter
+from tests.support.server.server import RunningServer, running_server
 
 CUTS = 3
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from symphony_runtime.client import Client, ServerError
 
-from tests.support.deaths import Result, Witness, crowd, difference, kill, run, upload
-from tests.support.server import RunningServer, descendants, running_server
+from tests.support.server.deaths import Result, Witness, crowd, difference, kill, run, upload
+from tests.support.server.server import RunningServer, descendants, running_server
 
 SHORT, LONG = (12, 0.5), (60, 1.0)  # kills of a kernel, and seconds from one to the next
 RUNS, ROUNDS = 12, 120

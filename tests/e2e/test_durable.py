@@ -9,8 +9,8 @@ from safetensors.numpy import load, save
 from symphony_runtime.client import Client, ServerError
 
 from tests.e2e.programs import SAVE_WASM, wasm
-from tests.support.guests import data, main
-from tests.support.server import running_server
+from tests.support.server.server import running_server
+from tests.support.worker.guests import data, main
 
 PATH = "notes/first"
 

@@ -17,7 +17,7 @@ import pytest
 from symphony_runtime.client import Client, ConnectionFailed, ServerError
 
 from tests.e2e import programs as guests
-from tests.support.server import (
+from tests.support.server.server import (
     RunningServer,
     descendants,
     running_server,

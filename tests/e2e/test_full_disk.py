@@ -13,10 +13,10 @@ from safetensors.numpy import save
 from symphony_runtime.client import Client, ClientError, ServerError
 
 from tests.e2e import programs as guests
-from tests.support.guests import main
-from tests.support.metrics import scrape, value
-from tests.support.server import RunningServer, running_server
-from tests.support.small_disk import fill, free_bytes, small_disk
+from tests.support.faults.small_disk import fill, free_bytes, small_disk
+from tests.support.gateway.metrics import scrape, value
+from tests.support.server.server import RunningServer, running_server
+from tests.support.worker.guests import main
 
 MIB = 1 << 20
 DISK = 200 * MIB

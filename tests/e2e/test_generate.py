@@ -10,8 +10,8 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.client import Client, message_bytes
 
 from tests.e2e.programs import DECODE_WASM, wasm
-from tests.support.generating_guests import abuser, given, ids, repeater, taker
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
+from tests.support.worker.generating_guests import abuser, given, ids, repeater, taker
 
 TAKER_WASM = wasm(taker(given(max=30), 8))
 ENDLESS = given(max=100_000)

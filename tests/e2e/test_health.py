@@ -13,8 +13,8 @@ import pytest
 from symphony_runtime.client import ServerError
 
 from tests.e2e import programs as guests
-from tests.support.metrics import scrape, value
-from tests.support.server import RunningServer, running_server
+from tests.support.gateway.metrics import scrape, value
+from tests.support.server.server import RunningServer, running_server
 
 # A second, and what a busy machine may take for the rest of a look.
 TOLD_SECONDS_MAX = 2.0

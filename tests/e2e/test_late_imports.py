@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony_runtime.cli.projects import build
 from symphony_runtime.client import Client, ServerError
-from symphony_runtime.projects import build
 from wasmtime import wat2wasm
 
 from tests.hostile.cases import ENDLESS, Guest
@@ -21,8 +21,8 @@ from tests.hostile.guests.bombs import BOMBS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
 from tests.support.assemblyscript import compiled
-from tests.support.late import Late, watched
-from tests.support.server import REPOSITORY, RunningServer
+from tests.support.server.late import Late, watched
+from tests.support.server.server import REPOSITORY, RunningServer
 
 PROBE = REPOSITORY / "tests" / "guest_sdk" / "rust_probe"
 PARTS = (
@@ -123,7 +123,7 @@ def test_hostile_guests_read_nothing_late(server: RunningServer) -> None:
 def test_a_late_import_is_found(tmp_path: Path, late_import: str) -> None:
     """As it is in a process that contains itself, with a file system or without."""
     script = f"""
-from symphony_runtime.containment import contain
+from symphony_runtime.sandboxing.contain import contain
 contain(7)
 try:
     {late_import}

@@ -8,8 +8,8 @@ from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
 from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
-from tests.support.guests import main
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
+from tests.support.worker.guests import main
 
 GUESTS = 64
 PROMPT = "there is some other time when they were there " * 113  # 5.2 kB

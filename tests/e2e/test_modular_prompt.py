@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-from tests.support.dense import Dense
-from tests.support.examples import (
+from tests.support.kernel.dense_attention import Dense
+from tests.support.server.examples import (
     EXAMPLES,
     answers,
     as_told,
@@ -15,7 +15,7 @@ from tests.support.examples import (
     tiny_checkpoint,
     tokens_of,
 )
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 MODULAR = EXAMPLES / "modular_prompt"
 GIVEN: dict[str, Any] = scenario("modular_prompt")["input"]

@@ -14,7 +14,7 @@ from symphony_runtime.client import message_bytes
 from tokenizers import Tokenizer
 from wasmtime import wat2wasm
 
-from tests.support.openai_client import (
+from tests.support.gateway.openai_client import (
     LONG_PROMPT,
     MESSAGES,
     MODEL,
@@ -26,8 +26,8 @@ from tests.support.openai_client import (
     streamed,
     text,
 )
-from tests.support.parity_guests import greedy
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
+from tests.support.worker.parity_guests import greedy
 
 
 @pytest.fixture(scope="module")

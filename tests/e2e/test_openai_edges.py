@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.e2e import programs as guests
-from tests.support.openai_client import (
+from tests.support.gateway.openai_client import (
     MESSAGES,
     MODEL,
     TOKENS,
@@ -17,7 +17,7 @@ from tests.support.openai_client import (
     joined,
     text,
 )
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 CROWD = 32
 

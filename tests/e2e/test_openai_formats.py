@@ -9,9 +9,9 @@ import jsonschema
 import openai
 import pytest
 
-from tests.support.constrained import PERSON
-from tests.support.openai_client import MESSAGES, MODEL, PROMPT, connect
-from tests.support.server import RunningServer
+from tests.support.gateway.openai_client import MESSAGES, MODEL, PROMPT, connect
+from tests.support.kernel.constrained import PERSON
+from tests.support.server.server import RunningServer
 
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 WRONG = {"properties": {"age": {"type": "intger"}}}

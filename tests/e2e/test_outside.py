@@ -8,13 +8,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from symphony_runtime.config import read_options
-from symphony_runtime.projects import build
+from symphony_runtime.cli.projects import build
+from symphony_runtime.config.serve import read_options
 
-from tests.runtime.gateway.outside.test_web import site
-from tests.support.examples import EXAMPLES, play, scenario
-from tests.support.outside import calls_of, finish, start, tool_table
-from tests.support.server import RunningServer, alive, descendants, running_server, still_alive
+from tests.runtime.gateway.egress.test_http import site
+from tests.support.gateway.egress import calls_of, finish, start, tool_table
+from tests.support.server.examples import EXAMPLES, play, scenario
+from tests.support.server.server import (
+    RunningServer,
+    alive,
+    descendants,
+    running_server,
+    still_alive,
+)
 
 RISES = "The Lys rises in Lisbourg and is 202 km long."
 CITY = "Ghent is a city in Flanders, where the Lys meets the Scheldt."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.server import REPOSITORY, RunningServer
+from tests.support.server.server import REPOSITORY, RunningServer
 
 README = (REPOSITORY / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", README, re.DOTALL)

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.support.server import RunningServer, alive, descendants, running_server
+from tests.support.server.server import RunningServer, alive, descendants, running_server
 
 WAIT_SECONDS_MAX = 60
 

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from wasmtime import wat2wasm
 
 from benchmarks.checkpoints import make_checkpoint
-from tests.support.parity_guests import greedy, logits
-from tests.support.server import RunningServer, running_server
+from tests.support.server.server import RunningServer, running_server
+from tests.support.worker.parity_guests import greedy, logits
 
 TOKENS = 24
 OTHERS = 32

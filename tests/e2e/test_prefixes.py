@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import symphony_kernel
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.auth import _make_key
-from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.gateway.tenancy.authentication import _make_key
 
 from tests.e2e.programs import wasm
-from tests.support.guests import main
-from tests.support.server import running_server
+from tests.support.server.server import running_server
+from tests.support.worker.guests import main
 
 WEIGHTS = Path(symphony_kernel.__file__).parent / "tiny_model" / "weights" / "model.safetensors"
 

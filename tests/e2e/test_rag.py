@@ -1,7 +1,7 @@
 """Questions about documents on the tiny model: both languages compute, find and say the same."""
 
-from tests.support.examples import EXAMPLES, answers, play, scenario
-from tests.support.server import RunningServer
+from tests.support.server.examples import EXAMPLES, answers, play, scenario
+from tests.support.server.server import RunningServer
 
 
 def test_both_languages_find_and_say_the_same(server: RunningServer) -> None:

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from benchmarks.readers import Kind, Other, Readers, ask_all, furnish, resident
-from tests.support.server import running_server
+from tests.support.server.server import running_server
 
 READERS = 100  # of each kind
 KINDS = ("events", "results", "websockets", "event-websockets", "downloads", "traces", "streams")

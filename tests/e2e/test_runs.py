@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from symphony_runtime.client import Client, Event, ServerError
-from symphony_runtime.gateway.connections import connections_max
+from symphony_runtime.gateway.connections.connections import connections_max
 
 from tests.e2e import programs as guests
-from tests.support.guests import data, main
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
+from tests.support.worker.guests import data, main
 
 CANCEL_SECONDS_MAX = 0.1
 

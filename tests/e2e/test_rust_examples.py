@@ -11,12 +11,12 @@ import jsonschema
 import pytest
 import torch
 from symphony_kernel import tiny_model
-from symphony_runtime.projects import new
+from symphony_runtime.cli.projects import new
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.support.examples import EXAMPLES, play, scenario
-from tests.support.server import RunningServer
+from tests.support.server.examples import EXAMPLES, play, scenario
+from tests.support.server.server import RunningServer
 
 WEIGHTS = Path(tiny_model.__file__).parent / "weights"
 

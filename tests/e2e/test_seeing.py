@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from tests.e2e.programs import wasm
-from tests.support.guests import main
-from tests.support.metrics import DECODE, names, scrape, value
-from tests.support.server import running_server
+from tests.support.gateway.metrics import DECODE, names, scrape, value
+from tests.support.server.server import running_server
+from tests.support.worker.guests import main
 
 DECODE_AND_HANG = wasm(
     main(

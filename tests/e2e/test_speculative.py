@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.support.examples import EXAMPLES, answers, as_told, play
-from tests.support.server import RunningServer
+from tests.support.server.examples import EXAMPLES, answers, as_told, play
+from tests.support.server.server import RunningServer
 
 SPECULATIVE = EXAMPLES / "speculative"
 REPETITIVE = "".join(f"    def get_{name}(self):\n        return self.{name}\n\n" for name in "xyz")

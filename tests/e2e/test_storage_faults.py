@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import fault_operations as operations
-from tests.support.fault_matrix import ERROR, FAULTS, FULL, SHORT, Cell, Fault, Make, Matrix
-from tests.support.fault_operations import DIED, DONE, NOT_DONE, OPERATIONS, Operation
-from tests.support.faults import Kind, Mode
+from tests.support.faults import operations as operations
+from tests.support.faults.faults import Kind, Mode
+from tests.support.faults.matrix import ERROR, FAULTS, FULL, SHORT, Cell, Fault, Make, Matrix
+from tests.support.faults.operations import DIED, DONE, NOT_DONE, OPERATIONS, Operation
 
 EVERY = bool(os.environ.get("SYMPHONY_EVERY_FAULT"))
 OFTEN: tuple[Make, ...] = (
@@ -62,7 +62,7 @@ def test_what_is_acknowledged_is_there_once(
 
 # --- The matrix itself ---------------------------------------------------------------------------
 _FORGIVES_COMMITS = """
-from symphony_runtime.gateway.store import Store, _Failed
+from symphony_runtime.gateway.storage.store import Store, _Failed
 
 alone = Store._alone
 

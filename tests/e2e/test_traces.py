@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.programs import DECODE_WASM, wasm
-from tests.runtime.gateway.test_trace import KERNEL, checked, of
-from tests.support.generating_guests import given, taker
-from tests.support.server import RunningServer
+from tests.runtime.gateway.runs.test_trace import KERNEL, checked, of
+from tests.support.server.server import RunningServer
+from tests.support.worker.generating_guests import given, taker
 
 
 def symphony(server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:

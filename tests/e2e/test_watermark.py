@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.watermark import LEVEL, Detector, tokenizer
-from tests.support.examples import EXAMPLES, answers, as_told, play
-from tests.support.server import RunningServer
+from tests.support.server.examples import EXAMPLES, answers, as_told, play
+from tests.support.server.server import RunningServer
 
 WATERMARK = EXAMPLES / "watermark"
 TOKENS = 200

@@ -12,10 +12,10 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from symphony_kernel.executor.outcome import Outcome
+from symphony_kernel.executor.device_queue import Outcome
 from symphony_kernel.kernel import Kernel
-from symphony_kernel.kvfs.disk import Spill
-from symphony_kernel.kvfs.spilling import DiskTier
+from symphony_kernel.kvfs.tiers.disk_file import Spill
+from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 
 T = TypeVar("T")
 FAULTS = ("short write", "short read", "ENOSPC", "EIO", "end")

@@ -23,19 +23,19 @@ from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.assets import Assets, load_assets
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs import TenantLimits
-from symphony_kernel.kvfs.places import Places
+from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_PAGES_TIMES_UNUSED
 from symphony_kernel.protocol.links import Link, MemoryLink, memory_pair
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
-from symphony_kernel.scheduler.clock import Clock, RealClock, VirtualClock
-from symphony_kernel.scheduler.guesses import Caution
-from symphony_kernel.server import Server
+from symphony_kernel.scheduler.prediction import Caution
 from symphony_runtime.abi import LIP, table
-from symphony_runtime.validation import check_and_compile
-from symphony_runtime.worker.fiber import Fiber
+from symphony_runtime.compiler.validation import check_and_compile
+from symphony_runtime.engine.fiber import Fiber
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.worker import Worker
 
@@ -44,9 +44,9 @@ from tests.fuzz.gateway import Gateway
 from tests.fuzz.guest import CALLS, player
 from tests.fuzz.mortal import Journal, doom, kill
 from tests.fuzz.values import CONTEXT
-from tests.support import crossings
-from tests.support.byte_model import byte_assets
-from tests.support.kernels import poisoned
+from tests.support.executor.byte_model import byte_assets
+from tests.support.kernel.rig import poisoned
+from tests.support.worker import hostcalls
 
 WORKERS = ("worker-0", "worker-1")
 TENANTS = ("t0", "t1")  # whose guests do their worst, beside the victim
@@ -189,7 +189,7 @@ class House:
         self._clock, self.setting, self._rng = clock, setting, rng
         self.seen = Seen()
         # One worker's guests cross through ctypes, the other's by C, where that can be compiled.
-        self._crossing = dict(zip(WORKERS, (None, crossings.found()), strict=True))
+        self._crossing = dict(zip(WORKERS, (None, hostcalls.found()), strict=True))
         self.workers: dict[str, _Looking] = {}
         self._links: dict[str, MemoryLink] = {}  # of workers and kernel
         self._kernel_links: list[MemoryLink] = []  # its ends, where it has a journal

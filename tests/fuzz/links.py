@@ -23,8 +23,8 @@ from wasmtime import wat2wasm
 
 from tests.fuzz.frames import Frames
 from tests.fuzz.values import mutated
-from tests.support.guests import HELLO
-from tests.support.house import WORKER_SECRET, House
+from tests.support.gateway.system import WORKER_SECRET, House
+from tests.support.worker.guests import HELLO
 
 WORKER = "worker-0"
 _FRAMES = 150

@@ -9,13 +9,13 @@ import sys
 from typing import IO
 
 from symphony_kernel.protocol.limits import COMPILE_MEMORY_BYTES_MAX, RUN_MEMORY_BYTES_MAX
-from symphony_runtime.validation import check_and_compile
-from symphony_runtime.worker.fiber import EndKind, Fiber, FiberHost, HostFault
-from symphony_runtime.worker.seats import CALLED, ENDED
-from symphony_runtime.worker.syscalls import handlers, imports
+from symphony_runtime.compiler.validation import check_and_compile
+from symphony_runtime.engine.fiber import EndKind, Fiber, FiberHost, HostFault
+from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, ENDED
+from symphony_runtime.worker.syscalls.table import handlers, imports
 
 from tests.fuzz.modules import SECONDS_MAX
-from tests.support import crossings
+from tests.support.worker import hostcalls
 
 _POLLS = 40
 _PREEMPTED = 2  # slices that one may have
@@ -63,7 +63,7 @@ def _run(fiber: Fiber, wide: list[bool]) -> str:
 
 def main(given: IO[bytes], told: IO[bytes]) -> None:
     """Take modules until there are no more."""
-    crossing = crossings.found()  # it may have to be compiled
+    crossing = hostcalls.found()  # it may have to be compiled
     limit = 4 * COMPILE_MEMORY_BYTES_MAX  # and what instances reserve of addresses
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

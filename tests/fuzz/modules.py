@@ -18,7 +18,7 @@ from typing import IO
 from wasmtime import wat2wasm
 
 from tests.fuzz.guest import player
-from tests.support import guests
+from tests.support.worker import guests
 
 SECONDS_MAX = 90  # of real time, for one module, on a slow machine
 _HEADER = b"\0asm\x01\0\0\0"

@@ -12,13 +12,13 @@ from pathlib import Path
 from random import Random
 
 from symphony_kernel.__main__ import revive
-from symphony_kernel.configuration import Configuration
+from symphony_kernel.config import Configuration
 from symphony_kernel.journal.recorder import Recorder
 from symphony_kernel.journal.replay import Replay
 from symphony_kernel.journal.store import Store
 from symphony_kernel.kernel import Kernel
 
-from tests.support.dying import differences
+from tests.support.kernel.crashes import differences
 
 DEATHS = ("kill", "doom", "stop")
 DAMAGES = ("torn", "bits", "image", "segment", "length", "again", "attempts", "rubbish")

@@ -4,9 +4,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from symphony_kernel.pending_calls import Turns
-from symphony_kernel.process_table import Instance
+from symphony_kernel.processes.table import Instance
 from symphony_kernel.protocol.messages import Calls, Op
+from symphony_kernel.syscalls.pending import Turns
 
 from tests.fuzz import frames
 from tests.fuzz.house import Setting

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from symphony_kernel.protocol import messages as m
-from symphony_runtime.gateway.runs import Runs
+from symphony_runtime.gateway.runs.service import Runs
 
 from tests.fuzz import links
 

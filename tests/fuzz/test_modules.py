@@ -7,7 +7,7 @@ import pytest
 from wasmtime import wat2wasm
 
 from tests.fuzz import modules
-from tests.support import guests
+from tests.support.worker import guests
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.assemblyscript import ROOT, built
-from tests.support.byte_model import byte_assets
-from tests.support.rig import Rig, RunResult
+from tests.support.executor.byte_model import byte_assets
+from tests.support.worker.rig import Rig, RunResult
 
 PARALLEL = ROOT / "examples" / "parallel_suffixes"
 BEST = ROOT / "examples" / "best_of_n"

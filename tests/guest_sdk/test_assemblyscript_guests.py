@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.assemblyscript import compiled
-from tests.support.byte_model import byte_assets
-from tests.support.rig import Rig, RunResult
+from tests.support.executor.byte_model import byte_assets
+from tests.support.worker.rig import Rig, RunResult
 
 # What tests/tour.ts says of each part.
 TOUR = {

@@ -5,12 +5,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from symphony_runtime.projects import ProjectError, build, new
+from symphony_runtime.cli.projects import ProjectError, build, new
 from wasmtime import Engine, FuncType, Module
 
 from tests.support.assemblyscript import ROOT, SDK, built
 
-TEMPLATE = ROOT / "runtime" / "symphony_runtime" / "templates" / "assemblyscript"
+TEMPLATE = ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / "assemblyscript"
 EXAMPLES = {
     "best_of_n": ROOT / "examples" / "best_of_n",
     "parallel_suffixes_as": ROOT / "examples" / "parallel_suffixes" / "assemblyscript",

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from tests.support.assemblyscript import compiled
-from tests.support.constrained import assets
-from tests.support.rig import Rig, RunResult
+from tests.support.kernel.constrained import assets
+from tests.support.worker.rig import Rig, RunResult
 
 
 def test_what_a_program_does_with_a_constraint(tmp_path: Path) -> None:

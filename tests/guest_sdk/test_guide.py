@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from symphony_kernel.protocol import limits
-from symphony_runtime.projects import build, new
+from symphony_runtime.cli.projects import build, new
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guest-sdk.md").read_text()

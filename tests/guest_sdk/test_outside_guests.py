@@ -5,10 +5,10 @@ from pathlib import Path
 
 from symphony_runtime.client import message_bytes
 
-from tests.runtime.gateway.outside.test_web import site
+from tests.runtime.gateway.egress.test_http import site
 from tests.support.assemblyscript import compiled
-from tests.support.house import House
-from tests.support.outside import tool_table
+from tests.support.gateway.egress import tool_table
+from tests.support.gateway.system import House
 
 EXPECTED = [
     "listed does echo text",

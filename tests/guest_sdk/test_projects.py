@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from symphony_runtime import projects
-from symphony_runtime.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
+from symphony_runtime.cli import projects
+from symphony_runtime.cli.projects import LANGUAGES, ProjectError, build, find_rust_toolchain, new
 
-from tests.support.byte_model import byte_assets
-from tests.support.rig import Rig, RunResult
+from tests.support.executor.byte_model import byte_assets
+from tests.support.worker.rig import Rig, RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE_MAX = 100_000
@@ -75,7 +75,7 @@ def test_languages_are_known(tmp_path: Path) -> None:
     with pytest.raises(ProjectError, match="there are rust and assemblyscript"):
         new("hello", "cobol", tmp_path)
     for lang in LANGUAGES:
-        assert (ROOT / "runtime" / "symphony_runtime" / "templates" / lang).is_dir()
+        assert (ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / lang).is_dir()
 
 
 def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
@@ -98,7 +98,9 @@ def test_an_installation_without_the_sdk_says_so(
 
 
 def test_the_readme_shows_the_template() -> None:
-    template = ROOT / "runtime" / "symphony_runtime" / "templates" / "rust" / "src" / "lib.rs"
+    template = (
+        ROOT / "runtime" / "symphony_runtime" / "cli" / "templates" / "rust" / "src" / "lib.rs"
+    )
     shown = re.findall(
         r"```rust\n(.*?)```", (ROOT / "guest_sdk/rust/README.md").read_text(), re.DOTALL
     )

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.byte_model import byte_assets
-from tests.support.examples import EXAMPLES, built, scenario
-from tests.support.rig import Rig, RunResult
+from tests.support.executor.byte_model import byte_assets
+from tests.support.server.examples import EXAMPLES, built, scenario
+from tests.support.worker.rig import Rig, RunResult
 
 LANGUAGES = ("rust", "assemblyscript")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.projects import build
+from symphony_runtime.cli.projects import build
 from wasmtime import Engine, Module
 
-from tests.support.byte_model import byte_assets
-from tests.support.rig import Rig, RunResult
+from tests.support.executor.byte_model import byte_assets
+from tests.support.worker.rig import Rig, RunResult
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SIZE_MAX = 140_000

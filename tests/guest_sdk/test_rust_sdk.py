@@ -15,11 +15,11 @@ import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_runtime.projects import RustToolchain, build, find_rust_toolchain
+from symphony_runtime.cli.projects import RustToolchain, build, find_rust_toolchain
 from wasmtime import Engine, Func, FuncType, Instance, Memory, Module, Store
 
-from tests.support.byte_model import byte_assets
-from tests.support.rig import Rig, RunResult
+from tests.support.executor.byte_model import byte_assets
+from tests.support.worker.rig import Rig, RunResult
 
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "guest_sdk" / "rust"

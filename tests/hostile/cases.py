@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from symphony_runtime.worker.run import Run
 
-from tests.support.guests import DECODE
-from tests.support.rig import LiveRun, Rig, RunResult
+from tests.support.worker.guests import DECODE
+from tests.support.worker.rig import LiveRun, Rig, RunResult
 
 NEIGHBOURS = 3  # runs of one, each to its end, while the guest does its worst
 END_SECONDS_MAX = 20

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.late import Late
-from tests.support.server import RunningServer, running_server
+from tests.support.server.late import Late
+from tests.support.server.server import RunningServer, running_server
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,17 @@
 """What one tenant could learn of another by asking and by the clock.
 
-What is elsewhere: offered prefixes (`tests/kernel/test_prefix_calls.py`, and by a program in
-`guests/test_tenants.py`), programs and what was compiled of them
-(`tests/runtime/gateway/test_programs.py`), connections and lookups
-(`tests/runtime/gateway/outside`), budgets of pages (`tests/kernel/kvfs/test_tiers.py`,
-`test_tying.py`), ids in routes (`clients/test_routes.py`).
+What is elsewhere: offered prefixes (`tests/kernel/syscalls/test_prefix_calls.py`, and by a program
+in `guests/test_tenants.py`), programs and what was compiled of them
+(`tests/runtime/gateway/programs/test_store.py`), connections and lookups
+(`tests/runtime/gateway/egress`), budgets of pages (`tests/kernel/kvfs/tiers/test_tiers.py`,
+`tests/kernel/kvfs/tiers/test_unrecomputable.py`), ids in routes (`clients/test_routes.py`).
 """
 
 import asyncio
 
-from tests.support.constrained import REGEX, constraint, kernel_with_text, start
-from tests.support.guests import script
-from tests.support.rig import Rig, rigged
+from tests.support.kernel.constrained import REGEX, constraint, kernel_with_text, start
+from tests.support.worker.guests import script
+from tests.support.worker.rig import Rig, rigged
 
 
 def test_another_s_grammar_is_compiled_again() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import symphony_kernel
-from symphony_kernel import cache
 from symphony_kernel.compiled import build, library
 from symphony_kernel.compiled.__main__ import main
 from symphony_kernel.compiled.library import CompileError, compiled_modules, library_path
 from symphony_kernel.compiled.loading import prefer_compiled
+from symphony_kernel.platform import build_cache
+from symphony_kernel.platform.toolchain import find_compiler
 from symphony_kernel.scheduler.scheduler import Scheduler
-from symphony_kernel.toolchain import find_compiler
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_library_that_is_none_is_not_used(empty: Path) -> None:
     assert what_runs().startswith("interpreted: they are not compiled")  # without its digest
     made = empty / "made"
     made.write_bytes(b"no library at all")
-    cache.put(made, target)
+    build_cache.put(made, target)
     assert library_path() == (target, True)
     assert str(target) in what_runs()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import Faults
+from tests.support.faults.faults import Faults
 
 WANTED = int(os.environ.get("SYMPHONY_SCHEDULES", "0"))
 
@@ -33,7 +33,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     (folder / "work").mkdir()
     faults = Faults(folder / "control", folder / "work")
-    command = [sys.executable, "-m", "tests.support.fault_schedules", str(folder / "work"),
+    command = [sys.executable, "-m", "tests.support.faults.schedules", str(folder / "work"),
                str(first), str(count), *filter(None, [planted])]  # fmt: skip
     return subprocess.run(
         command,

@@ -11,14 +11,14 @@ import pytest
 from symphony_kernel.executor.base import Batch, Executor
 from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.kernel import KernelOptions
-from symphony_kernel.kvfs import TenantLimits
+from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_TOKENS_MAX
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.clock import Clock
 
-from tests.support.kernels import (
+from tests.support.kernel.rig import (
     ANY_MS,
     PROMPT,
     A,

@@ -14,13 +14,13 @@ from symphony_runtime.abi import (
     table,
 )
 from symphony_runtime.worker import handles
-from symphony_runtime.worker.syscalls import (
+from symphony_runtime.worker.syscalls.table import (
     LIP_HANDLERS,
     WASI_HANDLERS,
     imports,
     not_there_yet,
 )
-from symphony_runtime.worker.syscalls import handlers as host_handlers
+from symphony_runtime.worker.syscalls.table import handlers as host_handlers
 
 # Group -> calls, as the ABI's page lists them.
 CALLS = {

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from symphony_runtime.client import Client, ConnectionFailed, Event, ServerError, message_bytes
 
-from tests.support.house import House
+from tests.support.gateway.system import House
 
 
 def test_message_bytes() -> None:

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from symphony_kernel.ipc.server import Server
 from symphony_kernel.protocol.limits import SESSION_KEPT_BYTES
-from symphony_kernel.server import Server
 from symphony_runtime.client import Client, ServerError
 from symphony_runtime.worker.__main__ import keep_linked
 
 from tests.e2e import programs as guests
-from tests.support import mortal
-from tests.support.guests import main
-from tests.support.house import GATEWAY_SECRET, WORKER_SECRET, House
+from tests.support.gateway.system import GATEWAY_SECRET, WORKER_SECRET, House
+from tests.support.worker import crash_guests
+from tests.support.worker.guests import main
 
 
 class Roof:
@@ -86,10 +86,10 @@ def under_a_roof(
 
 
 async def outputs(client: Client, runs: int, rounds: int) -> list[dict[str, Any]]:
-    names = list(mortal.PROGRAMS)
+    names = list(crash_guests.PROGRAMS)
     return await asyncio.gather(
         *(
-            client.run(names[number % len(names)], input=mortal.inputs(number, rounds))
+            client.run(names[number % len(names)], input=crash_guests.inputs(number, rounds))
             for number in range(runs)
         )
     )
@@ -101,7 +101,7 @@ KEPT = ("status", "exit_code", "reason", "messages")
 @pytest.mark.parametrize("seed", range(2))
 def test_cuts_at_random_instants_change_no_output(tmp_path: Path, seed: int) -> None:
     async def scenario(roof: Roof, client: Client) -> None:
-        for name, program in mortal.PROGRAMS.items():
+        for name, program in crash_guests.PROGRAMS.items():
             await client.upload(program, name)
         wanted = await outputs(client, 12, 20)
         chance = random.Random(seed)
@@ -131,9 +131,9 @@ def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
     tmp_path: Path,
 ) -> None:
     async def scenario(roof: Roof, client: Client) -> None:
-        for name, program in {**mortal.PROGRAMS, "spin": guests.SPIN_WASM}.items():
+        for name, program in {**crash_guests.PROGRAMS, "spin": guests.SPIN_WASM}.items():
             await client.upload(program, name)
-        body = {"input": mortal.inputs(1, 120)}
+        body = {"input": crash_guests.inputs(1, 120)}
         live = [await client.start("greedy", **body) for _ in range(3)]
         overstaying = await client.start("greedy", **body, limits={"wall_ms": 300})
         spinning = await client.start("spin", limits={"cpu_ms": 100})
@@ -145,7 +145,7 @@ def test_while_the_kernel_is_away_limits_hold_cancels_work_and_requests_wait(
         cancelling = asyncio.create_task(client.cancel(live[0]))
         while len(roof.house.worker.instances) > 4:  # noqa: ASYNC110 - it waits for no kernel
             await asyncio.sleep(0.002)
-        waiting = asyncio.create_task(client.run("greedy", input=mortal.inputs(2, 5)))
+        waiting = asyncio.create_task(client.run("greedy", input=crash_guests.inputs(2, 5)))
         # Each end waits for what the kernel says of its use; the programs are gone already.
         while len(roof.house.worker.instances) > 2:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -168,14 +168,14 @@ async def end(client: Client, run: str) -> str:
 
 def test_requests_do_not_wait_for_ever_and_leave_nothing_in_the_kernel(tmp_path: Path) -> None:
     async def scenario(roof: Roof, client: Client) -> None:
-        await client.upload(mortal.PROGRAMS["greedy"], "greedy")
+        await client.upload(crash_guests.PROGRAMS["greedy"], "greedy")
         await roof.close()
         with pytest.raises(ServerError) as refused:
-            await client.run("greedy", input=mortal.inputs(2, 5))
+            await client.run("greedy", input=crash_guests.inputs(2, 5))
         assert (refused.value.status, refused.value.retry_after) == (503, 1.0)
         await roof.open()
         await roof.house.wait_until_ready()
-        assert (await client.run("greedy", input=mortal.inputs(2, 5)))["status"] == "exited"
+        assert (await client.run("greedy", input=crash_guests.inputs(2, 5)))["status"] == "exited"
         await asyncio.sleep(0.05)
         assert roof.house.kernel.statistics()["instances"] == 0
         assert roof.house.gateway.services.runs.statistics()["runs"] == 0

@@ -4,7 +4,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from symphony_runtime.projects import build
+from symphony_runtime.cli.projects import build
 
 ROOT = Path(__file__).resolve().parents[2]
 SDK = ROOT / "guest_sdk" / "assemblyscript"

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from symphony_kernel.cache import put
 from symphony_kernel.compiled.library import (
     GROUP,
     CompiledUnavailable,
@@ -16,8 +15,9 @@ from symphony_kernel.compiled.library import (
     compiled_modules,
     library_path,
 )
-from symphony_kernel.processors import processes_at_once
-from symphony_kernel.toolchain import (
+from symphony_kernel.platform.build_cache import put
+from symphony_kernel.platform.cpu_count import processes_at_once
+from symphony_kernel.platform.toolchain import (
     NoToolError,
     SourceError,
     find_compiler,

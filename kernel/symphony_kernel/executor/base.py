@@ -19,10 +19,10 @@ from mypy_extensions import mypyc_attr
 
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import DEFAULT, PredOptions
+from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
 
 if TYPE_CHECKING:
-    from symphony_kernel.executor.follow import Follow
+    from symphony_kernel.executor.chained_batch import Follow
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]

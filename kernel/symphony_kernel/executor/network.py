@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
-from symphony_kernel.executor.masks import MaskRoom, RowMasks
+from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.protocol.errno import SyscallError
 

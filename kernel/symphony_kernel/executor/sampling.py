@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 UInt64 = npt.NDArray[np.uint64]
 

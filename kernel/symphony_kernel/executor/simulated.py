@@ -27,11 +27,11 @@ from symphony_kernel.executor.base import (
     Results,
     Row,
 )
-from symphony_kernel.executor.masks import allowed, fill
-from symphony_kernel.executor.outcome import Outcome
+from symphony_kernel.executor.bitmask import allowed, fill
+from symphony_kernel.executor.device_queue import Outcome
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import DEFAULT, Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
 
 UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]

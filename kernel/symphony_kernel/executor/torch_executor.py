@@ -24,29 +24,29 @@ from symphony_kernel.executor.base import (
     Row,
     UInt32,
 )
+from symphony_kernel.executor.bitmask import Masks, RowMasks
+from symphony_kernel.executor.chained_batch import Follow
 from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
-from symphony_kernel.executor.follow import Follow
-from symphony_kernel.executor.masks import Masks, RowMasks
+from symphony_kernel.executor.device_queue import DeviceThread, Outcome
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import ModelConfig, load_config
-from symphony_kernel.executor.models.decoder import Decoder
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.fitting import page_bytes
-from symphony_kernel.executor.models.headers import check_tensors
 from symphony_kernel.executor.models.loader import Progress, Weights
+from symphony_kernel.executor.models.tensor_headers import check_tensors
 from symphony_kernel.executor.native.build import NativeUnavailable
 from symphony_kernel.executor.native.library import Library, load_library
 from symphony_kernel.executor.native.network import NativeNetwork
 from symphony_kernel.executor.network import Network
-from symphony_kernel.executor.outcome import DeviceThread, Outcome
 from symphony_kernel.executor.parallel.network import ParallelNetwork
+from symphony_kernel.executor.parallel.rank_network import start_parallel
 from symphony_kernel.executor.parallel.ranks import Lost, Parallel, Share
 from symphony_kernel.executor.parallel.sharding import Shard
-from symphony_kernel.executor.parallel.share import start_parallel
+from symphony_kernel.executor.reference.decoder import Decoder
+from symphony_kernel.executor.reference.network import TorchNetwork
 from symphony_kernel.executor.sampling import Ask
-from symphony_kernel.executor.torch_network import TorchNetwork
-from symphony_kernel.processors import usable_processors
+from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
     DELIVERY_MS_DEFAULT,

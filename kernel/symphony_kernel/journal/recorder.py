@@ -19,9 +19,9 @@ from collections.abc import Callable
 from typing import Final
 
 from symphony_kernel.executor.base import Int32
+from symphony_kernel.journal.hooks import HeldSession
 from symphony_kernel.journal.log import Log
-from symphony_kernel.journal.scribe import HeldSession
-from symphony_kernel.kvfs import KVFile
+from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.protocol.errno import Errno
 
 _log = logging.getLogger(__name__)

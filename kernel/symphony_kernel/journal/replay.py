@@ -15,10 +15,11 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.journal import recorder as r
-from symphony_kernel.journal.scribe import HeldSession
-from symphony_kernel.kvfs import KVFS, KVFile
+from symphony_kernel.journal.hooks import HeldSession
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
-from symphony_kernel.scheduler.work import Work
+from symphony_kernel.request import Work
 
 
 class ReplayedKernel(Protocol):

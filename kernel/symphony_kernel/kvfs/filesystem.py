@@ -11,22 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
-from symphony_kernel.kvfs.files import KVFile
-from symphony_kernel.kvfs.lineage import LineageBook, LineageStatistics, Trail
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.lineage.book import LineageBook, LineageStatistics
+from symphony_kernel.kvfs.lineage.spans import Trail
 from symphony_kernel.kvfs.loading import fill
-from symphony_kernel.kvfs.moves import Moves
-from symphony_kernel.kvfs.names import PUBLIC, is_public
-from symphony_kernel.kvfs.naming import Expiries, Name, NamedFile, describe, split_public
-from symphony_kernel.kvfs.pages import PagePool, PoolStatistics
-from symphony_kernel.kvfs.places import Places
-from symphony_kernel.kvfs.prefix_cache import PrefixCache, PrefixCacheStatistics
-from symphony_kernel.kvfs.pressure import Pressure
+from symphony_kernel.kvfs.name_tree import PUBLIC, is_public
+from symphony_kernel.kvfs.names import Expiries, Name, NamedFile, describe, split_public
+from symphony_kernel.kvfs.observer import Witness
+from symphony_kernel.kvfs.pages.pool import PagePool, PoolStatistics
+from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, PrefixCacheStatistics
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tenants import Tenant, TenantLimits
-from symphony_kernel.kvfs.tier_figures import TierStatistics
-from symphony_kernel.kvfs.tiers import Tiers
-from symphony_kernel.kvfs.witness import Witness
+from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.eviction import Pressure
+from symphony_kernel.kvfs.tiers.metrics import TierStatistics
+from symphony_kernel.kvfs.tiers.page_transfers import Moves
+from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -106,7 +107,7 @@ class KVFS:
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
         self.pressure.everything = lambda: self._files
         self._copied_slots = 0  # given to the executor
-        # References of what goes to disk or comes from there, see `saving`.
+        # References of what goes to disk or comes from there, see `durable.names`.
         self.under_way: Callable[[], Mapping[KVFile, int]] = dict
 
     # -- Tenants --------------------------------------------------------------------------------

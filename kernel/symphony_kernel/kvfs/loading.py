@@ -5,9 +5,9 @@
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, UInt32
-from symphony_kernel.kvfs.files import KVFile
-from symphony_kernel.kvfs.lineage import Trail
-from symphony_kernel.kvfs.pages import page_count
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.lineage.spans import Trail
+from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.protocol.errno import Errno, SyscallError
 

@@ -1,97 +1,118 @@
-"""Names: each tenant has one tree of named files.
+"""What a name is besides the file that has it: listed, shared, kept on disk, for how long."""
 
-A path is segments between slashes; one slash may lead, and means nothing: `/a/b` is `a/b`, and
-so it is listed. What begins with `public/` belongs to the tenants that publish and cannot be a
-tenant's own name.
-"""
-
-from bisect import bisect_left, insort
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+import heapq
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import PATH_BYTES_MAX
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.name_tree import PUBLIC
+from symphony_kernel.kvfs.pages.pool import page_count
 
-PUBLIC = "public"
-
-T = TypeVar("T")
+_STALE_MAX: Final = 64  # moments that hold no more, besides as many as do
 
 
-def parse_path(path: str | bytes) -> str:
-    """Return the path without its leading slash.
+@dataclass(slots=True)
+class Name:
+    """What one tenant's path says of its file.
 
-    Raises:
-        SyscallError: ENAMETOOLONG past PATH_BYTES_MAX; EINVAL for what is no UTF-8, is empty, has a
-            NUL, or has a segment that is empty, `.` or `..`.
+    A file that is not `loaded` lies on disk only: `entries` long, `size` bytes, and its KVFile is
+    empty until somebody opens it.
     """
-    text = _decode(path).removeprefix("/")
-    if "\0" in text or any(segment in ("", ".", "..") for segment in text.split("/")):
-        raise SyscallError(Errno.EINVAL, "a path is segments between slashes, none '', '.' or '..'")
-    return text
+
+    durable: bool = False
+    public: bool = False
+    size: int = 0  # bytes on disk
+    entries: int = 0
+    loaded: bool = True
 
 
-def parse_prefix(prefix: str | bytes) -> str:
-    """Return what a listing's paths must begin with; the same errors, but any end will do."""
-    return _decode(prefix).removeprefix("/")
+class NamedFile(NamedTuple):
+    """What a listing says of a named file; made by the thousand, which a dataclass is slow at."""
+
+    path: str
+    len: int
+    pages: int
+    tier: str
+    durable: bool
+    public: bool = False
+    expires_ms: int = 0
+
+    def view(self) -> dict[str, str | int]:
+        """Return it as a map, made by hand: for thousands of files `asdict` takes far longer."""
+        return {
+            "path": self.path,
+            "len": self.len,
+            "pages": self.pages,
+            "tier": self.tier,
+            "durable": self.durable,
+            "public": self.public,
+            "expires_ms": self.expires_ms,
+        }
 
 
-def is_public(path: str) -> bool:
-    """Say whether a parsed path lies where tenants publish."""
-    return path == PUBLIC or path.startswith(PUBLIC + "/")
+def describe(path: str, file: KVFile) -> NamedFile:
+    """Return what a listing says of a file that is called `path` there."""
+    name = file.name
+    assert name is not None, "a file in the tree of names has one"
+    if not name.loaded:
+        pages = page_count(name.entries)
+        return NamedFile(
+            path, name.entries, pages, "disk", name.durable, name.public, file.expires_ms
+        )
+    return NamedFile(
+        path,
+        file.length,
+        len(file.pages),
+        file.tier.word,
+        name.durable,
+        name.public,
+        file.expires_ms,
+    )
 
 
-def _decode(path: str | bytes) -> str:
-    # The length first: nothing of a path that is too long is looked at.
-    if len(path) > PATH_BYTES_MAX:
-        raise SyscallError(Errno.ENAMETOOLONG, f"a path has at most {PATH_BYTES_MAX} bytes")
-    try:
-        data = path.encode() if isinstance(path, str) else path
-        text = data.decode()
-    except UnicodeError as error:
-        raise SyscallError(Errno.EINVAL, "a path is UTF-8") from error
-    if len(data) > PATH_BYTES_MAX:
-        raise SyscallError(Errno.ENAMETOOLONG, f"a path has at most {PATH_BYTES_MAX} bytes")
-    return text
+def split_public(path: str) -> tuple[str, str]:
+    """Return the tenant and the path or prefix behind `public/`; "" where there is none."""
+    tenant, _, rest = path.removeprefix(PUBLIC).removeprefix("/").partition("/")
+    return tenant, rest
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class NameTree(Generic[T]):
-    """Paths of one tenant, in order; it trusts its arguments."""
+class Expiries:
+    """When names end, in Unix milliseconds."""
 
     def __init__(self) -> None:
-        self._files: dict[str, T] = {}
-        self._paths: list[str] = []  # sorted
+        self._ends: dict[tuple[str, str], int] = {}
+        self._heap: list[tuple[int, str, str]] = []  # with moments that hold no more
 
     def __len__(self) -> int:
-        return len(self._files)
+        """Return how many moments are remembered: of names, and some that hold no more."""
+        return len(self._heap)
 
-    def get(self, path: str) -> T | None:
-        """Return what has this name."""
-        return self._files.get(path)
+    def set(self, expires_ms: int, tenant: str, path: str) -> None:
+        """Remember when a name ends, in place of what was said before; 0: never, or it is gone."""
+        if expires_ms:
+            self._ends[tenant, path] = expires_ms
+            heapq.heappush(self._heap, (expires_ms, tenant, path))
+        else:
+            self._ends.pop((tenant, path), None)
+        # A name may be given again and again long before it ends: what is remembered is bounded.
+        if len(self._heap) > 2 * len(self._ends) + _STALE_MAX:
+            self._heap = [(moment, *name) for name, moment in self._ends.items()]
+            heapq.heapify(self._heap)
 
-    def put(self, path: str, file: T) -> T | None:
-        """Name a file; return the one that had the name."""
-        old = self._files.get(path)
-        if old is None:
-            insort(self._paths, path)
-        self._files[path] = file
-        return old
+    @property
+    def next_ms(self) -> int | None:
+        """The next moment at which a name may end."""
+        return self._heap[0][0] if self._heap else None
 
-    def remove(self, path: str) -> T | None:
-        """Forget a name; return what had it."""
-        file = self._files.pop(path, None)
-        if file is not None:
-            del self._paths[bisect_left(self._paths, path)]
-        return file
-
-    def items(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, T]]:
-        """Yield (path, file) in order for paths that begin with `prefix` and come after `after`."""
-        start = bisect_left(self._paths, max(prefix, after))
-        for index in range(start, len(self._paths)):
-            path = self._paths[index]
-            if not path.startswith(prefix):
-                return
-            if path != after or not after:
-                yield path, self._files[path]
+    def due(self, now_ms: float) -> list[tuple[int, str, str]]:
+        """Take out what has come due: (moment, tenant, path) each."""
+        found = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            moment, *name = entry = heapq.heappop(self._heap)
+            if self._ends.get((name[0], name[1])) == moment:
+                del self._ends[name[0], name[1]]
+                found.append(entry)
+        return found

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64
-from symphony_kernel.kvfs.lineage import LineageBook
-from symphony_kernel.kvfs.moves import Moves
-from symphony_kernel.kvfs.pages import PagePool
-from symphony_kernel.kvfs.prefix_cache import PrefixCache
+from symphony_kernel.kvfs.lineage.book import LineageBook
+from symphony_kernel.kvfs.observer import Witness
+from symphony_kernel.kvfs.pages.pool import PagePool
+from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import Account, Ledger
-from symphony_kernel.kvfs.spilling import spare_slots
-from symphony_kernel.kvfs.tiers import Tiers
-from symphony_kernel.kvfs.witness import Witness
+from symphony_kernel.kvfs.tiers.disk_tier import spare_slots
+from symphony_kernel.kvfs.tiers.page_transfers import Moves
+from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
@@ -22,7 +22,7 @@ from symphony_kernel.protocol.limits import (
 )
 
 if TYPE_CHECKING:
-    from symphony_kernel.kvfs.files import KVFile
+    from symphony_kernel.kvfs.file import KVFile
 
 
 class Ranked(Protocol):

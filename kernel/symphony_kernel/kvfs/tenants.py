@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from mypy_extensions import mypyc_attr
 
-from symphony_kernel.kvfs.files import KVFile
-from symphony_kernel.kvfs.names import NameTree
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.name_tree import NameTree
 from symphony_kernel.kvfs.quotas import UNLIMITED, Account
 from symphony_kernel.protocol.errno import Errno, LimitError
 from symphony_kernel.protocol.limits import (

@@ -16,7 +16,7 @@ from symphony_kernel.protocol.limits import (
     GENERATE_STOP_MAX,
     PRED_OPTIONS_BYTES_MAX,
 )
-from symphony_kernel.protocol.options import (
+from symphony_kernel.protocol.pred_options import (
     CACHED_BYTES_MAX,
     DEFAULT,
     Get,

@@ -6,7 +6,7 @@
 limit is called wherever it has a name (`limits` of a request and of a configuration, the label of
 `limit_hits_total`, `limit` of a run), what it is worth when nobody says anything, how far an
 operator may go, and what happens to whoever runs into it. docs/limits.md is made of it
-(`symphony_runtime.limits_page`).
+(`tools.limits_page`).
 
 A run's children share what their run has: every limit of a run is one of the whole tree.
 """

@@ -6,7 +6,7 @@ what stands here but by the operator's configuration.
 
 What a stranger, a tenant or an operator meets stands here and nowhere else: whatever is refused,
 cut off, ended or made to wait by a number. Its name ends in _MAX or _MIN, its comment says of what,
-and docs/limits.md shows it (`symphony_runtime.limits_page`). Numbers with other names are defaults,
+and docs/limits.md shows it (`tools.limits_page`). Numbers with other names are defaults,
 and how parts work together; those of one module, which nobody outside can tell, stand there.
 """
 
@@ -86,7 +86,7 @@ LIP_CALL_BYTES_MAX: Final = 64 << 20  # arguments of such calls, of a run with i
 # --- Constraints (kernel) -------------------------------------------------------------------------
 CONSTRAINT_BYTES_MAX = 256 << 10  # of a schema's, expression's or grammar's text
 # What compiling one may take, in a process of its own; llguidance's limits are in
-# `constraints.grammar`.
+# `grammar.source`.
 CONSTRAINT_CPU_SECONDS_MAX = 2
 CONSTRAINT_WALL_SECONDS_MAX = 60  # by the clock
 CONSTRAINT_MEMORY_BYTES_MAX = 1 << 30  # of addresses
@@ -150,7 +150,7 @@ PAGER_SLICE_TOKENS = 512.0
 DEVICE_PAUSE_MS_MAX: Final = 20.0  # between two steps; a longer one is want of work
 
 # Steps that the device may be given before the one that it computes has ended, of generations that
-# go on: see `scheduler.drafts`.
+# go on: see `scheduler.lookahead`.
 DRAFTS_MAX: Final = 6
 # What such steps have come to may be told together, at most so late, unless the operator says else.
 DELIVERY_MS_DEFAULT = 25.0

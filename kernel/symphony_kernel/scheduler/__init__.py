@@ -1,1 +1,9 @@
-"""The two-level scheduler: who may run (fair_queue), and what runs now (batcher)."""
+"""The scheduler: requests come in, steps go to the device, results go back.
+
+step_loop -> scheduler -> batcher (what is in a step) -> admission (frames for it)
+                 |            `--> fairness (in which order)
+                 `--> lookahead, prediction (steps before they are asked for), anticipation
+
+admission, memory_queue, recompute   who has frames when there are too few for all
+metrics, trace                       what is counted; when each request was computed
+"""

@@ -18,8 +18,12 @@ from typing import Final
 
 import numpy as np
 
-from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.base import Batch, Int32, Row
+from symphony_kernel.fairness.cpu_accounts import Beside
+from symphony_kernel.fairness.device_shares import Plan, Turn
+from symphony_kernel.fairness.fair_queue import FairQueue
+from symphony_kernel.fairness.step_cost import Load, StepCost
+from symphony_kernel.grammar.matcher import Guide
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     DECODE_GAP_MS_DEFAULT,
@@ -30,13 +34,9 @@ from symphony_kernel.protocol.limits import (
     STEP_ROWS_MAX,
     STEP_TOKENS_MAX,
 )
-from symphony_kernel.protocol.options import DEFAULT, Get
-from symphony_kernel.scheduler.cpu_accounts import Beside
-from symphony_kernel.scheduler.device_shares import Plan, Turn
-from symphony_kernel.scheduler.fair_queue import FairQueue
-from symphony_kernel.scheduler.pager import Admission, Pager
-from symphony_kernel.scheduler.step_cost import Load, StepCost
-from symphony_kernel.scheduler.work import Work
+from symphony_kernel.protocol.pred_options import DEFAULT, Get
+from symphony_kernel.request import Work
+from symphony_kernel.scheduler.admission import Admission, Pager
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from math import inf, isinf
 from typing import Any, Final
 
-from symphony_kernel.constraints.guides import Guide
 from symphony_kernel.executor.base import Results
-from symphony_kernel.kvfs.pressure import Pressure
+from symphony_kernel.fairness.cpu_accounts import CpuAccounts
+from symphony_kernel.fairness.device_shares import DeviceShares, Plan
+from symphony_kernel.fairness.fair_queue import FairQueue, FairQueueStatistics
+from symphony_kernel.fairness.step_cost import FORMED, Load, StepCost
+from symphony_kernel.grammar.matcher import Guide
+from symphony_kernel.kvfs.tiers.eviction import Pressure
+from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     PAGES_WAIT_MS_MAX,
     PREFILL_QUANTUM_TOKENS,
     PREFILL_TOKENS_MIN,
 )
-from symphony_kernel.scheduler.answers import Answers
+from symphony_kernel.request import Work
+from symphony_kernel.scheduler.admission import Pager
+from symphony_kernel.scheduler.anticipation import Answers
 from symphony_kernel.scheduler.batcher import Batcher, Part, Step, StepLimits, add_result
-from symphony_kernel.scheduler.clock import Clock
-from symphony_kernel.scheduler.cpu_accounts import CpuAccounts
-from symphony_kernel.scheduler.device_shares import DeviceShares, Plan
-from symphony_kernel.scheduler.drafts import Draft, Drafts
-from symphony_kernel.scheduler.fair_queue import FairQueue, FairQueueStatistics
-from symphony_kernel.scheduler.figures import Figures
-from symphony_kernel.scheduler.guesses import Guess, Guesses
-from symphony_kernel.scheduler.pager import Pager
-from symphony_kernel.scheduler.step_cost import FORMED, Load, StepCost
-from symphony_kernel.scheduler.traces import Emit, Traces
-from symphony_kernel.scheduler.work import Work
+from symphony_kernel.scheduler.lookahead import Draft, Drafts
+from symphony_kernel.scheduler.metrics import Figures
+from symphony_kernel.scheduler.prediction import Guess, Guesses
+from symphony_kernel.scheduler.trace import Emit, Traces
 
 _STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it
 _LARGE_RESULT_BYTES: Final = 16 << 10
@@ -190,7 +190,7 @@ class Scheduler:
         """Whether nothing waits and no step is under way."""
         return not (self._steps or self._queue.works or self._parked or self._kept)
 
-    # -- Stalls (see `stalls`) -----------------------------------------------------------------
+    # -- Stalls (see `maintenance.watchdog`) -------------------------------------------------------
     @property
     def owing(self) -> bool:
         """Whether works wait, and for nothing but a step."""

@@ -15,16 +15,16 @@ import signal
 import sys
 from typing import Any
 
+from symphony_kernel.platform.log_format import log_to_stderr
 from symphony_kernel.protocol.heartbeat import ALIVE, beat
-from symphony_kernel.protocol.log_lines import log_to_stderr
-from symphony_kernel.protocol.processes import Processes
+from symphony_kernel.protocol.role_processes import Processes
 
-from symphony_runtime import loops
-from symphony_runtime.allocator import give_back_memory
+from symphony_runtime import event_loop
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
-from symphony_runtime.gateway.links import Worker
-from symphony_runtime.gateway.progress import Progress
+from symphony_runtime.gateway.links.links import Worker
+from symphony_runtime.gateway.links.startup import Progress
+from symphony_runtime.malloc import give_back_memory
 
 _COLLECTOR_THRESHOLDS = (5_000, 20, 20)  # objects, then young and middle collections
 
@@ -106,7 +106,7 @@ def main() -> int:
         # Unbuffered: the lines that follow are for the event loop.
         with io.FileIO(sys.stdin.fileno(), closefd=False) as first:
             config = GatewayConfig.parse(json.loads(first.readline()))
-        loops.run(_run(config))
+        event_loop.run(_run(config))
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -17,51 +17,51 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from symphony_kernel.protocol.processes import Processes
+from symphony_kernel.protocol.role_processes import Processes
 
-from symphony_runtime.compiler import Compiler
-from symphony_runtime.gateway.administration import Administration
-from symphony_runtime.gateway.auth import open_keys
-from symphony_runtime.gateway.channels import Channels
+from symphony_runtime.compiler.compiler import Compiler
+from symphony_runtime.config.limits import Bound, Limits
+from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
+from symphony_runtime.gateway.admission.load import Load
+from symphony_runtime.gateway.admission.memory import Memory
+from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, Rates
+from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
+from symphony_runtime.gateway.api.routes import ROUTES, Access
+from symphony_runtime.gateway.cluster.members import Members
+from symphony_runtime.gateway.cluster.recovery import fail_live_runs
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
-from symphony_runtime.gateway.costs import Costs
-from symphony_runtime.gateway.data_directory import DataDirectory
-from symphony_runtime.gateway.disk import Disk
-from symphony_runtime.gateway.disk_figures import measure
-from symphony_runtime.gateway.figures import RunFigures
-from symphony_runtime.gateway.forgetting import Forgetting
-from symphony_runtime.gateway.http import SERVICES, Services
-from symphony_runtime.gateway.idempotency import Idempotency
-from symphony_runtime.gateway.kernel_figures import KernelFigures
-from symphony_runtime.gateway.links import KernelLink, WorkerLinks
-from symphony_runtime.gateway.listening import check_host, listen
-from symphony_runtime.gateway.members import Members
+from symphony_runtime.gateway.connections.listener import check_host, listen
+from symphony_runtime.gateway.connections.slow_bodies import SlowBounds
+from symphony_runtime.gateway.connections.slow_clients import SlowClients
+from symphony_runtime.gateway.connections.slow_readers import Readers
+from symphony_runtime.gateway.egress.calls import Outside
+from symphony_runtime.gateway.egress.injection import Injector
+from symphony_runtime.gateway.egress.vault import Vault, VaultError
+from symphony_runtime.gateway.errors import Handler, answer_expect, problems_middleware
+from symphony_runtime.gateway.http.context import SERVICES, Services
+from symphony_runtime.gateway.http.idempotency import Idempotency
+from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
+from symphony_runtime.gateway.links.startup import Progress
+from symphony_runtime.gateway.metrics.counters import RunFigures
+from symphony_runtime.gateway.metrics.disk import measure
+from symphony_runtime.gateway.metrics.kernel import KernelFigures
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
-from symphony_runtime.gateway.openapi import DOCUMENT, encode_document
-from symphony_runtime.gateway.outside.calls import Outside
-from symphony_runtime.gateway.outside.injection import Injector
-from symphony_runtime.gateway.overload.admission import Admission, AdmissionBounds
-from symphony_runtime.gateway.overload.bodies import SlowBounds
-from symphony_runtime.gateway.overload.load import Load
-from symphony_runtime.gateway.overload.memory import Memory
-from symphony_runtime.gateway.overload.readers import Readers
-from symphony_runtime.gateway.overload.slow import SlowClients
-from symphony_runtime.gateway.peers import Peers, gateway_name
-from symphony_runtime.gateway.problems import Handler, answer_expect, problems_middleware
-from symphony_runtime.gateway.programs import Programs
-from symphony_runtime.gateway.progress import Progress
-from symphony_runtime.gateway.rates import ASKING, TOKENS, Rates
-from symphony_runtime.gateway.recovery import fail_live_runs
-from symphony_runtime.gateway.retention import Bounds, Retention
-from symphony_runtime.gateway.routes import ROUTES, Access
-from symphony_runtime.gateway.run import next_boot, now_ms
-from symphony_runtime.gateway.runs import Runs
-from symphony_runtime.gateway.store import Store, StoreError
-from symphony_runtime.gateway.tail import clear_tail, read_tail
-from symphony_runtime.gateway.unused import Unused
-from symphony_runtime.gateway.vault import Vault, VaultError
-from symphony_runtime.limits import Bound, Limits
+from symphony_runtime.gateway.programs.store import Programs
+from symphony_runtime.gateway.runs.channels import Channels
+from symphony_runtime.gateway.runs.cpu_reporting import Costs
+from symphony_runtime.gateway.runs.record import next_boot, now_ms
+from symphony_runtime.gateway.runs.retention import Bounds, Retention
+from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.storage.changes import Peers, gateway_name
+from symphony_runtime.gateway.storage.crash_log import clear_tail, read_tail
+from symphony_runtime.gateway.storage.data_directory import DataDirectory
+from symphony_runtime.gateway.storage.disk_budget import Disk
+from symphony_runtime.gateway.storage.store import Store, StoreError
+from symphony_runtime.gateway.tenancy.administration import Administration
+from symphony_runtime.gateway.tenancy.authentication import open_keys
+from symphony_runtime.gateway.tenancy.deletion import Forgetting
+from symphony_runtime.gateway.tenancy.program_expiry import Unused
 
 _log = logging.getLogger(__name__)
 _TIDY_SECONDS = 1.0  # between looks at what deletions have freed

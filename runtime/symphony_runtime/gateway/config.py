@@ -19,9 +19,9 @@ from symphony_kernel.protocol.limits import (
     TENANT_RUNS_LIVE_MAX,
 )
 
-from symphony_runtime.limits import Bound, parse_limits, parse_tenants
-from symphony_runtime.outside.options import HttpRule, ToolServerOptions, parse_http, parse_tools
-from symphony_runtime.transport import is_loopback as is_loopback
+from symphony_runtime.config.egress import HttpRule, ToolServerOptions, parse_http, parse_tools
+from symphony_runtime.config.limits import Bound, parse_limits, parse_tenants
+from symphony_runtime.config.transport import is_loopback as is_loopback
 
 
 class ConfigError(Exception):
@@ -39,7 +39,7 @@ class GatewayConfig:
     data_dir: Path
     host: str
     port: int  # 0: any free one
-    tls_cert: Path | None = None  # with `tls_key`: TLS; see `symphony_runtime.transport`
+    tls_cert: Path | None = None  # with `tls_key`: TLS; see `symphony_runtime.config.transport`
     tls_key: Path | None = None
     behind_proxy: bool = False
     runs_live_max: int = RUNS_LIVE_MAX

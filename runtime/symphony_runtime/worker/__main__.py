@@ -18,17 +18,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from symphony_kernel.platform.log_format import log_to_stderr
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.links import Link, connect_unix
-from symphony_kernel.protocol.log_lines import log_to_stderr
 from symphony_kernel.protocol.sessions import LinkLostError
 
-from symphony_runtime import loops
-from symphony_runtime.containment import Contained, ContainmentError, contain
-from symphony_runtime.worker.crossing import Crossing, compiled_crossing
-from symphony_runtime.worker.crossing.library import CrossingUnavailable
-from symphony_runtime.worker.sandbox import cache_identity
-from symphony_runtime.worker.syscalls import imports
+from symphony_runtime import event_loop
+from symphony_runtime.engine.hostcalls.compiled_calls import Crossing, compiled_crossing
+from symphony_runtime.engine.hostcalls.library import CrossingUnavailable
+from symphony_runtime.engine.settings import cache_identity
+from symphony_runtime.sandboxing.contain import Contained, ContainmentError, contain
+from symphony_runtime.worker.syscalls.table import imports
 from symphony_runtime.worker.worker import Worker
 
 _log = logging.getLogger("symphony.worker")
@@ -160,7 +160,7 @@ async def serve(config: WorkerConfig, contained: Contained, crossing: Crossing |
         config.name,
         config.secret,
         now=time.monotonic,
-        early_ms=loops.EARLY_MS,
+        early_ms=event_loop.EARLY_MS,
         crossing=crossing,
     )
     worker.about = {"containment": contained.achieved, "compiled": crossing is not None}
@@ -198,7 +198,7 @@ def main() -> None:
         contained = lock_down(config)  # before there is a loop, whose threads would not be
     except ContainmentError as error:
         sys.exit(f"{config.name}: {error}")
-    loops.run(serve(config, contained, crossing))
+    event_loop.run(serve(config, contained, crossing))
 
 
 if __name__ == "__main__":

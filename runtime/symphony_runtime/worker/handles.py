@@ -9,7 +9,7 @@ from collections import deque
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
 
-from symphony_runtime.worker.shares import Loan, Pool
+from symphony_runtime.worker.limit_pool import Loan, Pool
 
 READ, APPEND, TRUNCATE, SAVE, GRANT = 1, 2, 4, 8, 16
 ALL_RIGHTS = 31

@@ -17,11 +17,11 @@ from symphony_kernel.protocol.limits import (
 )
 from symphony_kernel.protocol.messages import Op
 
-from symphony_runtime.worker.fiber import Fiber
+from symphony_runtime.engine.fiber import Fiber
 from symphony_runtime.worker.handles import Handles
 from symphony_runtime.worker.run import Run
-from symphony_runtime.worker.text import Pieces, Text
-from symphony_runtime.worker.text_pool import TextPool
+from symphony_runtime.worker.text.pool import TextPool
+from symphony_runtime.worker.text.tokenizer import Pieces, Text
 from symphony_runtime.worker.tickets import Stream, Ticket, Tickets
 
 _WAITS = int(Op.WAITS)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 
-from symphony_runtime.worker.fiber import FiberHost, HostFault, Program
+from symphony_runtime.engine.fiber import FiberHost, HostFault, Program
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from symphony_kernel.protocol.limits import (
     TENANT_MEMORY_TOTAL_BYTES_MAX,
 )
 
-from symphony_runtime.worker.shares import Pool
-from symphony_runtime.worker.tenant_memory import NAME as MEMORY_TOTAL
-from symphony_runtime.worker.turns import Share
+from symphony_runtime.worker.fairness.run_queue import Share
+from symphony_runtime.worker.fairness.tenant_memory import NAME as MEMORY_TOTAL
+from symphony_runtime.worker.limit_pool import Pool
 
 EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 # The exit codes of programs that did not exit, as a shell shows them.

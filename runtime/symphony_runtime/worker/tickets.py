@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
-from symphony_runtime.worker.shares import Loan, Pool
+from symphony_runtime.worker.limit_pool import Loan, Pool
 
 NUMBER_MAX = (1 << 31) - 1
 

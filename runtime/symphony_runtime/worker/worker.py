@@ -2,9 +2,9 @@
 
     frames of kernel and gateway -> instances become runnable -> a turn -> frames of the turn
 
-A turn takes runnable instances round-robin, and tenants fairly (`turns`). Each runs until it
-suspends, ends, or has had its slice of a millisecond. Its calls leave as one `Calls` and one
-`Output` frame. Long texts are worked on by threads (`text_pool`).
+A turn takes runnable instances round-robin, and tenants fairly (`fairness.run_queue`). Each runs
+until it suspends, ends, or has had its slice of a millisecond. Its calls leave as one `Calls` and
+one `Output` frame. Long texts are worked on by threads (`text.pool`).
 """
 
 import asyncio
@@ -18,20 +18,19 @@ from typing import Any
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import LimitError, SyscallError
-from symphony_kernel.protocol.limits import (
-    EPOCH_TICK_MS,
-    TURN_MS_MAX,
-    WORKER_FRAME_BYTES_MAX,
-)
+from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TURN_MS_MAX, WORKER_FRAME_BYTES_MAX
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
-from symphony_runtime.worker.beginnings import give_fiber
-from symphony_runtime.worker.crossing import Crossing
-from symphony_runtime.worker.fiber import EndKind, FiberHost, HostFault
+from symphony_runtime.engine.fiber import EndKind, FiberHost, HostFault
+from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, PREEMPTED
+from symphony_runtime.worker.fairness.cpu_reporting import Pacing
+from symphony_runtime.worker.fairness.run_queue import Turns
+from symphony_runtime.worker.gateway_link import meet
+from symphony_runtime.worker.idle_hint import Waiting
 from symphony_runtime.worker.instance import Instance, check_released
-from symphony_runtime.worker.meeting import meet
-from symphony_runtime.worker.pacing import Pacing
+from symphony_runtime.worker.instance_start import give_fiber
 from symphony_runtime.worker.programs import Programs
 from symphony_runtime.worker.run import (
     EXITED,
@@ -44,13 +43,11 @@ from symphony_runtime.worker.run import (
     Ending,
     Run,
 )
-from symphony_runtime.worker.seats import CALLED, PREEMPTED
-from symphony_runtime.worker.syscalls import family, handlers, imports
-from symphony_runtime.worker.text import NO_MODEL, Text
-from symphony_runtime.worker.text_pool import TextPool
-from symphony_runtime.worker.tracing import Trace, TracedInstance, new_instance, traced
-from symphony_runtime.worker.turns import Turns
-from symphony_runtime.worker.waiting import Waiting
+from symphony_runtime.worker.syscalls import family
+from symphony_runtime.worker.syscalls.table import handlers, imports
+from symphony_runtime.worker.text.pool import TextPool
+from symphony_runtime.worker.text.tokenizer import NO_MODEL, Text
+from symphony_runtime.worker.trace import Trace, TracedInstance, new_instance, traced
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.programs import PARROT_WASM
 from tests.hostile.clients.wire import SECONDS_MAX
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 
 @pytest.fixture(scope="module")

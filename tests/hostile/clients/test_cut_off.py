@@ -11,7 +11,7 @@ from symphony_runtime.client import Client
 from tests.e2e.programs import PARROT_WASM
 from tests.hostile.clients.test_http_websockets import HANDSHAKE
 from tests.hostile.clients.wire import SECONDS_MAX, Wire, head, wire
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 TENANT = "to-be-cut"
 

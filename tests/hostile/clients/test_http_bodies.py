@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.hostile.clients.wire import ask, head, post
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 RUNS = "/v1/programs/parrot/runs?detach=1"
 DEEP = 100_000

@@ -9,7 +9,7 @@ import asyncio
 import pytest
 
 from tests.hostile.clients.wire import ask, head, post, wire
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 HIDDEN = b"POST /v1/runs HTTP/1.1\r\nHost: x\r\n\r\n"  # would be answered 405
 RUNS = "/v1/programs/parrot/runs"

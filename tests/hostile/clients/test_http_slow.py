@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from symphony_runtime.client import Client
-from symphony_runtime.gateway import connections
+from symphony_runtime.gateway.connections import connections
 
 from tests.e2e.programs import ENDLESS_SEND_WASM, PARROT_WASM
 from tests.hostile.clients.wire import SECONDS_MAX, Wire, ask, head, wire
-from tests.support.house import House
+from tests.support.gateway.system import House
 
 PARTS = {
     "nothing": b"",

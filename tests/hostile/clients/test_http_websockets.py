@@ -11,7 +11,7 @@ import pytest
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
 from tests.hostile.clients.wire import SECONDS_MAX, Wire, head, wire
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
 
 CONTINUE, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 HANDSHAKE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.auth import Key, Keys, Role, new_key
-from symphony_runtime.gateway.problems import Problem
+from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.tenancy.authentication import Key, Keys, Role, new_key
 
 from tests.hostile.clients.wire import head, wire
-from tests.support.house import House
-from tests.support.server import RunningServer
+from tests.support.gateway.system import House
+from tests.support.server.server import RunningServer
 
 
 def ring() -> tuple[Keys, dict[str, str]]:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.openapi import SCHEMAS, build_document
-from symphony_runtime.gateway.routes import ROUTES, Access, Route
+from symphony_runtime.gateway.api.openapi import SCHEMAS, build_document
+from symphony_runtime.gateway.api.routes import ROUTES, Access, Route
 
 from tests.e2e.programs import HELLO_WASM, SAVE_WASM
 from tests.hostile.clients.wire import Reply, ask, head
-from tests.support.house import House
-from tests.support.routes import filled
+from tests.support.gateway.routes import filled
+from tests.support.gateway.system import House
 
 EACH = 1 if os.environ.get("SYMPHONY_SCHEMATHESIS") else 11
 DOCUMENT = build_document(ROUTES)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import aiohttp
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.routes import ROUTES
+from symphony_runtime.gateway.api.routes import ROUTES
 
 from tests.e2e import programs as guests
-from tests.support.house import House
-from tests.support.routes import filled
+from tests.support.gateway.routes import filled
+from tests.support.gateway.system import House
 
 # The callers that a rule lets in; all others are refused.
 OPEN = frozenset({"nobody", "a guess", "revoked", "operator", "operator's reader", "tenant",

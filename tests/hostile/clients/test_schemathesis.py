@@ -30,13 +30,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 from symphony_runtime.client import ServerError
-from symphony_runtime.gateway.openapi import EVENTS, PROBLEMS, build_document
-from symphony_runtime.gateway.routes import ROUTES, Access
+from symphony_runtime.gateway.api.openapi import EVENTS, PROBLEMS, build_document
+from symphony_runtime.gateway.api.routes import ROUTES, Access
 
 from tests.e2e.programs import HELLO_WASM, SAVE_WASM
 from tests.hostile.clients.wire import ask, head
-from tests.support.routes import filled
-from tests.support.server import RunningServer, running_server
+from tests.support.gateway.routes import filled
+from tests.support.server.server import RunningServer, running_server
 
 _MANY = int(os.environ.get("SYMPHONY_SCHEMATHESIS", "0"))
 _EXAMPLES = _MANY or 10

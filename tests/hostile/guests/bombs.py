@@ -15,8 +15,8 @@ from symphony_kernel.protocol.limits import (
 )
 
 from tests.hostile.cases import Guest
-from tests.support.guests import PAGE_BYTES, data, main
-from tests.support.snippets import CHILD, CLAIM_PID, CREATE, PRED, SLEEP, SPAWN, child
+from tests.support.worker.guests import PAGE_BYTES, data, main
+from tests.support.worker.snippets import CHILD, CLAIM_PID, CREATE, PRED, SLEEP, SPAWN, child
 
 EAGAIN, ENOMEM, EDQUOT, EFBIG = -Errno.EAGAIN, -Errno.ENOMEM, -Errno.EDQUOT, -Errno.EFBIG
 LARGE = msgpack.packb({"at": "all", "get": {"top": 256}})  # of 512 tokens: a mebibyte

@@ -3,7 +3,7 @@
 from symphony_kernel.protocol.errno import Errno
 
 from tests.hostile.cases import Guest
-from tests.support.guests import LIP_IMPORTS, WASI_IMPORTS, main, module
+from tests.support.worker.guests import LIP_IMPORTS, WASI_IMPORTS, main, module
 
 NOTHING = '(func (export "lip_main") (result i32) (i32.const 0))'
 END = "(i32.mul (memory.size) (i32.const 65536))"

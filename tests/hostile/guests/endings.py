@@ -4,8 +4,8 @@ import msgpack
 from symphony_kernel.protocol.errno import Errno
 
 from tests.hostile.cases import Guest
-from tests.support.guests import LIP_IMPORTS, WASI_IMPORTS, data, main, module
-from tests.support.snippets import CHILD, CLAIM_PID, CREATE, PRED, SLEEP, SPAWN, child
+from tests.support.worker.guests import LIP_IMPORTS, WASI_IMPORTS, data, main, module
+from tests.support.worker.snippets import CHILD, CLAIM_PID, CREATE, PRED, SLEEP, SPAWN, child
 
 GENERATE = """(call $generate (local.get $kv) (i32.const 0) (i32.const 4) (i32.const 0)
   (i32.const 0))"""

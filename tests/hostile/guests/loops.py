@@ -1,7 +1,7 @@
 """Guests that compute for ever, each in another place where the engine might not interrupt them."""
 
 from tests.hostile.cases import Guest
-from tests.support.guests import ABORT_IMPORT, LIP_IMPORTS, WASI_IMPORTS, data, main, module
+from tests.support.worker.guests import ABORT_IMPORT, LIP_IMPORTS, WASI_IMPORTS, data, main, module
 
 TARGETS = 4_000  # of the jump table
 FRAME_VALUES = 17_000  # 16 bytes each, all of them needed behind a call: more than a guest's stack

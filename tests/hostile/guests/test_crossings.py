@@ -1,17 +1,17 @@
 """Calls cross alike in C and through ctypes, wherever a hostile program makes them."""
 
 import pytest
-from symphony_runtime.worker.crossing import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
 
 from tests.hostile.cases import meet
 from tests.hostile.guests.crossings import CROSSINGS
-from tests.support import crossings
-from tests.support.rig import Rig, rigged
+from tests.support.worker import hostcalls
+from tests.support.worker.rig import Rig, rigged
 
 
 def both() -> list[Crossing | None]:
     """Both ways, where there is a compiler."""
-    found = crossings.found()
+    found = hostcalls.found()
     return [None] if found is None else [None, found]
 
 

@@ -12,9 +12,9 @@ from tests.hostile.cases import END_SECONDS_MAX, ENDLESS, Guest
 from tests.hostile.guests.bombs import BOMBS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
-from tests.support.binary import Binary
-from tests.support.guests import SPIN, main
-from tests.support.server import RunningServer
+from tests.support.server.server import RunningServer
+from tests.support.worker.binary import Binary
+from tests.support.worker.guests import SPIN, main
 
 ECHOES = 20
 

@@ -6,7 +6,7 @@ from tests.hostile.cases import Guest, meet
 from tests.hostile.guests.bombs import BOMBS
 from tests.hostile.guests.endings import ENDINGS
 from tests.hostile.guests.loops import LOOPS
-from tests.support.rig import Rig, rigged
+from tests.support.worker.rig import Rig, rigged
 
 TOPICS = {"loops": LOOPS, "bombs": BOMBS, "endings": ENDINGS}
 GUESTS: dict[str, Guest] = {

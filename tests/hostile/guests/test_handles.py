@@ -8,11 +8,11 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import Call, table
 
 from tests.hostile.cases import numbers
-from tests.support import guests
-from tests.support.abi_calls import LENGTHS, POINTERS, good
-from tests.support.guests import Step, data, main, result
-from tests.support.rig import Rig, rigged
-from tests.support.snippets import SLEEP, child
+from tests.support.worker import guests
+from tests.support.worker.abi_calls import LENGTHS, POINTERS, good
+from tests.support.worker.guests import Step, data, main, result
+from tests.support.worker.rig import Rig, rigged
+from tests.support.worker.snippets import SLEEP, child
 
 FILE_CALLS = [call for call in table().calls if any(p.name == "kv" for p in call.params)]
 TICKET_CALLS = [call for call in table().calls if any(p.name == "ticket" for p in call.params)]

@@ -6,9 +6,9 @@ import msgpack
 import pytest
 from symphony_kernel.protocol.errno import Errno
 
-from tests.support.byte_model import byte_assets
-from tests.support.guests import Step, data, result
-from tests.support.rig import Rig, rigged
+from tests.support.executor.byte_model import byte_assets
+from tests.support.worker.guests import Step, data, result
+from tests.support.worker.rig import Rig, rigged
 
 AT = 10_000
 CLAIM = b"\xdd\x00\x02\x00\x00"  # a list of 131,072

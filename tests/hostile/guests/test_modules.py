@@ -10,10 +10,10 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_NAMES_BYTES_MAX,
     PROGRAM_TYPES_MAX,
 )
-from symphony_runtime.validation import check_and_compile, check_shape
+from symphony_runtime.compiler.validation import check_and_compile, check_shape
 from wasmtime import wat2wasm
 
-from tests.support.binary import (
+from tests.support.worker.binary import (
     AT_ZERO,
     EMPTY_BODY,
     FUNCREF,
@@ -26,8 +26,8 @@ from tests.support.binary import (
     section,
     vector,
 )
-from tests.support.guests import DECODE
-from tests.support.rig import Rig, rigged
+from tests.support.worker.guests import DECODE
+from tests.support.worker.rig import Rig, rigged
 
 MEMORY = '(memory (export "memory") 1)'
 START = '(func (export "_start"))'
@@ -46,7 +46,7 @@ def test_the_plain_one_is_as_it_should_be() -> None:
     assert problems(PLAIN) == []
 
 
-# --- What is off (tests/runtime/test_compiler.py has one for each proposal) ----------------------
+# --- What is off (tests/runtime/compiler/test_compiler.py has one for each proposal) --------------
 OFF = {
     "i31 references": ("(func (drop (ref.i31 (i32.const 1))))", "garbage collection"),
     "arrays": ("(type $a (array i8)) (func (drop (array.new_default $a (i32.const 1))))", "garb"),

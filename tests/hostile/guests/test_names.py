@@ -5,8 +5,8 @@ import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import PATH_BYTES_MAX
 
-from tests.support.guests import Step, data, result
-from tests.support.rig import TENANT, Rig, rigged
+from tests.support.worker.guests import Step, data, result
+from tests.support.worker.rig import TENANT, Rig, rigged
 
 AT = 10_000  # where a name lies
 EINVAL, ENAMETOOLONG, EACCES, ENOENT = (

@@ -10,12 +10,20 @@ from dataclasses import dataclass
 import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import ABORT, WASI_CALLS, Call, table
-from symphony_runtime.worker.crossing import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
 
-from tests.support import guests
-from tests.support.abi_calls import KV, LENGTHS, NAME_AT, POINTERS, TOKENS_AT, VALUES, good
-from tests.support.guests import ABORT_IMPORT, LIP_IMPORTS, PAGE_BYTES, Step, data, module, result
-from tests.support.rig import Rig, rigged
+from tests.support.worker import guests
+from tests.support.worker.abi_calls import KV, LENGTHS, NAME_AT, POINTERS, TOKENS_AT, VALUES, good
+from tests.support.worker.guests import (
+    ABORT_IMPORT,
+    LIP_IMPORTS,
+    PAGE_BYTES,
+    Step,
+    data,
+    module,
+    result,
+)
+from tests.support.worker.rig import Rig, rigged
 
 END = 2 * PAGE_BYTES  # of a guest's memory
 U32 = 1 << 32

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from symphony_runtime.validation import check_and_compile
-from symphony_runtime.worker.sandbox import PROPOSALS_OFF, PROPOSALS_ON
+from symphony_runtime.compiler.validation import check_and_compile
+from symphony_runtime.engine.settings import PROPOSALS_OFF, PROPOSALS_ON
 from wasmtime import wat2wasm
 
 ABI = (Path(__file__).parents[3] / "docs/abi.md").read_text()

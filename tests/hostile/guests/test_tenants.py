@@ -9,8 +9,8 @@ from symphony_kernel.protocol.limits import TENANT_CHANNELS_MAX
 from symphony_runtime.client import Client
 from wasmtime import wat2wasm
 
-from tests.support.guests import data, main
-from tests.support.house import House
+from tests.support.gateway.system import House
+from tests.support.worker.guests import data, main
 
 PREFIX = b"\x81\xa7program\xd9\x47"  # {"program": and a text of 71 bytes, which the input is
 TOKENS = 2000  # 32 of them, all zero

@@ -1,9 +1,9 @@
 """Where programs must not get to, in every spelling, and by every redirect.
 
-What is elsewhere (`tests/runtime/gateway/outside`): names that mean inner addresses, rebinding,
+What is elsewhere (`tests/runtime/gateway/egress`): names that mean inner addresses, rebinding,
 slow names, endless and compressed bodies, 1xx without end, answers that are none, proxies of the
 environment, connections that are kept; and forged headers, users and schemes
-(`tests/runtime/outside/test_requests.py`).
+(`tests/runtime/abi/test_egress_requests.py`).
 """
 
 import asyncio
@@ -14,16 +14,10 @@ from contextlib import asynccontextmanager
 import msgpack
 import pytest
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_runtime.gateway.outside.web import Web
-from symphony_runtime.outside.requests import parse_http
+from symphony_runtime.abi.egress_requests import parse_http
+from symphony_runtime.gateway.egress.http import Web
 
-from tests.runtime.gateway.outside.test_web import (
-    Everything,
-    outside,
-    raw_server,
-    rule,
-    site,
-)
+from tests.runtime.gateway.egress.test_http import Everything, outside, raw_server, rule, site
 
 # Addresses as such: refused before any packet leaves, or they are no URL's host at all.
 ADDRESSES = [

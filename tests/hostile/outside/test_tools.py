@@ -1,8 +1,8 @@
 """Tool servers that lie: what they say is data, and at worst their own calls fail in words.
 
 What is elsewhere: servers that die, say too much in a message or a list, never end a line,
-compress, redirect, or are away (`tests/runtime/gateway/outside/test_tools.py`,
-`test_remote_tools.py`).
+compress, redirect, or are away (`tests/runtime/gateway/egress/mcp/test_tools.py`,
+`tests/runtime/gateway/egress/mcp/test_remote_tools.py`).
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from symphony_kernel.protocol.errno import Errno
 
-from tests.support.house import House
-from tests.support.outside import ask
+from tests.support.gateway.egress import ask
+from tests.support.gateway.system import House
 
 _SERVER = Path(__file__).with_name("lying_server.py")
 SAYS_NOTHING = {"wrong_ids", "never"}  # that would be an answer to this call

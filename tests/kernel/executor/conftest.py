@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.native import native_library
+from tests.support.executor.native import native_library
 
 torch.set_num_threads(1)
 

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch, Executor, Int32, KVArray, KVLayout
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.scheduler.clock import VirtualClock
 
-from tests.support.models import Checkpoint, Rig, load, make_checkpoint, make_row, random_tokens
+from tests.support.executor.models import (
+    Checkpoint,
+    Rig,
+    load,
+    make_checkpoint,
+    make_row,
+    random_tokens,
+)
 
 HOST_SLOTS = 6
 

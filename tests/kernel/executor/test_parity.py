@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from symphony_kernel import tiny_model
-from symphony_kernel.protocol.options import PredOptions
+from symphony_kernel.protocol.pred_options import PredOptions
 from transformers import AutoModelForCausalLM
 
-from tests.support.models import (
+from tests.support.executor.models import (
     Checkpoint,
     load,
     make_checkpoint,

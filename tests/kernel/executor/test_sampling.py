@@ -7,16 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from symphony_kernel.executor.sampling import (
-    Ask,
-    answer,
-    best_tokens,
-    noise,
-    noise_keys,
-    sample,
-)
+from symphony_kernel.executor.sampling import Ask, answer, best_tokens, noise, noise_keys, sample
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from torch import Tensor
 
 VOCAB = 50

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch, Row
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor, simulated_model
+from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
-from symphony_kernel.scheduler.clock import VirtualClock
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 PAIR = np.dtype([("token", "<u4"), ("value", "<f4")])
 VOCAB_SIZE = 512

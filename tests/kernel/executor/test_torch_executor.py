@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch, Row
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.torch_executor import TorchExecutor, _fewer
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-from tests.support.models import (
+from tests.support.executor.models import (
     VOCAB,
     Checkpoint,
     Rig,

@@ -13,20 +13,20 @@ import pytest
 from symphony_kernel.journal.recorder import Recorder
 from symphony_kernel.journal.replay import ReplayError
 from symphony_kernel.kernel import KernelOptions
-from symphony_kernel.kvfs import TenantLimits
 from symphony_kernel.kvfs.lineage import book
-from symphony_kernel.kvfs.places import Places
 from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.kvfs.tiers.config import Places
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.sessions import SessionState
 from symphony_kernel.scheduler.batcher import StepLimits
 
-from tests.support.courses import Lip, Script
-from tests.support.dying import DyingRig, differences, with_dying_kernel
-from tests.support.kernels import A, B, C, Gateway, Worker, options, tokens
-from tests.support.lots import InLots
+from tests.support.kernel.batched_device import InLots
+from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
+from tests.support.kernel.rig import A, B, C, Gateway, Worker, options, tokens
+from tests.support.kernel.scripts import Lip, Script
 
 
 class View:

@@ -15,13 +15,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from symphony_kernel.executor.base import Int32, Int64
-from symphony_kernel.kvfs import KVFS, Account, KVFile, TenantLimits
-from symphony_kernel.kvfs.moves import group_copies
-from symphony_kernel.kvfs.prefix_cache import FREED_PAGES_MIN
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.pages.prefix_cache import FREED_PAGES_MIN
+from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.kvfs.tiers.page_transfers import group_copies
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-from tests.support.kvfs import (
+from tests.support.kernel.page_device import (
     DeviceRow,
     DeviceStep,
     SlotStore,

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from symphony_kernel.kvfs import Ledger
+from symphony_kernel.kvfs.quotas import Ledger
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 
-from tests.support.kvfs import ManualTime
+from tests.support.kernel.page_device import ManualTime
 
 PAGES = 8
 MANY = 1 << 20

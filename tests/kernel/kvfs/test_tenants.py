@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from symphony_kernel.kvfs import KVFS
+from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.protocol.errno import LimitError
 from symphony_kernel.protocol.limit_table import KERNEL_TENANT_LIMITS
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-from tests.support.kvfs import extend, make_account, make_kvfs
+from tests.support.kernel.page_device import extend, make_account, make_kvfs
 
 PAGES = 8
 

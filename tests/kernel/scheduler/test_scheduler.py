@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.simulated import CostModel
+from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     BATCH_WAIT_MS_MAX,
@@ -17,12 +18,18 @@ from symphony_kernel.protocol.limits import (
     STEP_ROWS_MAX,
     STEP_TOKENS_MAX,
 )
-from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.protocol.pred_options import Get, PredOptions
 from symphony_kernel.scheduler.batcher import Step, StepLimits
-from symphony_kernel.scheduler.clock import VirtualClock
 from symphony_kernel.scheduler.scheduler import Scheduler
 
-from tests.support.scheduling import VOCAB_SIZE, Device, LengthFile, Pool, make_work, tokens_of
+from tests.support.kernel.scheduling import (
+    VOCAB_SIZE,
+    Device,
+    LengthFile,
+    Pool,
+    make_work,
+    tokens_of,
+)
 
 MS = 1000.0
 UNBOUNDED = StepLimits(decode_gap_ms=inf)  # test_fairness has the bound

@@ -7,8 +7,8 @@ import msgpack
 import pytest
 from symphony_kernel.protocol.limits import CANCEL_MS_MAX
 
-from tests.support.guests import DECODE, SPIN, data, main, module
-from tests.support.rig import LIMITS, Rig, RunResult, rigged
+from tests.support.worker.guests import DECODE, SPIN, data, main, module
+from tests.support.worker.rig import LIMITS, Rig, RunResult, rigged
 
 KILL_MS = 10 * CANCEL_MS_MAX  # the machine may be busy with other tests; alone it takes a few
 

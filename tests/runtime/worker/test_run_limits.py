@@ -7,8 +7,8 @@ from symphony_kernel.protocol.limit_table import RUN_LIMITS, limit_of, run_defau
 from symphony_kernel.protocol.limits import TABLES_MAX
 from symphony_runtime.worker.run import Run
 
-from tests.support.guests import data, main, say
-from tests.support.rig import Rig, RunResult, rigged
+from tests.support.worker.guests import data, main, say
+from tests.support.worker.rig import Rig, RunResult, rigged
 
 SPAWN = msgpack.packb({"entry": "child", "input": bytes(40), "grants": []})
 BEGIN = f"(call $spawn (i32.const 100) (i32.const {len(SPAWN)}))"

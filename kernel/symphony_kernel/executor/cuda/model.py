@@ -1,8 +1,8 @@
 """The network on a GPU: a decoder-only transformer of the Llama family over FlashInfer's pages.
 
-The same mathematics as `models.decoder`, laid out for a GPU: queries, keys and values are one
-product and gate and up another, and a sum and the norm behind it are one operator. What computes
-attention and the operators is given: torch anywhere, FlashInfer beside CUDA.
+The same mathematics as `executor.reference.decoder`, laid out for a GPU: queries, keys and values
+are one product and gate and up another, and a sum and the norm behind it are one operator. What
+computes attention and the operators is given: torch anywhere, FlashInfer beside CUDA.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,8 @@ class CudaDecoder:
         reduce: Callable[[Tensor], None] | None = None,
         gather: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Take the weights. `reduce` and `gather` are those of a share: see `models.decoder`."""
+        """Take the weights. `reduce` and `gather` are those of a share: see
+        `executor.reference.decoder`."""
         self._reduce = reduce
         self._gather = gather
         self.config = config

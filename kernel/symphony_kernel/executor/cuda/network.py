@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
+from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
+from symphony_kernel.executor.chained_batch import Follow
 from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
 from symphony_kernel.executor.cuda.flashinfer_kernels import (
     FlashInferAttention,
@@ -33,8 +35,6 @@ from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.cuda.sampler import choices_of, choose
 from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
-from symphony_kernel.executor.follow import Follow
-from symphony_kernel.executor.masks import MaskRoom, RowMasks
 from symphony_kernel.executor.sampling import Ask, answer
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_ROWS_MAX

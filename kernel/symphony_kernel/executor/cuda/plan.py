@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Row
-from symphony_kernel.executor.step import ancestors
+from symphony_kernel.executor.reference.step_plan import ancestors
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 Bool = npt.NDArray[np.bool_]

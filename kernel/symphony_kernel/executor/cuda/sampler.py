@@ -23,7 +23,7 @@ from symphony_kernel.executor.sampling import (
     noise_keys,
     tokens_of_keys,
 )
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 HEAD = 1_024  # of the most likely tokens that a truncation looks at
 _ROWS_AT_ONCE = 64  # whose noise is in memory at a time

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Results, UInt32
+from symphony_kernel.executor.chained_batch import Follow
 from symphony_kernel.executor.cuda.inputs import Inputs
 from symphony_kernel.executor.cuda.plan import StepPlan
 from symphony_kernel.executor.cuda.sampler import Choices, Chosen
 from symphony_kernel.executor.cuda.staging import Packed, to_device
-from symphony_kernel.executor.follow import Follow
 from symphony_kernel.executor.sampling import Ask, answer
 
 _RECORD_BYTES = 8  # of a place: token and log-probability

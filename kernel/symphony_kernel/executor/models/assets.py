@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from symphony_kernel.executor.base import ModelInfo
-from symphony_kernel.executor.models.config import (
-    Fields,
-    ModelConfig,
-    load_config,
-)
-from symphony_kernel.executor.models.files import (
+from symphony_kernel.executor.models.config import Fields, ModelConfig, load_config
+from symphony_kernel.executor.models.file_reader import (
     TOKENIZER_BYTES_MAX,
     CheckpointError,
     parse_json,

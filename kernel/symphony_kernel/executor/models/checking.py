@@ -16,10 +16,10 @@ from pathlib import Path
 
 from symphony_kernel.executor.models.assets import Assets, load_assets
 from symphony_kernel.executor.models.config import load_config
-from symphony_kernel.executor.models.files import CheckpointError
-from symphony_kernel.executor.models.headers import check_tensors
+from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.tensor_headers import check_tensors
+from symphony_kernel.platform.rlimits import lower_limit
 from symphony_kernel.protocol.limits import CHAT_TEXT_MAX
-from symphony_kernel.protocol.rlimits import lower_limit
 
 CHECK_BYTES_MAX = 896 << 20
 # Of a processor's time. A tokenizer of 262,144 tokens takes a second or two.

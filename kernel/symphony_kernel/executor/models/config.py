@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from symphony_kernel.executor.models.files import CheckpointError, read_json, shown
+from symphony_kernel.executor.models.file_reader import CheckpointError, read_json, shown
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX
 
 _T = TypeVar("_T")

@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.shapes import product_shapes
-from symphony_kernel.protocol.limits import (
-    KV_POOL_BYTES_DEFAULT,
-    KV_POOL_PAGES_MAX,
-    PAGE_TOKENS,
-)
+from symphony_kernel.protocol.limits import KV_POOL_BYTES_DEFAULT, KV_POOL_PAGES_MAX, PAGE_TOKENS
 
 _log = logging.getLogger(__name__)
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}

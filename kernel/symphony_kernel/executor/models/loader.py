@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from symphony_kernel.executor.models.files import CheckpointError
-from symphony_kernel.executor.models.headers import IGNORED, read_headers, refuse_others
+from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.tensor_headers import IGNORED, read_headers, refuse_others
 
 Progress = Callable[[float], None]
 

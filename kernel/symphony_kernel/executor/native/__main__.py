@@ -6,11 +6,7 @@ With `--check` nothing is compiled: a line says what a server would find; 1: tor
 
 import sys
 
-from symphony_kernel.executor.native.build import (
-    NativeUnavailable,
-    built_library,
-    library_path,
-)
+from symphony_kernel.executor.native.build import NativeUnavailable, built_library, library_path
 
 
 def main(check: bool) -> int:

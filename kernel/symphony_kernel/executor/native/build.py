@@ -15,13 +15,19 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from symphony_kernel.cache import NoCacheError, cache_directory, is_whole, name_of, put
-from symphony_kernel.processors import processes_at_once
-from symphony_kernel.toolchain import NoToolError, SourceError, find_compiler, run
+from symphony_kernel.platform.build_cache import (
+    NoCacheError,
+    cache_directory,
+    is_whole,
+    name_of,
+    put,
+)
+from symphony_kernel.platform.cpu_count import processes_at_once
+from symphony_kernel.platform.toolchain import NoToolError, SourceError, find_compiler, run
 
 _log = logging.getLogger(__name__)
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "source"
 FLAGS = (
     "-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-math-errno", "-fno-trapping-math",
     # Whether a product and a sum are fused is said where it is meant, so that a number has the same

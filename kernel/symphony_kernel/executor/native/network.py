@@ -11,19 +11,14 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
-from symphony_kernel.executor.masks import MaskRoom, RowMasks
+from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
 from symphony_kernel.executor.models.rope import frequencies
-from symphony_kernel.executor.models.weights import (
-    LayerWeights,
-    Product,
-    take_embedding,
-    take_head,
-)
+from symphony_kernel.executor.models.weights import LayerWeights, Product, take_embedding, take_head
 from symphony_kernel.executor.native.attention import AttentionShape, PagePool, PoolShape
-from symphony_kernel.executor.native.host import NativePages
+from symphony_kernel.executor.native.host_pages import NativePages
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.native.step import PreparedStep

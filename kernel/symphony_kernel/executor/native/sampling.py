@@ -17,7 +17,7 @@ from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.sampling import Ask, mass_wanted, problem_of, tokens_in
 from symphony_kernel.protocol.errno import SyscallError
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 # `Place` of sampling.h.
 _PLACE = np.dtype(

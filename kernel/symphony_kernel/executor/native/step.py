@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Row, UInt32
-from symphony_kernel.executor.masks import MaskRoom
+from symphony_kernel.executor.bitmask import MaskRoom
 from symphony_kernel.executor.native.attention import FlatRows, StepRows
 from symphony_kernel.executor.native.sampling import NativeSampler, Places
 from symphony_kernel.executor.sampling import Ask

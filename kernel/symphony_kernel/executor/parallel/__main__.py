@@ -10,7 +10,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.parallel.calls import pack, receive
 from symphony_kernel.executor.parallel.ranks import Share, refuse
 
@@ -45,7 +45,7 @@ def _run(share: Share, calls: "SimpleQueue[list[Any]]", replies: BinaryIO) -> in
 
     from symphony_kernel.executor.parallel.group import Group
     from symphony_kernel.executor.parallel.network import follow
-    from symphony_kernel.executor.parallel.share import device_of, load_share
+    from symphony_kernel.executor.parallel.rank_network import device_of, load_share
 
     def reply(data: bytes) -> None:
         replies.write(data)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
-from symphony_kernel.executor.masks import MaskRoom, RowMasks
+from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.network import Network, Pages
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, unpack_rows
@@ -19,7 +19,7 @@ from symphony_kernel.executor.parallel.ranks import Ranks
 from symphony_kernel.executor.parallel.sharding import Shard, whole_pages
 from symphony_kernel.executor.sampling import Ask
 from symphony_kernel.protocol.errno import KernelBug, SyscallError
-from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.protocol.pred_options import Get, PredOptions
 
 _NOTHING = PredOptions(get=Get.NONE)
 

@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 
 from symphony_kernel.executor.base import KVArray
 from symphony_kernel.executor.models.config import ModelConfig
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 
 _HEADS_AXIS = 4  # of `KVLayout`

@@ -1,26 +1,10 @@
 """Durable names: what of KVFS outlives the kernel, and how it lies on disk.
 
-    format      one file: tokens, positions, lineage, K and V, and whose and of which model they are
+    names       saves, removals and loads in order, and what waits for them
+    disk_io     what blocks, done in threads; background: tasks that nothing awaits
+    transfers   KV files on their way to and from the gateway, piece by piece
     directory   all files of a server; each name is the old file or the new one at any instant
+    format      one file: tokens, positions, lineage, K and V, and whose and of which model they are
 
-Everything here blocks and runs in threads; `kvfs.names` and what is above it never wait for it.
+`directory` and `format` block and run in threads. Nothing on the event loop waits for them.
 """
-
-from symphony_kernel.kvfs.durable.directory import Directory, Found
-from symphony_kernel.kvfs.durable.format import (
-    Content,
-    FormatError,
-    Identity,
-    Label,
-    OtherModelError,
-)
-
-__all__ = [
-    "Content",
-    "Directory",
-    "FormatError",
-    "Found",
-    "Identity",
-    "Label",
-    "OtherModelError",
-]

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple
 
 from symphony_kernel.kvfs.durable import format as kv_format
 from symphony_kernel.kvfs.durable.format import Content, FormatError, Identity, Label
-from symphony_kernel.protocol.free_space import FreeSpace
+from symphony_kernel.platform.disk_space import FreeSpace
 
 _log = logging.getLogger(__name__)
 _SUFFIX: Final = ".safetensors"

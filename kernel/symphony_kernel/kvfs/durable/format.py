@@ -30,9 +30,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 
 from symphony_kernel.executor.base import Int32, UInt32
-from symphony_kernel.kvfs.lineage import pack
-from symphony_kernel.kvfs.lineage.trails import lost_trail
-from symphony_kernel.kvfs.pages import page_count
+from symphony_kernel.kvfs.lineage.packing import pack
+from symphony_kernel.kvfs.lineage.spans import lost_trail
+from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
     KV_HEADER_BYTES_MAX,

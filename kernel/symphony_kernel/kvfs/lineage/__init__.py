@@ -1,6 +1,6 @@
 """Lineage: how K and V of a file's entries come about where the file alone does not say it.
 
-    trails      spans (computations) and trails (of which spans' entries a file consists)
+    spans       spans (computations) and trails (of which spans' entries a file consists)
     book        who pays for them, and what is done past a bound
     origins     what one file knows of itself
     planning    `plan`: what to compute so that absent entries come to be what they were
@@ -18,37 +18,3 @@ tokens that were computed behind it. A *trail* says of which spans' entries a fi
 
 A trail covers a file's first entries; those behind it are *linear* on top, and cost nothing.
 """
-
-from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, LineageStatistics, Verdict
-from symphony_kernel.kvfs.lineage.origins import Origins
-from symphony_kernel.kvfs.lineage.packing import LineageError, pack, unpack
-from symphony_kernel.kvfs.lineage.planning import (
-    FILE,
-    Copy,
-    NotRecomputableError,
-    Part,
-    Step,
-    plan,
-    scratch_peak,
-)
-from symphony_kernel.kvfs.lineage.trails import Span, Trail
-
-__all__ = [
-    "FILE",
-    "Copy",
-    "Lineage",
-    "LineageBook",
-    "LineageError",
-    "LineageStatistics",
-    "NotRecomputableError",
-    "Origins",
-    "Part",
-    "Span",
-    "Step",
-    "Trail",
-    "Verdict",
-    "pack",
-    "plan",
-    "scratch_peak",
-    "unpack",
-]

@@ -13,7 +13,7 @@ Whoever would make it so asks `judge` first what is to come.
 from dataclasses import dataclass
 
 from symphony_kernel.kvfs.lineage.planning import bench_pages, most_benches
-from symphony_kernel.kvfs.lineage.trails import Trail, lost_trail, spans_of
+from symphony_kernel.kvfs.lineage.spans import Trail, lost_trail, spans_of
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import LINEAGE_ENTRIES_MAX, LINEAGE_SPANS_MAX
 

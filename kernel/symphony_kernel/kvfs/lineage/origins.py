@@ -13,7 +13,7 @@ from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, UInt32
 from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, Verdict
-from symphony_kernel.kvfs.lineage.trails import Span, Trail
+from symphony_kernel.kvfs.lineage.spans import Span, Trail
 
 Read: TypeAlias = Callable[[int, int], tuple[UInt32, Int32]]  # (first entry, n) -> what they hold
 

@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64
-from symphony_kernel.kvfs.lineage.trails import Span, Trail, spans_of
+from symphony_kernel.kvfs.lineage.spans import Span, Trail, spans_of
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, LINEAGE_ENTRIES_MAX
 
 _VERSION: Final = 1

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
-from symphony_kernel.kvfs.lineage.trails import Span, Trail, same, spans_of
+from symphony_kernel.kvfs.lineage.spans import Span, Trail, same, spans_of
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 FILE: Final = -1

@@ -6,13 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from symphony_runtime.gateway.problems import (
-    Handler,
-    Problem,
-    broken_body,
-    of_framework,
-    of_storage,
-)
+from symphony_runtime.gateway.errors import Handler, Problem, broken_body, of_framework, of_storage
 
 _log = logging.getLogger(__name__)
 _CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}

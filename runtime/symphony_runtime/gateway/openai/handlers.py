@@ -13,8 +13,8 @@ from symphony_kernel.protocol.limits import (
     RUN_INPUT_BYTES_MAX,
 )
 
-from symphony_runtime.gateway.answers import send_whole
-from symphony_runtime.gateway.http import (
+from symphony_runtime.gateway.connections.slow_readers import WRITING
+from symphony_runtime.gateway.http.context import (
     answer,
     beside_others,
     parse_json,
@@ -22,19 +22,15 @@ from symphony_runtime.gateway.http import (
     services,
     tenant_of,
 )
-from symphony_runtime.gateway.idempotency import REPLAYED, Idempotency, Once, read_once
-from symphony_runtime.gateway.live import Run
-from symphony_runtime.gateway.openai.courses import (
-    Batches,
-    kept_records,
-    own_records,
-    shipped_records,
-)
+from symphony_runtime.gateway.http.idempotency import REPLAYED, Idempotency, Once, read_once
+from symphony_runtime.gateway.http.idempotent_runs import start_once
+from symphony_runtime.gateway.http.responses import send_whole
+from symphony_runtime.gateway.openai.completions import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.errors import OpenAIError, refused
 from symphony_runtime.gateway.openai.inbox import Inbox
-from symphony_runtime.gateway.openai.model import Model, read_model
-from symphony_runtime.gateway.openai.rates import check_tokens
-from symphony_runtime.gateway.openai.requests import (
+from symphony_runtime.gateway.openai.requests.limits import Room
+from symphony_runtime.gateway.openai.requests.model import Model, read_model
+from symphony_runtime.gateway.openai.requests.parsing import (
     Wanted,
     model_of,
     no_such_model,
@@ -44,7 +40,12 @@ from symphony_runtime.gateway.openai.requests import (
     parse_response,
 )
 from symphony_runtime.gateway.openai.responses import ResponseShape
-from symphony_runtime.gateway.openai.room import Room
+from symphony_runtime.gateway.openai.run_records import (
+    Batches,
+    kept_records,
+    own_records,
+    shipped_records,
+)
 from symphony_runtime.gateway.openai.serving import (
     Answer,
     Clients,
@@ -52,13 +53,12 @@ from symphony_runtime.gateway.openai.serving import (
     answer_whole,
     now,
 )
-from symphony_runtime.gateway.openai.shapes import ChatShape, CompletionShape, Shape
 from symphony_runtime.gateway.openai.shipped import Shipped
-from symphony_runtime.gateway.overload.readers import WRITING
-from symphony_runtime.gateway.programs import Program, Programs
-from symphony_runtime.gateway.run import Record, RunRequest
-from symphony_runtime.gateway.run_once import start_once
-from symphony_runtime.gateway.runs import Runs
+from symphony_runtime.gateway.openai.token_rate import check_tokens
+from symphony_runtime.gateway.programs.store import Program, Programs
+from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.record import Record, RunRequest
+from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
 Parse = Callable[[dict[str, Any], Model, Room], Wanted]

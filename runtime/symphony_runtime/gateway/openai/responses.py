@@ -6,7 +6,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.records import Piece, Usage
+from symphony_runtime.gateway.openai.program_messages import Piece, Usage
 
 _END_TIMES = 6  # a stream's text in memory, at its end
 # What of the request is told back, and what it is where the request does not say.

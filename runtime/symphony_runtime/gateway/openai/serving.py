@@ -12,11 +12,11 @@ from typing import Protocol
 
 from aiohttp import web
 
-from symphony_runtime.gateway.live import Run
+from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.openai.errors import OpenAIError
-from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Tokens, Usage
-from symphony_runtime.gateway.problems import Problem
-from symphony_runtime.gateway.runs import Runs
+from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Tokens, Usage
+from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.service import Runs
 
 GONE = "its client went away"
 _ID_BYTES = 40  # of a token's number

@@ -7,8 +7,8 @@ artefact is checked in the same way. Its runs are their callers'.
 import asyncio
 from importlib import resources
 
-from symphony_runtime.gateway.problems import Problem
-from symphony_runtime.gateway.programs import Program, Programs
+from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.programs.store import Program, Programs
 
 OWNER = "~server"
 NAME = "openai"

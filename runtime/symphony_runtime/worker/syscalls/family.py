@@ -14,7 +14,7 @@ from symphony_kernel.protocol.messages import Op
 from symphony_runtime.worker.handles import ALL_RIGHTS, GRANT
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.run import Run
-from symphony_runtime.worker.syscalls import arguments
+from symphony_runtime.worker.syscalls import validation
 from symphony_runtime.worker.tickets import Ticket
 
 _SPAWN_KEYS = frozenset({"program", "entry", "input", "grants"})
@@ -31,7 +31,7 @@ def spawn(lip: Instance, pointer: int, length: int) -> int | None:
     lip.fiber.check(pointer, length)
     if length > _SPAWN_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{length} bytes")
-    options = arguments.mapping(lip.fiber.read(pointer, length), _SPAWN_KEYS)
+    options = validation.mapping(lip.fiber.read(pointer, length), _SPAWN_KEYS)
     program, entry = _optional_name(options, "program"), _optional_name(options, "entry")
     data = _input(options)
     grants = _grants(lip, options.get("grants", []))
@@ -157,7 +157,7 @@ def reap(parent: Instance, child: Instance) -> bytes:
 
 def kv_grant(lip: Instance, handle: int, pid: int, rights: int, name: int, name_len: int) -> None:
     """Give a child or the parent (pid 0) a handle with at most these rights; suspends."""
-    label = arguments.name(lip, name, name_len)
+    label = validation.name(lip, name, name_len)
     _check_rights(rights)
     have = lip.handles.require(handle, GRANT)
     other = lip.parent if pid == 0 else lip.children.get(pid)
@@ -171,7 +171,7 @@ def kv_granted(lip: Instance, name: int, name_len: int) -> None:
 
     The kernel hands a grant out once; asked again, the answer is the same handle while it is open.
     """
-    label = arguments.name(lip, name, name_len)
+    label = validation.name(lip, name, name_len)
     handle = lip.handles.allocate(0)
 
     def on_reply(reply: int) -> None:

@@ -17,7 +17,7 @@ from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.handles import ALL_RIGHTS, APPEND, READ, SAVE, TRUNCATE
 from symphony_runtime.worker.instance import Instance
-from symphony_runtime.worker.syscalls import arguments
+from symphony_runtime.worker.syscalls import validation
 
 _CALL_ENTRIES = 32  # to copy, which cost the kernel about what a call does
 _SAVE_FLAGS = 7
@@ -32,7 +32,7 @@ def kv_create(lip: Instance) -> int | None:
 
 def kv_open(lip: Instance, path: int, path_len: int, rights: int) -> None:
     """A private view of a named file; suspends."""
-    name = arguments.path(lip, path, path_len)
+    name = validation.path(lip, path, path_len)
     if rights > ALL_RIGHTS:
         raise SyscallError(Errno.EINVAL, f"rights {rights}")
     handle = lip.handles.allocate(0)
@@ -108,7 +108,7 @@ def kv_tokens(lip: Instance, kv: int, start: int, count: int, out: int) -> None:
 
 def kv_save(lip: Instance, kv: int, path: int, path_len: int, flags: int) -> None:
     """Name the file; suspends, for a durable one until it is safe on disk."""
-    name = arguments.path(lip, path, path_len)
+    name = validation.path(lip, path, path_len)
     lip.handles.require(kv, SAVE)
     if flags & ~_SAVE_FLAGS:
         raise SyscallError(Errno.EINVAL, f"flags {flags}")
@@ -117,14 +117,14 @@ def kv_save(lip: Instance, kv: int, path: int, path_len: int, flags: int) -> Non
 
 def kv_remove(lip: Instance, path: int, path_len: int) -> None:
     """Take a name away; suspends."""
-    lip.suspend_on_kernel(int, Op.KV_REMOVE, arguments.path(lip, path, path_len))
+    lip.suspend_on_kernel(int, Op.KV_REMOVE, validation.path(lip, path, path_len))
 
 
 def kv_list(lip: Instance, prefix: int, length: int, pointer: int, capacity: int) -> None:
     """msgpack list of the tenant's named files; suspends. An empty prefix lists all."""
     lip.fiber.check(pointer, capacity)
     lip.fiber.check(prefix, length)
-    name = arguments.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
+    name = validation.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
     lip.suspend_on_kernel(_puts(lip, pointer, capacity), Op.KV_LIST, name)
 
 
@@ -144,8 +144,8 @@ def kv_list_after(
     lip.fiber.check(after, after_length)
     if not 0 < most <= LIST_ITEMS_MAX:
         raise SyscallError(Errno.EINVAL, f"from 1 to {LIST_ITEMS_MAX} files")
-    name = arguments.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
-    first = arguments.text(lip, after, after_length, PATH_BYTES_MAX) if after_length else ""
+    name = validation.text(lip, prefix, length, PATH_BYTES_MAX) if length else ""
+    first = validation.text(lip, after, after_length, PATH_BYTES_MAX) if after_length else ""
     lip.suspend_on_kernel(_puts(lip, pointer, capacity), Op.KV_LIST_AFTER, name, first, most)
 
 
@@ -190,4 +190,4 @@ def kv_close(lip: Instance, kv: int) -> int | None:
 
 
 def _puts(lip: Instance, pointer: int, capacity: int) -> Any:
-    return lambda reply: arguments.put(lip, pointer, capacity, reply)
+    return lambda reply: validation.put(lip, pointer, capacity, reply)

@@ -15,12 +15,12 @@ from symphony_kernel.protocol.limits import (
     TOKENIZE_BYTES_MAX,
 )
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.protocol.options import parse_pred_options
+from symphony_kernel.protocol.pred_options import parse_pred_options
 
 from symphony_runtime.worker.handles import APPEND, READ
 from symphony_runtime.worker.instance import Instance
-from symphony_runtime.worker.syscalls import arguments
-from symphony_runtime.worker.text import Pieces, whole
+from symphony_runtime.worker.syscalls import validation
+from symphony_runtime.worker.text.tokenizer import Pieces, whole
 
 _INLINE_BYTES_MAX = 4 << 10  # a larger input is for the text pool
 
@@ -36,7 +36,7 @@ Finish = Callable[[bytes], int]
 def model_info(lip: Instance, pointer: int, capacity: int) -> int:
     """msgpack of what programs may know of the model."""
     lip.fiber.check(pointer, capacity)
-    return arguments.put(lip, pointer, capacity, lip.services.text.info)
+    return validation.put(lip, pointer, capacity, lip.services.text.info)
 
 
 def tokenize(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
@@ -44,7 +44,7 @@ def tokenize(lip: Instance, pointer: int, length: int, out: int, capacity: int) 
     lip.fiber.check(out, 4 * capacity)
     data = _text(lip, pointer, length)
     pieces = lip.services.text.tokenize_pieces(data)
-    return _work(lip, pieces, data, lambda r: arguments.put_tokens(lip, out, capacity, r))
+    return _work(lip, pieces, data, lambda r: validation.put_tokens(lip, out, capacity, r))
 
 
 def detokenize(lip: Instance, tokens: int, count: int, out: int, capacity: int) -> int | None:
@@ -52,7 +52,7 @@ def detokenize(lip: Instance, tokens: int, count: int, out: int, capacity: int) 
     lip.fiber.check(out, capacity)
     data = _text(lip, tokens, 4 * count)
     pieces = lip.services.text.detokenize_pieces(data)
-    return _work(lip, pieces, data, lambda r: arguments.put(lip, out, capacity, r))
+    return _work(lip, pieces, data, lambda r: validation.put(lip, out, capacity, r))
 
 
 def chat(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
@@ -60,7 +60,7 @@ def chat(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> i
     lip.fiber.check(out, 4 * capacity)
     data = _text(lip, pointer, length)
     pieces = lip.services.text.chat_pieces(data)
-    return _work(lip, pieces, data, lambda r: arguments.put_tokens(lip, out, capacity, r))
+    return _work(lip, pieces, data, lambda r: validation.put_tokens(lip, out, capacity, r))
 
 
 def pred(

@@ -5,16 +5,12 @@ from functools import partial
 from typing import Any
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.protocol.limits import (
-    MESSAGE_BYTES_MAX,
-    RANDOM_BYTES_MAX,
-    WAIT_TICKETS_MAX,
-)
+from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX, RANDOM_BYTES_MAX, WAIT_TICKETS_MAX
 from symphony_kernel.protocol.messages import Op
 
 from symphony_runtime.worker.instance import Instance
 from symphony_runtime.worker.run import EXITED, Ending
-from symphony_runtime.worker.syscalls import arguments
+from symphony_runtime.worker.syscalls import validation
 from symphony_runtime.worker.tickets import Stream, Ticket
 
 _LOG_LEVEL_MAX = 3
@@ -26,12 +22,12 @@ _u32 = struct.Struct("<I").unpack
 def input_read(lip: Instance, pointer: int, capacity: int) -> int:
     """The run's input bytes."""
     lip.fiber.check(pointer, capacity)
-    return arguments.put(lip, pointer, capacity, lip.input)
+    return validation.put(lip, pointer, capacity, lip.input)
 
 
 def send(lip: Instance, pointer: int, length: int) -> int | None:
     """One message to the user; suspends while a connected reader is behind."""
-    return lip.send(arguments.message(lip, pointer, length))
+    return lip.send(validation.message(lip, pointer, length))
 
 
 def recv(lip: Instance) -> int:
@@ -196,7 +192,7 @@ def _take_records(lip: Instance, stream: Stream, pointer: int, capacity: int) ->
 def last_error(lip: Instance, pointer: int, capacity: int) -> int:
     """What was wrong, in words, with the last call that failed and has any."""
     lip.fiber.check(pointer, capacity)
-    return arguments.put(lip, pointer, capacity, lip.last_error)
+    return validation.put(lip, pointer, capacity, lip.last_error)
 
 
 def cancel(lip: Instance, number: int) -> int | None:
@@ -215,8 +211,8 @@ def channel_send(lip: Instance, name: int, name_len: int, pointer: int, length: 
     """Put an item into a tenant's queue; suspends."""
     args = {
         "instance": lip.id,
-        "name": arguments.name(lip, name, name_len),
-        "item": arguments.message(lip, pointer, length),
+        "name": validation.name(lip, name, name_len),
+        "item": validation.message(lip, pointer, length),
     }
 
     def on_answer(errno: int, value: Any) -> None:
@@ -228,7 +224,7 @@ def channel_send(lip: Instance, name: int, name_len: int, pointer: int, length: 
 
 def channel_recv(lip: Instance, name: int, name_len: int) -> int | None:
     """A ticket for the next item of a tenant's queue."""
-    args: dict[str, Any] = {"instance": lip.id, "name": arguments.name(lip, name, name_len)}
+    args: dict[str, Any] = {"instance": lip.id, "name": validation.name(lip, name, name_len)}
     ticket = lip.tickets.issue(held=MESSAGE_BYTES_MAX)
     seq = lip.ask_gateway("channel_recv", args, _completes(lip, ticket))
     ticket.drop = lambda: lip.unask_gateway(seq)

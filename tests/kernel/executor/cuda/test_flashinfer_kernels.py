@@ -1,7 +1,7 @@
 """Which models FlashInfer computes, and with how much memory beside them.
 
-What its kernels are given is tested with the network: `tests/support/flashinfer_reference.py` takes
-it, and beside a GPU FlashInfer itself.
+What its kernels are given is tested with the network:
+`tests/support/executor/flashinfer_reference.py` takes it, and beside a GPU FlashInfer itself.
 """
 
 import inspect
@@ -21,9 +21,9 @@ from symphony_kernel.executor.cuda.graphs import LADDER
 from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.protocol.limits import STEP_ROWS_MAX
 
-from tests.support import flashinfer_reference
-from tests.support.cuda import SIZES
-from tests.support.models import make_checkpoint
+from tests.support.executor import flashinfer_reference
+from tests.support.executor.cuda import SIZES
+from tests.support.executor.models import make_checkpoint
 
 PROCESSORS = 132  # of an H200
 MIB = 1 << 20

@@ -16,10 +16,10 @@ from symphony_kernel.executor.base import Batch, Row, UInt32
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-from tests.support.cuda import CPU_WAYS, ON_GPU, SIZES, WAYS, Way, load_cuda
-from tests.support.models import (
+from tests.support.executor.cuda import CPU_WAYS, ON_GPU, SIZES, WAYS, Way, load_cuda
+from tests.support.executor.models import (
     ALL_LOGITS,
     VOCAB,
     Checkpoint,

@@ -8,7 +8,7 @@ import torch
 from symphony_kernel.executor.base import Int32, KVArray
 from symphony_kernel.executor.cuda.pages import CudaPages
 from symphony_kernel.executor.models.config import ModelConfig, Rope
-from symphony_kernel.executor.torch_pages import TorchPages
+from symphony_kernel.executor.reference.pages import TorchPages
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from torch import Tensor
 

@@ -8,9 +8,9 @@ import pytest
 from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.cuda.plan import Paged, empty_plan, padded, plan_step
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import Get, PredOptions
+from symphony_kernel.protocol.pred_options import Get, PredOptions
 
-from tests.support.models import ALL_LOGITS, make_row, random_tokens
+from tests.support.executor.models import ALL_LOGITS, make_row, random_tokens
 
 NONE = PredOptions(get=Get.NONE)
 LAST = PredOptions()

@@ -8,10 +8,10 @@ from symphony_kernel.executor.cuda import sampler
 from symphony_kernel.executor.cuda.sampler import HEAD, Choices, Chosen, choices_of, choose
 from symphony_kernel.executor.cuda.staging import Packed
 from symphony_kernel.executor.sampling import Ask, answer
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-from tests.support.cuda import ON_GPU
-from tests.support.models import make_row, random_tokens
+from tests.support.executor.cuda import ON_GPU
+from tests.support.executor.models import make_row, random_tokens
 
 DEVICES = ["cpu", pytest.param("cuda", marks=ON_GPU)]
 PAIR = [("token", "<u4"), ("value", "<f4")]

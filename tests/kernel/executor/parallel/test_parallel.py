@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.parallel.ranks import Parallel
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-from symphony_kernel.protocol.options import Get, PredOptions, Sampling
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
-from tests.support.models import (
+from tests.support.executor.models import (
     ALL_LOGITS,
     Rig,
     as_logits,

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.parallel.__main__ import _run
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, receive, unpack_rows
 from symphony_kernel.executor.parallel.network import follow
+from symphony_kernel.executor.parallel.rank_network import device_of
 from symphony_kernel.executor.parallel.ranks import Parallel, Ranks, Share
-from symphony_kernel.executor.parallel.share import device_of
 from symphony_kernel.protocol.errno import KernelBug
 
-from tests.support.models import make_row, random_tokens
+from tests.support.executor.models import make_row, random_tokens
 
 
 def share(directory: Path, **given: Any) -> Share:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from symphony_kernel.executor.models.config import ModelConfig, load_config
-from symphony_kernel.executor.models.decoder import Decoder
-from symphony_kernel.executor.models.files import CheckpointError
+from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.parallel.sharding import Shard, ShardWeights, shard, whole_pages
+from symphony_kernel.executor.reference.decoder import Decoder
 from torch import Tensor
 
-from tests.support.models import VOCAB, Checkpoint, make_checkpoint
+from tests.support.executor.models import VOCAB, Checkpoint, make_checkpoint
 
 CPU = torch.device("cpu")
 HIDDEN, MIDDLE, DIM = 48, 80, 16

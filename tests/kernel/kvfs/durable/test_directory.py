@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.kvfs.durable import Content, Directory, FormatError, Identity, Label
 from symphony_kernel.kvfs.durable import format as kv_format
-from symphony_kernel.kvfs.durable.directory import errno_of
-from symphony_kernel.kvfs.durable.format import write
+from symphony_kernel.kvfs.durable.directory import Directory, errno_of
+from symphony_kernel.kvfs.durable.format import Content, FormatError, Identity, Label, write
 
 IDENTITY = Identity("tiny", "abc", "float32", "", vocab_size=100, max_context=64)
 

@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save
-from symphony_kernel.kvfs.durable import (
+from symphony_kernel.kvfs.durable.format import (
     Content,
     FormatError,
     Identity,
     Label,
     OtherModelError,
+    read,
+    read_foreign,
+    read_label,
+    write,
 )
-from symphony_kernel.kvfs.durable.format import read, read_foreign, read_label, write
-from symphony_kernel.kvfs.lineage import unpack
+from symphony_kernel.kvfs.lineage.packing import unpack
 
 LAYOUT = "layers=2,page_tokens=16,kv_heads=3,head_dim=4"
 IDENTITY = Identity("tiny", "abc", "float32", LAYOUT, vocab_size=100, max_context=64)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.kvfs.lineage import LineageError, Span, Trail, pack, unpack
-from symphony_kernel.kvfs.lineage.trails import lost_trail, spans_of
+from symphony_kernel.kvfs.lineage.packing import LineageError, pack, unpack
+from symphony_kernel.kvfs.lineage.spans import Span, Trail, lost_trail, spans_of
 
-from tests.support.rebuilding import HashDevice, Workbench, random_files
+from tests.support.kernel.recompute import HashDevice, Workbench, random_files
 
 
 def told(trail: Trail | None) -> list[Any]:

@@ -11,18 +11,19 @@ from typing import Any
 import aiohttp
 import msgpack
 import pytest
-from symphony_kernel.constraints.compiler import Grammars
+from symphony_kernel.grammar.compiler import Grammars
 from symphony_kernel.protocol.limits import TENANT_COMPILES_MAX, TENANT_GRAMMARS_MAX
-from symphony_runtime.gateway.openai import constraints, shipped
-from symphony_runtime.gateway.openai.model import Model
-from symphony_runtime.gateway.openai.records import Failure, Piece, Record, Records
-from symphony_runtime.gateway.openai.requests import parse_completion
-from symphony_runtime.gateway.openai.room import Room
-from symphony_runtime.limits import TenantLimits
+from symphony_runtime.config.limits import TenantLimits
+from symphony_runtime.gateway.openai import shipped
+from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records
+from symphony_runtime.gateway.openai.requests import constraints
+from symphony_runtime.gateway.openai.requests.limits import Room
+from symphony_runtime.gateway.openai.requests.model import Model
+from symphony_runtime.gateway.openai.requests.parsing import parse_completion
 
-from tests.support.constrained import EOS, assets
-from tests.support.house import House
-from tests.support.rig import TENANT, LiveRun, Rig
+from tests.support.gateway.system import House
+from tests.support.kernel.constrained import EOS, assets
+from tests.support.worker.rig import TENANT, LiveRun, Rig
 
 YEAR = "(19|20)[0-9]{2}"
 SECONDS_MAX = 30

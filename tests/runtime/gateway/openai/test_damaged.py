@@ -9,8 +9,8 @@ from symphony_runtime.client import Client
 from symphony_runtime.gateway.openai import shipped
 
 from tests.e2e import programs as guests
-from tests.support.constrained import assets
-from tests.support.house import House, in_house, refusal
+from tests.support.gateway.system import House, in_house, refusal
+from tests.support.kernel.constrained import assets
 
 
 def damage(folder: Path, *, cut: bool = False) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.support.house import House
+from tests.support.gateway.system import House
 
 BODY = {"model": "simulated", "prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0}
 Scenario = Callable[[House, aiohttp.ClientSession], Awaitable[None]]

@@ -5,10 +5,10 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from symphony_runtime.gateway.openai.records import Piece, Record, TokenLogprob, Usage
+from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.openai.completions import CompletionShape
+from symphony_runtime.gateway.openai.program_messages import Piece, Record, TokenLogprob, Usage
 from symphony_runtime.gateway.openai.serving import answer_whole
-from symphony_runtime.gateway.openai.shapes import CompletionShape
-from symphony_runtime.gateway.problems import Problem
 
 
 async def pieces(count: int, text: str) -> AsyncIterator[list[Record]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_runtime.compiler import compile_program
+from symphony_runtime.cli.projects import ProjectError, find_rust_toolchain
+from symphony_runtime.compiler.compiler import compile_program
 from symphony_runtime.gateway.openai import shipped
-from symphony_runtime.projects import ProjectError, find_rust_toolchain
 
 from tools.build_shipped_program import PROGRAM, RECORD, ROOT, SDK, build, compiler, source_hash
 

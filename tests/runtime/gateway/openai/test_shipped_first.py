@@ -4,11 +4,17 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from symphony_runtime.compiler import USUAL, CompileBounds, Compiled, Compiler, ProgramError
+from symphony_runtime.compiler.compiler import (
+    USUAL,
+    CompileBounds,
+    Compiled,
+    Compiler,
+    ProgramError,
+)
+from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.openai.shipped import Shipped
-from symphony_runtime.gateway.problems import Problem
-from symphony_runtime.gateway.programs import Programs
-from symphony_runtime.gateway.store import Store
+from symphony_runtime.gateway.programs.store import Programs
+from symphony_runtime.gateway.storage.store import Store
 
 
 class FailingCompiler(Compiler):

@@ -1,0 +1,181 @@
+"""What the heads of a checkpoint's safetensors files say, checked without reading a tensor.
+
+The format: eight bytes with the length of the head, the head (JSON: of each tensor its dtype, shape
+and place), and the tensors, without gaps.
+"""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from symphony_kernel.executor.models.config import ModelConfig
+from symphony_kernel.executor.models.file_reader import (
+    INDEX_BYTES_MAX,
+    CheckpointError,
+    open_plain,
+    parse_json,
+    read_optional,
+    shown,
+)
+from symphony_kernel.executor.models.shapes import tensor_shapes
+
+INDEX = "model.safetensors.index.json"
+# Buffers that older versions of transformers saved; they follow from the configuration.
+IGNORED = re.compile(r"\.rotary_emb\.inv_freq$")
+
+_LENGTH_BYTES = 8
+_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_DTYPES_REFUSED = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E5M2FNUZ": 1,
+    "F8_E4M3FNUZ": 1, "I16": 2, "U16": 2, "I32": 4, "U32": 4, "I64": 8, "U64": 8, "C64": 8,
+}  # fmt: skip
+
+
+class Header(NamedTuple):
+    """Of one tensor: the file that it is in, how its numbers are written, its shape."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def check_tensors(directory: Path, config: ModelConfig) -> None:
+    """Compare a configuration with the tensors that there are, before anything is allocated for it.
+
+    Raises:
+        CheckpointError: a file is broken, a tensor is missing, has another shape, numbers that are
+            not supported, or is none of the model.
+    """
+    headers = read_headers(directory)
+    for name, shape in tensor_shapes(config):
+        found = headers.pop(name, None)
+        if found is None:
+            raise CheckpointError(f"{directory} has no tensor {name}")
+        if found.shape != shape:
+            raise CheckpointError(
+                f"{name} in {found.path} has shape {shown(found.shape)}, "
+                f"config.json implies {shape}"
+            )
+        if found.dtype not in _DTYPE_BYTES:
+            raise CheckpointError(
+                f"{name} in {found.path} is {found.dtype}: quantized, not supported"
+            )
+    left = sorted(name for name in headers if not IGNORED.search(name))
+    if config.tied:
+        left = [name for name in left if name != "lm_head.weight"]
+    refuse_others(directory, left)
+
+
+def refuse_others(directory: Path, left: list[str]) -> None:
+    """Raise a `CheckpointError` where tensors are left that no part of the model has taken."""
+    if left:
+        names = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
+        raise CheckpointError(f"{directory} has {len(left)} unexpected tensors: {names}")
+
+
+def read_headers(directory: Path) -> dict[str, Header]:
+    """Return the tensors of all files of a checkpoint by name; CheckpointError."""
+    index = _index(directory)
+    files = sorted(set(index.values())) if index is not None else ["model.safetensors"]
+    found: dict[str, Header] = {}
+    for name in files:
+        if Path(name).name != name:
+            raise CheckpointError(
+                f"{directory / INDEX} names a file outside its directory: {shown(name)}"
+            )
+        for tensor, header in _read_header(directory / name).items():
+            if tensor in found:
+                raise CheckpointError(f"{tensor} is in both {found[tensor].path} and {header.path}")
+            found[tensor] = header
+    missing = sorted(set(index or ()) - found.keys())
+    if missing:
+        raise CheckpointError(
+            f"{directory / INDEX} names tensors that no file has: {', '.join(missing[:5])}"
+        )
+    return found
+
+
+def _index(directory: Path) -> dict[str, str] | None:
+    path = directory / INDEX
+    data = read_optional(path, INDEX_BYTES_MAX)
+    if data is None:
+        return None
+    places = parse_json(path, data).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{path} has no weight_map")
+    return {tensor: str(name) for tensor, name in places.items()}
+
+
+def _read_header(path: Path) -> dict[str, Header]:
+    try:
+        descriptor = open_plain(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        if not 2 <= length <= min(size - _LENGTH_BYTES, INDEX_BYTES_MAX):
+            raise CheckpointError(
+                f"{path} is no safetensors file: it has {size} bytes, and says that its head has "
+                f"{length} (at most {INDEX_BYTES_MAX} are supported)"
+            )
+        entries = parse_json(path, file.read(length))
+    entries.pop("__metadata__", None)
+    ends: list[tuple[int, int, str]] = []
+    found = {}
+    for name, entry in entries.items():
+        header, begin, end = _entry(path, name, entry)
+        found[name] = header
+        ends.append((begin, end, name))
+    _check_places(path, sorted(ends), size - _LENGTH_BYTES - length)
+    return found
+
+
+def _entry(path: Path, name: str, entry: Any) -> tuple[Header, int, int]:
+    """Return a tensor of a head and where it lies; CheckpointError."""
+    where = f"{path} is no safetensors file: {shown(name)}"
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{where} is {shown(entry)}")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    place: Any = entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES | _DTYPES_REFUSED:
+        raise CheckpointError(f"{where} has the unknown dtype {shown(dtype)}")
+    if not _are_sizes(shape):
+        raise CheckpointError(f"{where} has the shape {shown(shape)}")
+    if not _are_sizes(place) or len(place) != 2:
+        raise CheckpointError(f"{where} has the data_offsets {shown(place)}")
+    wanted = (_DTYPE_BYTES | _DTYPES_REFUSED)[dtype] * math.prod(shape)
+    if place[1] - place[0] != wanted:
+        raise CheckpointError(
+            f"{where} has {shown(place[1] - place[0])} bytes, its dtype and shape take "
+            f"{shown(wanted)}"
+        )
+    return Header(path, dtype, tuple(shape)), place[0], place[1]
+
+
+def _are_sizes(value: Any) -> bool:
+    """Whether it is a list of a few whole numbers that a file may have."""
+    return (
+        isinstance(value, list)
+        and len(value) <= 8
+        and all(type(each) is int and 0 <= each < 1 << 62 for each in value)
+    )
+
+
+def _check_places(path: Path, places: list[tuple[int, int, str]], size: int) -> None:
+    """Check that tensors lie one behind the other, and fill the file."""
+    at = 0
+    for begin, end, name in places:
+        if begin != at:
+            raise CheckpointError(
+                f"{path} is no safetensors file: {shown(name)} begins at {begin}, and what lies "
+                f"before it ends at {at}"
+            )
+        at = end
+    if at != size:
+        raise CheckpointError(
+            f"{path} is no safetensors file: its tensors have {size} bytes, and its head says {at}"
+        )

@@ -1,0 +1,200 @@
+"""The plan of a step: from rows with block tables to the index tensors that the network runs on.
+
+Rows that look alike become a group and are computed together. What a row looks like depends on the
+row alone (its new tokens, and its entries rounded up), never on its company, so that the arithmetic
+of a row is the same in every batch.
+
+    rows in the order given          tokens in the order of the groups
+    [decode 40][prefill 9][decode 45][decode 300]   ->   [decode 40, decode 45][decode 300][prefill]
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from symphony_kernel.executor.base import Int32, Int64, Row
+from symphony_kernel.executor.reference.attention import Group
+from symphony_kernel.executor.reference.decoder import Inputs
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+Bool = npt.NDArray[np.bool_]
+
+# Past this many elements of a row's mask its new tokens attend in several parts.
+_MASK_ELEMENTS_MAX = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What planning needs to know of the model and its pool."""
+
+    windows: tuple[int | None, ...]  # the distinct ones
+    zero_slot: int  # holds zeros, belongs to no page
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(slots=True)
+class Plan:
+    """A step, ready to run: the network's inputs, and whose results come in which order."""
+
+    inputs: Inputs
+    rows: list[Row]  # those that want results, in the order of `inputs.wanted`
+    indices: list[int]  # of these rows in the batch
+
+
+@dataclass(slots=True)
+class _Span:
+    """New tokens [begin, end) of a row, as attention sees them through one window."""
+
+    row: Row
+    begin: int
+    end: int
+    low: int  # the first entry that is gathered, a multiple of the page size
+    entries: int  # gathered, rounded up
+    causal: bool
+
+    @property
+    def key(self) -> tuple[int, bool, int]:
+        return (self.end - self.begin, self.causal, self.entries)
+
+
+def rounded_entries(count: int) -> int:
+    """Return `count` rounded up to a width that rows share: at most a quarter more, or 15."""
+    step = PAGE_TOKENS
+    while step * 8 <= count:
+        step *= 2
+    return -(-count // step) * step
+
+
+def plan_step(rows: Sequence[Row], geometry: Geometry) -> Plan:
+    """Return the plan of a step of at least one row."""
+    order = sorted(range(len(rows)), key=lambda index: _shape(rows[index]))
+    ordered = [rows[index] for index in order]
+    counts = np.array([len(row.tokens) for row in ordered])
+    first = np.cumsum(counts) - counts
+    wanting = [i for i, row in enumerate(ordered) if len(row.places)]
+    wanted = [ordered[i].places + first[i] for i in wanting]
+    inputs = Inputs(
+        tokens=_tensor(np.concatenate([row.tokens for row in ordered]), geometry),
+        positions=_tensor(np.concatenate([row.positions for row in ordered]), geometry),
+        slots=_tensor(np.concatenate([_new_slots(row) for row in ordered]), geometry),
+        groups={window: _groups(ordered, window, geometry) for window in geometry.windows},
+        wanted=_tensor(np.concatenate(wanted) if wanted else np.empty(0, np.int64), geometry),
+    )
+    return Plan(inputs, [ordered[i] for i in wanting], [order[i] for i in wanting])
+
+
+def _shape(row: Row) -> tuple[int, bool, int]:
+    """Return what rows are sorted by, so that those of one group stand together."""
+    q = len(row.tokens)
+    plain = q > 1 and row.start == 0 and row.parents is None
+    return (q, not plain, rounded_entries(row.start + q))
+
+
+def _tensor(values: npt.NDArray[np.generic], geometry: Geometry) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.int64)).to(geometry.device)
+
+
+def _new_slots(row: Row) -> Int64:
+    entries = np.arange(row.start, row.start + len(row.tokens))
+    pages = row.block_table[entries // PAGE_TOKENS].astype(np.int64)
+    return pages * PAGE_TOKENS + entries % PAGE_TOKENS
+
+
+def _groups(rows: Sequence[Row], window: int | None, geometry: Geometry) -> list[Group]:
+    groups: list[Group] = []
+    spans: list[_Span] = []
+    first = 0
+    for span in (span for row in rows for span in _spans(row, window)):
+        if spans and span.key != spans[0].key:
+            groups.append(_group(spans, first, window, geometry))
+            first += groups[-1].rows * groups[-1].q
+            spans = []
+        spans.append(span)
+    groups.append(_group(spans, first, window, geometry))
+    return groups
+
+
+def _spans(row: Row, window: int | None) -> Iterator[_Span]:
+    q = len(row.tokens)
+    part = max(1, _MASK_ELEMENTS_MAX // (row.start + q))
+    for begin in range(0, q, part):
+        yield _span(row, begin, min(begin + part, q), window)
+
+
+def _span(row: Row, begin: int, end: int, window: int | None) -> _Span:
+    q, length = end - begin, row.start + end
+    low = 0
+    first = begin if row.parents is None else 0  # the least far of a tree's tokens on its path
+    if window is not None and length > window:
+        low = max(0, row.start + first - window + 1) // PAGE_TOKENS * PAGE_TOKENS
+    causal = q > 1 and length == q and low == 0 and row.parents is None
+    if causal and (window is None or q <= window):
+        return _Span(row, begin, end, 0, q, causal=True)
+    # Of a windowed row as many as it can ever need: so the width does not depend on where in its
+    # page the window begins.
+    seen = (window or 0) + end - first - 1 + PAGE_TOKENS - 1
+    needed = length if low == 0 else min(length, seen)
+    return _Span(row, begin, end, low, rounded_entries(needed), causal=False)
+
+
+def _group(spans: list[_Span], first: int, window: int | None, geometry: Geometry) -> Group:
+    q, causal, entries = spans[0].key
+    pages = -(-entries // PAGE_TOKENS)
+    tables = np.zeros((len(spans), pages), np.int64)
+    present = np.empty(len(spans), np.int64)
+    for i, span in enumerate(spans):
+        table = span.row.block_table[span.low // PAGE_TOKENS :][:pages]
+        tables[i, : len(table)] = table
+        present[i] = span.row.start + span.end - span.low
+    slots = (tables[:, :, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(len(spans), -1)
+    slots = slots[:, :entries]
+    slots[np.arange(entries) >= present[:, None]] = geometry.zero_slot
+    masked = not causal and not (q == 1 and window is None and (present == entries).all())
+    return Group(
+        first=first,
+        rows=len(spans),
+        q=q,
+        entries=entries,
+        slots=_tensor(slots.ravel(), geometry),
+        mask=_mask(spans, entries, window, geometry) if masked else None,
+        causal=causal,
+    )
+
+
+def _mask(spans: list[_Span], entries: int, window: int | None, geometry: Geometry) -> torch.Tensor:
+    visible = np.stack([_visible(span, entries, window) for span in spans])[:, None]
+    hidden = torch.from_numpy(~visible).to(geometry.device)
+    mask = torch.zeros(hidden.shape, dtype=geometry.dtype, device=geometry.device)
+    return mask.masked_fill_(hidden, float("-inf"))
+
+
+def _visible(span: _Span, entries: int, window: int | None) -> Bool:
+    """Return [q, entries]: which gathered entries each new token of a span sees."""
+    row = span.row
+    mine = np.arange(row.start + span.begin, row.start + span.end)[:, None]
+    theirs = np.arange(span.low, span.low + entries)
+    visible: Bool = theirs <= mine
+    if row.parents is not None:
+        new = np.flatnonzero((theirs >= row.start) & (theirs < row.start + len(row.tokens)))
+        related = ancestors(row.parents)
+        visible[:, new] &= related[span.begin : span.end, theirs[new] - row.start]
+        # In a tree the window is one of the path's: siblings do not count.
+        depths = related.sum(axis=1) - 1
+        mine = row.start + depths[span.begin : span.end, None]
+        theirs[new] = row.start + depths[theirs[new] - row.start]
+    if window is not None:
+        visible &= theirs > mine - window
+    return visible
+
+
+def ancestors(parents: Int32) -> Bool:
+    """Return [q, q]: whether token j is token i itself or one of its ancestors."""
+    related: Bool = np.eye(len(parents), dtype=np.bool_)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            related[i] |= related[parent]
+    return related

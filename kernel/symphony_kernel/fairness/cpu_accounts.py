@@ -1,0 +1,206 @@
+"""Tenants' accounts of processor time: of the kernel's thread, and of all processors together.
+
+    calls of a LIP                  -> called -> both accounts; its tenant's next calls may wait
+    what worker and gateway report  -> spent  -> the account of all processors, and a rest there
+
+Time adds a tenant's share to its account, by the weights of all that are present, and what it used
+is taken from it. While an account is empty the tenant's calls wait (`syscalls.dispatch`), and its
+guests and compilers rest (`fairness.cpu_reports`). A tenant saves up a few milliseconds at most. A
+tenant that is alone has no account and waits for nothing. The account of all processors counts only
+while these are short.
+
+The kernel's thread forms no steps while it executes calls. So the time of calls is charged to the
+tenant's share of the device, too (`device_shares`). Where the processors are the device, so is what
+worker and gateway report: else a tenant would have its share of the steps, and beside it all that
+makes the steps slow for all.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from symphony_kernel.fairness.fair_queue import FairQueue
+
+RECENT_SECONDS: Final = 0.25  # since one had something to do: so long it has
+_SAVED_SECONDS: Final = 0.005  # by one who has not called: so much may come at once
+_CALLS_SAVED_SECONDS: Final = 0.0005  # of the kernel's thread, for which steps wait
+_DEBT_SECONDS: Final = 1.0  # at most, whatever one call has taken
+_LOT_SECONDS: Final = 0.001  # that have gathered before calls that wait go on
+_WAIT_SECONDS: Final = 0.01  # at most, until somebody looks whether others are still there
+_ACTIVE_SECONDS: Final = 0.005  # for which it is remembered who is
+_AHEAD_TIMES: Final = 1.5  # as much as another had lately, by their weights
+
+
+def _always(_now: float) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What all that tenants want may take of processors beside steps, while these are `short`.
+
+    `device_share`: the part of the device that one processor is; 0.0 of a device of its own.
+    """
+
+    processors: float = inf
+    short: Callable[[float], bool] = _always
+    device_share: float = 0.0
+
+
+class _Account:
+    """Seconds that a tenant has left, and has had lately, as of some time."""
+
+    __slots__ = ("at", "had", "left")
+
+    def __init__(self, now: float, saved: float) -> None:
+        self.left = saved
+        self.had = 0.0
+        self.at = now
+
+    def lately(self, now: float) -> float:
+        """Return what it has had lately, the earlier the less."""
+        return self.had * max(1.0 - (now - self.at) / RECENT_SECONDS, 0.0)
+
+
+class Accounts:
+    """The accounts. `weight` tells a tenant's; `others` who has something to do beside calls.
+
+    Time adds up for `processors` at once.
+    """
+
+    def __init__(
+        self,
+        weight: Callable[[str], float],
+        others: Callable[[float], Iterable[str]],
+        processors: float = 1.0,
+        saved: float = _SAVED_SECONDS,
+    ) -> None:
+        self._processors, self._saved = processors, saved
+        self._weight = weight
+        self._others = others
+        self._accounts: dict[str, _Account] = {}
+        self._active: dict[str, float] = {}  # weights, as of `_looked`
+        self._total = 0.0
+        self._looked = float("-inf")
+
+    def called(self, tenant: str, seconds: float, now: float) -> bool:
+        """A tenant's calls have taken so long; whether its next ones have to wait."""
+        share = self._share(tenant, now)  # which forgets accounts
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = _Account(now, self._saved)
+        if share == 1.0:
+            account.left = self._saved
+        else:
+            earned = (now - account.at) * share * self._processors
+            left = min(account.left + earned, self._saved) - seconds
+            account.left = max(left, -_DEBT_SECONDS)
+        account.had = account.lately(now) + seconds
+        account.at = now
+        return account.left < 0.0
+
+    def ahead(self, tenant: str, now: float) -> bool:
+        """Whether somebody who has something to do has had notably less than a tenant, lately."""
+        self._share(tenant, now)
+        accounts = self._accounts
+        had = [
+            accounts[name].lately(now) / weight if name in accounts else 0.0
+            for name, weight in self._active.items()
+        ]
+        mine = accounts.get(tenant)
+        if mine is None:
+            return False
+        return mine.lately(now) / self._active[tenant] > _AHEAD_TIMES * min(had)
+
+    def wait(self, tenant: str, now: float) -> float:
+        """Return the seconds after which to ask again; 0.0: its calls may go on."""
+        return min(self.rest(tenant, now), _WAIT_SECONDS)
+
+    def rest(self, tenant: str, now: float) -> float:
+        """Return the seconds after which its share has paid, if all that it costs ends now."""
+        share, account = self._share(tenant, now), self._accounts.get(tenant)
+        if account is None or share == 1.0:
+            return 0.0
+        share *= self._processors
+        lacks = share * _LOT_SECONDS - account.left - (now - account.at) * share
+        return lacks / share if lacks > 1e-9 else 0.0
+
+    def _share(self, tenant: str, now: float) -> float:
+        """Return what of the time is a tenant's; exactly 1.0 of one who is alone."""
+        if now - self._looked > _ACTIVE_SECONDS:
+            self._look(now)
+        active = self._active
+        if tenant not in active:
+            weight = active[tenant] = self._weight(tenant)
+            self._total += weight
+        return 1.0 if len(active) == 1 else active[tenant] / self._total
+
+    def _look(self, now: float) -> None:
+        """See who has something to do, and forget who has not called for long and owes nothing."""
+        self._looked, since = now, now - RECENT_SECONDS
+        self._accounts = {
+            name: account
+            for name, account in self._accounts.items()
+            if account.at > (since if account.left >= 0.0 else now - 4 * _DEBT_SECONDS)
+        }
+        weight = self._weight
+        active = {name: weight(name) for name in self._others(now)}
+        for name, account in self._accounts.items():
+            if account.at > since and name not in active:
+                active[name] = weight(name)
+        self._active, self._total = active, sum(active.values())
+
+
+class CpuAccounts:
+    """Both accounts of each tenant. `beside` says what of the processors there is to share out."""
+
+    def __init__(
+        self, queue: FairQueue, present: Callable[[float], Iterable[str]], beside: Beside
+    ) -> None:
+        """`present` tells who shares the device at a time."""
+        self._queue = queue
+        self._calling = Accounts(queue.tenant_weight, present, saved=_CALLS_SAVED_SECONDS)
+        self._beside = beside
+        self._all: Accounts | None = None
+        if beside.processors < inf:
+            self._all = Accounts(queue.tenant_weight, present, beside.processors)
+
+    def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
+        """Charge a LIP for calls in the kernel; return whether its tenant's next ones must wait.
+
+        It has `weight` in its tenant.
+        """
+        over = self._calling.called(tenant, seconds, now)
+        if self._all is not None and self._all.called(tenant, seconds, now):
+            over = over or self._is_held(self._all, tenant, now)
+        if self._queue.several:
+            self._queue.pay(tenant, seconds)
+            if self._queue.knows(root):
+                self._queue.charge(root, tenant, weight, seconds)
+        return over
+
+    def spent(self, tenant: str, seconds: float, now: float) -> None:
+        """Charge a tenant for processor time outside the kernel."""
+        if self._all is not None:
+            self._all.called(tenant, seconds, now)
+        if self._queue.several and tenant in self._queue.present:
+            self._queue.pay(tenant, seconds * self._beside.device_share)
+
+    def wait(self, tenant: str, now: float) -> float:
+        """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
+        seconds = self._calling.wait(tenant, now)
+        if self._all is not None and self._is_held(self._all, tenant, now):
+            seconds = max(seconds, self._all.wait(tenant, now))
+        return seconds
+
+    def pause(self, tenant: str, now: float) -> float:
+        """Return the seconds for which a tenant is to rest: its share will have paid by then."""
+        seconds = self._calling.rest(tenant, now)
+        if self._all is not None and self._is_held(self._all, tenant, now):
+            seconds = max(seconds, self._all.rest(tenant, now))
+        return seconds
+
+    def _is_held(self, accounts: Accounts, tenant: str, now: float) -> bool:
+        """Whether a tenant may be held at all: others had less, and processors are short."""
+        return accounts.ahead(tenant, now) and self._beside.short(now)

@@ -1,0 +1,677 @@
+"""Level 1, who may run: one queue a LIP, under one a tenant, in virtual time.
+
+Every tenant, and within it every LIP (a run with its children), has a counter of the service it
+has had: weighted cost over its own weight. The next work is the first of the least served LIP of
+the least served tenant. Whoever comes back with work after having had none is lifted to the least
+served of those that have some: idling earns no credit (the Virtual Token Counter of arXiv
+2401.00588). So of two tenants that both have work waiting, neither gets more than a constant ahead,
+whatever they submit; tests/kernel/fairness/test_fairness.py states that bound.
+
+A LIP is not idle while the pager has a work of it, parked, blocked or rebuilt. Such a work is
+*away*. Its LIP is not lifted, else it would lose service whenever all its works wait for frames.
+
+Both heaps are pruned lazily: who leaves from the middle stays as a stale entry until it comes to
+the front, so that thousands may come and go. The first entry of a heap is always a valid one.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, KeysView
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Final, TypeVar
+
+from symphony_kernel.fairness.step_cost import StepCost
+from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.request import Work
+
+_ASIDE_MAX: Final = 64  # works of one LIP that are looked at in vain, for one batch
+_NO_CEILING: Final = float("inf")
+_STALE_MAX: Final = 64  # entries of a heap, besides as many as are valid
+
+
+@dataclass(frozen=True, slots=True)
+class FairQueueStatistics:
+    """What waits, and each active tenant's counter."""
+
+    tenants: int
+    lips: int
+    works: int
+    tokens: int
+    counters: dict[str, float]
+
+
+@dataclass(slots=True, eq=False)
+class _Lip:
+    root: int
+    order: int  # breaks ties in a fixed way
+    tenant: "_Tenant"
+    weight: float
+    counter: float = 0.0
+    served: float = 0.0  # cost over weight, never lifted
+    # In order. Not a deque: a program may cancel any of a hundred thousand.
+    works: OrderedDict[Work, None] = field(default_factory=OrderedDict)
+    aside: int = 0  # works that are set aside
+    # Works that the pager has, in order. A LIP with any is not idle and is not lifted.
+    away: dict[Work, None] = field(default_factory=dict)
+    active: bool = False  # in its tenant's heap, under its counter
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    name: str
+    order: int
+    weight: float
+    counter: float = 0.0
+    lips: "_Heap[_Lip]" = field(default_factory=list)
+    last: float = 0.0  # the counter of the LIP that was active last
+    lips_active: int = 0
+    prompts: int = 0  # works of more than one token
+    decodes: int = 0  # the others
+    active: bool = False
+    present: bool = False  # it has work, here or on the device, or had some a moment ago
+    ceiling: float = _NO_CEILING  # of its LIPs' counters, while a batch is formed
+
+
+_Node = TypeVar("_Node", _Lip, _Tenant)
+# An entry is valid while its node is active and has that counter.
+_Heap = list[tuple[float, int, _Node]]
+
+
+class FairQueue:
+    """Waiting works in fair order.
+
+    A batch is formed between `first` and `restore`: look at the first work, then either `serve` it
+    (some or all of its tokens) or `set_aside` what cannot run in this batch.
+    """
+
+    def __init__(self, costs: StepCost | None = None) -> None:
+        self._costs = costs or StepCost()
+        self._tenants: dict[str, _Tenant] = {}
+        self._present: dict[str, _Tenant] = {}
+        self._others: _Heap[_Tenant] = []  # while the queue is for one tenant alone
+        self._lips: dict[int, _Lip] = {}
+        self._heap: _Heap[_Tenant] = []
+        self._tenants_active = self._lips_active = 0
+        self._aside: list[tuple[_Lip, Work]] = []
+        self._passed: list[_Tenant] = []  # over, until `restore`
+        self._limited: list[_Tenant] = []  # those with a ceiling
+        self._ceiling = _NO_CEILING  # of tenants' counters, while a batch is formed
+        self._last = 0.0  # the largest counter of a tenant that was present
+        self._made = 0
+        self.works = 0
+        self.decodes = 0  # works of one token
+        self.tokens = 0  # of the works, not yet placed
+
+    @property
+    def tenants(self) -> int:
+        """Tenants that have ever been here."""
+        return len(self._tenants)
+
+    def tenant_weight(self, tenant: str) -> float:
+        """Return a tenant's share, relative to the others'."""
+        node = self._tenants.get(tenant)
+        return 1.0 if node is None else node.weight
+
+    # -- Tenants -------------------------------------------------------------------------------
+    @property
+    def present(self) -> KeysView[str]:
+        """The tenants that share the device now."""
+        return self._present.keys()
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one tenant shares the device now."""
+        return len(self._present) > 1
+
+    def leave(self, tenant: str) -> None:
+        """A tenant has had nothing to do for a while: the others share the device without it."""
+        node = self._present.pop(tenant, None)
+        if node is not None:
+            node.present = False
+            self._last = max(self._last, node.counter)
+
+    def counter(self, tenant: str) -> float:
+        """Return a present tenant's virtual time."""
+        return self._present[tenant].counter
+
+    def is_active(self, tenant: str) -> bool:
+        """Whether a tenant has works here."""
+        node = self._tenants.get(tenant)
+        return node is not None and node.active
+
+    def size(self, tenant: str) -> int:
+        """Return how many works of a tenant are here."""
+        node = self._tenants[tenant]
+        return node.decodes + node.prompts
+
+    def works_of(self, tenant: str) -> Iterator[Work]:
+        """Give a tenant's works, each LIP's in order; those set aside are not among them."""
+        for counter, _, lip in self._tenants[tenant].lips:
+            if lip.active and lip.counter == counter:
+                yield from lip.works
+
+    @property
+    def least(self) -> float:
+        """The virtual time of the tenant furthest behind of those that have works here."""
+        return self._heap[0][0] if self._heap else _NO_CEILING
+
+    def pay(self, tenant: str, seconds: float) -> None:
+        """Charge a tenant for time of the device; not while a batch is formed."""
+        node = self._tenant(tenant)
+        self._set_counter(node, node.counter + seconds / node.weight)
+
+    def bound_credit(self, seconds: float) -> None:
+        """Let no tenant be owed more time than this; not while a batch is formed."""
+        present = self._present.values()
+        if not present:
+            return
+        least = max([each.counter for each in present])
+        least -= seconds / sum([each.weight for each in present])
+        for each in present:
+            if each.counter < least:
+                self._set_counter(each, least)
+
+    def _set_counter(self, node: _Tenant, counter: float) -> None:
+        active = node.active
+        if active:
+            self._remove(node)
+        node.counter = counter
+        if active:
+            self._insert(node)
+
+    def focus(self, tenant: str) -> bool:
+        """Let the queue be this tenant's alone until `unfocus`; return whether it has works."""
+        node = self._tenants[tenant]
+        if not self._others:
+            self._others = self._heap
+        self._heap = [(node.counter, node.order, node)] if node.active else []
+        return node.active
+
+    def unfocus(self) -> None:
+        """Undo `focus`."""
+        if self._others:
+            self._heap, self._others = self._others, []
+            _prune(self._heap)
+
+    # -- Coming and going ----------------------------------------------------------------------
+    def set_tenant_weight(self, tenant: str, weight: float) -> None:
+        """Give a tenant this share of the service, relative to the others' (1 by default)."""
+        assert weight > 0
+        self._tenant(tenant).weight = weight
+
+    def push(self, work: Work) -> None:
+        """Queue a work behind those of its LIP."""
+        lip = self._lips.get(work.root)
+        if lip is None:
+            lip = self._new_lip(work)
+        lip.weight = work.weight
+        lip.works[work] = None
+        if work.count == 1:  # as `_entered`, for most works there are
+            self.works += 1
+            self.decodes += 1
+            self.tokens += 1
+            lip.tenant.decodes += 1
+        else:
+            self._entered(lip.tenant, work)
+        if not lip.active:
+            self._lift(lip)
+            self._activate(lip)
+
+    def put_back(self, work: Work) -> None:
+        """Queue a work before those of its LIP that has been here before: it has kept its claim."""
+        lip = self._lips[work.root]
+        lip.away.pop(work, None)
+        lip.works[work] = None
+        lip.works.move_to_end(work, last=False)
+        tenant = lip.tenant
+        self._entered(tenant, work)
+        if not tenant.present:  # it has waited elsewhere, which is no idleness
+            tenant.present = True
+            self._present[tenant.name] = tenant
+        if not lip.active:
+            self._activate(lip)
+
+    def remove(self, work: Work) -> bool:
+        """Take out a work that waits or is away; return whether it waited here."""
+        lip = self._lips.get(work.root)
+        if lip is None:
+            return False
+        lip.away.pop(work, None)
+        if work not in lip.works:
+            return False
+        del lip.works[work]
+        self._forgot(work)
+        if not lip.works:
+            self._deactivate(lip)
+        return True
+
+    def send_away(self, work: Work) -> None:
+        """Take a waiting work out until `put_back` or `remove`; its LIP keeps its claim."""
+        self.remove(work)
+        self._lips[work.root].away[work] = None
+
+    def away(self, root: int, instance: int | None) -> list[Work]:
+        """Return the works of an instance, or of a LIP (None), that are away."""
+        lip = self._lips.get(root)
+        works = () if lip is None else lip.away
+        return [work for work in works if instance in (None, work.instance)]
+
+    def forget_instance(self, root: int, instance: int) -> list[Work]:
+        """Take out all works of one instance of the LIP `root` and return them."""
+        lip = self._lips.get(root)
+        if lip is None:
+            return []
+        gone = [work for work in lip.works if work.instance == instance]
+        if gone:
+            for work in gone:
+                del lip.works[work]
+                self._forgot(work)
+            if not lip.works:
+                self._deactivate(lip)
+        return gone
+
+    def forget_lip(self, root: int) -> list[Work]:
+        """Take out a LIP with all its works and return these; its counter is forgotten."""
+        lip = self._lips.pop(root, None)
+        if lip is None:
+            return []
+        gone = list(lip.works)
+        lip.works.clear()
+        for work in gone:
+            self._forgot(work)
+        if lip.active:
+            self._deactivate(lip)
+        return gone
+
+    # -- Forming a batch -----------------------------------------------------------------------
+    def first(self) -> Work | None:
+        """Return the work that has the best claim to run, if any waits that is not set aside."""
+        return _first(self._heap[0][2].lips[0][2]) if self._heap else None
+
+    def serve(self, tokens: int) -> None:
+        """Charge the first work's LIP and tenant for its next `tokens` tokens.
+
+        A work with tokens left goes behind its LIP's others, so that a LIP's long prompt does not
+        hold up its own branches.
+        """
+        tenant = self._heap[0][2]
+        lip = tenant.lips[0][2]
+        works = lip.works
+        work = next(iter(works))
+        self._charge(lip, work, tokens)
+        if work.placed < work.count:
+            works.move_to_end(work)
+        else:
+            del works[work]
+            if work.count == 1:  # as `_left`, for most works there are
+                self.works -= 1
+                self.decodes -= 1
+                tenant.decodes -= 1
+            else:
+                self._left(tenant, work)
+        self._reorder_first(tenant, lip, bool(works))
+
+    def set_aside(self) -> None:
+        """Pass over the first work until `restore`; over its LIP, too, when that has had many."""
+        tenant = self._heap[0][2]
+        lip = tenant.lips[0][2]
+        self._aside.append((lip, lip.works.popitem(last=False)[0]))
+        lip.aside += 1
+        self._reorder_first(tenant, lip, bool(lip.works) and lip.aside < _ASIDE_MAX)
+
+    def set_prompts_aside(self) -> bool:
+        """Pass over the first work's tenant until `restore` if it has prompts only; return whether.
+
+        However many they are: a look at each, in each step, is what everybody would wait for.
+        """
+        tenant = self._heap[0][2]
+        if tenant.decodes:
+            return False
+        self.pass_first()
+        return True
+
+    def limit_others(self, service: float) -> None:
+        """Let no LIP be served further ahead of the first work's, of its tenant, than `service`.
+
+        For a batch in which that work has no room and smaller ones have; until `restore`.
+        """
+        tenant = self._heap[0][2]
+        if tenant.ceiling == _NO_CEILING:
+            self._limited.append(tenant)
+        tenant.ceiling = min(tenant.ceiling, tenant.lips[0][2].counter + service)
+
+    def limit_to(self, root: int, served: float, service: float) -> None:
+        """As `limit_others`, for a LIP that need not be first: it counts as served so much."""
+        tenant = self._lips[root].tenant
+        seconds = service * self._costs.service_seconds
+        self._ceiling = min(self._ceiling, tenant.counter + seconds)
+        if tenant.ceiling == _NO_CEILING:
+            self._limited.append(tenant)
+        tenant.ceiling = min(tenant.ceiling, served + service)
+
+    def limit_tenants(self, counter: float) -> None:
+        """Let no tenant be served that is further in virtual time; until `restore`."""
+        self._ceiling = min(self._ceiling, counter)
+
+    def pass_first(self) -> None:
+        """Pass over the first work's tenant until `restore`."""
+        tenant = self._heap[0][2]
+        self._remove(tenant)
+        self._passed.append(tenant)
+
+    def pass_over(self) -> bool:
+        """Pass over the first work's tenant if it would get too far ahead; return whether."""
+        if not self._heap:
+            return False
+        tenant = self._heap[0][2]
+        if tenant.counter <= self._ceiling and tenant.lips[0][2].counter <= tenant.ceiling:
+            return False
+        self.pass_first()
+        return True
+
+    def drop(self) -> None:
+        """Take the first work out for good, because it has failed."""
+        tenant = self._heap[0][2]
+        lip = tenant.lips[0][2]
+        self._forgot(lip.works.popitem(last=False)[0])
+        self._reorder_first(tenant, lip, bool(lip.works))
+
+    def extend(self, work: Work, tokens: int) -> None:
+        """Serve a work that need not be the first with `tokens` tokens more.
+
+        For room that is left in a batch when no other LIP can use it; only after `restore`.
+        """
+        lip = self._lips[work.root]
+        tenant = lip.tenant
+        self._deactivate(lip)
+        if tenant.active:
+            self._remove(tenant)
+        self._charge(lip, work, tokens)
+        if not work.remaining:
+            del lip.works[work]
+            self._left(tenant, work)
+        tenant.last = lip.counter
+        if lip.works:
+            self._activate(lip)
+        elif tenant.lips_active:
+            self._insert(tenant)
+
+    def serve_whole(self, work: Work) -> None:
+        """Serve a waiting work with all its tokens, though it need not be the first."""
+        self.extend(work, work.remaining)
+
+    def serve_at_once(self, work: Work) -> None:
+        """Serve a work that has just come with all its tokens: it never waits."""
+        lip = self._lips.get(work.root)
+        if lip is None:
+            lip = self._new_lip(work)
+        tenant = lip.tenant
+        if tenant.active:
+            self.push(work)
+            self.serve_whole(work)
+            return
+        lip.weight = work.weight
+        self._lift(lip)
+        self.tokens += work.remaining
+        self._charge(lip, work, work.remaining)
+        tenant.last = lip.counter
+
+    def charge(self, root: int, tenant: str, weight: float, seconds: float) -> None:
+        """Charge a LIP, not its tenant, for time beside its works; not while a batch is formed.
+
+        Raises:
+            KernelBug: the cost is no cost. What is not a number would be lost in the heaps, and
+                with it everybody's work: nothing that is compared with it comes first.
+        """
+        if not 0.0 <= seconds < _NO_CEILING:
+            raise KernelBug(f"LIP {root} is charged {seconds}")
+        lip = self._lips.get(root)
+        if lip is None:
+            self._made += 1
+            lip = self._lips[root] = _Lip(root, self._made, self._tenant(tenant), weight)
+        home = lip.tenant
+        if lip.active:
+            self._deactivate(lip)
+        else:
+            self._lift(lip)
+        self._pay_lip(lip, seconds / self._costs.service_seconds)
+        if lip.works:
+            self._activate(lip)
+        else:
+            home.last = lip.counter
+
+    def restore(self) -> None:
+        """Put what was set aside back to where it was: in front, with its counter as it is."""
+        while self._aside:
+            lip, work = self._aside.pop()
+            lip.works[work] = None
+            lip.works.move_to_end(work, last=False)
+            lip.aside = 0
+            if not lip.active:
+                self._activate(lip)
+        while self._passed:
+            tenant = self._passed.pop()
+            if not tenant.active:
+                self._insert(tenant)
+        while self._limited:
+            self._limited.pop().ceiling = _NO_CEILING
+        self._ceiling = _NO_CEILING
+
+    def precedes(self, root: int) -> bool:
+        """Whether a LIP that has no work waiting would have as good a claim as any if it had."""
+        lip = self._lips.get(root)
+        if lip is None or lip.active or not self._heap:
+            return False
+        first = self._heap[0][2]
+        if lip.tenant is not first:
+            return lip.tenant.counter <= first.counter
+        return lip.counter <= first.lips[0][0]
+
+    def everything(self) -> list[Work]:
+        """Return all works that wait."""
+        return [work for lip in self._lips.values() for work in lip.works]
+
+    def holds(self, work: Work) -> bool:
+        """Whether a work waits."""
+        lip = self._lips.get(work.root)
+        return lip is not None and work in lip.works
+
+    def ahead(self, root: int, other: int, served: float) -> float:
+        """Return how much more than LIP `other` a LIP was served, where they compare.
+
+        `other` counts as served so much within its tenant. A LIP that is gone is ahead of all.
+        """
+        lip = self._lips.get(root)
+        if lip is None:
+            return _NO_CEILING
+        tenant = self._lips[other].tenant
+        if lip.tenant is not tenant:
+            return (lip.tenant.counter - tenant.counter) / self._costs.service_seconds
+        return lip.counter - served
+
+    def knows(self, root: int) -> bool:
+        """Whether a LIP has been here and not been forgotten."""
+        return root in self._lips
+
+    def waits(self, root: int) -> bool:
+        """Whether a LIP has work waiting."""
+        lip = self._lips.get(root)
+        return lip is not None and bool(lip.works)
+
+    @property
+    def lips_active(self) -> int:
+        """LIPs with work waiting."""
+        return self._lips_active
+
+    def service(self, root: int) -> tuple[float, float]:
+        """Return the counters of a LIP's tenant and of the LIP, which order the queue."""
+        lip = self._lips[root]
+        return lip.tenant.counter, lip.counter
+
+    def served(self, root: int) -> float:
+        """Return all the service that a LIP has had, over its weight."""
+        return self._lips[root].served
+
+    def statistics(self) -> FairQueueStatistics:
+        """Return what waits now."""
+        return FairQueueStatistics(
+            tenants=self._tenants_active,
+            lips=self._lips_active,
+            works=self.works,
+            tokens=self.tokens,
+            counters={t.name: t.counter for t in self._tenants.values() if t.active},
+        )
+
+    def waiting(self) -> dict[str, tuple[int, float]]:
+        """Return of each tenant that has works here their tokens, and its weight.
+
+        Looks at every work: for whoever admits new runs, now and then.
+        """
+        found: dict[str, tuple[int, float]] = {}
+        for lip in self._lips.values():
+            if lip.works:
+                tenant = lip.tenant
+                tokens = found.get(tenant.name, (0, 0.0))[0]
+                tokens += sum([work.remaining for work in lip.works])
+                found[tenant.name] = tokens, tenant.weight
+        return found
+
+    # -- Within --------------------------------------------------------------------------------
+    def _tenant(self, name: str) -> _Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            self._made += 1
+            tenant = self._tenants[name] = _Tenant(name, self._made, 1.0)
+        return tenant
+
+    def _new_lip(self, work: Work) -> _Lip:
+        self._made += 1
+        lip = _Lip(work.root, self._made, self._tenant(work.tenant), work.weight)
+        self._lips[work.root] = lip
+        return lip
+
+    def _charge(self, lip: _Lip, work: Work, tokens: int) -> None:
+        self._pay_lip(lip, self._costs.cost(work, tokens))
+        self.tokens -= tokens
+        work.placed += tokens
+
+    def _pay_lip(self, lip: _Lip, tokens: float) -> None:
+        service = tokens / lip.weight
+        lip.counter += service
+        lip.served += service
+
+    def _entered(self, tenant: _Tenant, work: Work) -> None:
+        self.works += 1
+        if work.count == 1:
+            self.decodes += 1
+            tenant.decodes += 1
+        else:
+            tenant.prompts += 1
+        self.tokens += work.count - work.placed
+
+    def _left(self, tenant: _Tenant, work: Work) -> None:
+        self.works -= 1
+        if work.count == 1:
+            self.decodes -= 1
+            tenant.decodes -= 1
+        else:
+            tenant.prompts -= 1
+
+    def _forgot(self, work: Work) -> None:
+        self._left(self._tenants[work.tenant], work)
+        self.tokens -= work.remaining
+
+    def _lift(self, lip: _Lip) -> None:
+        tenant = lip.tenant
+        if not tenant.present:
+            present = self._present
+            least = min(each.counter for each in present.values()) if present else self._last
+            if least > tenant.counter:
+                tenant.counter = least
+            tenant.present = True
+            present[tenant.name] = tenant
+        least = tenant.lips[0][0] if tenant.lips else tenant.last
+        if least > lip.counter and not lip.away:
+            lip.counter = least
+
+    # -- Heaps: an active node's counter changes only at the front, where its entry is replaced --
+    def _activate(self, lip: _Lip) -> None:
+        tenant = lip.tenant
+        lip.active = True
+        tenant.lips_active += 1
+        self._lips_active += 1
+        lips = tenant.lips
+        heappush(lips, (lip.counter, lip.order, lip))
+        if len(lips) > 2 * tenant.lips_active + _STALE_MAX:
+            _drop_stale(lips)
+        if not tenant.active:
+            self._insert(tenant)
+
+    def _deactivate(self, lip: _Lip) -> None:
+        tenant = lip.tenant
+        lip.active = False
+        tenant.lips_active -= 1
+        self._lips_active -= 1
+        tenant.last = lip.counter
+        _prune(tenant.lips)
+        if not tenant.lips and tenant.active:
+            self._remove(tenant)
+
+    def _insert(self, tenant: _Tenant) -> None:
+        tenant.active = True
+        self._tenants_active += 1
+        heappush(self._heap, (tenant.counter, tenant.order, tenant))
+        if len(self._heap) > 2 * self._tenants_active + _STALE_MAX:
+            _drop_stale(self._heap)
+
+    def _remove(self, tenant: _Tenant) -> None:
+        tenant.active = False
+        self._tenants_active -= 1
+        _prune(self._heap)
+
+    def _reorder_first(self, tenant: _Tenant, lip: _Lip, waits: bool) -> None:
+        """The first LIP of the first tenant has a new counter, or no more work for now."""
+        lips = tenant.lips
+        if waits:
+            heapreplace(lips, (lip.counter, lip.order, lip))
+        else:
+            heappop(lips)
+            lip.active = False
+            tenant.lips_active -= 1
+            self._lips_active -= 1
+            tenant.last = lip.counter
+        if lips:
+            counter, _, first = lips[0]
+            if not first.active or first.counter != counter:
+                _prune(lips)
+        if lips:
+            tenants = self._heap
+            if len(tenants) == 1:
+                tenants[0] = (tenant.counter, tenant.order, tenant)
+                return
+            heapreplace(tenants, (tenant.counter, tenant.order, tenant))
+            if not _is_valid(tenants[0]):
+                _prune(tenants)
+        else:
+            self._remove(tenant)
+
+
+def _drop_stale(heap: _Heap[_Node]) -> None:
+    """Keep one entry of each active node."""
+    heap[:] = {entry[1]: entry for entry in heap if _is_valid(entry)}.values()
+    heapify(heap)
+
+
+def _prune(heap: _Heap[_Node]) -> None:
+    """Drop stale entries from the front."""
+    while heap and not _is_valid(heap[0]):
+        heappop(heap)
+
+
+def _is_valid(entry: tuple[float, int, _Node]) -> bool:
+    counter, _, node = entry
+    return node.active and node.counter == counter
+
+
+def _first(lip: _Lip) -> Work:
+    return next(iter(lip.works))

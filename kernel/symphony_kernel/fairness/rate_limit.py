@@ -1,0 +1,186 @@
+"""Tokens a minute: preds of a tenant that has had its share wait here, before the scheduler.
+
+    syscalls -> throttle -> scheduler
+
+A tenant may have a bucket of tokens (`tokens_per_minute`, a minute's worth at once). Each pred
+takes its tokens from it; once there are none, further preds are held until there are, in turn for
+each of the tenant's LIPs. So a program over its tenant's rate is slowed down and told nothing. What
+is held has not come as far as the two schedulers: it counts for no virtual time, and its files are
+as idle as those of any program that waits.
+
+Tenants without a rate cost nothing: as long as none has one, what calls are handed to is the
+scheduler itself.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+
+from symphony_kernel.kvfs.quotas import UNLIMITED
+from symphony_kernel.processes.table import WorkQueue
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.token_bucket import Bucket
+from symphony_kernel.request import Work
+
+_MINUTE = 60.0
+_SECONDS_MIN = 0.001  # of a timer
+
+
+class _Tenant:
+    """A tenant's bucket, and what is held for want of tokens: by LIP, in order."""
+
+    def __init__(self, tokens: int, now: float) -> None:
+        self.bucket = Bucket(tokens, tokens / _MINUTE, now)
+        self.held: OrderedDict[int, dict[Work, None]] = OrderedDict()
+        self.waiting = 0  # tokens of what is held
+        self.timer: asyncio.TimerHandle | None = None
+
+    def hold(self, work: Work) -> None:
+        """Keep a work until there are tokens."""
+        self.held.setdefault(work.root, {})[work] = None
+        self.waiting += work.count
+
+    def drop(self, work: Work) -> bool:
+        """Forget a held work; return whether it was one."""
+        works = self.held.get(work.root)
+        if works is None or work not in works:
+            return False
+        self._taken(works, work)
+        if not works:
+            del self.held[work.root]
+        return True
+
+    def next(self) -> Work:
+        """Take the next work out: the first of the LIP whose turn it is."""
+        root, works = next(iter(self.held.items()))
+        work = next(iter(works))
+        self._taken(works, work)
+        if works:
+            self.held.move_to_end(root)
+        else:
+            del self.held[root]
+        return work
+
+    def _taken(self, works: dict[Work, None], work: Work) -> None:
+        del works[work]
+        self.waiting -= work.count
+
+
+class Throttle:
+    """Stands before a scheduler, as one (`WorkQueue`).
+
+    `reached` hears of a tenant whose preds begin to be held, `wake` that some have gone on.
+    """
+
+    submit: Callable[[Work], None]
+    cancel: Callable[[Work], None]
+    forget: Callable[..., None]
+
+    def __init__(
+        self,
+        scheduler: WorkQueue,
+        now: Callable[[], float],
+        reached: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._now, self._reached, self._wake = now, reached, wake
+        self._tenants: dict[str, _Tenant] = {}
+        self.charge, self.trace = scheduler.charge, scheduler.trace
+        self._stand_aside()
+
+    # -- Rates ---------------------------------------------------------------------------------
+    def limit(self, tenant: str, tokens: int) -> None:
+        """Let a tenant have so many tokens a minute computed; UNLIMITED: any number."""
+        found = self._tenants.get(tenant)
+        if tokens >= UNLIMITED:
+            if found is not None:
+                found.bucket = Bucket(UNLIMITED, UNLIMITED, self._now())
+                self._release(tenant)
+                del self._tenants[tenant]
+            if not self._tenants:
+                self._stand_aside()
+            return
+        if found is None:
+            self._tenants[tenant] = _Tenant(tokens, self._now())
+        else:
+            found.bucket.change(tokens, tokens / _MINUTE, self._now())
+            self._release(tenant)
+        self.submit, self.cancel, self.forget = self._submit, self._cancel, self._forget
+
+    def left(self, tenant: str) -> list[int] | None:
+        """Return a tenant's tokens (0 or more), and the ms until there are some; None: no rate.
+
+        What is held comes first: there are none for anybody else before it has had its own.
+        """
+        found = self._tenants.get(tenant)
+        if found is None:
+            return None
+        left = found.bucket.level(self._now()) - found.waiting
+        seconds = max(0.0, (1.0 - left) / found.bucket.rate)
+        return [max(0, int(left)), int(1000 * seconds + 0.999)]
+
+    def close(self) -> None:
+        """Hold nothing any more; nobody is told."""
+        for tenant in self._tenants.values():
+            if tenant.timer is not None:
+                tenant.timer.cancel()
+        self._tenants.clear()
+        self._stand_aside()
+
+    def _stand_aside(self) -> None:
+        scheduler = self._scheduler
+        self.submit, self.cancel, self.forget = scheduler.submit, scheduler.cancel, scheduler.forget
+
+    # -- Works ---------------------------------------------------------------------------------
+    def _submit(self, work: Work) -> None:
+        tenant = self._tenants.get(work.tenant)
+        if tenant is None or (not tenant.held and tenant.bucket.take(work.count, self._now())):
+            self._scheduler.submit(work)
+            return
+        if not tenant.held:
+            self._reached(work.tenant)
+        tenant.hold(work)
+        if tenant.timer is None:
+            self._set_timer(work.tenant, tenant)
+
+    def _cancel(self, work: Work) -> None:
+        tenant = self._tenants.get(work.tenant)
+        if tenant is None or not tenant.drop(work):
+            self._scheduler.cancel(work)
+            return
+        work.finished = True
+        work.file.unreserve()
+        work.done(-Errno.ECANCELED)
+
+    def _forget(self, root: int, instance: int | None = None) -> None:
+        for tenant in self._tenants.values():
+            for work in list(tenant.held.get(root, ())):
+                if instance in (None, work.instance):
+                    tenant.drop(work)
+                    work.finished = True
+                    work.file.unreserve()
+        self._scheduler.forget(root, instance)
+
+    def _release(self, name: str) -> None:
+        """Hand on what there are tokens for."""
+        tenant = self._tenants[name]
+        if tenant.timer is not None:
+            tenant.timer.cancel()
+            tenant.timer = None
+        released = False
+        while tenant.held and tenant.bucket.level(self._now()) >= 1.0:
+            work = tenant.next()
+            tenant.bucket.take(work.count, self._now())
+            self._scheduler.submit(work)
+            released = True
+        if tenant.held:
+            self._set_timer(name, tenant)
+        if released:
+            self._wake()
+
+    def _set_timer(self, name: str, tenant: _Tenant) -> None:
+        seconds = max(tenant.bucket.seconds(self._now()), _SECONDS_MIN)
+        loop = asyncio.get_running_loop()
+        tenant.timer = loop.call_later(seconds, partial(self._release, name))

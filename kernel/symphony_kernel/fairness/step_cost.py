@@ -1,0 +1,344 @@
+"""The time of a step, predicted from its rows and learned from the steps that end.
+
+    seconds = base(new tokens) + sum over rows of (attention + sampling + mask)
+
+`base` is piecewise linear: a constant, since the weights are read once for all rows, and a slope
+for each range of new tokens. Attention is linear in the entries that decode rows read, and in
+tokens times entries for prompts. Sampling has a coefficient for each kind of row that executors
+treat differently. A mask costs what its grammar took lately. Each step that ends corrects the
+coefficients by a Kalman filter, whose covariance says how far each may be off, and which of them
+together. No figures of a machine are assumed.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN
+from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
+from symphony_kernel.request import Work
+
+_SEGMENTS: Final = (0, 8, 32, 128, 512)  # new tokens from which each adds another time
+_TOKEN_SECONDS: Final = 0.001  # of a prompt's token, while nothing has been measured
+_DECODE_TOKENS: Final = 2.0  # that a decode is charged for, until then
+_ENTRY_TOKENS: Final = 1 / 4096  # that an entry of a token's context is charged for, until then
+_EVEN_TOKENS: Final = 16  # for so many a step takes twice what it does for none, until then
+_NOISE_LEAST: Final = 0.05  # of a step's time, as a share of it
+_NOISE_MOST: Final = 0.5
+_NOISE_GAIN: Final = 1 / 16
+_DRIFT: Final = 0.02  # of a coefficient from step to step, as a share of it
+_DOUBT_MAX: Final = 4.0  # of a coefficient, as a share of it
+_SURPRISE: Final = 9.0  # times the variance that was expected: an error whose square is more
+_SURPRISE_MOST: Final = 1e4
+_OUTLIER: Final = 4.0  # times the prediction: what is more counts as that
+_ACCURATE: Final = 0.03  # of a step's time: so small an error need not teach each time
+_TEACHES: Final = 4  # of so many steps that were predicted well, one
+_ENDLESS: Final = float("inf")
+_SECONDS_LEAST: Final = 1e-6  # of a step, and of a row in it: nothing is free
+_SECONDS_MOST: Final = 1e9
+_TOKENS_MAX: Final = 1 << 16  # of a step
+_MARGIN: Final = 0.9  # of a bound in seconds: what the model does not know of
+
+# What a load is made of, besides its tokens. Coefficients have the same order.
+ENTRIES: Final = 0  # thousands of entries that rows of one token read
+PRODUCTS: Final = 1  # thousands of entries that tokens of longer rows read, of all of them
+TRUNCATED: Final = 2  # places sampled with top_k, top_p or min_p
+LISTED: Final = 3  # places of which the best tokens are told
+DENSE: Final = 4  # places of which logits are told, or chosen log-probabilities
+BIASED: Final = 5  # places with a bias or a mask of their own
+FORMED: Final = 6  # 1.0 of a step that the host forms, which the device does not go on with itself
+_FEATURES: Final = 7
+_FIRST: Final = 1 + len(_SEGMENTS)  # coefficients: a step's, each segment's, then the features'
+_SIZE: Final = _FIRST + 7
+
+
+Float64 = npt.NDArray[np.float64]
+
+
+class Load:
+    """What a step, or a tenant's part of one, brings to the device."""
+
+    __slots__ = ("features", "seconds", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0  # new ones
+        self.features = [0.0] * _FEATURES
+        self.seconds = 0.0  # of what is known beforehand: masks
+
+    def add(self, work: Work, start: int, count: int) -> None:
+        """Add a work's tokens [start, start + count)."""
+        self.tokens += count
+        features = self.features
+        length = work.file.length + start
+        if count == 1:
+            features[ENTRIES] += 0.001 * (length + 1)
+        else:
+            features[PRODUCTS] += 0.001 * count * (length + 0.5 * (count + 1))
+        options = work.options
+        if options is not DEFAULT and start + count == work.count:
+            _add_places(features, options, work.count)
+        if work.guide is not None:
+            self.seconds += work.guide.seconds
+
+    def add_entry(self, length: int) -> None:
+        """Add a row of one token behind so many entries, with nothing special about it."""
+        self.tokens += 1
+        self.features[ENTRIES] += 0.001 * (length + 1)
+
+    def part(self, share: float) -> "Load":
+        """Return a share of this load."""
+        found = Load()
+        found.tokens = max(int(share * self.tokens), 1)
+        found.features = [share * each for each in self.features]
+        found.features[FORMED] = self.features[FORMED]
+        found.seconds = share * self.seconds
+        return found
+
+    def plus(self, other: "Load") -> "Load":
+        """Return the sum of both."""
+        found = Load()
+        found.tokens = self.tokens + other.tokens
+        found.features = [a + b for a, b in zip(self.features, other.features, strict=True)]
+        found.seconds = self.seconds + other.seconds
+        return found
+
+
+def _add_places(features: list[float], options: PredOptions, count: int) -> None:
+    get, places = options.get, float(options.places(count))
+    if get is Get.LOGITS or get is Get.OF:
+        features[DENSE] += places
+    elif get is Get.TOP or options.logprobs:
+        features[LISTED] += places
+    sampling = options.sampling
+    if sampling is not None and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p):
+        features[TRUNCATED] += places
+    if options.bias or options.bias_mask is not None or options.allow is not None:
+        features[BIASED] += places
+
+
+class StepCost:
+    """Predicts seconds, and learns them."""
+
+    def __init__(self) -> None:
+        self._values = [0.0] * _SIZE  # seconds
+        self._units = np.zeros(_SIZE)  # their sizes, as far as these can be guessed
+        self._covariance = np.zeros((_SIZE, _SIZE))
+        self._noise = _NOISE_LEAST  # recent mean, as a share of a step's time
+        self._token = _TOKEN_SECONDS
+        self._decode, self._entry = _DECODE_TOKENS, _ENTRY_TOKENS  # in tokens
+        self.known = False
+        self.tried = 0  # the most new tokens of a step so far
+        self._predicted = 0  # steps in turn that were predicted well
+
+    # -- Prediction ------------------------------------------------------------------------------
+    def base(self, tokens: float) -> float:
+        """Return the seconds of a step of so many new tokens, without what their rows add."""
+        if tokens <= 0.0:
+            return 0.0
+        values = self._values
+        found, tried, slope = values[0], float(self.tried), 0.0
+        for index, start in enumerate(_SEGMENTS):
+            if tokens <= start:
+                break
+            end = _SEGMENTS[index + 1] if index + 1 < len(_SEGMENTS) else _ENDLESS
+            if tried > start:  # else nothing is known of it: as in the one before
+                slope = values[1 + index]
+            found += slope * (min(tokens, end) - start)
+        return found
+
+    def seconds(self, load: Load) -> float:
+        """Return what a step with this load takes."""
+        return self.base(load.tokens) + self.rows_seconds(load)
+
+    def rows_seconds(self, load: Load) -> float:
+        """Return what the rows of a load add to the base."""
+        found = load.seconds
+        values = self._values
+        for index, amount in enumerate(load.features):
+            if amount:
+                found += amount * values[_FIRST + index]
+        return found
+
+    def row_seconds(self, work: Work, start: int, count: int) -> float:
+        """Return what a row adds to the base: a work's tokens [start, start + count)."""
+        length = work.file.length + start
+        values = self._values
+        if count == 1:
+            found = 0.001 * (length + 1) * values[_FIRST + ENTRIES]
+        else:
+            found = 0.001 * count * (length + 0.5 * (count + 1)) * values[_FIRST + PRODUCTS]
+        if work.guide is not None:
+            found += work.guide.seconds
+        if work.options is not DEFAULT and start + count == work.count:
+            found += self._places_seconds(work)
+        return found
+
+    def _places_seconds(self, work: Work) -> float:
+        features = [0.0] * _FEATURES
+        _add_places(features, work.options, work.count)
+        found = 0.0
+        for index, amount in enumerate(features):
+            if amount:
+                found += amount * self._values[_FIRST + index]
+        return found
+
+    def tokens_within(self, seconds: float) -> int:
+        """Return the most new tokens whose base is at most `seconds`; 0: not even one's is."""
+        if not self.known or self.base(1) > seconds:
+            return 0
+        low, high = 1, _TOKENS_MAX
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.base(middle) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def prompt_tokens(self, decodes: int, seconds: float, least: int, untried: int) -> int:
+        """Return how many tokens of prompts fit beside so many decodes within `seconds`.
+
+        At least `least`, and `untried` while nothing is known; at most twice what was tried.
+        """
+        if not self.known:
+            return untried
+        fits = self.tokens_within(seconds * _MARGIN) - decodes
+        return max(min(fits, 2 * max(self.tried, untried)), least)
+
+    # -- What rows are charged -------------------------------------------------------------------
+    @property
+    def token_seconds(self) -> float:
+        """What a token takes in a large step; 0.0: not known yet."""
+        return self._token if self.tried >= PREFILL_TOKENS_MIN else 0.0
+
+    @property
+    def host_seconds(self) -> float:
+        """What the host adds to a step that it forms."""
+        return self._values[_FIRST + FORMED]
+
+    @property
+    def service_seconds(self) -> float:
+        """What a token is charged for, measured or not."""
+        return self._token
+
+    def cost(self, work: Work, tokens: int) -> float:
+        """Return what the next tokens of a work are charged for: so many tokens' time.
+
+        In tokens, so that what was charged before anything was measured does not count for more.
+        """
+        before = work.file.length + work.placed
+        if work.count == 1:
+            found = self._decode + self._entry * (before + 1)
+        else:
+            found = tokens * (1.0 + self._entry * (before + 0.5 * (tokens + 1)))
+        if work.options is not DEFAULT and work.placed + tokens >= work.count:
+            found += self._places_seconds(work) / self._token
+        return found
+
+    # -- Learning --------------------------------------------------------------------------------
+    def learn(self, load: Load, seconds: float) -> None:
+        """A step with this load has taken so long."""
+        tokens = load.tokens
+        if not tokens or not 0.0 <= seconds < _SECONDS_MOST:
+            return
+        seconds = max(seconds, _SECONDS_LEAST)
+        if not self.known:
+            self._begin(tokens, max(seconds - load.seconds, _SECONDS_LEAST))
+        self._try(tokens)
+        predicted = self.seconds(load)
+        error = min(seconds, _OUTLIER * predicted or seconds) - predicted
+        if abs(error) <= _ACCURATE * seconds:
+            self._predicted += 1
+            if self._predicted % _TEACHES:
+                return
+        else:
+            self._predicted = 0
+        self._correct(load, error, max(seconds, predicted))
+        if self.tried >= PREFILL_TOKENS_MIN:
+            self._settle_rows()
+
+    def _begin(self, tokens: int, seconds: float) -> None:
+        """Take the first step for one that `_EVEN_TOKENS` tokens make twice as long as none."""
+        self.known, self.tried = True, tokens
+        values, units = self._values, self._units
+        values[0] = seconds * _EVEN_TOKENS / (_EVEN_TOKENS + tokens)
+        slope = (seconds - values[0]) / tokens
+        units[:] = slope
+        for index in range(1, _FIRST):
+            values[index] = slope
+        units[0] = units[_FIRST + FORMED] = values[0]
+        units[_FIRST + FORMED] *= 0.1
+        np.fill_diagonal(self._covariance, units**2)
+
+    def _try(self, tokens: int) -> None:
+        """Note the size of a step; a segment that it is the first in begins as the one before."""
+        if tokens <= self.tried:
+            return
+        for index in range(1, len(_SEGMENTS)):
+            if self.tried <= _SEGMENTS[index] < tokens:
+                self._values[1 + index] = self._values[index]
+        self.tried = tokens
+
+    def _correct(self, load: Load, error: float, scale: float) -> None:
+        x = np.array(_used(load))
+        off = min(abs(error) / scale, _NOISE_MOST)
+        self._noise += (max(off, _NOISE_LEAST) - self._noise) * _NOISE_GAIN
+        noise = (self._noise * scale) ** 2
+        known = float(x @ self._covariance @ x)
+        if error * error > _SURPRISE * (known + noise):  # all is less certain than it seemed
+            # A step may be held up by anything; one that was faster than thought was so by itself.
+            times = _SURPRISE if error > 0.0 else error * error / max(known, 1e-30)
+            self._covariance *= min(max(times, _SURPRISE), _SURPRISE_MOST)
+        clipped: list[int] = []
+        while True:
+            before = float(x @ np.array(self._values))
+            below = self._apply(x, error, noise)
+            if not below:
+                break
+            clipped += below  # the others make up for what these could not
+            self._covariance[below, :] = self._covariance[:, below] = 0.0
+            error -= float(x @ np.array(self._values)) - before
+        for index in clipped:
+            self._covariance[index, index] = self._units[index] ** 2
+        self._drift(x)
+
+    def _apply(self, x: Float64, error: float, noise: float) -> list[int]:
+        """Move the coefficients by their part of an error; return those that met zero."""
+        covariance, values = self._covariance, self._values
+        spread = covariance @ x
+        gain = spread / (float(x @ spread) + noise)
+        covariance -= np.outer(gain, spread)
+        below = []
+        for index, change in enumerate((gain * error).tolist()):
+            values[index] += change
+            if values[index] < 0.0:
+                values[index] = 0.0
+                below.append(index)
+        return below
+
+    def _drift(self, x: Float64) -> None:
+        """Let what was used be less certain from step to step, and nothing without bound."""
+        sizes = np.maximum(np.array(self._values), self._units)
+        covariance = self._covariance
+        diagonal = np.maximum(covariance.diagonal(), 0.0)
+        np.fill_diagonal(covariance, diagonal + np.where(x > 0.0, (_DRIFT * sizes) ** 2, 0.0))
+        largest = np.maximum((_DOUBT_MAX * sizes) ** 2, 1e-300)
+        if (diagonal > largest).any():
+            shrink = np.sqrt(largest / np.maximum(diagonal, largest))
+            covariance *= np.outer(shrink, shrink)
+
+    def _settle_rows(self) -> None:
+        """Take what rows are charged from what is known now."""
+        token = max(self.base(self.tried) / self.tried, _SECONDS_LEAST)
+        self._token, self._decode = token, 1.0
+        self._entry = 0.001 * self._values[_FIRST + ENTRIES] / token
+
+
+def _used(load: Load) -> list[float]:
+    """Return how much of each coefficient a load's step takes."""
+    tokens, found = float(load.tokens), [1.0]
+    for index, start in enumerate(_SEGMENTS):
+        end = _SEGMENTS[index + 1] if index + 1 < len(_SEGMENTS) else _ENDLESS
+        found.append(max(min(tokens, end) - start, 0.0))
+    return found + load.features

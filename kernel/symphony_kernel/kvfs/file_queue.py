@@ -1,0 +1,101 @@
+"""Order: calls on one file take effect in the order in which they were made.
+
+Every file has a queue of operations. An operation starts when it is the first in the queue of each
+file that it touches, and leaves when it has finished: at once for all but a pred, which stays until
+its last token is computed. Operations enter all their queues in one turn, in one order, so they
+never wait for each other in a circle.
+"""
+
+from collections import OrderedDict
+from typing import TypeAlias
+
+from mypy_extensions import mypyc_attr
+
+from symphony_kernel.kvfs.file import KVFile
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Operation:
+    """One call on one or two files. Subclasses say what it does; `submit` runs it in its order."""
+
+    __slots__ = ("_waits", "files", "started")
+
+    def __init__(self, files: tuple[KVFile, ...]) -> None:
+        self.files = files  # distinct; the operation holds a reference to each
+        self.started = False
+        self._waits = 0  # queues in which it is not the first
+
+    def start(self) -> bool:
+        """Do it; return whether it has finished (else `finish` is called later). Never raises."""
+        raise AssertionError(f"{type(self).__name__} does not say what it does")
+
+    def finished(self) -> None:
+        """Let go of what it held; called once, after it has left its queues."""
+
+
+FileQueue: TypeAlias = OrderedDict[Operation, None]  # in order; any may leave at any time
+
+
+def submit(operation: Operation) -> None:
+    """Start an operation, or queue it behind those that came before it."""
+    files = operation.files
+    if len(files) == 1 and files[0].queue is not None and not files[0].queue:  # as most are
+        files[0].queue[operation] = None
+        operation.started = True
+        if operation.start():
+            _run(_leave(operation))
+        return
+    waits = 0
+    for file in files:
+        queue = file.queue
+        if queue is None:
+            queue = file.queue = OrderedDict()
+        if queue:
+            waits += 1
+        queue[operation] = None
+    operation._waits = waits  # noqa: SLF001 - this module is the queue
+    if not waits:
+        _run([operation])
+
+
+def finish(operation: Operation) -> None:
+    """Take a started operation out of its queues and start those that waited for it."""
+    assert operation.started
+    files = operation.files
+    if len(files) == 1 and (queue := files[0].queue) and len(queue) == 1:  # nobody waits behind it
+        del queue[operation]
+        operation.finished()
+    elif ready := _leave(operation):
+        _run(ready)
+
+
+def drop(operation: Operation) -> None:
+    """Take an operation that has not started out of its queues."""
+    assert not operation.started
+    _run(_leave(operation))
+
+
+def _run(ready: list[Operation]) -> None:
+    # A loop, not recursion: thousands may wait for one.
+    while ready:
+        operation = ready.pop(0)
+        operation.started = True
+        if operation.start():
+            ready.extend(_leave(operation))
+
+
+def _leave(operation: Operation) -> list[Operation]:
+    """Take it out of its queues; return those that can start now."""
+    ready: list[Operation] = []
+    for file in operation.files:
+        queue = file.queue
+        assert queue is not None
+        first = next(iter(queue)) is operation
+        del queue[operation]
+        if first and queue:
+            following = next(iter(queue))
+            following._waits -= 1  # noqa: SLF001
+            if not following._waits:  # noqa: SLF001
+                ready.append(following)
+    operation.finished()
+    return ready

@@ -1,0 +1,385 @@
+"""The prefix cache: pages that programs have offered, found again by the tokens they hold.
+
+Each tenant has a tree of its own, a node a page. A node's key is its parent's number with the
+page's tokens, so that a page is only ever found below the very tokens that came before it:
+
+    root of "t"  --[16 tokens]--> page 4 --[16 tokens]--> page 7
+                                        \\-[16 tokens]--> page 9
+
+What is offered again adds only what is new. The cache holds one reference to each of its pages; a
+page that nobody else holds is charged to the cache, not to the program that computed it. All of it
+is a wish: past the budget, or when the pool has no free page left, leaves go, least recently used
+first, of whichever tenant has most; but first those of tenants that have not used theirs for long.
+"""
+
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.kvfs.pages.pool import PagePool
+from symphony_kernel.kvfs.quotas import Ledger
+from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.limits import PAGE_TOKENS, PREFIX_CACHE_IDLE_SECONDS
+
+_PAGE_BYTES: Final = 4 * PAGE_TOKENS  # of u32 tokens
+_NUMBER_BYTES: Final = 8
+_GONE: Final = -1
+FREED_PAGES_MIN: Final = 16  # at once, as far as there are so many
+_UNLIMITED: Final = 1 << 62
+# What counts where pages are to go: each that goes, each that nobody else holds, of these only
+# those with a frame.
+_EACH: Final = 0
+_FREED: Final = 1
+_FREED_FRAMES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStatistics:
+    """`pages` are cached now, `idle_pages` of them held by nobody else; the rest only grows."""
+
+    pages: int
+    idle_pages: int
+    queries: int
+    query_tokens: int
+    hits: int
+    hit_tokens: int
+    offered_pages: int
+    evicted_pages: int
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class _Node:
+    """One cached page. `number` names it in its children's keys and is never used again."""
+
+    __slots__ = ("children", "in_heap", "key", "number", "page", "parent", "used")
+
+    def __init__(self, number: bytes, key: bytes, page: int, parent: "_Node | None") -> None:
+        self.number = number
+        self.key = key
+        self.page = page  # _GONE once it has been given up, and at the root
+        self.parent = parent
+        self.children = 0
+        self.used = 0
+        self.in_heap = False
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class _Tree:
+    """One tenant's pages. All leaves stand in `heap`, under their `used` or an older one."""
+
+    __slots__ = ("heap", "pages", "root", "used_s")
+
+    def __init__(self, root: _Node) -> None:
+        self.root = root
+        self.heap: list[tuple[int, bytes, _Node]] = []
+        self.pages = 0
+        self.used_s = 0.0
+
+
+class PrefixCache:
+    """Offered prefixes of all tenants, at most `pages_max` pages; `now` gives seconds."""
+
+    def __init__(
+        self, pool: PagePool, ledger: Ledger, pages_max: int, now: Callable[[], float]
+    ) -> None:
+        self.pages_max = pages_max
+        self.references: Int32 = np.zeros(pool.pages, np.int32)  # this cache's own
+        self._pool = pool
+        self._ledger = ledger
+        self._now = now
+        self._account = ledger.open("the prefix cache", None, _UNLIMITED, _UNLIMITED)
+        self._index: dict[bytes, _Node] = {}
+        self._trees: OrderedDict[str, _Tree] = OrderedDict()  # the longest unused first
+        self._numbers = 0
+        self._uses = 0
+        self._queries = self._query_tokens = self._hits = self._hit_tokens = 0
+        self._offered = self._evicted = 0
+        self.evicted: Callable[[Int32], None] = lambda _pages: None  # to make room for others
+
+    # -- What programs do -----------------------------------------------------------------------
+    def offer(self, tenant: str, tokens: bytes, pages: Int32) -> int:
+        """Take whole pages ([n], distinct) that hold these tokens (u32) from position 0 on.
+
+        Returns how many of them, from the first, are cached now.
+        """
+        count = min(len(pages), self.pages_max)
+        if not count:
+            return 0
+        tree = self._trees.get(tenant)
+        if tree is None:
+            tree = self._trees[tenant] = _Tree(_Node(self._number(), b"", _GONE, None))
+        node, found = self._walk(tree, tokens, count)
+        new = pages[len(found) : count]
+        self._pool.retain(new)
+        self.references[new] += 1
+        self._offered += len(new)
+        self._uses += 1
+        for index, page in enumerate(new.tolist(), len(found)):
+            node = self._add(
+                tree, node, tokens[index * _PAGE_BYTES : (index + 1) * _PAGE_BYTES], page
+            )
+        self._use(tenant, tree, node)
+        self._push(tree, node)
+        if len(self._index) > self.pages_max:
+            self._give_up(len(self._index) - self.pages_max, _EACH)
+        while node.page == _GONE and count:  # somebody else has a better claim
+            assert node.parent is not None
+            node, count = node.parent, count - 1
+        return count
+
+    def find(self, tenant: str, tokens: bytes) -> Int32:
+        """Return the pages of the longest cached prefix of these tokens (u32) that leaves one."""
+        self._queries += 1
+        self._query_tokens += len(tokens) // 4
+        tree = self._trees.get(tenant)
+        found: list[int] = []
+        if tree is not None:
+            node, found = self._walk(tree, tokens, (len(tokens) // 4 - 1) // PAGE_TOKENS)
+            if found:
+                self._uses += 1
+                self._use(tenant, tree, node)
+        self._hits += bool(found)
+        self._hit_tokens += len(found) * PAGE_TOKENS
+        return np.array(found, np.int32)
+
+    # -- What KVFS does -------------------------------------------------------------------------
+    def charged_here(self, pages: Int32) -> Int32:
+        """Return those of `pages` that nobody but this cache holds."""
+        return self._ledger.charged(pages, self._account)
+
+    def left(self, pages: Int32) -> None:
+        """A file has let go of `pages`: what only this cache still holds is charged to it."""
+        if not self._index:
+            return
+        own = self.references[pages]
+        idle = pages[(own > 0) & (self._pool.references[pages] == own)]
+        if len(idle):
+            self._ledger.move(np.unique(idle), self._account)
+
+    @property
+    def idle_pages(self) -> int:
+        """Pages that nobody else holds."""
+        return self._account.pages
+
+    def make_free(self, pages: int, *, frames: bool = True) -> None:
+        """Give up what it takes to free so many pages, or nothing when that is not possible.
+
+        `frames`: with their frames; else those that have none do, too. A few more go along: files
+        grow by a page at a time, and the last one would cost what ten do.
+        """
+        account = self._account
+        idle = account.pages - account.absent if frames else account.pages
+        if pages <= idle:
+            counts = _FREED_FRAMES if frames else _FREED
+            self.evicted(self._give_up(max(pages, min(FREED_PAGES_MIN, idle)), counts))
+
+    def give_up(self, pages: Int32) -> None:
+        """Give up these pages ([n]), each after those below it: what `evicted` heard once."""
+        nodes = {node.page: node for node in self._index.values()}
+        roots = self._roots()
+        tenants = {tree.root: tenant for tenant, tree in self._trees.items()}
+        dropped: list[int] = []
+        for page in pages.tolist():
+            tenant = tenants[roots[nodes[page]]]
+            tree = self._trees[tenant]
+            self._remove(tree, nodes[page], dropped)
+            if not tree.pages:
+                del self._trees[tenant]
+        self._evicted += len(dropped)
+        self._release(dropped)
+        self.restore_heaps()
+
+    def restore_heaps(self) -> None:
+        """Let the heaps have all leaves, and nothing else."""
+        roots = self._roots()
+        trees = {tree.root: tree for tree in self._trees.values()}
+        for tree in self._trees.values():
+            tree.heap = []
+        for node, root in roots.items():
+            node.in_heap = False
+            if not node.children:
+                self._push(trees[root], node)
+
+    def forget(self, pages: Int32) -> None:
+        """What lies in `pages` is wrong: give them up, and all that comes after them."""
+        bad = set(pages[self.references[pages] > 0].tolist())
+        if not bad:
+            return
+        gone: set[_Node] = set()
+        for node in self._index.values():  # each after the one before it
+            if node.page in bad or node.parent in gone:
+                gone.add(node)
+        roots = self._roots()
+        trees = {tree.root: tree for tree in self._trees.values()}
+        dropped: list[int] = []
+        for node in [node for node in reversed(self._index.values()) if node in gone]:
+            self._remove(trees[roots[node]], node, dropped)
+        for tenant, tree in list(self._trees.items()):
+            tree.heap = [entry for entry in tree.heap if entry[2].page != _GONE]
+            heapq.heapify(tree.heap)
+            if not tree.pages:
+                del self._trees[tenant]
+        self._release(dropped)
+
+    def forget_tenant(self, tenant: str) -> int:
+        """Give up everything that a tenant's programs have offered; return how many pages."""
+        tree = self._trees.pop(tenant, None)
+        dropped: list[int] = []
+        while tree is not None and tree.pages:
+            self._shrink(tree, tree.pages, tree.pages, dropped, _EACH)
+        self._release(dropped)
+        return len(dropped)
+
+    def statistics(self) -> PrefixCacheStatistics:
+        """Return the counters."""
+        return PrefixCacheStatistics(
+            pages=len(self._index),
+            idle_pages=self._account.pages,
+            queries=self._queries,
+            query_tokens=self._query_tokens,
+            hits=self._hits,
+            hit_tokens=self._hit_tokens,
+            offered_pages=self._offered,
+            evicted_pages=self._evicted,
+        )
+
+    # -- The trees ------------------------------------------------------------------------------
+    def _number(self) -> bytes:
+        self._numbers += 1
+        return self._numbers.to_bytes(_NUMBER_BYTES, "big")
+
+    def _walk(self, tree: _Tree, tokens: bytes, pages_max: int) -> tuple[_Node, list[int]]:
+        """Return the last node of the longest cached prefix, and the pages on the way."""
+        node, get = tree.root, self._index.get
+        found: list[int] = []
+        for start in range(0, pages_max * _PAGE_BYTES, _PAGE_BYTES):
+            child = get(node.number + tokens[start : start + _PAGE_BYTES])
+            if child is None:
+                break
+            node = child
+            found.append(node.page)
+        return node, found
+
+    def _add(self, tree: _Tree, parent: _Node, tokens: bytes, page: int) -> _Node:
+        key = parent.number + tokens
+        node = self._index[key] = _Node(self._number(), key, page, parent)
+        parent.children += 1
+        tree.pages += 1
+        node.used = self._uses
+        return node
+
+    def _use(self, tenant: str, tree: _Tree, node: _Node) -> None:
+        """Note that a prefix up to `node` was used. Those before it cannot go before it does."""
+        node.used = self._uses
+        tree.used_s = self._now()
+        self._trees.move_to_end(tenant)
+
+    def _push(self, tree: _Tree, node: _Node) -> None:
+        if not node.in_heap and node.page != _GONE:
+            node.in_heap = True
+            heapq.heappush(tree.heap, (node.used, node.number, node))
+
+    def _remove(self, tree: _Tree, node: _Node, dropped: list[int]) -> None:
+        assert not node.children
+        assert node.parent is not None
+        del self._index[node.key]
+        dropped.append(node.page)
+        tree.pages -= 1
+        node.page = _GONE
+        parent = node.parent
+        parent.children -= 1
+        parent.used = max(parent.used, node.used)  # to use what came after it was to use it
+        if not parent.children:
+            self._push(tree, parent)
+
+    # -- Giving up ------------------------------------------------------------------------------
+    def _give_up(self, wanted: int, counts: int) -> Int32:
+        """Let pages go until `wanted` have that count, and return them."""
+        dropped: list[int] = []
+        while wanted > 0 and self._trees:
+            tenant, tree, most = self._victim()
+            wanted -= self._shrink(tree, wanted, most, dropped, counts)
+            if not tree.pages:
+                del self._trees[tenant]
+        self._evicted += len(dropped)
+        return self._release(dropped)
+
+    def _victim(self) -> tuple[str, _Tree, int]:
+        """Return who has to give up pages, and how many before another look."""
+        tenant, tree = next(iter(self._trees.items()))
+        away = self._now() - tree.used_s > PREFIX_CACHE_IDLE_SECONDS
+        if away or len(self._trees) == 1:
+            return tenant, tree, tree.pages
+        tenant, tree = max(self._trees.items(), key=lambda item: item[1].pages)
+        # As far as the mean: then somebody else may have most.
+        return tenant, tree, max(1, tree.pages - len(self._index) // len(self._trees))
+
+    def _shrink(self, tree: _Tree, wanted: int, most: int, dropped: list[int], counts: int) -> int:
+        """Give up at most `most` leaves of one tenant; return how many count as `wanted`."""
+        heap, references, counted = tree.heap, self._pool.references, 0
+        frame = self._pool.frame
+        while heap and most and counted < wanted:
+            used, number, node = heap[0]
+            if node.children:
+                heapq.heappop(heap)
+                node.in_heap = False
+            elif node.used != used:
+                heapq.heapreplace(heap, (node.used, number, node))
+            else:
+                heapq.heappop(heap)
+                alone = counts == _EACH or bool(references[node.page] == 1)
+                counted += alone and (counts != _FREED_FRAMES or bool(frame[node.page] >= 0))
+                most -= 1
+                self._remove(tree, node, dropped)
+        return counted
+
+    def _release(self, dropped: list[int]) -> Int32:
+        pages = np.array(dropped, np.int32)
+        np.subtract.at(self.references, pages, np.int32(1))
+        self._ledger.refund(self._pool.release(pages))
+        return pages
+
+    # -- Audit ----------------------------------------------------------------------------------
+    def _roots(self) -> dict[_Node, _Node]:
+        """Return the root above each node; a node was added after the one before it."""
+        roots: dict[_Node, _Node] = {}
+        for node in self._index.values():
+            assert node.parent is not None
+            roots[node] = roots.get(node.parent, node.parent)
+        return roots
+
+    def check_integrity(self) -> None:
+        """Compare counts with the trees; whether the pool agrees is KVFS's to check.
+
+        Raises:
+            KernelBug: in words.
+        """
+        nodes = list(self._index.values())
+        held: Int64 = np.bincount([node.page for node in nodes], minlength=self._pool.pages)
+        if not np.array_equal(held, self.references):
+            raise KernelBug("the prefix cache miscounts its references")
+        if len(nodes) > self.pages_max:
+            raise KernelBug(f"{len(nodes)} pages are cached, {self.pages_max} may be")
+        idle = np.flatnonzero((held > 0) & (self._pool.references == held)).astype(np.int32)
+        if len(self.charged_here(idle)) != len(idle) or self._account.pages != len(idle):
+            raise KernelBug(
+                f"the prefix cache pays for {self._account.pages} pages and alone holds {len(idle)}"
+            )
+        children = Counter(node.parent for node in nodes)
+        if any(node.children != children[node] for node in nodes):
+            raise KernelBug("a cached page miscounts those after it")
+        sizes = Counter(self._roots().values())
+        if {tree.root: tree.pages for tree in self._trees.values()} != dict(sizes):
+            raise KernelBug("a tenant's cached pages are miscounted")
+        heaps = [entry[2] for tree in self._trees.values() for entry in tree.heap]
+        waiting = set(heaps)
+        if len(waiting) != len(heaps) or any(node.page == _GONE for node in heaps):
+            raise KernelBug("a heap of the prefix cache has what it should not have")
+        if any(not node.children and node not in waiting for node in nodes):
+            raise KernelBug("a cached page can never be given up")

@@ -1,0 +1,105 @@
+"""The disk tier's file: slots of one size, written and read by a thread of its own.
+
+It is scratch: it has no name once it is open, and nothing in it outlives the process. What is to
+last is written elsewhere, file by file.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+from symphony_kernel.executor.device_queue import DeviceThread, Outcome
+from symphony_kernel.platform.disk_space import FreeSpace
+
+PIECES_MAX: Final = 32  # slots of one work
+
+T = TypeVar("T")
+Piece = tuple[int, memoryview]  # a slot, and the bytes that go there or come from it
+
+
+class Runner(Protocol):
+    """What does a work somewhere and says what came of it on the event loop."""
+
+    def start(self, work: Callable[[], T]) -> Outcome[T]:
+        """Begin a work, after those that were begun before it."""
+
+    def stop(self) -> None:
+        """Wait for what was begun."""
+
+
+class Spill:
+    """`slots` slots of `slot_bytes` bytes in a file in `directory`; it grows as they are used."""
+
+    def __init__(
+        self,
+        directory: Path,
+        slots: int,
+        slot_bytes: int,
+        runner: Runner | None = None,
+        reserve_bytes: int = 0,
+    ) -> None:
+        """Make the file; an OSError where that cannot be. `reserve_bytes`: see `FreeSpace`."""
+        self._space = FreeSpace(directory, reserve_bytes)
+        self.slots = slots
+        self._slot_bytes = slot_bytes
+        self._scratch = tempfile.TemporaryFile(buffering=0, dir=directory)  # noqa: SIM115
+        self._file = self._scratch.fileno()
+        self._runner = runner or DeviceThread()
+
+    def has_room(self) -> bool:
+        """Whether the disk has room for as many slots as are written at once."""
+        with contextlib.suppress(OSError):
+            self._space.check(PIECES_MAX * self._slot_bytes)
+            return True
+        return False
+
+    def is_fair(self, slots: int) -> bool:
+        """Whether a tenant that has so many slots may have another one."""
+        with contextlib.suppress(OSError):  # the directory has gone
+            return self._space.allows(slots * self._slot_bytes, self._slot_bytes)
+        return False
+
+    def write(self, pieces: Sequence[Piece]) -> Outcome[None]:
+        """Write whole slots. An OSError: what they hold is undefined."""
+        return self._runner.start(lambda: self._write(pieces))
+
+    def read(self, pieces: Sequence[Piece]) -> Outcome[None]:
+        """Read whole slots that were written. An OSError: what was read is undefined."""
+        return self._runner.start(lambda: self._read(pieces))
+
+    def close(self) -> None:
+        """Wait for what is under way, and give the room back."""
+        self._runner.stop()
+        self._scratch.close()
+
+    def _write(self, pieces: Sequence[Piece]) -> None:
+        self._space.check(len(pieces) * self._slot_bytes)
+        for slot, data in pieces:
+            self._check(data)
+            at = slot * self._slot_bytes
+            while data:
+                written = self._write_some(data, at)
+                data, at = data[written:], at + written
+
+    def _read(self, pieces: Sequence[Piece]) -> None:
+        for slot, data in pieces:
+            self._check(data)
+            at = slot * self._slot_bytes
+            while data:
+                count = self._read_some(data, at)
+                if not count:
+                    raise OSError(f"slot {slot} of the disk tier ends early")
+                data, at = data[count:], at + count
+
+    def _write_some(self, data: memoryview, at: int) -> int:
+        return os.pwrite(self._file, data, at)
+
+    def _read_some(self, data: memoryview, at: int) -> int:
+        return os.preadv(self._file, [data], at)
+
+    def _check(self, data: memoryview) -> None:
+        assert data.format == "B", "bytes are written and read"
+        assert len(data) == self._slot_bytes, "whole slots are written and read"

@@ -1,0 +1,350 @@
+"""What stands below the host tier: nothing, or the disk tier.
+
+The disk tier writes behind: while few host slots are free it copies the pages that have lain on the
+host for longest to disk, so that their slots can be given up at once when room is wanted. A few
+slots are kept for reading (`spare`), so that a page on disk can always come back. It writes nothing
+while the disk has no more free than its reserve, and for no tenant more than its `disk_bytes`, or
+than it leaves to others on that disk. Who pays for a page (see `quotas`) is charged for its slot.
+
+Reads and writes are a thread's (`disk.Spill`). A host slot that the thread has to do with belongs
+to it until it is done, whatever becomes of the page meanwhile; and it gets only slots that no step
+has to do with.
+"""
+
+import errno
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+
+from symphony_kernel.executor.base import Int32
+from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack
+from symphony_kernel.kvfs.tiers.disk_file import PIECES_MAX, Spill
+from symphony_kernel.protocol.errno import KernelBug
+
+if TYPE_CHECKING:
+    from symphony_kernel.kvfs.tiers.tiers import Tiers
+
+_log = logging.getLogger(__name__)
+_GONE: Final = -1  # in place of a page that was freed or written while a thread had its slot
+_SPARE_MAX: Final = 8  # host slots kept for reading
+_FREE_SHARE: Final = 8  # while only one in so many host slots is free, pages are written
+
+
+def spare_slots(slots: int) -> int:
+    """Return how many of so many host slots are kept for reading, where there is a disk tier."""
+    return min(_SPARE_MAX, (slots + _FREE_SHARE - 1) // _FREE_SHARE)
+
+
+class Spilling(Protocol):
+    """What `Tiers` asks of the tier below the host. All of it runs on the event loop."""
+
+    slots: int
+    written: int  # pages, since the start
+    arrivals: int  # pages read, since the start
+    spare: int  # free host slots that are kept for reading
+
+    @property
+    def used(self) -> int:
+        """Slots in use."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `balance` may have something to do that nothing else will tell of."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being read or written: there may be room then, or a page."""
+
+    def saved(self, pages: Int32) -> None:
+        """Pages ([n]) have left the device, and are on the host."""
+
+    def balance(self) -> None:
+        """Begin the reads and writes for which there is reason and room."""
+
+    def make_room(self, n: int) -> None:
+        """Free up to n host slots of pages that are on disk, too."""
+
+    def read(self, pages: Int32) -> None:
+        """Bring pages ([n]) from disk to the host when there is room, and say `Tiers.read`."""
+
+    def drop(self, pages: Int32) -> None:
+        """Forget pages ([n]) that are on disk."""
+
+    def released(self, slots: Int32) -> Int32:
+        """Pages have left these host slots ([n]); return those that are free now."""
+
+    def held_slots(self) -> Int32:
+        """Return the host slots that belong to no page and are not free."""
+
+    def check_integrity(self) -> None:
+        """Compare slots with pages; KernelBug."""
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+
+
+class NoDisk:
+    """Nothing below the host."""
+
+    def __init__(self) -> None:
+        self.slots = self.used = self.written = self.arrivals = self.spare = 0
+        self.waiting = self.busy = False
+
+    def saved(self, pages: Int32) -> None:
+        """Nothing is written."""
+
+    def balance(self) -> None:
+        """Nothing is to be done."""
+
+    def make_room(self, n: int) -> None:
+        """No page is anywhere else."""
+
+    def read(self, pages: Int32) -> None:
+        """No page is on disk."""
+        raise KernelBug(f"{len(pages)} pages are to be read from a disk that there is not")
+
+    def drop(self, pages: Int32) -> None:
+        """No page is on disk."""
+
+    def released(self, slots: Int32) -> Int32:
+        """All of them are free."""
+        return slots
+
+    def held_slots(self) -> Int32:
+        """None are."""
+        return np.empty(0, np.int32)
+
+    def check_integrity(self) -> None:
+        """Nothing can be wrong."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class DiskTier:
+    """The disk below `tiers`; `host_page` names the bytes of a host slot."""
+
+    def __init__(
+        self, tiers: "Tiers", spill: Spill, host_page: Callable[[int], memoryview]
+    ) -> None:
+        assert tiers.slots, "the disk tier reads and writes by way of host slots"
+        self._tiers = tiers
+        self._spill = spill
+        self._host_page = host_page
+        self.slots = spill.slots
+        self._free = NumberStack(spill.slots)
+        self.written = self.arrivals = 0
+        self.spare = spare_slots(tiers.slots)
+        self._free_wanted = self.spare + (tiers.slots + _FREE_SHARE - 1) // _FREE_SHARE
+        self._order: deque[int] = deque()  # pages that came to the host, the oldest first
+        self._clean: deque[int] = deque()  # pages that were written, and were on the host then
+        self._back: deque[int] = deque()  # pages that were read: their disk slots go first
+        self._wanted: OrderedDict[int, None] = OrderedDict()  # pages to be read, in order
+        self._reading: dict[int, int] = {}  # page -> host slot
+        self._writing: dict[int, tuple[int, int]] = {}  # host slot -> page or _GONE, disk slot
+        self._read_slots: set[int] = set()  # host slots that are read into
+        self._broken = False  # the disk: nothing more is written
+
+    @property
+    def used(self) -> int:
+        """Slots in use."""
+        return self.slots - self._free.count
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a read waits for a host slot."""
+        return bool(self._wanted)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being read or written, or will be when a slot's moves have ended."""
+        return bool(self._wanted or self._read_slots or self._writing)
+
+    # -- What tiers say -------------------------------------------------------------------------
+    def saved(self, pages: Int32) -> None:
+        """Pages have left the device, and are on the host."""
+        self._order.extend(pages.tolist())
+
+    def read(self, pages: Int32) -> None:
+        """Bring pages to the host as soon as there is room."""
+        for page in pages.tolist():
+            if page not in self._reading:
+                self._wanted[page] = None
+        self.balance()
+
+    def drop(self, pages: Int32) -> None:
+        """Forget pages that are on disk."""
+        tiers = self._tiers
+        for page in pages.tolist():
+            self._wanted.pop(page, None)
+            self._reading.pop(page, None)
+        # The thread works in order: what is written here next comes behind what is read now.
+        self._free.push(tiers.disk[pages])
+        tiers.take_disk(pages)
+
+    def released(self, slots: Int32) -> Int32:
+        """Pages have left these host slots: those that are being written stay the thread's."""
+        if not self._writing:
+            return slots
+        free: list[int] = []
+        for slot in slots.tolist():
+            if slot in self._writing:
+                self._writing[slot] = _GONE, self._writing[slot][1]
+            else:
+                free.append(slot)
+        return np.array(free, np.int32)
+
+    def held_slots(self) -> Int32:
+        """Return the host slots that are the thread's alone."""
+        orphans = [slot for slot, (page, _) in self._writing.items() if page == _GONE]
+        return np.array([*orphans, *self._read_slots], np.int32)
+
+    def balance(self) -> None:
+        """Read what is wanted, then write behind."""
+        self._read()
+        if not self._broken:
+            self._write()
+
+    def make_room(self, n: int) -> None:
+        """Free up to n host slots of pages that are on disk, too."""
+        tiers = self._tiers
+        chosen: list[int] = []
+        while self._clean and len(chosen) < n:
+            page = self._clean.popleft()
+            if tiers.host[page] >= 0 and tiers.disk[page] >= 0 and page not in chosen:
+                chosen.append(page)
+        tiers.drop_host(np.array(chosen, np.int32))
+
+    # -- Reading --------------------------------------------------------------------------------
+    def _read(self) -> None:
+        if not self._wanted:
+            return
+        wanted, tiers = list(self._wanted)[:PIECES_MAX], self._tiers
+        slots = tiers.take_quiet_slots(len(wanted))
+        if len(slots) < len(wanted):
+            missing = len(wanted) - len(slots)
+            missing -= tiers.drop_duplicates(missing)
+            self.make_room(missing)
+            slots = np.concatenate((slots, tiers.take_quiet_slots(len(wanted) - len(slots))))
+        pairs = list(zip(wanted, slots.tolist(), strict=False))
+        if not pairs:
+            return
+        for page, slot in pairs:
+            del self._wanted[page]
+            self._reading[page] = slot
+            self._read_slots.add(slot)
+        pieces = [(int(tiers.disk[page]), self._host_page(slot)) for page, slot in pairs]
+        self._spill.read(pieces).then(lambda outcome: self._arrived(pairs, outcome))
+
+    def _arrived(self, pairs: Sequence[tuple[int, int]], outcome: Outcome[None]) -> None:
+        tiers = self._tiers
+        here = [(page, slot) for page, slot in pairs if self._reading.get(page) == slot]
+        gone = [slot for page, slot in pairs if self._reading.get(page) != slot]
+        self._read_slots.difference_update(slot for _, slot in pairs)
+        for page, _ in here:
+            del self._reading[page]
+        pages, slots = (np.array([pair[side] for pair in here], np.int32) for side in (0, 1))
+        tiers.give_slots(np.array(gone, np.int32))
+        if outcome.error is None:
+            tiers.put_host(pages, slots)
+            tiers.read(pages)
+            self.arrivals += len(pages)
+            self._back.extend(pages.tolist())
+            self._clean.extend(pages.tolist())
+        else:  # they are to be computed again
+            _log.error("%d pages could not be read", len(pages), exc_info=outcome.error)
+            tiers.give_slots(slots)
+            self.drop(pages)
+            tiers.not_read(pages)
+        self.balance()
+        tiers.arrived(pages)
+
+    # -- Writing --------------------------------------------------------------------------------
+    def _write(self) -> None:
+        """Copy the oldest pages on the host to disk, while few slots are free."""
+        tiers = self._tiers
+        if tiers.free_slots >= self._free_wanted or not self._order or not self._spill.has_room():
+            return
+        pairs: list[tuple[int, int]] = []
+        while self._order and len(pairs) < PIECES_MAX and len(self._writing) < 2 * PIECES_MAX:
+            page = self._order[0]
+            slot = int(tiers.host[page])
+            if self._may_be_written(page, slot):
+                # Until its save has ended, or a page has left the disk.
+                if tiers.outstanding[slot] or not self._has_slot():
+                    break
+                disk_slot = int(self._free.pop(1)[0])
+                self._writing[slot] = page, disk_slot
+                pairs.append((slot, disk_slot))
+            self._order.popleft()
+        if pairs:
+            pieces = [(disk_slot, self._host_page(slot)) for slot, disk_slot in pairs]
+            self._spill.write(pieces).then(lambda outcome: self._landed(pairs, outcome))
+
+    def _may_be_written(self, page: int, slot: int) -> bool:
+        tiers = self._tiers
+        if slot < 0 or tiers.disk[page] >= 0 or slot in self._writing:
+            return False
+        coming = [each for each, _ in self._writing.values() if each != _GONE]
+        pages = tiers.disk_pages(page, coming)
+        return pages is not None and self._spill.is_fair(pages)
+
+    def _has_slot(self) -> bool:
+        """Whether a disk slot is free, at last one of a page that came back."""
+        tiers = self._tiers
+        while not self._free.count and self._back:  # pages that came back from disk
+            back = self._back.popleft()
+            if tiers.disk[back] >= 0 and (tiers.host[back] >= 0 or tiers.on_device(back)):
+                self.drop(np.array([back], np.int32))
+        return self._free.count > 0
+
+    def _landed(self, pairs: Sequence[tuple[int, int]], outcome: Outcome[None]) -> None:
+        tiers = self._tiers
+        if outcome.error is not None:
+            full = isinstance(outcome.error, OSError) and outcome.error.errno == errno.ENOSPC
+            if not full:
+                self._broken = True
+                _log.error("the disk tier writes nothing more", exc_info=outcome.error)
+        landed = [self._writing.pop(slot)[0] for slot, _ in pairs]
+        for page, (slot, disk_slot) in zip(landed, pairs, strict=True):
+            if page == _GONE:
+                tiers.give_slots(np.array([slot], np.int32))
+            if page == _GONE or outcome.error is not None:
+                self._free.push(np.array([disk_slot], np.int32))
+                if page != _GONE:
+                    self._order.append(page)
+                continue
+            tiers.put_disk(page, disk_slot)
+            self.written += 1
+            self._clean.append(page)
+        if outcome.error is None:
+            self.balance()
+        else:  # what the disk had no room for is written when more pages leave the device
+            self._read()
+        tiers.relieved(np.array([page for page in landed if page != _GONE], np.int32))
+
+    # -- Audit ----------------------------------------------------------------------------------
+    def check_integrity(self) -> None:
+        """Compare slots with pages.
+
+        Raises:
+            KernelBug: a slot is lost or in use twice.
+        """
+        there = self._tiers.disk[self._tiers.disk >= 0]
+        coming = [disk_slot for _, disk_slot in self._writing.values()]
+        used = np.sort(np.concatenate((there, np.array(coming, np.int32))))
+        if not np.array_equal(
+            np.sort(np.concatenate((used, self._free.all()))), np.arange(self.slots)
+        ):
+            raise KernelBug("the free disk slots are not those without a page")
+        for page, slot in self._reading.items():
+            if self._tiers.disk[page] == NOWHERE or slot not in self._read_slots:
+                raise KernelBug("a page that is not on disk is read from there")
+
+    def close(self) -> None:
+        """Wait for the thread and give the disk's room back."""
+        self._spill.close()

@@ -1,0 +1,37 @@
+"""How many processors this process may use, which are fewer than the machine's in a container."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from symphony_kernel.platform.cgroups import MOUNTED, PROC, groups_above, text_of
+from symphony_kernel.platform.memory import available_bytes
+
+
+def usable_processors(proc: Path = PROC, groups: Path = MOUNTED) -> int:
+    """Return the least of its affinity and of its cgroups' quotas, a part of one counted whole."""
+    return max(1, min([_scheduled(), *_quotas(proc, groups)]))
+
+
+def processes_at_once(bytes_each: int, proc: Path = PROC, groups: Path = MOUNTED) -> int:
+    """Return how many processes of so many bytes each may work at a time; one at least."""
+    processors, available = usable_processors(proc, groups), available_bytes(proc, groups)
+    return processors if available is None else max(1, min(processors, available // bytes_each))
+
+
+def _scheduled() -> int:
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
+
+
+def _quotas(proc: Path, groups: Path) -> Iterator[int]:
+    for version, folder in groups_above("cpu", proc, groups):
+        if version == 2:
+            words = text_of(folder / "cpu.max").split()  # microseconds, or "max", of a period's
+        else:
+            names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            words = [text_of(folder / name).strip() for name in names]
+        if len(words) == 2 and all(word.isdigit() for word in words):  # -1 and max: no quota
+            yield -(-int(words[0]) // int(words[1]))

@@ -1,0 +1,508 @@
+"""The process table: who may call the kernel, over which worker's link, and what they hold.
+
+An instance is one program in a worker. A LIP is a run's instance with its children: they share its
+limits and its place in the scheduler. Ending an instance gives back all that it held, whatever it
+was doing; parents may end before their children and the other way round.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, NamedTuple, Protocol
+
+from symphony_kernel.grammar.matcher import Constraint
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.file_queue import Operation, drop, finish
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.pages.pool import page_count
+from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.tenants import Tenant
+from symphony_kernel.processes.handles import HandleTable
+from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
+from symphony_kernel.protocol.limit_table import BY_NAME, HIT
+from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX, RUN_CHILDREN_MAX
+from symphony_kernel.request import Work
+
+INSTANCE_MAX: Final = (1 << 63) - 1
+_UNCLAIMED_MAX: Final = 1 << 16
+_LIMITS = ("kv_tokens", "tokens", "children", "child_depth")  # of a run, that are counted here
+
+
+class WorkQueue(Protocol):
+    """The part of the scheduler that a syscall sees."""
+
+    def submit(self, work: Work) -> None:
+        """Queue a pred; `work.done` hears of its end."""
+
+    def cancel(self, work: Work) -> None:
+        """Drop a pred; its `done` hears ECANCELED."""
+
+    def forget(self, root: int, instance: int | None = None) -> None:
+        """Drop all work of an instance, or of a whole LIP; nobody is told."""
+
+    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
+        """Charge a LIP for what others wait for beside its works, in tokens' service."""
+
+    def trace(self, root: int) -> None:
+        """Tell of a LIP's preds and steps from now on, until it is forgotten."""
+
+
+class Grant(NamedTuple):
+    """A capability on its way to another instance, with a reference to its file."""
+
+    file: KVFile
+    rights: int
+
+
+@dataclass(slots=True)
+class Usage:
+    """What an instance has used, as `End` answers it; or all instances of a tenant."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    def add(self, other: "Usage") -> None:
+        """Count what another has used, too."""
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
+        self.completion_tokens += other.completion_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Lip:
+    """A run with its children: one set of limits, one queue in the scheduler."""
+
+    root: int
+    account: Account
+    weight: float
+    tokens_max: int
+    children_max: int
+    depth_max: int  # of children
+    tokens: int = 0  # computed, or about to be
+    call_bytes: int = 0  # of calls that wait
+    exceeded: bool = False  # the gateway has been told
+    traced: bool = False
+    instances: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One program that may call."""
+
+    id: int
+    tenant: Tenant
+    worker: str
+    lip: Lip
+    account: Account
+    parent: int  # 0: none
+    depth: int
+    handles: HandleTable = field(default_factory=HandleTable)
+    granted: dict[str, Grant] = field(default_factory=dict)  # not taken up yet, by name
+    stages: dict[int, dict[str, Grant]] = field(default_factory=dict)  # for children to come
+    staged: int = 0  # grants in `stages`
+    operations: dict[Operation, None] = field(default_factory=dict)  # not finished, in order
+    pending: dict[int, Operation] = field(default_factory=dict)  # those that owe a reply, by seq
+    usage: Usage = field(default_factory=Usage)
+    constraints: dict[int, Constraint] = field(default_factory=dict)  # by handle
+    constraints_made: int = 0
+    ended: bool = False
+
+    def constraint(self, handle: int) -> Constraint:
+        """Return the constraint behind a handle; SyscallError EBADF."""
+        found = self.constraints.get(handle)
+        if found is None:
+            raise SyscallError(Errno.EBADF, f"no constraint {handle}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatistics:
+    """How many there are."""
+
+    instances: int
+    lips: int
+    handles: int
+
+
+class ProcessTable:
+    """All instances. `exceeded` hears (root, reason) when a LIP has used up a limit."""
+
+    def __init__(
+        self, kvfs: KVFS, scheduler: WorkQueue, exceeded: Callable[[int, str], None]
+    ) -> None:
+        self._kvfs = kvfs
+        self._scheduler = scheduler
+        self._exceeded = exceeded
+        self._instances: dict[int, Instance] = {}
+        self._lips: dict[int, Lip] = {}
+        self._living: dict[str, int] = {}  # by tenants, instances
+        self._used: dict[str, Usage] = {}  # by tenants, of instances that have ended
+        self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
+
+    def use(self, scheduler: WorkQueue) -> None:
+        """Hand works to this scheduler from now on."""
+        self._scheduler = scheduler
+
+    def traced(self) -> list[int]:
+        """Return the LIPs that are traced."""
+        return [lip.root for lip in self._lips.values() if lip.traced]
+
+    def operations(self) -> Iterator[Operation]:
+        """Yield all operations that have not finished."""
+        for instance in self._instances.values():
+            yield from instance.operations
+
+    def constraints(self) -> Iterator[Constraint]:
+        """Yield all constraints with a handle."""
+        for instance in self._instances.values():
+            yield from instance.constraints.values()
+
+    # -- Who is there ---------------------------------------------------------------------------
+    def get(self, instance: int) -> Instance | None:
+        """Return a live instance."""
+        return self._instances.get(instance)
+
+    @property
+    def live(self) -> dict[int, Instance]:
+        """All live instances, as long as nobody comes or goes."""
+        return self._instances
+
+    @property
+    def lips_live(self) -> int:
+        """LIPs with a live instance."""
+        return len(self._lips)
+
+    @property
+    def tenants_live(self) -> int:
+        """Tenants with a live instance."""
+        return len(self._living)
+
+    def related(self, caller: Instance, instance: object) -> Instance:
+        """Return the parent or a child of `caller`; SyscallError ENOENT for anybody else."""
+        other = self._instances.get(instance) if type(instance) is int else None
+        if other is None or (other.parent != caller.id and other.id != caller.parent):
+            raise SyscallError(Errno.ENOENT, "neither the parent nor a child")
+        return other
+
+    def register(
+        self,
+        instance: int,
+        tenant: str,
+        worker: str,
+        parent: int = 0,
+        stage: int = 0,
+        options: dict[str, Any] | None = None,
+    ) -> Instance:
+        """Let an instance call over the link of `worker`; a child takes what `stage` holds for it.
+
+        Raises:
+            SyscallError: EEXIST (it is there), EINVAL (options, ids, another tenant's parent),
+                ENOENT (no such parent or stage), EDQUOT (too deep, too many children).
+        """
+        above = self._parent(parent, tenant, worker)
+        grants = self._unstage(above, stage)
+        try:
+            if not 0 < instance <= INSTANCE_MAX or not tenant or not worker:
+                raise SyscallError(Errno.EINVAL, "ids are positive, names are not empty")
+            if instance in self._instances or (above is None and instance in self._lips):
+                raise SyscallError(Errno.EEXIST, f"instance {instance} is there already")
+            new = self._new(instance, self._kvfs.tenant(tenant), worker, above, options or {})
+        except SyscallError:
+            self.revoke(self._kvfs.tenant(tenant), grants.values())
+            raise
+        new.granted.update(grants)
+        return new
+
+    def _parent(self, parent: int, tenant: str, worker: str) -> Instance | None:
+        if not parent:
+            return None
+        above = self._instances.get(parent)
+        if above is None:
+            raise SyscallError(Errno.ENOENT, f"no instance {parent}")
+        if above.tenant.name != tenant or above.worker != worker:
+            raise SyscallError(Errno.EINVAL, "a child has its parent's tenant and worker")
+        return above
+
+    def _new(
+        self,
+        instance: int,
+        tenant: Tenant,
+        worker: str,
+        above: Instance | None,
+        options: dict[str, Any],
+    ) -> Instance:
+        weight, kv_tokens, tokens, children, depth = _read_options(options)
+        if above is None:
+            account = self._account(f"run {instance}", tenant.account, kv_tokens)
+            lip = self._lips[instance] = Lip(instance, account, weight, tokens, children, depth)
+            if options.get("trace"):
+                lip.traced = True
+                self._scheduler.trace(instance)
+        else:
+            lip = above.lip
+            if above.depth >= lip.depth_max:
+                detail = f"child_depth: at most {lip.depth_max}"
+                raise LimitError(Errno.EDQUOT, "child_depth", detail)
+            if lip.instances > lip.children_max:
+                detail = f"children: at most {lip.children_max}"
+                raise LimitError(Errno.EDQUOT, "children", detail)
+        new = Instance(
+            id=instance,
+            tenant=tenant,
+            worker=worker,
+            lip=lip,
+            account=self._account(f"instance {instance}", lip.account, kv_tokens),
+            parent=above.id if above else 0,
+            depth=above.depth + 1 if above else 0,
+        )
+        lip.instances += 1
+        self._instances[instance] = new
+        self._living[tenant.name] = self._living.get(tenant.name, 0) + 1
+        return new
+
+    def _account(self, name: str, above: Account, kv_tokens: int) -> Account:
+        return self._kvfs.ledger.open(name, above, page_count(kv_tokens), kv_tokens)
+
+    # -- Grants ---------------------------------------------------------------------------------
+    def hold(self, file: KVFile, rights: int) -> Grant:
+        """Return a grant with its own reference, charged to the tenant; SyscallError EDQUOT."""
+        self._kvfs.tenant(file.tenant).charge_handle()
+        file.references += 1
+        return Grant(file, rights)
+
+    def grant(self, receiver: Instance, name: str, file: KVFile, rights: int) -> None:
+        """Leave a capability for `receiver` to take up by name; SyscallError EEXIST, EDQUOT."""
+        if name in receiver.granted:
+            raise SyscallError(Errno.EEXIST, name)
+        if len(receiver.granted) >= INSTANCE_HANDLES_MAX:
+            raise SyscallError(Errno.EDQUOT, "too many grants that were not taken up")
+        receiver.granted[name] = self.hold(file, rights)
+
+    def stage(self, caller: Instance, stage: int, wanted: dict[str, Grant]) -> None:
+        """Keep capabilities (`wanted`, without references) for the child that names `stage`.
+
+        Stages that no child has come for give way to newer ones.
+
+        Raises:
+            SyscallError: EEXIST, EDQUOT.
+        """
+        if stage in caller.stages:
+            raise SyscallError(Errno.EEXIST, f"stage {stage}")
+        while caller.stages and (
+            len(caller.stages) >= RUN_CHILDREN_MAX
+            or caller.staged + len(wanted) > INSTANCE_HANDLES_MAX
+        ):
+            self.revoke(caller.tenant, self._unstage(caller, next(iter(caller.stages))).values())
+        held: dict[str, Grant] = {}
+        try:
+            for name, grant in wanted.items():
+                held[name] = self.hold(grant.file, grant.rights)
+        except SyscallError:
+            self.revoke(caller.tenant, held.values())
+            raise
+        caller.stages[stage] = held
+        caller.staged += len(held)
+
+    def _unstage(self, caller: Instance | None, stage: int) -> dict[str, Grant]:
+        if not stage:
+            return {}
+        grants = caller.stages.pop(stage, None) if caller else None
+        if grants is None or caller is None:
+            raise SyscallError(Errno.ENOENT, f"no stage {stage}")
+        caller.staged -= len(grants)
+        return grants
+
+    def revoke(self, tenant: Tenant, grants: Iterable[Grant]) -> None:
+        """Give back grants that nobody has taken up."""
+        for grant in grants:
+            tenant.handles -= 1
+            self._kvfs.release(grant.file)
+
+    # -- Limits ---------------------------------------------------------------------------------
+    def charge_tokens(self, caller: Instance, n: int) -> None:
+        """Count n tokens that are about to be computed.
+
+        Raises:
+            SyscallError: EDQUOT, and the gateway hears that the run has used up its tokens.
+        """
+        lip = caller.lip
+        if lip.tokens + n > lip.tokens_max:
+            if not lip.exceeded:
+                lip.exceeded = True
+                self._exceeded(lip.root, f"the run has used up its {lip.tokens_max} tokens")
+            raise SyscallError(Errno.EDQUOT, f"{lip.tokens_max} tokens")
+        lip.tokens += n
+
+    # -- Ends -----------------------------------------------------------------------------------
+    def end(self, instance: int) -> dict[str, int]:
+        """End an instance: everything it held comes back; return its usage.
+
+        Its preds in flight are dropped, what waited in files' queues never starts, and nothing more
+        is replied to it.
+
+        One that has ended with its worker answers what it had used, once.
+
+        Raises:
+            SyscallError: ENOENT.
+        """
+        gone = self._instances.pop(instance, None)
+        if gone is None:
+            unclaimed = self._unclaimed.pop(instance, None)
+            if unclaimed is None:
+                raise SyscallError(Errno.ENOENT, f"no instance {instance}")
+            return unclaimed
+        gone.ended = True
+        self._living[gone.tenant.name] -= 1
+        if not self._living[gone.tenant.name]:
+            del self._living[gone.tenant.name]
+        self._drop_operations(gone)
+        handles = gone.handles.clear()
+        gone.tenant.handles -= len(handles)
+        gone.constraints.clear()
+        self._kvfs.release(*(handle.file for handle in handles))
+        for grants in (gone.granted, *gone.stages.values()):
+            self.revoke(gone.tenant, grants.values())
+        entry_ms = self._kvfs.ledger.close(gone.account)
+        self._leave_lip(gone.lip)
+        usage = gone.usage
+        self._used.setdefault(gone.tenant.name, Usage()).add(usage)
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "kv_token_ms": round(entry_ms),
+        }
+
+    def end_worker(self, worker: str | None = None) -> list[int]:
+        """End all instances of a worker that has died, or all there are; return them.
+
+        The gateway will ask what a dead worker's instances had used; after all have ended it is the
+        gateway that has gone, and nobody will.
+        """
+        gone = [i.id for i in self._instances.values() if worker is None or i.worker == worker]
+        ended = {instance: self.end(instance) for instance in gone}
+        if worker is None:
+            self._unclaimed.clear()
+        else:
+            self._unclaimed |= ended
+            while len(self._unclaimed) > _UNCLAIMED_MAX:  # of runs that were not quite started
+                del self._unclaimed[next(iter(self._unclaimed))]
+        return gone
+
+    def _drop_operations(self, gone: Instance) -> None:
+        self._scheduler.forget(gone.lip.root, gone.id)
+        operations = list(gone.operations)
+        # First those that wait, so that none of them starts when the one before it leaves.
+        for operation in operations:
+            if not operation.started:
+                drop(operation)
+        for operation in operations:
+            if operation.started and operation in gone.operations:
+                finish(operation)
+        assert not gone.operations
+
+    def _leave_lip(self, lip: Lip) -> None:
+        lip.instances -= 1
+        if not lip.instances:
+            self._scheduler.forget(lip.root)
+            self._kvfs.ledger.close(lip.account)
+            del self._lips[lip.root]
+
+    # -- Figures --------------------------------------------------------------------------------
+    def tenants(self) -> dict[str, dict[str, int]]:
+        """Return what each tenant holds now and has used since the start, live instances included.
+
+        Takes a look at every live instance: for a scrape, not for a hot path.
+        """
+        used: dict[str, Usage] = {}
+        lips: dict[str, set[int]] = {}
+        for name, usage in self._used.items():
+            used.setdefault(name, Usage()).add(usage)
+        for instance in self._instances.values():
+            used.setdefault(instance.tenant.name, Usage()).add(instance.usage)
+            lips.setdefault(instance.tenant.name, set()).add(instance.lip.root)
+        return {
+            name: {
+                **asdict(used.get(name, Usage())),
+                "lips": len(lips.get(name, ())),
+                "pages": tenant.account.pages,
+                "handles": tenant.handles,
+                "files": tenant.files,
+                "durable_bytes": tenant.durable_bytes,
+                **{HIT + limit: count for limit, count in tenant.account.hits.items()},
+            }
+            for name, tenant in self._kvfs.tenants.items()
+        }
+
+    def lips(self, tenant: str) -> dict[int, dict[str, int]]:
+        """Return what each live LIP of a tenant holds and has computed, by its root."""
+        found: dict[int, dict[str, int]] = {}
+        for instance in self._instances.values():
+            lip = instance.lip
+            if instance.tenant.name == tenant and lip.root not in found:
+                found[lip.root] = {
+                    "tokens": lip.tokens,
+                    "kv_pages": lip.account.pages,
+                    "instances": lip.instances,
+                }
+        return found
+
+    # -- Audit ----------------------------------------------------------------------------------
+    def check_integrity(self) -> None:
+        """Compare what instances hold with what KVFS counts.
+
+        Raises:
+            KernelBug: in words.
+        """
+        held: Counter[KVFile] = Counter()
+        handles: Counter[str] = Counter()
+        for instance in self._instances.values():
+            grants = [*instance.granted.values()]
+            for stage in instance.stages.values():
+                grants += stage.values()
+            if sum(len(stage) for stage in instance.stages.values()) != instance.staged:
+                raise KernelBug(f"instance {instance.id} miscounts its staged grants")
+            files = [*(handle.file for handle in instance.handles), *(g.file for g in grants)]
+            held.update(files)
+            handles[instance.tenant.name] += len(files)
+            for operation in instance.operations:
+                held.update(operation.files)
+        for tenant in self._kvfs.tenants.values():
+            if tenant.handles != handles[tenant.name]:
+                raise KernelBug(
+                    f"{tenant.name} is charged {tenant.handles} handles and has "
+                    f"{handles[tenant.name]}"
+                )
+        self._kvfs.check_integrity(held)
+
+    def statistics(self) -> ProcessStatistics:
+        """Return how many there are."""
+        return ProcessStatistics(
+            instances=len(self._instances),
+            lips=len(self._lips),
+            handles=sum(tenant.handles for tenant in self._kvfs.tenants.values()),
+        )
+
+
+def _read_options(options: dict[str, Any]) -> tuple[float, int, int, int, int]:
+    """Return weight, kv_tokens, tokens, children and child_depth; SyscallError EINVAL."""
+    unknown = set(options) - {"weight", "trace", *_LIMITS}
+    if unknown:
+        raise SyscallError(Errno.EINVAL, f"unknown options {sorted(map(str, unknown))}")
+    if type(options.get("trace", False)) is not bool:
+        raise SyscallError(Errno.EINVAL, "trace is true or false")
+    weight = options.get("weight", 1.0)
+    if type(weight) not in (int, float) or not 0 < weight < 1e6:
+        raise SyscallError(Errno.EINVAL, "weight must be a positive number")
+    kv_tokens, tokens, children, depth = (_limit(options, name) for name in _LIMITS)
+    return float(weight), kv_tokens, tokens, children, depth
+
+
+def _limit(options: dict[str, Any], name: str) -> int:
+    limit = BY_NAME[name]
+    value = options.get(name, limit.default)
+    if type(value) is not int or value < 0:
+        raise SyscallError(Errno.EINVAL, f"{name} must be an integer, at least 0")
+    assert limit.ceiling is not None
+    return min(value, limit.ceiling)

@@ -1,0 +1,278 @@
+"""The options of `pred`, parsed and checked in one place.
+
+The worker checks them so that the guest hears of a mistake at once, and the kernel checks them
+again because it does not believe the worker. Programs repeat the same few options, so parsed ones
+are kept in a small cache keyed by their bytes.
+"""
+
+import math
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    PRED_BIAS_MAX,
+    PRED_LOGPROBS_MAX,
+    PRED_OPTIONS_BYTES_MAX,
+    PRED_OPTIONS_CONTAINERS_MAX,
+    PRED_TOKENS_MAX,
+    PRED_TOP_MAX,
+    PRED_TREE_TOKENS_MAX,
+)
+from symphony_kernel.protocol.untrusted import unpack_untrusted
+
+CACHED_BYTES_MAX = 256  # larger options (trees, masks) differ from call to call
+
+
+class Get(IntEnum):
+    """What a place's distribution is turned into, and the bytes of one place (little-endian)."""
+
+    NONE = 0  # nothing
+    ARGMAX = 1  # u32 token, f32 log-probability; then `logprobs` times the same, best first
+    SAMPLE = 2  # the same
+    TOP = 3  # k times (u32, f32), best first
+    OF = 4  # an f32 for each id asked about
+    LOGITS = 5  # vocab_size times f32
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """`{"sample": {...}}`. top_k 0, top_p 1 and min_p 0 are off; temperature 0 is argmax."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None  # u64; None: the kernel draws one for the call
+
+
+@dataclass(frozen=True, slots=True)
+class PredOptions:
+    """Checked options. Ids are below 2**32; whoever knows the vocabulary checks them against it."""
+
+    at: str | tuple[int, ...] = "last"  # "last", "all", or indices into the call's tokens
+    get: Get = Get.ARGMAX
+    sampling: Sampling | None = None  # with Get.SAMPLE
+    top: int = 0  # with Get.TOP
+    logprobs: int = 0  # with Get.ARGMAX and Get.SAMPLE: best tokens of the distribution
+    of: tuple[int, ...] = ()  # with Get.OF
+    bias: tuple[tuple[int, float], ...] = ()
+    bias_mask: tuple[bytes, float] | None = None  # added to the tokens whose bit is set
+    allow: bytes | None = None  # bit t%8 of byte t//8 allows token t
+    parents: tuple[int, ...] | None = None
+    keep: bool = True
+    constraint: int = 0  # a handle; 0: none
+    since: int | None = None  # the file's entry with which its text begins; None: as it is known
+
+    def places(self, count: int) -> int:
+        """Return how many of `count` tokens want a distribution."""
+        if self.get is Get.NONE:
+            return 0
+        return 1 if self.at == "last" else count if self.at == "all" else len(self.at)
+
+    def place_bytes(self, vocab_size: int) -> int:
+        """Return the size of one place's result."""
+        match self.get:
+            case Get.ARGMAX | Get.SAMPLE:
+                return 8 + 8 * self.logprobs
+            case Get.TOP:
+                return 8 * self.top
+            case Get.OF:
+                return 4 * len(self.of)
+            case Get.LOGITS:
+                return 4 * vocab_size
+            case Get.NONE:
+                return 0
+
+
+DEFAULT: Final = PredOptions()
+
+
+def parse_pred_options(data: bytes) -> PredOptions:
+    """Return the options in msgpack `data` (empty: the defaults).
+
+    Raises:
+        SyscallError: EINVAL for what ABI.md does not describe, ENOSYS for what it does and this
+            version does not do yet (`adapter`), EFBIG over the size limit.
+    """
+    if not data:
+        return DEFAULT
+    if len(data) > PRED_OPTIONS_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"options of {len(data)} bytes")
+    return _parse_cached(data) if len(data) <= CACHED_BYTES_MAX else _parse(data)
+
+
+def _invalid(detail: str) -> SyscallError:
+    return SyscallError(Errno.EINVAL, detail)
+
+
+def unpack_options(data: bytes) -> dict[Any, Any]:
+    """Return the map in `data`; its values are checked by whoever reads them. EINVAL."""
+    try:
+        options = unpack_untrusted(
+            data,
+            PRED_OPTIONS_CONTAINERS_MAX,
+            strict_map_key=False,
+            max_array_len=PRED_TOKENS_MAX,
+            max_map_len=PRED_BIAS_MAX,
+        )
+    except ValueError as error:
+        raise _invalid(f"options: {error}") from error
+    if not isinstance(options, dict):
+        raise _invalid("options must be a map")
+    return options
+
+
+def options_of(options: dict[Any, Any]) -> PredOptions:
+    """Return the options in an unpacked map; EINVAL, ENOSYS."""
+    parsed: dict[str, Any] = {}
+    for key, value in options.items():
+        if key == "adapter":
+            raise SyscallError(Errno.ENOSYS, f"{key} is not there yet")
+        reader = _READERS.get(key)
+        if reader is None:
+            raise _invalid(f"unknown option {key!r}")
+        parsed |= reader(value)
+    found = PredOptions(**parsed)
+    if found.logprobs and found.get not in (Get.ARGMAX, Get.SAMPLE):
+        raise _invalid("logprobs goes with get argmax and sample")
+    if found.constraint and (found.at != "last" or found.parents is not None):
+        raise _invalid("a constraint goes with at last, and without parents")
+    if found.since is not None and not found.constraint:
+        raise _invalid("since goes with a constraint")
+    return found
+
+
+def _parse(data: bytes) -> PredOptions:
+    return options_of(unpack_options(data))
+
+
+_parse_cached = lru_cache(maxsize=4096)(_parse)
+
+
+def _integer(value: Any, low: int, high: int, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise _invalid(f"{what} must be an integer from {low} to {high}")
+    return value
+
+
+def _number(value: Any, low: float, high: float, what: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise _invalid(f"{what} must be a number")
+    if not math.isfinite(value) or not low <= value <= high:
+        raise _invalid(f"{what} must be from {low} to {high}")
+    return float(value)
+
+
+def _read_at(value: Any) -> dict[str, Any]:
+    if value in ("last", "all"):
+        return {"at": value}
+    if not isinstance(value, list):
+        raise _invalid("at must be 'last', 'all' or a list of indices")
+    # There may be very many: all at once, since programs and the kernel wait for this.
+    if not {int}.issuperset(map(type, value)):
+        raise _invalid("an index in at must be an integer")
+    if value and not (min(value) >= 0 and max(value) < 2**31):
+        raise _invalid(f"an index in at must be from 0 to {2**31 - 1}")
+    return {"at": tuple(value)}
+
+
+def _read_get(value: Any) -> dict[str, Any]:
+    if value == "argmax":
+        return {"get": Get.ARGMAX}
+    if value == "none":
+        return {"get": Get.NONE}
+    if value == "logits":
+        return {"get": Get.LOGITS}
+    if isinstance(value, dict) and len(value) == 1:
+        ((key, argument),) = value.items()
+        if key == "top":
+            return {"get": Get.TOP, "top": _integer(argument, 1, PRED_TOP_MAX, "top")}
+        if key == "of" and isinstance(argument, list) and 0 < len(argument) <= PRED_BIAS_MAX:
+            ids = tuple(_integer(v, 0, 2**32 - 1, "an id in of") for v in argument)
+            return {"get": Get.OF, "of": ids}
+        if key == "sample" and isinstance(argument, dict):
+            return {"get": Get.SAMPLE, "sampling": _sampling(argument)}
+    raise _invalid("get is none of argmax, none, logits, {sample}, {top}, {of}")
+
+
+def _sampling(options: dict[Any, Any]) -> Sampling:
+    unknown = set(options) - {"temperature", "top_k", "top_p", "min_p", "seed"}
+    if unknown:
+        raise _invalid(f"unknown sampling options {sorted(map(str, unknown))}")
+    seed = options.get("seed")
+    return Sampling(
+        temperature=_number(options.get("temperature", 1.0), 0.0, 1e4, "temperature"),
+        top_k=_integer(options.get("top_k", 0), 0, 2**31 - 1, "top_k"),
+        top_p=_number(options.get("top_p", 1.0), 0.0, 1.0, "top_p"),
+        min_p=_number(options.get("min_p", 0.0), 0.0, 1.0, "min_p"),
+        seed=None if seed is None else _integer(seed, 0, 2**64 - 1, "seed"),
+    )
+
+
+def _read_logprobs(value: Any) -> dict[str, Any]:
+    return {"logprobs": _integer(value, 0, PRED_LOGPROBS_MAX, "logprobs")}
+
+
+def _read_bias(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > PRED_BIAS_MAX:
+        raise _invalid(f"bias must be a map of at most {PRED_BIAS_MAX} tokens")
+    pairs = (
+        (_integer(t, 0, 2**32 - 1, "a token in bias"), _number(b, -1e30, 1e30, "a bias"))
+        for t, b in value.items()
+    )
+    return {"bias": tuple(pairs)}
+
+
+def _read_bias_mask(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or value.keys() != {"mask", "value"}:
+        raise _invalid("bias_mask must be a map of mask and value")
+    mask, added = value["mask"], value["value"]
+    if not isinstance(mask, bytes):
+        raise _invalid("a bias_mask's mask must be binary, a bit for each token of the vocabulary")
+    return {"bias_mask": (mask, _number(added, -1e30, 1e30, "a bias_mask's value"))}
+
+
+def _read_allow(value: Any) -> dict[str, Any]:
+    if not isinstance(value, bytes):
+        raise _invalid("allow must be binary, a bit for each token of the vocabulary")
+    return {"allow": value}
+
+
+def _read_parents(value: Any) -> dict[str, Any]:
+    if isinstance(value, bytes) and len(value) % 4 == 0:
+        value = list(struct.unpack(f"<{len(value) // 4}i", value))
+    if not isinstance(value, list) or not 0 < len(value) <= PRED_TREE_TOKENS_MAX:
+        raise _invalid(f"parents must be 1 to {PRED_TREE_TOKENS_MAX} integers")
+    return {"parents": tuple(_integer(p, -1, i - 1, f"parent {i}") for i, p in enumerate(value))}
+
+
+def _read_constraint(value: Any) -> dict[str, Any]:
+    return {"constraint": _integer(value, 1, 2**31 - 1, "constraint")}
+
+
+def _read_since(value: Any) -> dict[str, Any]:
+    return {"since": _integer(value, 0, 2**31 - 1, "since")}
+
+
+def _read_keep(value: Any) -> dict[str, Any]:
+    if not isinstance(value, bool):
+        raise _invalid("keep must be true or false")
+    return {"keep": value}
+
+
+_READERS = {
+    "at": _read_at,
+    "get": _read_get,
+    "logprobs": _read_logprobs,
+    "bias": _read_bias,
+    "bias_mask": _read_bias_mask,
+    "allow": _read_allow,
+    "parents": _read_parents,
+    "keep": _read_keep,
+    "constraint": _read_constraint,
+    "since": _read_since,
+}

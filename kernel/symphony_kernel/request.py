@@ -1,0 +1,165 @@
+"""Work: one `pred` on its way through the scheduler, and what the scheduler needs of its file.
+
+`syscalls` makes a Work when the pred is at the head of its file's FIFO and hands it to
+`Scheduler.submit`. From then until `done` the scheduler alone reserves and commits entries of the
+file. A pred is atomic: its entries exist once all of it has been computed, or none of them do.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from mypy_extensions import mypyc_attr
+
+from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.pred_options import PredOptions
+
+if TYPE_CHECKING:
+    from symphony_kernel.grammar.matcher import Guide
+    from symphony_kernel.scheduler.lookahead import Course
+
+
+class WorkFile(Protocol):
+    """The part of `kvfs.file.KVFile` that the scheduler touches."""
+
+    computed_at: float  # when its last pred ended, on the scheduler's clock; 0.0 before the first
+
+    @property
+    def length(self) -> int:
+        """Entries that exist."""
+
+    @property
+    def error(self) -> Errno | None:
+        """The file's answer to everything, since its content was lost; None: it is well."""
+
+    def pages_needed(self, n: int) -> int:
+        """Return how many free pages `reserve(n)` would take."""
+
+    def reserve(self, n: int) -> None:
+        """Make room for n entries after the present ones.
+
+        Raises:
+            SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
+        """
+
+    def block_table(self, entries: int) -> Int32:
+        """Return the pages of the first `entries` entries, reserved ones included (a view)."""
+
+    def commit(
+        self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
+    ) -> None:
+        """Say that the reserved entries hold these tokens: they exist now.
+
+        `parents` ([n]): not each of them saw all before it.
+        """
+
+    def commit_one(self, token: int, position: int) -> None:
+        """Say that the reserved entry behind the present ones holds this token."""
+
+    def unreserve(self) -> None:
+        """Give back the room after the present entries."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Work:
+    """One pred: what is to be computed, and how far it has come.
+
+    `done` is called once, from the event loop: with the result's bytes, or with a negative errno
+    (EIO, ENOMEM, EDQUOT, ECANCELED); the file is then already committed or unreserved. It is not
+    called for work that `Scheduler.forget` drops.
+    """
+
+    # No dataclass: each token makes one, and what makes a dataclass is never compiled.
+    __slots__ = (
+        "_positions", "_tokens", "computed", "count", "course", "done", "file", "finished", "guide",
+        "instance", "number", "options", "passed", "placed", "position", "rebuild", "rebuilds",
+        "reserved", "result", "root", "seed", "seq", "tenant", "token", "weight",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        instance: int,
+        root: int,
+        tenant: str,
+        seq: int,
+        file: WorkFile,
+        tokens: UInt32 | None,
+        positions: Int32 | None,
+        options: PredOptions,
+        done: Callable[[bytes | int], None],
+        seed: int = 0,
+        weight: float = 1.0,
+        number: int = 0,
+        course: "Course | None" = None,
+        guide: "Guide | None" = None,
+        token: int = -1,
+        position: int = 0,
+    ) -> None:
+        """`tokens` None: the only one is `token`, at `position`, and it is no tree."""
+        self.instance = instance
+        self.root = root  # the LIP: a run and its children share one queue
+        self.tenant = tenant
+        self.seq = seq
+        self.file = file
+        # Most have one token, guessed before they came: nobody needs an array of it.
+        self._tokens = tokens
+        self._positions = positions
+        self.token = token  # -1: `tokens` says which
+        self.position = position
+        self.options = options
+        self.done = done
+        self.seed = seed  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
+        self.weight = weight  # of the LIP among its tenant's
+        self.number = number  # of those that were ever made
+        self.course = course  # of one that is submitted again as soon as it has ended
+        self.guide = guide  # of one under a constraint
+        # --- Only the scheduler touches what follows ---
+        self.reserved = False  # the file has room for all n tokens
+        self.count = 1 if tokens is None else len(tokens)
+        self.placed = 0  # tokens that steps have got, whether computed already or not
+        self.computed = 0  # tokens of steps that have ended
+        self.passed = 0  # steps that were formed while it waited for pages
+        self.finished = False  # done, cancelled or forgotten: a step's result is dropped
+        self.rebuild: Work | None = None  # what is computed again before this
+        self.rebuilds = False  # it is one: it appends nothing, and its end is nobody's answer
+        self.result: bytearray | None = None  # of a chunked pred
+
+    def renew(self, token: UInt32, position: Int32) -> None:
+        """Become a pred of one token ([1], [1]), behind this one: a generation's next step."""
+        self._tokens, self._positions, self.count = token, position, 1
+        self.token = -1
+        self.placed = self.computed = self.passed = 0
+        self.reserved = self.finished = False
+        self.result = None
+
+    @property
+    def tokens(self) -> UInt32:
+        """Its tokens ([n], n > 0), ids below the vocabulary's size."""
+        # What is made here is not kept: a kernel that comes back may not have made it.
+        return np.array([self.token], np.uint32) if self._tokens is None else self._tokens
+
+    @property
+    def positions(self) -> Int32:
+        """Their positions ([n]), below max_context."""
+        return np.array([self.position], np.int32) if self._positions is None else self._positions
+
+    def commit(self) -> None:
+        """Say that its entries exist: all of it has been computed."""
+        if self.token >= 0:
+            self.file.commit_one(self.token, self.position)
+        else:
+            self.file.commit(self.tokens, self.positions, self.options.parents)
+
+    def describe(self) -> str:
+        """Return what it is and how far it has come, in words for the log of a fault."""
+        return (
+            f"pred {self.number} of instance {self.instance}: {self.count} tokens, {self.placed} "
+            f"placed, {self.computed} computed, behind {self.file.length}"
+            f"{', reserved' * self.reserved}{', finished' * self.finished}"
+        )
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that no step has got yet."""
+        return self.count - self.placed

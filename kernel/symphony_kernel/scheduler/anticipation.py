@@ -1,0 +1,172 @@
+"""Who is about to answer: LIPs whose preds were in the last step and will soon send the next.
+
+A step with all of them costs hardly more than a step with half of them, so a short wait pays. It
+must not let one LIP hold up the others: each LIP's wait ends when, by its own past, its answer was
+due, and all of them end at a share of the last step's time T. With R rows ready and O owed, waiting
+for w more delays R rows by w, and spares O rows the rest of a step, T - w; so it pays while
+w < T * O / (R + O), where what a LIP owes counts by the odds that it answers soon at all. Otherwise
+a LIP whose branches once came apart would stay two groups in turn. The same is weighed with LIPs
+for rows, since a thousand branches of one do not outvote the single stream of another.
+
+A LIP's past is two things: how often it answers soon, within the longest wait there is, and how
+long it takes when it does. So neither one that thinks for long now and then, nor one that always
+does, misleads.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX, DECODING_MS_MAX
+from symphony_kernel.scheduler.estimate import Estimate
+
+_ODDS_GAIN: Final = 1 / 4
+_ODDS_EVEN: Final = 1 / 2
+_TIMER_SECONDS: Final = 2e-6  # by which a timer and an answer may miss each other
+_LONG_AGO: Final = float("-inf")
+
+
+class Ready(Protocol):
+    """The part of the queue that waits matter to."""
+
+    @property
+    def works(self) -> int:
+        """Works that could be launched."""
+
+    @property
+    def lips_active(self) -> int:
+        """LIPs with such works."""
+
+    def waits(self, root: int) -> bool:
+        """Whether a LIP has such works."""
+
+
+@dataclass(slots=True)
+class _Past:
+    """How long a LIP takes to answer."""
+
+    replied: float = 0.0  # when the last step with it ended
+    owed: int = 0  # replies of that step that it has not answered
+    odds: float = 1.0  # that it answers soon
+    seconds: Estimate = field(default_factory=Estimate)  # that it takes when it does
+
+
+class Answers:
+    """The LIPs of the last step that owe an answer, and each LIP's past.
+
+    A LIP with many branches gets many replies at once and may answer them one by one; those that it
+    does not go on with are waited for no longer than its answers usually take.
+    """
+
+    def __init__(self) -> None:
+        self._lips: dict[int, _Past] = {}
+        self._expected: set[int] = set()
+        self._ended, self._step_seconds = 0.0, 0.0  # of the last step: when, and how long it took
+        self._soon = 0.0  # seconds after it: the longest wait there is
+        # The two LIPs that have had a result last, and when: they decode.
+        self._decoding = [(0, _LONG_AGO), (0, _LONG_AGO)]
+
+    def stepped(self, replies: dict[int, int], now: float, step_seconds: float) -> None:
+        """A step has ended; `replies` says how many each of its LIPs got that it may answer yet."""
+        self._note_decoding(replies, now)
+        self._expected.clear()
+        self._ended, self._step_seconds = now, step_seconds
+        self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
+        for root, count in replies.items():
+            past = self._lips.get(root)
+            if past is None:
+                past = self._lips[root] = _Past()
+            past.replied = now
+            if count > 0:
+                past.owed = count
+                self._expected.add(root)
+            else:
+                past.owed = 0
+
+    def heard(self, root: int, now: float) -> None:
+        """A LIP has submitted a work."""
+        past = self._lips.get(root)
+        if past is None or not past.owed:
+            return
+        seconds = now - past.replied
+        if seconds <= self._soon:
+            past.odds += (1 - past.odds) * _ODDS_GAIN
+            past.seconds.learn(seconds)
+        else:
+            past.odds -= past.odds * _ODDS_GAIN
+        past.owed -= 1
+        if not past.owed:
+            self._expected.discard(root)
+
+    def replied(self, root: int, now: float) -> None:
+        """A LIP has got a result that was there before it asked."""
+        past = self._lips.get(root)
+        if past is None:
+            past = self._lips[root] = _Past()
+        past.replied = now
+        past.owed += 1
+        self._expected.add(root)
+
+    def soon(self, root: int) -> bool:
+        """Whether a LIP usually answers soon, as far as is known."""
+        past = self._lips.get(root)
+        return past is None or past.odds >= _ODDS_EVEN
+
+    def forget(self, root: int) -> None:
+        """A LIP has ended."""
+        self._lips.pop(root, None)
+        self._expected.discard(root)
+        self._decoding = [each if each[0] != root else (0, _LONG_AGO) for each in self._decoding]
+
+    def anybody_decodes(self, now: float, besides: int = 0) -> bool:
+        """Whether a LIP has had a result lately, another than the LIP `besides`."""
+        since = now - DECODING_MS_MAX / 1000
+        return any(at > since and root != besides for root, at in self._decoding)
+
+    def any_expected(self, which: Callable[[int], bool]) -> bool:
+        """Whether a LIP that owes an answer is such a one."""
+        return any(map(which, self._expected))
+
+    def wait_seconds(self, now: float, ready: Ready) -> float:
+        """Return how much longer a launch of what is ready should wait; 0: nobody will answer."""
+        bound = self._ended + self._soon
+        if not self._expected or now >= bound:
+            return 0.0
+        new, soon = False, []  # those that may answer in time
+        for root in self._expected:
+            past = self._lips[root]
+            seconds = past.seconds
+            if not seconds.known:  # it has never answered soon, or never yet
+                new = new or past.odds == 1.0
+                continue
+            likely = past.replied + seconds.mean + seconds.deviation
+            if likely <= bound:
+                soon.append((likely, seconds.deviation))
+        if not (new or soon):
+            return 0.0  # as where nobody ever answers soon: they need not be weighed
+        worth = self._step_seconds * self._share(ready)
+        latest = min(self._ended + worth, bound) if new else now
+        for likely, deviation in soon:
+            if likely - now <= worth:
+                due = likely + 3 * deviation + _TIMER_SECONDS
+                latest = max(latest, min(due, bound, now + worth))
+        return max(latest - now, 0.0)
+
+    def _share(self, ready: Ready) -> float:
+        """Return the share of a step for which it pays to wait from now on."""
+        rows = lips = 0.0
+        for root in self._expected:
+            past = self._lips[root]
+            rows += past.owed * past.odds
+            if not ready.waits(root):
+                lips += past.odds
+        return max(rows / (rows + ready.works), lips / (lips + ready.lips_active))
+
+    def _note_decoding(self, replies: dict[int, int], now: float) -> None:
+        left = len(self._decoding)
+        for root in replies:
+            if not left:
+                break
+            left -= 1
+            before, last = self._decoding
+            self._decoding = [before if root == last[0] else last, (root, now)]

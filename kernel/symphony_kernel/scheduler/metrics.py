@@ -1,0 +1,114 @@
+"""What the scheduler counts: once a step over its rows, nothing a token.
+
+    first token     from a LIP's first pred, submitted, to the first of its preds that gave a
+                    distribution or a token: queue, prefill and step; once a LIP
+    between tokens  from the end of a file's pred to the end of its next one of a single token:
+                    what a reader of one stream waits, the program's own part included
+    step            rows, new tokens and seconds of each step
+
+Rows of a step whose files were computed last in one and the same step (most are) fall into one
+observation, so that a step costs a few bisections, however many rows it has.
+"""
+
+from symphony_kernel.protocol.histogram import (
+    BETWEEN_TOKENS_SECONDS,
+    FIRST_TOKEN_SECONDS,
+    STEP_ROWS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+    Histogram,
+)
+from symphony_kernel.protocol.pred_options import Get
+from symphony_kernel.request import Work
+from symphony_kernel.scheduler.batcher import Step
+
+
+class Figures:
+    """Counters and histograms since the start. Times are clock seconds."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.rows = 0
+        self.decode_rows = 0
+        self.decode_steps = 0  # with at least one decode row
+        self.prefill_tokens = 0
+        self.preds = 0  # that ended well
+        self.starved = 0  # that ended with ENOMEM, so that others could go on
+        self.step_seconds = 0.0
+        self.histograms = {
+            "time_to_first_token_seconds": Histogram(FIRST_TOKEN_SECONDS),
+            "inter_token_latency_seconds": Histogram(BETWEEN_TOKENS_SECONDS),
+            "step_rows": Histogram(STEP_ROWS),
+            "step_tokens": Histogram(STEP_TOKENS),
+            "step_seconds": Histogram(STEP_SECONDS),
+        }
+        self.lips: set[int] = set()  # that have submitted something
+        self._first: dict[int, float] = {}  # those without a first token, and since when
+        self._now = 0.0
+        self._gaps: dict[float, int] = {}  # rows of this step by when their files were computed
+        self._before, self._rows = 0.0, 0  # the last of these: most rows have the same
+
+    def submitted(self, root: int, now: float) -> None:
+        """A LIP that is not in `lips` has submitted a pred."""
+        self.lips.add(root)
+        self._first[root] = now
+
+    def forget(self, root: int) -> None:
+        """A LIP has ended."""
+        self.lips.discard(root)
+        self._first.pop(root, None)
+
+    def launched(self, step: Step) -> None:
+        """A step has been formed: count its decodes now, before its preds become something else."""
+        step.decodes = sum(1 for part in step.parts if part.work.count == 1)
+
+    def completing(self, now: float) -> None:
+        """A step has ended; `finished` follows for its preds, and then `stepped`."""
+        self._now = now
+
+    def finished(self, work: Work) -> None:
+        """A pred has ended well."""
+        file = work.file
+        if work.count == 1:
+            before = file.computed_at
+            if before:
+                if before != self._before:
+                    self._note_gap()
+                    self._before = before
+                self._rows += 1
+        file.computed_at = self._now
+        self.preds += 1
+        if self._first and work.options.get is not Get.NONE:
+            since = self._first.pop(work.root, None)
+            if since is not None:
+                self._observe("time_to_first_token_seconds", self._now - since)
+
+    def kept(self, work: Work) -> None:
+        """A pred that ends now was computed in a step that has ended before it came."""
+        assert work.count == 1
+        self.rows += 1
+        self.decode_rows += 1
+
+    def stepped(self, step: Step, seconds: float) -> None:
+        """Count a step that computed for `seconds`."""
+        self._note_gap()
+        for before, rows in self._gaps.items():
+            self._observe("inter_token_latency_seconds", self._now - before, rows)
+        self._gaps.clear()
+        self.steps += 1
+        self.rows += len(step.parts)
+        self.decode_rows += step.decodes
+        self.decode_steps += step.decodes > 0
+        self.prefill_tokens += step.tokens - step.decodes
+        self.step_seconds += seconds
+        self._observe("step_rows", len(step.parts))
+        self._observe("step_tokens", step.tokens)
+        self._observe("step_seconds", seconds)
+
+    def _note_gap(self) -> None:
+        if self._rows:
+            self._gaps[self._before] = self._gaps.get(self._before, 0) + self._rows
+            self._rows = 0
+
+    def _observe(self, name: str, value: float, times: int = 1) -> None:
+        self.histograms[name].add(value, times)

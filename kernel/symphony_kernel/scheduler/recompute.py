@@ -1,0 +1,243 @@
+"""Rebuilds: entries of a file whose K and V are nowhere any more, computed again.
+
+A rebuild is a work of its own in front of the pred that needs it: rows without results, in the same
+quanta and at the same price as any prompt, for the LIP whose pred it is. It is no pred: it appends
+nothing and answers nobody.
+
+Where each entry was computed behind exactly those before it, a stretch of absent entries is one row
+of the file itself. Where not, the file's lineage says what to compute, and some of it on a bench:
+pages of its own with the context that there was then, whence the file's entries are copied.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from symphony_kernel.executor.base import Int32, Int64, UInt32
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.lineage.planning import FILE, Copy, Part, Step, scratch_peak
+from symphony_kernel.kvfs.pages.pool import page_count
+from symphony_kernel.kvfs.tiers.eviction import Pressure
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.pred_options import Get, PredOptions
+from symphony_kernel.request import Work
+
+_NOTHING: Final = PredOptions(get=Get.NONE)
+
+
+class Past:
+    """Entries that a row of a rebuild reads and writes, as a `WorkFile`: `length` are there.
+
+    `gone` is called when the rebuild ends before its time.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        table: Callable[[int], Int32],
+        failed: Callable[[], Errno | None],
+        gone: Callable[[], None],
+    ) -> None:
+        self._table = table
+        self._failed = failed
+        self._gone = gone
+        self.length = length
+        self.computed_at = 0.0
+
+    @property
+    def error(self) -> Errno | None:
+        """Why it cannot be computed any more, if so."""
+        return self._failed()
+
+    def pages_needed(self, n: int) -> int:  # noqa: ARG002 - as every WorkFile
+        """Return 0: the pages are there, only what lies in them is not."""
+        return 0
+
+    def reserve(self, n: int) -> None:
+        """Do nothing: there is room."""
+
+    def block_table(self, entries: int) -> Int32:
+        """Return the frames of the first `entries` entries."""
+        return self._table(entries)
+
+    def commit(self, tokens: UInt32, positions: Int32, parents: object = None) -> None:
+        """Do nothing: the entries existed all the time."""
+
+    def commit_one(self, token: int, position: int) -> None:
+        """Do nothing, as `commit`."""
+
+    def unreserve(self) -> None:
+        """The rebuild was cancelled, or has failed."""
+        self._gone()
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """Frames beside the file, in which a step is computed."""
+
+    frames: Int32
+    start: int  # entries of its context
+
+    def table(self, entries: int) -> Int32:
+        """Return the frames of its first `entries` entries."""
+        return self.frames[: page_count(entries)]
+
+    def slots(self, entries: Int64) -> Int64:
+        """Return the device's slots of its entries ([c] indices)."""
+        frames = self.frames.astype(np.int64)
+        slots: Int64 = frames[entries // PAGE_TOKENS] * PAGE_TOKENS + entries % PAGE_TOKENS
+        return slots
+
+
+class Rebuild:
+    """What has to be computed of one file before it is whole: rows, one after the other.
+
+    The file's absent pages are hollow.
+    """
+
+    def __init__(self, file: KVFile, pressure: Pressure, steps: list[Step]) -> None:
+        self._file = file
+        self._pressure = pressure
+        self._steps = steps
+        self._next = 0
+        self._benches: dict[int, _Bench] = {}
+        self._spare: Int32 = np.empty(0, np.int32)  # frames of benches to come
+        self._faults = pressure.faults
+        hollow = pressure.pool.hollow[file.pages]
+        self._missing: Int64 = np.zeros(len(hollow), np.int64)  # entries of each page, to come
+        for index in np.flatnonzero(hollow):
+            self._missing[index] = min(PAGE_TOKENS, file.length - int(index) * PAGE_TOKENS)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all its rows."""
+        return sum(len(step.tokens) for step in self._steps)
+
+    @property
+    def over(self) -> bool:
+        """Whether all has been computed."""
+        return self._next == len(self._steps)
+
+    def take_benches(self) -> None:
+        """Take the frames that its steps need beside the file; there must be so many."""
+        self._spare = self._pressure.pool.take_bench(scratch_peak(self._steps))
+
+    def work(
+        self, target: Work, done: Callable[[bytes | int], None], gone: Callable[[], None]
+    ) -> Work:
+        """Return the next row as a work for the LIP of `target`."""
+        step = self._steps[self._next]
+        bench = None if step.in_place else self._lay_out(step)
+        table = self._file.rebuild_table if bench is None else bench.table
+        parents = None if step.parents is None else tuple(step.parents.tolist())
+        work = Work(
+            instance=target.instance,
+            root=target.root,
+            tenant=target.tenant,
+            seq=0,
+            file=Past(step.start, table, self._failed, gone),
+            tokens=step.tokens,
+            positions=step.positions,
+            options=_NOTHING if parents is None else PredOptions(get=Get.NONE, parents=parents),
+            done=done,
+            weight=target.weight,
+        )
+        work.reserved = work.rebuilds = True
+        return work
+
+    def computed(self) -> None:
+        """The row was computed: the file's pages that are whole now are no longer hollow."""
+        step, bench = self._steps[self._next], self._benches.get(self._next)
+        for copy in step.copies:
+            there = np.arange(copy.at, copy.at + copy.end - copy.start)
+            if bench is not None:
+                slots = bench.slots(bench.start + np.arange(copy.start, copy.end))
+                self._pressure.moves.copy(slots, self._file.slots(there))
+            self._count(there)
+        for number in step.finished:
+            self._leave(number)
+        self._next += 1
+        if self.over:
+            self._pressure.pool.leave_bench(self._spare)
+
+    def abandon(self) -> None:
+        """Give everything back that is not whole."""
+        for number in list(self._benches):
+            self._leave(number)
+        self._pressure.pool.leave_bench(self._spare)
+        pages = self._file.pages
+        hollow = pages[: len(self._missing)][self._missing > 0]
+        self._pressure.tiers.evict(hollow, host=False)
+
+    def _lay_out(self, step: Step) -> _Bench:
+        """Return a bench for the next step, its context copied there."""
+        frames, self._spare = np.split(self._spare, [step.scratch_pages])
+        bench = self._benches[self._next] = _Bench(frames, step.start)
+        at = 0
+        for part in step.context:
+            count = part.end - part.start
+            entries = np.arange(part.start, part.end)
+            if part.source == FILE:
+                sources = self._file.slots(entries)
+            else:
+                other = self._benches[part.source]
+                sources = other.slots(other.start + entries)
+            self._pressure.moves.copy(sources, bench.slots(np.arange(at, at + count)))
+            at += count
+        return bench
+
+    def _failed(self) -> Errno | None:
+        """What a batch that failed has written, a bench perhaps, is not what it should be."""
+        return self._file.error or (Errno.EIO if self._pressure.faults != self._faults else None)
+
+    def _count(self, entries: Int64) -> None:
+        """Entries ([n]) of the file have come."""
+        indices = entries // PAGE_TOKENS
+        hollow = self._missing[indices] > 0
+        np.subtract.at(self._missing, indices[hollow], 1)
+        whole = np.unique(indices[hollow])
+        pages = np.unique(self._file.pages[whole[self._missing[whole] == 0]])
+        # A page that stands in the file twice has come with the first.
+        self._pressure.tiers.filled(pages[self._pressure.pool.hollow[pages]])
+
+    def _leave(self, number: int) -> None:
+        bench = self._benches.pop(number, None)
+        if bench is not None:
+            self._spare = np.concatenate((self._spare, bench.frames))
+
+
+def linear_steps(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
+    """Return the steps of a file whose entries were computed each behind all before it.
+
+    `absent` ([pages of its entries]) says which pages are to come: one step for each run of them.
+    """
+    steps: list[Step] = []
+    for first, end in _runs(absent):
+        start = first * PAGE_TOKENS
+        count = min(end * PAGE_TOKENS, file.length) - start
+        tokens, positions = file.read_tokens(start, count), file.read_positions(start, count)
+        before = (Part(FILE, 0, start),) if start else ()
+        steps.append(Step(before, tokens, positions, None, (Copy(0, count, start),)))
+    return steps
+
+
+def plan(file: KVFile, absent: "npt.NDArray[np.bool_]") -> list[Step]:
+    """Return what computes the absent ones of a file's pages ([pages of its entries]) again.
+
+    Raises:
+        NotRecomputableError: some of it depends on what is lost.
+    """
+    if file.lineage is None:
+        return linear_steps(file, absent)
+    entries = np.flatnonzero(np.repeat(absent, PAGE_TOKENS)[: file.length])
+    return file.plan(entries)
+
+
+def _runs(flags: "npt.NDArray[np.bool_]") -> Iterator[tuple[int, int]]:
+    """Yield [start, end) of each run of true ones."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

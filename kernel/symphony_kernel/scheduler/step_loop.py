@@ -1,0 +1,340 @@
+"""The step loop: launches what the scheduler says, and hands it back what came of it.
+
+    plan -> look -> scheduler.poll -> executor -> ended -> scheduler.complete -> look
+                    scheduler.draft -> executor                scheduler.adopt
+
+Everything is a plain callback of the event loop: no task, no timeout object and no wake-up stands
+between the end of a step and the launch of the next one. What can follow at once is launched before
+the replies leave, so that they are written while the device computes. What can be known of the
+steps after it goes to the device beforehand (`scheduler.lookahead`): it need not wait for the loop.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias, TypeVar
+
+from symphony_kernel.executor.base import Batch, Executor, Results
+from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.platform.clock import Clock
+from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.limits import DEVICE_PAUSE_MS_MAX
+from symphony_kernel.scheduler.batcher import Step
+from symphony_kernel.scheduler.lookahead import Draft
+from symphony_kernel.scheduler.scheduler import Scheduler
+
+_log = logging.getLogger(__name__)
+_PAUSE_SECONDS_MAX: Final = DEVICE_PAUSE_MS_MAX / 1000
+_T = TypeVar("_T")
+Ended: TypeAlias = Callable[[Outcome[Results]], None]
+
+
+@dataclass(slots=True)
+class DeviceStatistics:
+    """Where the device's time went, in milliseconds.
+
+    A pause is the time between two steps in which it computed nothing; those longer than
+    DEVICE_PAUSE_MS_MAX are no pauses but want of work, and not counted.
+    """
+
+    device_busy_ms: float = 0.0
+    device_pauses: int = 0
+    device_pause_ms: float = 0.0
+    device_steps_ahead: int = 0  # drafts that it went on with and that became steps
+    device_steps_in_vain: int = 0  # drafts that it computed for nothing
+
+
+class Stepper:
+    """Keeps one executor busy. `flush` sends replies; `failed` hears of faults of the kernel's."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        scheduler: Scheduler,
+        kvfs: KVFS,
+        executor: Executor,
+        flush: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._clock = clock
+        self._scheduler = scheduler
+        self._kvfs = kvfs
+        self._executor = executor
+        self._start = getattr(executor, "start", None) or self._start_task
+        self._follows = bool(getattr(executor, "follows", False))
+        self._following: deque[Outcome[Results]] = deque()  # of drafts given, in order
+        self._tasks: set[asyncio.Task[Results]] = set()
+        self._flush, self._failed = flush, failed
+        self._computing = 0  # steps given to the executor
+        self._running = False
+        self._planned = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._when_idle: list[Callable[[], None]] = []
+        self._quiet = 0  # works of `when_quiet` that have begun and not ended
+        self._drained: asyncio.Event | None = None
+        self._ended = 0.0  # when the device computed last
+        self.statistics = DeviceStatistics()
+
+    # -- From outside --------------------------------------------------------------------------
+    def run(self) -> None:
+        """Launch steps from now on."""
+        self._running = True
+        self.plan()
+
+    @property
+    def running(self) -> bool:
+        """Whether steps are launched."""
+        return self._running
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing computes, and no timer and nothing that has begun will launch a step."""
+        busy = self._computing or self._planned or self._quiet or self._when_idle
+        return self._running and not busy and self._timer is None
+
+    def halt(self) -> None:
+        """Launch nothing more."""
+        self._running = False
+        self._cancel_timer()
+
+    async def stop(self) -> None:
+        """Launch nothing more, and wait for the steps that compute."""
+        self.halt()
+        if self._computing:
+            self._drained = asyncio.Event()
+            await self._drained.wait()
+
+    def plan(self) -> None:
+        """Something has changed: look at the loop's next turn what there is to launch."""
+        if not self._planned:
+            self._planned = True
+            asyncio.get_running_loop().call_soon(self.look)
+
+    def when_idle(self, action: Callable[[], None]) -> None:
+        """Do something when no step computes, before another one does."""
+        self._when_idle.append(action)
+        self._scheduler.revoke_drafts()
+
+    def when_quiet(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
+        """Return what `work` gives, which is begun when no step computes and no move is owed.
+
+        Nothing is launched until it has ended.
+        """
+        ended: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self.when_idle(partial(self._begin_quiet, work, ended))
+        self.plan()
+        return ended
+
+    def _begin_quiet(self, work: Callable[[], Awaitable[_T]], ended: "asyncio.Future[_T]") -> None:
+        if self._kvfs.moves_pending:
+            self._give_moves()
+        if self._computing:
+            self._when_idle.append(partial(self._begin_quiet, work, ended))
+            return
+        self._quiet += 1
+        task = asyncio.ensure_future(work())
+        task.add_done_callback(partial(self._end_quiet, ended))
+
+    def _end_quiet(self, ended: "asyncio.Future[_T]", task: "asyncio.Future[_T]") -> None:
+        self._quiet -= 1
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if not ended.done():
+            if error is not None:
+                ended.set_exception(error)
+            else:
+                ended.set_result(task.result())
+        self.plan()
+
+    # -- Launching -----------------------------------------------------------------------------
+    def look(self) -> None:
+        """Look now what there is to launch."""
+        self._planned = False
+        try:
+            self._launch()
+            self._flush()  # what could not be placed has been answered
+        except Exception as error:  # ours
+            self._failed(error)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.look()
+
+    def _launch(self) -> bool:
+        """Launch what can be launched, and look again when that may change; return whether any."""
+        self._cancel_timer()
+        self._scheduler.answer_kept()
+        launched = False
+        while self._running and self._may_launch():
+            polled = self._scheduler.poll()
+            if isinstance(polled, Step):
+                if self._kvfs.moves_pending:
+                    self._give_moves(polled.batch)
+                self._give(polled.batch, partial(self._computed, polled))
+                launched = True
+            elif polled != 0.0:
+                if self._kvfs.moves.urgent and not self._computing:
+                    self._give_moves()
+                if polled is not None:
+                    loop = asyncio.get_running_loop()
+                    self._timer = loop.call_later(polled, self._look_again)
+                break
+        if self._follows and self._running and not (self._when_idle or self._quiet):
+            self._draft()
+        return launched
+
+    def _draft(self) -> None:
+        """Give the device what it may go on with when the step that it computes has ended."""
+        while (draft := self._scheduler.draft()) is not None:
+            if self._kvfs.moves_pending:
+                self._give_moves(draft.batch)
+            self._computing += 1
+            outcome = self._start(draft.batch)
+            self._following.append(outcome)
+            outcome.then(partial(self._drafted, draft))
+
+    def _may_launch(self) -> bool:
+        if self._quiet:
+            return False
+        if not self._when_idle:
+            return True
+        if self._computing:
+            return False  # when the last step has ended
+        actions, self._when_idle = self._when_idle, []
+        for action in actions:
+            action()
+        return not (self._quiet or self._when_idle)
+
+    def _give_moves(self, batch: Batch | None = None) -> None:
+        """Give the executor what must come before the next rows, the last of it with `batch`."""
+        moves = self._kvfs.take_moves()
+        if moves and batch is not None:
+            last = moves.pop()
+            batch.copies, batch.poison = last.copies, last.poison
+            batch.saves, batch.loads, batch.note = last.saves, last.loads, last.note
+        for each in moves:
+            self._give(each, partial(self._moves_done, each))
+
+    def _give(self, batch: Batch, ended: Ended) -> None:
+        self._computing += 1
+        self._start(batch).then(ended)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- Ends ----------------------------------------------------------------------------------
+    def _computed(self, step: Step, outcome: Outcome[Results]) -> None:
+        self._count(outcome)
+        self._end(step, outcome)
+
+    def _drafted(self, draft: Draft, outcome: Outcome[Results]) -> None:
+        """A draft's turn has come and is over, whatever has become of it."""
+        self._following.popleft()
+        computed = outcome.error is None and draft.follow.tokens is not None
+        try:
+            self._scheduler.draft_ended(draft, outcome.value if computed else [])
+        except Exception as error:  # ours
+            self._failed(error)
+            return
+        if draft.follow.tokens is None:
+            self._computing_less()
+        else:
+            self._count(outcome)
+            self.statistics.device_steps_ahead += draft.step is not None
+            self.statistics.device_steps_in_vain += draft.step is None
+        if draft.step is None:
+            self._moved(draft.batch, outcome)
+        else:
+            self._end(draft.step, outcome)
+
+    def _end(self, step: Step, outcome: Outcome[Results]) -> None:
+        try:
+            if outcome.error is None:
+                self._kvfs.moved(step.batch)
+                results, ended = outcome.value, None
+                step.began, step.ended = outcome.began, outcome.ended
+                if step.adopted is not None:
+                    results, ended = [results[row] for row in step.adopted], outcome.ended
+                self._scheduler.complete(step, results, ended)
+            else:  # the device's fault: its rows hear EIO, and everything else goes on
+                _check_fault(outcome.error, f"a step of {len(step.parts)} rows failed")
+                self._kvfs.lose_moves(step.batch)
+                self._scheduler.fail(step)
+            self._go_on(adopted=self._running and self._scheduler.adopt() is not None)
+        except Exception as error:  # ours
+            self._failed(error)
+
+    def _moves_done(self, batch: Batch, outcome: Outcome[Results]) -> None:
+        self._count(outcome)
+        self._moved(batch, outcome)
+
+    def _moved(self, batch: Batch, outcome: Outcome[Results]) -> None:
+        """The executor has done copies and moves that came without a step."""
+        try:
+            if outcome.error is None:
+                self._kvfs.moved(batch)
+            else:  # the files that were written to hear EIO
+                _check_fault(outcome.error, "copies and moves failed")
+                self._kvfs.lose_moves(batch)
+            self._go_on()
+        except Exception as error:  # ours
+            self._failed(error)
+
+    def _go_on(self, adopted: bool = False) -> None:
+        if adopted and self._following[0].done:
+            return  # it has ended already: what follows from both follows once
+        if self._launch() and not adopted:
+            # The device's thread needs the interpreter for a moment to begin: let it have it.
+            self.plan()
+        else:
+            self._flush()
+
+    def _computing_less(self) -> None:
+        self._computing -= 1
+        if not self._computing and self._drained is not None:
+            self._drained.set()
+
+    def _count(self, outcome: Outcome[Results]) -> None:
+        self._computing_less()
+        counts = self.statistics
+        counts.device_busy_ms += 1000 * (outcome.ended - outcome.began)
+        pause = outcome.began - self._ended
+        if pause < _PAUSE_SECONDS_MAX:
+            counts.device_pauses += 1
+            counts.device_pause_ms += 1000 * max(pause, 0.0)
+        self._ended = outcome.ended
+
+    def _start_task(self, batch: Batch) -> Outcome[Results]:
+        """Start a step of an executor that knows only coroutines."""
+        outcome: Outcome[Results] = Outcome()
+        loop = asyncio.get_running_loop()
+        outcome.began = loop.time()
+
+        def ended(task: "asyncio.Task[Results]") -> None:
+            self._tasks.discard(task)
+            outcome.began = max(outcome.began, self._ended)  # one after the other
+            outcome.ended = loop.time()
+            if task.cancelled():
+                return
+            error = task.exception()
+            if error is None:
+                outcome.finish(task.result())
+            else:
+                outcome.fail(error)
+
+        task = loop.create_task(self._executor.run(batch))
+        self._tasks.add(task)
+        task.add_done_callback(ended)
+        return outcome
+
+
+def _check_fault(error: BaseException, words: str) -> None:
+    """Log a fault of the device's; raise what is the kernel's own."""
+    if isinstance(error, KernelBug) or not isinstance(error, Exception):
+        raise error
+    _log.error("%s", words, exc_info=error)

@@ -1,0 +1,126 @@
+"""Traces: which steps computed the preds of runs that asked to be traced, and when.
+
+    submit -> submitted      a pred waits           steps end -> stepped      its share of them
+                                                    answer_kept -> kept       of one before it came
+                                                    fail, forget -> ended     without a result
+
+Whoever is not traced pays for one look at an empty dict, once a pred and once a step. Events leave
+in bundles; none is kept here but those of preds under way.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limits import TRACE_BUNDLE_EVENTS, TRACE_BUNDLE_MS_MAX
+from symphony_kernel.request import Work
+from symphony_kernel.scheduler.batcher import Step
+
+Emit: TypeAlias = Callable[[int, list[Any]], None]  # root, events
+_BUNDLE_SECONDS: Final = TRACE_BUNDLE_MS_MAX / 1000
+
+
+class _RunTrace:
+    """One run's preds under way, and the events that have not left yet."""
+
+    __slots__ = ("begun", "events", "left")
+
+    def __init__(self, now: float) -> None:
+        # When each was submitted, its steps, and what its file's pages took.
+        self.begun: dict[Work, tuple[float, list[list[Any]], list[int]]] = {}
+        self.events: list[Any] = []
+        self.left = now  # when events left last
+
+
+class Traces:
+    """Of all traced runs, by their roots. An event is one pred:
+
+    [instance, seq, tokens, submitted, ended, errno, [[began, ended, rows, tokens, own], ..]]
+
+    in clock seconds: for each of its steps the rows and new tokens of all, and its own tokens. One
+    whose file was not on the device has [loaded, read, rebuilt] besides: pages that came from the
+    host and from disk, and tokens that were computed again.
+
+    The times of a step are the device's: the kernel may hear of several steps at once, later. So
+    a step of a pred that was guessed may have begun, or ended, before the pred came. A pred of a
+    generation is the kernel's own: it is submitted when its first step begins at the latest.
+    """
+
+    def __init__(self, emit: Emit) -> None:
+        self.runs: dict[int, _RunTrace] = {}
+        self._emit = emit
+
+    def open(self, root: int, now: float) -> None:
+        """Trace a run from now on."""
+        self.runs[root] = _RunTrace(now)
+
+    def close(self, root: int, now: float) -> None:
+        """A run has ended: its last events leave."""
+        trace = self.runs.get(root)
+        if trace is None:
+            return
+        for work in list(trace.begun):
+            self._end(trace, work, now, Errno.ECANCELED)
+        self._leave(root, trace, now)
+        del self.runs[root]
+
+    def submitted(self, work: Work, now: float) -> None:
+        """A pred waits from now on for its step."""
+        trace = self.runs.get(work.root)
+        if trace is not None:
+            trace.begun[work] = (now, [], [0, 0, 0])
+
+    def moved(self, work: Work, loaded: int = 0, read: int = 0, rebuilt: int = 0) -> None:
+        """A pred's file is brought to the device: so many pages, and tokens computed again."""
+        trace = self.runs.get(work.root)
+        if trace is not None and work in trace.begun:
+            moves = trace.begun[work][2]
+            moves[:] = moves[0] + loaded, moves[1] + read, moves[2] + rebuilt
+
+    def stepped(self, step: Step, now: float) -> None:
+        """A step has ended; before its works hear of it."""
+        rows = len(step.parts)
+        for part in step.parts:
+            work = part.work
+            trace = self.runs.get(work.root)
+            if trace is None or work not in trace.begun:
+                continue
+            share = [step.began, step.ended, rows, step.tokens, part.count]
+            trace.begun[work][1].append(share)
+            if work.computed + part.count == work.count:
+                self._end(trace, work, step.ended, None)
+                self._leave_in_time(work.root, trace, now)
+
+    def kept(self, work: Work, step: Step, now: float) -> None:
+        """A pred has its result from a step that computed it before it came."""
+        trace = self.runs.get(work.root)
+        if trace is not None and work in trace.begun:
+            trace.begun[work][1].append([step.began, step.ended, 1, 1, 1])
+            self._end(trace, work, step.ended, None)
+            self._leave_in_time(work.root, trace, now)
+
+    def ended(self, work: Work, now: float, errno: Errno) -> None:
+        """A pred has failed, or was dropped."""
+        trace = self.runs.get(work.root)
+        if trace is not None and work in trace.begun:
+            self._end(trace, work, now, errno)
+            self._leave_in_time(work.root, trace, now)
+
+    def _end(self, trace: _RunTrace, work: Work, ended: float, errno: Errno | None) -> None:
+        submitted, steps, moves = trace.begun.pop(work)
+        if work.course is not None and steps:
+            submitted = min(submitted, steps[0][0])
+        ended = max(ended, submitted)
+        code = 0 if errno is None else int(errno)
+        event = [work.instance, work.seq, work.count, submitted, ended, code, steps]
+        trace.events.append([*event, moves] if any(moves) else event)
+
+    def _leave_in_time(self, root: int, trace: _RunTrace, now: float) -> None:
+        if len(trace.events) >= TRACE_BUNDLE_EVENTS or now - trace.left > _BUNDLE_SECONDS:
+            self._leave(root, trace, now)
+
+    def _leave(self, root: int, trace: _RunTrace, now: float) -> None:
+        if trace.events:
+            self._emit(root, trace.events)
+            trace.events = []
+        trace.left = now

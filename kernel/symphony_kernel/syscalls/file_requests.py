@@ -1,0 +1,207 @@
+"""What the gateway asks about KV files that has to wait: removing, sending and taking them.
+
+    kv_remove    {tenant, path} -> 0
+    kv_download  {tenant, path} -> {transfer, bytes}
+    kv_read      {tenant, transfer, offset, bytes} -> bytes
+    kv_upload    {tenant, bytes} -> {transfer}
+    kv_write     {tenant, transfer, data} -> bytes so far
+    kv_put       {tenant, transfer, path, replace, public, expires_ms, rebuild} -> as kv_stat, or
+                 {refused, detail} of a file that is not taken
+    kv_close     {tenant, transfer} -> 0
+    kv_changes   {tenant} -> changes of its names that wait for the disk
+
+Pieces are small and asked for one by one, so that a large file holds up nobody. Transfers end with
+the kernel: after a restart what has not been answered is answered with EIO.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from symphony_kernel.kvfs.durable.background import Tasks
+from symphony_kernel.kvfs.durable.disk_io import RefusedError
+from symphony_kernel.kvfs.durable.names import Saving
+from symphony_kernel.kvfs.durable.transfers import Transfers
+from symphony_kernel.kvfs.name_tree import parse_path
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.syscalls.names import NamedCalls
+
+
+class KvRequests:
+    """Answers these requests through `answer`; `happen` as `Saving` has it.
+
+    `turn_over` sends what has been answered, where no frame and no happening did.
+    """
+
+    # Fields that a kernel's next life makes anew.
+    OWN: ClassVar = (
+        "_named", "_saving", "_transfers", "_answer", "_happen", "_turn_over", "_tasks",
+        "_pieces",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        named: NamedCalls,
+        saving: Saving,
+        transfers: Transfers,
+        answer: Callable[[m.Answer], None],
+        happen: Callable[[str, list[Any]], None],
+        turn_over: Callable[[], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self.pending: dict[int, None] = {}  # asked of disk or device, and not answered
+        self._named = named
+        self._saving = saving
+        self._transfers = transfers
+        self._answer = answer
+        self._happen = happen
+        self._turn_over = turn_over
+        self._tasks = Tasks(failed)
+        self._pieces: dict[str, tuple[Callable[..., Coroutine[Any, Any, Any]], dict[str, type]]] = {
+            "kv_download": (self._download, {"path": str}),
+            "kv_read": (self._read, {"transfer": int, "offset": int, "bytes": int}),
+            "kv_upload": (self._upload, {"bytes": int}),
+            "kv_write": (self._write, {"transfer": int, "data": bytes}),
+        }
+
+    def take(self, ask: m.Ask) -> bool:
+        """Take a request; return whether it is one of these."""
+        if ask.what not in (*self._pieces, "kv_remove", "kv_put", "kv_close", "kv_changes"):
+            return False
+        try:
+            self._take(ask.seq, ask.what, dict(ask.args))
+        except SyscallError as error:
+            self._ended(ask.seq, error)
+        return True
+
+    def resume(self) -> None:
+        """Answer what was asked of a kernel that is gone."""
+        for seq in list(self.pending):
+            self._ended(seq, SyscallError(Errno.EIO, "the kernel was restarted meanwhile"))
+
+    def detached(self) -> None:
+        """The gateway has gone, and so has whoever would ask for the next piece."""
+        self.pending.clear()
+        self._transfers.close_all()
+
+    async def close(self) -> None:
+        """End all transfers."""
+        await self._tasks.end(cancel=True)
+        self._transfers.close_all()
+
+    # -- Requests -------------------------------------------------------------------------------
+    def _take(self, seq: int, what: str, args: dict[str, Any]) -> None:
+        if what == "kv_remove":
+            tenant, path = _values(args, {"tenant": str, "path": str})
+            if self._saving.remove(tenant, parse_path(path), partial(self._ended, seq)):
+                self._ended(seq, None)
+        elif what == "kv_close":
+            tenant, number = _values(args, {"tenant": str, "transfer": int})
+            self._transfers.close(tenant, number)
+            self._ended(seq, None)
+        elif what == "kv_changes":
+            (tenant,) = _values(args, {"tenant": str})
+            self._reply(seq, self._saving.waiting(tenant))
+        elif what == "kv_put":
+            self._take_put(seq, args)
+        else:
+            work, wanted = self._pieces[what]
+            values = _values(args, {"tenant": str, **wanted})
+            self.pending[seq] = None
+            if self._saving.live:
+                self._tasks.spawn(self._piece(seq, work(*values)))
+
+    def _take_put(self, seq: int, args: dict[str, Any]) -> None:
+        wanted: dict[str, type] = {"tenant": str, "transfer": int, "path": str}
+        options: dict[str, type] = {"replace": bool, "public": bool, "expires_ms": int}
+        tenant, number, path, *given = _values(args, {**wanted, **options, "rebuild": bool})
+        parsed = parse_path(path)
+        self.pending[seq] = None
+        if self._saving.live:
+            upload = self._transfers.take_upload(tenant, number)
+            arguments = [seq, tenant, parsed, str(upload), *given]
+            # Not here: what follows from a frame is not told apart, and this follows from a file.
+            asyncio.get_running_loop().call_soon(self._happen, "uploaded", arguments)
+
+    def uploaded(
+        self,
+        seq: int,
+        tenant: str,
+        path: str,
+        upload: str,
+        replace: bool,
+        public: bool,
+        expires_ms: int,
+        rebuild: bool,
+    ) -> None:
+        """An upload is whole, and is to get its name."""
+        try:
+            self._saving.put(
+                tenant,
+                path,
+                Path(upload),
+                partial(self._put, seq, tenant, path),
+                replace=replace,
+                public=public,
+                expires_ms=expires_ms,
+                rebuild=rebuild,
+            )
+        except SyscallError as error:
+            self._saving.discard(Path(upload))
+            self._transfers.settled(tenant)
+            self._ended(seq, error)
+
+    def _put(self, seq: int, tenant: str, path: str, error: SyscallError | None) -> None:
+        self._transfers.settled(tenant)
+        if isinstance(error, RefusedError):
+            self._reply(seq, {"refused": error.kind, "detail": error.detail})
+        elif error is not None:
+            self._ended(seq, error)
+        else:
+            self._reply(seq, self._named.kv_stat(tenant, path))
+
+    # -- Pieces ---------------------------------------------------------------------------------
+    async def _download(self, tenant: str, path: str) -> dict[str, int]:
+        number, size = await self._transfers.open_download(tenant, parse_path(path))
+        return {"transfer": number, "bytes": size}
+
+    async def _read(self, tenant: str, number: int, offset: int, size: int) -> bytes:
+        return await self._transfers.read(tenant, number, offset, size)
+
+    async def _upload(self, tenant: str, size: int) -> dict[str, int]:
+        return {"transfer": await self._transfers.open_upload(tenant, size)}
+
+    async def _write(self, tenant: str, number: int, data: bytes) -> int:
+        return await self._transfers.write(tenant, number, data)
+
+    async def _piece(self, seq: int, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            value = await work
+        except SyscallError as error:
+            self._ended(seq, error)
+        else:
+            self._reply(seq, value)
+        self._turn_over()
+
+    # -- Answers --------------------------------------------------------------------------------
+    def _ended(self, seq: int, error: SyscallError | None) -> None:
+        if error is None:
+            self._reply(seq, 0)
+        else:
+            self.pending.pop(seq, None)
+            self._answer(m.Answer(seq, -error.errno, error.detail))
+
+    def _reply(self, seq: int, value: Any) -> None:
+        self.pending.pop(seq, None)
+        self._answer(m.Answer(seq, 0, value))
+
+
+def _values(args: dict[str, Any], wanted: dict[str, type]) -> list[Any]:
+    """Return the arguments in the order of `wanted`; EINVAL unless they are exactly these."""
+    if set(args) != set(wanted) or any(type(args[key]) is not wanted[key] for key in wanted):
+        words = ", ".join(f"{key}: {kind.__name__}" for key, kind in wanted.items())
+        raise SyscallError(Errno.EINVAL, f"wanted are {words}")
+    return [args[key] for key in wanted]

@@ -1,0 +1,168 @@
+"""Calls on names: what opening, saving, removing and listing do, for programs and the gateway.
+
+What has to wait for the disk is answered when `Saving` says so; everything else at once. A waiting
+call is data: a method here and its arguments (`partial(self._saved, caller, seq)`).
+"""
+
+from functools import partial
+from typing import Any, Final
+
+import msgpack
+import numpy as np
+
+from symphony_kernel.kvfs.durable.names import Saving
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.name_tree import is_public, parse_path, parse_prefix
+from symphony_kernel.kvfs.names import describe
+from symphony_kernel.kvfs.pages.pool import page_count
+from symphony_kernel.kvfs.tiers.tiers import Tier
+from symphony_kernel.processes.handles import READ
+from symphony_kernel.processes.table import Instance
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import LIST_ITEMS_MAX
+from symphony_kernel.syscalls.pending import Call, Result, Turns
+
+SAVE_REPLACE: Final = 1
+SAVE_DURABLE: Final = 2
+SAVE_PUBLIC: Final = 4
+
+
+class NamedCalls:
+    """Acts on the tree of names; arguments have been checked."""
+
+    def __init__(self, kvfs: KVFS, saving: Saving, turns: Turns) -> None:
+        self._kvfs = kvfs
+        self._saving = saving
+        self._turns = turns
+
+    # -- Programs' ------------------------------------------------------------------------------
+    def open(self, call: Call, number: int, path: str, rights: int) -> Result | None:
+        """Give a handle on a view of a name; a tenant reads others' public files, no more.
+
+        Raises:
+            SyscallError: ENOENT, EDQUOT, EIO, EBADF.
+        """
+        caller = call.caller
+        caller.handles.check_new(number)
+        named = self._kvfs.named(caller.tenant.name, path)
+        if named.error is not None:
+            raise SyscallError(named.error, path)
+        assert named.name is not None
+        if not named.name.loaded:
+            # It may be replaced meanwhile, and then it is the other one that is opened.
+            done = partial(self._loaded, caller, call.seq, number, path, rights)
+            self._saving.load(named, done)
+            return None
+        granted = rights & READ if is_public(path) else rights
+        caller.tenant.charge_handle()
+        try:
+            file = self._kvfs.view(caller.tenant.name, named, path, caller.account)
+        except SyscallError:
+            caller.tenant.handles -= 1
+            raise
+        caller.handles.insert(number, file, granted)
+        caller.usage.cached_tokens += file.length
+        return granted
+
+    def _loaded(
+        self,
+        caller: Instance,
+        seq: int,
+        number: int,
+        path: str,
+        rights: int,
+        error: SyscallError | None,
+    ) -> None:
+        if caller.ended:
+            return
+        result: Result | None
+        try:
+            if error is not None:
+                raise error
+            result = self.open(Call(caller, seq), number, path, rights)
+        except SyscallError as refusal:
+            result = -refusal.errno
+        if result is not None:
+            self._turns.answer(caller, seq, result)
+
+    def save(self, call: Call, file: KVFile, path: str, flags: int) -> Result | None:
+        """Name what a file holds now; SyscallError as `Saving.save`."""
+        at_once = self._saving.save(
+            file,
+            path,
+            partial(self._ended, call.caller, call.seq),
+            replace=bool(flags & SAVE_REPLACE),
+            durable=bool(flags & SAVE_DURABLE),
+            public=bool(flags & SAVE_PUBLIC),
+        )
+        return 0 if at_once else None
+
+    def remove(self, call: Call, path: str) -> Result | None:
+        """Take a name away; SyscallError as `Saving.remove`."""
+        done = partial(self._ended, call.caller, call.seq)
+        return 0 if self._saving.remove(call.caller.tenant.name, path, done) else None
+
+    def _ended(self, caller: Instance, seq: int, error: SyscallError | None) -> None:
+        self._turns.answer(caller, seq, 0 if error is None else -error.errno)
+
+    def list_all(self, call: Call, prefix: str) -> tuple[int, Result]:
+        """Return how many names have a prefix, and all; SyscallError EFBIG past LIST_ITEMS_MAX."""
+        files = self._kvfs.listing(call.caller.tenant.name, prefix)
+        if len(files) > LIST_ITEMS_MAX:
+            raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
+        return len(files), _pack([file.view() for file in files])
+
+    def list_some(self, call: Call, prefix: str, after: str, limit: int) -> tuple[int, Result]:
+        """Return how many, at most `limit`, names with a prefix come after `after`, and them."""
+        files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
+        return len(files), _pack([file.view() for file in files])
+
+    # -- The gateway's --------------------------------------------------------------------------
+    def kv_list(
+        self, tenant: str, prefix: Any = "", after: Any = "", limit: Any = LIST_ITEMS_MAX
+    ) -> list[dict[str, Any]]:
+        """Return at most `limit` named files with `prefix` that come after path `after`.
+
+        Raises:
+            SyscallError: EINVAL, ENAMETOOLONG.
+        """
+        if type(limit) is not int or not 0 < limit <= LIST_ITEMS_MAX:
+            raise SyscallError(Errno.EINVAL, f"limit is from 1 to {LIST_ITEMS_MAX}")
+        files = self._kvfs.listing(tenant, _prefix(prefix), _prefix(after), limit)
+        return [file.view() for file in files]
+
+    def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
+        """Return what is known of one named file; ENOENT, EINVAL, ENAMETOOLONG.
+
+        Beside what a listing says: pages that others share, pages by tier (each by the fastest that
+        has it), and bytes on disk.
+        """
+        parsed = parse_path(_text(path))
+        file = self._kvfs.named(tenant, parsed)
+        assert file.name is not None
+        where = np.bincount(self._kvfs.tiers.tier_of(file.pages), minlength=len(Tier))
+        tiers = {tier.word: int(where[tier]) for tier in Tier}
+        if not file.name.loaded:
+            tiers[Tier.DISK.word] = page_count(file.name.entries)
+        return {
+            **describe(parsed, file).view(),
+            "shared": file.shared_pages,
+            "tiers": tiers,
+            "disk_bytes": file.name.size,
+        }
+
+
+def _prefix(prefix: Any) -> str:
+    return parse_prefix(_text(prefix))
+
+
+def _text(value: Any) -> str | bytes:
+    if not isinstance(value, str | bytes):
+        raise SyscallError(Errno.EINVAL, "a path is text")
+    return value
+
+
+def _pack(value: Any) -> bytes:
+    data: bytes = msgpack.packb(value, use_bin_type=True)
+    return data

@@ -1,0 +1,569 @@
+"""The kernel's half of the syscall table: what each operation of `Calls` checks and does.
+
+    worker's frame -> execute -> its handler in the table -> a reply now, or once its turn has come
+
+A handler checks its arguments (`arguments`), then acts on KVFS. What touches a file's content takes
+its turn (`syscalls.pending`), so that calls on one file take effect in the order in which they were
+made. Nothing that a worker sends raises here: a call for an instance that is not that worker's is
+dropped and counted, everything else is answered with a result or a negative errno.
+
+What waits for its turn is data: a method of `Syscalls` and its arguments, so that the journal can
+keep it (`partial(self._truncate, file, length)`, never a closure).
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgpack
+
+from symphony_kernel.executor.base import ModelInfo
+from symphony_kernel.grammar.compiler import Grammars
+from symphony_kernel.kvfs.durable.names import Saving, without_disk
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.file_queue import submit
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.name_tree import is_public, parse_path, parse_prefix
+from symphony_kernel.kvfs.tiers.advice import Hint
+from symphony_kernel.platform.clock import Clock, RealClock
+from symphony_kernel.processes.handles import (
+    ALL_RIGHTS,
+    APPEND,
+    GRANT,
+    READ,
+    SAVE,
+    TRUNCATE,
+    Handle,
+)
+from symphony_kernel.processes.table import Grant, Instance, ProcessTable, WorkQueue
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    FILE_ENTRIES_MAX,
+    INSTANCE_HANDLES_MAX,
+    KV_KEEP_MS_MAX,
+    KV_PRIORITY_MAX,
+    LIST_ITEMS_MAX,
+    TENANT_LISTED_MAX,
+)
+from symphony_kernel.protocol.messages import Op
+from symphony_kernel.protocol.pred_options import DEFAULT
+from symphony_kernel.syscalls import validation as arguments
+from symphony_kernel.syscalls.dispatch import CallWitness, HeldCalls, Meter
+from symphony_kernel.syscalls.grammar import ConstraintCalls
+from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NamedCalls
+from symphony_kernel.syscalls.pending import Call, Generation, Pred, PredWitness, Result, Turns
+from symphony_kernel.syscalls.validation import Ranges, integer, text
+
+Handler: TypeAlias = Callable[..., Result | None]
+
+SEQ_MAX: Final = (1 << 63) - 1
+_READ_APPEND: Final = READ | APPEND
+_PRED: Final = int(Op.PRED)
+_PRED_ITEMS: Final = 7  # instance, op, seq, and its arguments
+_PUBLIC_LISTED: Final = 256  # names that a listing of public ones counts for, besides
+
+
+@dataclass(frozen=True, slots=True)
+class SyscallStatistics:
+    """Calls taken; `dropped` ones named no instance of their worker, or were no calls at all.
+
+    Of grammars those that are compiled, and of these the ones kept for whoever asks again.
+    """
+
+    calls: int
+    failed: int
+    dropped: int
+    grammars: int = 0
+    grammars_cached: int = 0
+
+
+class Witness(PredWitness, CallWitness, Protocol):
+    """Who hears of what calls do, and of preds' ends."""
+
+
+class Syscalls:
+    """Executes workers' calls. `reply` takes (caller, seq, result) of those that want one."""
+
+    def __init__(
+        self,
+        kvfs: KVFS,
+        processes: ProcessTable,
+        scheduler: WorkQueue,
+        model: ModelInfo,
+        reply: Callable[[Instance, int, Result], None],
+        draw_seed: Callable[[], int] | None = None,
+        saving: Saving | None = None,
+        grammars: Grammars | None = None,
+        happen: Callable[[str, list[Any]], None] | None = None,
+        meter: Meter | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`meter` is told, in `clock`'s seconds, what calls take beside other tenants."""
+        self._kvfs = kvfs
+        self._processes = processes
+        self._model = model
+        self._vocab_size = model.vocab_size
+        draw = draw_seed or partial(secrets.randbits, 64)
+        entries_max = min(FILE_ENTRIES_MAX, model.max_context)
+        self._turns = Turns(kvfs, processes, scheduler, entries_max, reply, draw)
+        self._saving = saving or without_disk(kvfs)
+        self.named = NamedCalls(kvfs, self._saving, self._turns)
+        self.constraints = ConstraintCalls(
+            grammars or Grammars(b"", model.vocab_size, model.eos),
+            self._turns,
+            happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
+        )
+        clock = clock or RealClock()
+        cpu = time.thread_time if isinstance(clock, RealClock) else None
+        self.held = HeldCalls(processes.get, self._caller, self._work, meter, clock.now, cpu)
+        self.held.serve(self.release if happen is None else partial(_release, happen))
+        self._table = self._entries()
+        self._calls = 0
+        self._dropped = 0
+        self._listed: dict[str, int] = {}  # names told of in this frame or release, by tenants
+
+    def _entries(self) -> dict[int, tuple[Handler, int]]:
+        """The table: operation -> its handler, and the number of arguments that follow `seq`."""
+        return {
+            Op.KV_CREATE: (self._kv_create, 1),  # handle
+            Op.KV_OPEN: (self._kv_open, 3),  # handle, path, rights -> rights granted
+            Op.KV_FORK: (self._kv_fork, 2),  # handle, source
+            Op.KV_EXTRACT: (self._kv_extract, 3),  # handle, source, ranges
+            Op.KV_APPEND: (self._kv_append, 4),  # handle, source, start, end
+            Op.KV_TRUNCATE: (self._kv_truncate, 2),  # handle, length
+            Op.KV_LEN: (self._kv_len, 1),  # handle -> entries
+            Op.KV_STAT: (self._kv_stat, 1),  # handle -> msgpack
+            Op.KV_TOKENS: (self._kv_tokens, 3),  # handle, start, n -> u32 tokens
+            Op.KV_SAVE: (self._kv_save, 3),  # handle, path, flags
+            Op.KV_REMOVE: (self._kv_remove, 1),  # path
+            Op.KV_LIST: (self._kv_list, 1),  # prefix -> msgpack
+            Op.KV_LIST_AFTER: (self._kv_list_after, 3),  # prefix, after, limit -> msgpack
+            Op.KV_GRANT: (self._kv_grant, 4),  # handle, instance, rights, name
+            Op.KV_GRANTED: (self._kv_granted, 2),  # handle, name -> rights
+            Op.KV_CLOSE: (self._kv_close, 1),  # handle
+            Op.KV_OFFER: (self._kv_offer, 1),  # handle -> entries cached
+            Op.KV_MATCH: (self._kv_match, 2),  # handle, tokens -> entries
+            Op.KV_ADVISE: (self._kv_advise, 3),  # handle, hint, argument
+            Op.WAITS: (self._waits, 1),  # whether it does
+            Op.CONSTRAINT: (self.constraints.begin, 2),  # kind, text -> handle
+            Op.CONSTRAINT_CLOSE: (self.constraints.close, 1),  # handle
+            Op.PRED: (self._other_pred, 4),  # handle, tokens, positions, options -> results
+            Op.STAGE: (self._stage, 2),  # stage, [[handle, rights, name], ...]
+            Op.CANCEL: (self._cancel, 1),  # seq of a PRED or a GENERATE
+            Op.GENERATE: (self._generate, 3),  # handle, tokens, options -> records, until b""
+            Op.TAKEN: (self._taken, 2),  # seq of a GENERATE, records
+        }
+
+    @property
+    def turns(self) -> Turns:
+        """What waiting calls share."""
+        return self._turns
+
+    def listen_with(self, scribe: Witness | None) -> None:
+        """Let a scribe hear what calls do, or nobody."""
+        self._turns.witness = self.held.witness = scribe
+
+    def resume(self) -> None:
+        """Go on with what a replay has left."""
+        self.constraints.resume(self._processes)
+        self.held.resume()
+
+    def end(self) -> None:
+        """Execute nothing more that has not begun."""
+        self.constraints.end()
+        self.held.close()
+
+    def execute(self, worker: str, calls: list[Any]) -> None:
+        """Execute one frame's calls, in order."""
+        self._listed.clear()
+        self._calls += len(calls)
+        if self.held.queues or self._processes.tenants_live > 1:
+            self.held.execute(worker, calls)
+            return
+        for call in calls:
+            caller = self._caller(worker, call)
+            if caller is not None:
+                self._work(caller, call)
+
+    def release(self, tenant: str) -> None:
+        """Execute calls that waited because their tenant had had its share."""
+        self._listed.clear()
+        self.held.release(tenant)
+
+    def _caller(self, worker: str, call: Any) -> Instance | None:
+        """Return who makes a call, if it is one of that worker's."""
+        if type(call) is list and len(call) >= 3:
+            number, seq = call[0], call[2]
+            caller = self._processes.live.get(number) if type(number) is int else None
+            known = caller is not None and caller.worker == worker
+            if known and type(seq) is int and 0 <= seq <= SEQ_MAX:
+                return caller
+        self._dropped += 1
+        return None
+
+    def _work(self, caller: Instance, call: list[Any]) -> bool:
+        """Execute a call; whether the time that it took is of interest: tokens are counted."""
+        op, seq = call[1], call[2]
+        result: Result | None
+        try:
+            if (
+                op == _PRED
+                and type(op) is int
+                and len(call) == _PRED_ITEMS
+                and seq not in caller.pending
+            ):
+                self._pred(caller, seq, call[3], call[4], call[5], call[6])
+                return False
+            result = self._handle(caller, op, seq, call[3:])
+        except SyscallError as error:
+            result = -error.errno
+        if result is not None:
+            self._turns.answer(caller, seq, result)
+        return True
+
+    def answer(self, flush: Callable[[], None]) -> None:
+        """Send with `flush` what has come of a frame's calls, for which their tenants pay, too."""
+        flush()
+        self.held.answered()
+
+    def statistics(self) -> SyscallStatistics:
+        """Return the counters."""
+        grammars = self.constraints.statistics()
+        return SyscallStatistics(self._calls, self._turns.failed, self._dropped, **grammars)
+
+    def _handle(self, caller: Instance, op: Any, seq: int, given: list[Any]) -> Result | None:
+        entry = self._table.get(op) if type(op) is int else None
+        if entry is None:
+            raise SyscallError(Errno.ENOSYS, "no such operation")
+        handler, count = entry
+        if len(given) != count:
+            raise SyscallError(Errno.EINVAL, f"{count} arguments are wanted")
+        if seq in caller.pending:
+            raise SyscallError(Errno.EINVAL, f"call {seq} has not been answered yet")
+        return handler(Call(caller, seq), *given)
+
+    # -- Calls that make a file. A failure stays the new file's answer until it is closed. -------
+    def _kv_create(self, call: Call, number: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        try:
+            self._new_file(call.caller, new, ALL_RIGHTS)
+        except SyscallError as error:
+            self._new_failed(call.caller, new, error.errno)
+            raise
+        return 0
+
+    def _kv_fork(self, call: Call, number: Any, source: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        try:
+            origin = call.caller.handles.get(source, READ)
+            file = self._new_file(call.caller, new, origin.rights)
+        except SyscallError as error:
+            self._new_failed(call.caller, new, error.errno)
+            raise
+        source_file = origin.file
+        fork = partial(self._share, call.caller, file, source_file)
+        return self._turns.in_order(call, (source_file, file), fork, sticky=file, new=True)
+
+    def _share(self, caller: Instance, file: KVFile, source: KVFile) -> Result:
+        file.share(_content(source))
+        caller.usage.cached_tokens += file.length
+        return 0
+
+    def _kv_extract(self, call: Call, number: Any, source: Any, given: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        try:
+            origin = call.caller.handles.get(source, READ)
+            ranges = arguments.ranges(given)
+            file = self._new_file(call.caller, new, origin.rights)
+        except SyscallError as error:
+            self._new_failed(call.caller, new, error.errno)
+            raise
+        source_file = origin.file
+        return self._turns.in_order(
+            call,
+            (source_file, file),
+            partial(self._append, call.caller, file, source_file, ranges),
+            sticky=file,
+            size=3 * len(given),  # as checked ranges
+            new=True,
+        )
+
+    def _kv_append(
+        self, call: Call, number: Any, source: Any, start: Any, end: Any
+    ) -> Result | None:
+        file = call.caller.handles.get(number, APPEND).file
+        try:
+            origin = call.caller.handles.get(source, READ).file
+            ranges = arguments.one_range(start, end)
+            self._turns.check_file(origin)
+            self._turns.check_file(file)
+        except SyscallError as error:
+            # Calls before this one have not failed: the file learns of it when their turn is over.
+            return self._turns.in_order(
+                call, (file,), partial(self._fail, error.errno), sticky=file, behind=True
+            )
+        files = (file,) if origin is file else (origin, file)
+        append = partial(self._append, call.caller, file, origin, ranges)
+        return self._turns.in_order(call, files, append, sticky=file)
+
+    def _fail(self, errno: Errno) -> Result:
+        raise SyscallError(errno)
+
+    def _append(self, caller: Instance, file: KVFile, source: KVFile, ranges: Ranges) -> Result:
+        entries = ranges.entries(_content(source).length)
+        length = _content(file).length
+        if length + ranges.total > self._turns.entries_max:
+            raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
+        copied = file.append(source, entries)
+        if copied:  # the next step does that first, whoever is in it
+            lip, cost = caller.lip, self._kvfs.tiers.copy_service(copied)
+            self._turns.scheduler.charge(lip.root, caller.tenant.name, lip.weight, cost)
+        caller.usage.cached_tokens += ranges.total
+        return 0
+
+    def _kv_open(self, call: Call, number: Any, path: Any, rights: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        granted = arguments.rights(rights)
+        return self.named.open(call, new, parse_path(text(path)), granted)
+
+    def _kv_match(self, call: Call, number: Any, tokens: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        ids = arguments.token_ids(tokens, self._model)
+        call.caller.tenant.charge_handle()
+        try:
+            file = self._kvfs.match(call.caller.tenant.name, ids, call.caller.account)
+        except SyscallError:
+            call.caller.tenant.handles -= 1
+            raise
+        call.caller.handles.insert(new, file, ALL_RIGHTS)
+        call.caller.usage.cached_tokens += file.length
+        return file.length
+
+    def _new_file(self, caller: Instance, number: int, rights: int) -> KVFile:
+        caller.tenant.charge_handle()
+        try:
+            file = self._kvfs.create(caller.tenant.name, caller.account)
+        except SyscallError:
+            caller.tenant.handles -= 1
+            raise
+        caller.handles.insert(number, file, rights)
+        return file
+
+    def _new_failed(self, caller: Instance, number: int, errno: Errno) -> None:
+        # Past its quota too, but for no more handles than an instance can have.
+        caller.tenant.handles += 1
+        file = self._kvfs.create_failed(caller.tenant.name, caller.account, errno)
+        caller.handles.insert(number, file, ALL_RIGHTS)
+
+    # -- Calls on a file's content ----------------------------------------------------------------
+    def _other_pred(
+        self, call: Call, number: Any, tokens: Any, positions: Any, options: Any
+    ) -> Result | None:
+        self._pred(*call, number, tokens, positions, options)
+        return None
+
+    def _pred(
+        self, caller: Instance, seq: int, number: Any, tokens: Any, positions: Any, options: Any
+    ) -> None:
+        turns, model = self._turns, self._model
+        file = caller.handles.get(number, _READ_APPEND).file
+        token = arguments.only_token(tokens, self._vocab_size)
+        ids, given, parsed, count = None, None, DEFAULT, 1  # as most preds want it
+        if token < 0 or positions is not None:
+            ids = arguments.token_ids(tokens, model)
+            count = len(ids)
+        if positions is not None:
+            given = arguments.positions(positions, count, model)
+        if options != b"":
+            parsed = arguments.pred_options(options, count, model)
+            if parsed.parents is not None:
+                ids = arguments.token_ids(tokens, model)
+        if ids is not None:
+            token = -1
+        size = len(tokens) + len(options)
+        if file.generating:
+            turns.check_file(file)
+        turns.check_room(caller, size)
+        submit(Pred(turns, caller, seq, file, ids, given, parsed, size, token))
+
+    def _generate(self, call: Call, number: Any, tokens: Any, options: Any) -> Result | None:
+        file = call.caller.handles.get(number, APPEND).file
+        ids = arguments.token_ids(tokens, self._model)
+        parsed = arguments.generate_options(options, self._model)
+        if not call.seq:
+            raise SyscallError(Errno.EINVAL, "a generation that nobody could take from")
+        size = len(tokens) + len(options)
+        self._turns.check_file(file)
+        self._turns.check_room(call.caller, size)
+        Generation(self._turns, *call, file, ids, parsed, size).begin()
+        return None
+
+    def _taken(self, call: Call, target: Any, count: Any) -> Result | None:
+        generation, records = call.caller.pending.get(integer(target)), integer(count, 1)
+        if isinstance(generation, Generation):  # else it has ended meanwhile
+            generation.taken(records)
+        return 0
+
+    def _cancel(self, call: Call, target: Any) -> Result | None:
+        pred = call.caller.pending.get(integer(target))
+        if isinstance(pred, Pred):
+            pred.cancel()
+        return 0
+
+    def _kv_truncate(self, call: Call, number: Any, length: Any) -> Result | None:
+        file = call.caller.handles.get(number, TRUNCATE).file
+        return self._turns.in_order(call, (file,), partial(self._truncate, file, integer(length)))
+
+    def _truncate(self, file: KVFile, kept: int) -> Result:
+        if kept > _content(file).length:
+            raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
+        file.truncate(kept)
+        return 0
+
+    def _kv_len(self, call: Call, number: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        return self._turns.in_order(call, (file,), partial(self._length, file))
+
+    def _length(self, file: KVFile) -> Result:
+        return _content(file).length
+
+    def _kv_stat(self, call: Call, number: Any) -> Result | None:
+        handle = call.caller.handles.get(number, READ)
+        return self._turns.in_order(call, (handle.file,), partial(self._stat, handle))
+
+    def _stat(self, handle: Handle) -> Result:
+        file = _content(handle.file)
+        return _pack({**_status(file, handle), "expires_ms": self._saving.expires_ms(file)})
+
+    def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        tokens = partial(self._tokens, file, integer(start), integer(n))
+        return self._turns.in_order(call, (file,), tokens)
+
+    def _tokens(self, file: KVFile, first: int, count: int) -> Result:
+        if first + count > _content(file).length:
+            raise SyscallError(Errno.EINVAL, f"the file has {file.length} entries")
+        return file.read_tokens(first, count).tobytes()
+
+    def _kv_save(self, call: Call, number: Any, path: Any, flags: Any) -> Result | None:
+        file = call.caller.handles.get(number, SAVE).file
+        chosen = integer(flags, 0, SAVE_REPLACE | SAVE_DURABLE | SAVE_PUBLIC)
+        name = parse_path(text(path))
+        save = partial(self._save, call, file, name, chosen)
+        return self._turns.in_order(call, (file,), save)
+
+    def _save(self, call: Call, file: KVFile, name: str, flags: int) -> Result | None:
+        return self.named.save(call, _content(file), name, flags)
+
+    def _kv_offer(self, call: Call, number: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        return self._turns.in_order(call, (file,), partial(self._offer, file))
+
+    def _offer(self, file: KVFile) -> Result:
+        return self._kvfs.offer(_content(file))
+
+    # -- Wishes -----------------------------------------------------------------------------------
+    def _kv_advise(self, call: Call, number: Any, hint: Any, argument: Any) -> Result | None:
+        file = call.caller.handles.get(number, READ).file
+        given = Hint(integer(hint, 0, max(Hint)))
+        most = {Hint.KEEP: KV_KEEP_MS_MAX, Hint.PRIORITY: KV_PRIORITY_MAX}.get(given, 0)
+        self._kvfs.pressure.advise(file, given, integer(argument, 0, most))
+        return 0
+
+    def _waits(self, call: Call, waits: Any) -> Result | None:
+        caller = call.caller
+        files = (handle.file for handle in caller.handles)
+        self._kvfs.pressure.waits(caller.account, files, bool(integer(waits, 0, 1)))
+        return 0
+
+    # -- Names ------------------------------------------------------------------------------------
+    def _kv_remove(self, call: Call, path: Any) -> Result | None:
+        return self.named.remove(call, parse_path(text(path)))
+
+    def _kv_list(self, call: Call, prefix: Any) -> Result | None:
+        return self._list(call, self.named.list_all, parse_prefix(text(prefix)))
+
+    def _kv_list_after(self, call: Call, prefix: Any, after: Any, limit: Any) -> Result | None:
+        first = parse_prefix(text(prefix)), parse_prefix(text(after))
+        count = integer(limit, 1, LIST_ITEMS_MAX)
+        return self._list(call, self.named.list_some, *first, count)
+
+    def _list(self, call: Call, listing: Callable[..., tuple[int, Result]], *given: Any) -> Result:
+        """List names, but only so many in a frame or release: all else waits until it is over."""
+        tenant = call.caller.tenant.name
+        listed = self._listed.get(tenant, 0)
+        if listed >= TENANT_LISTED_MAX:
+            raise SyscallError(Errno.EAGAIN, f"{listed} names were listed at once")
+        # What it costs where it is refused, or looks at names that are not public.
+        self._listed[tenant] = listed + LIST_ITEMS_MAX
+        count, names = listing(call, *given)
+        self._listed[tenant] = listed + count + (_PUBLIC_LISTED if is_public(given[0]) else 1)
+        return names
+
+    # -- Capabilities -----------------------------------------------------------------------------
+    def _kv_close(self, call: Call, number: Any) -> Result | None:
+        handle = call.caller.handles.remove(number)
+        call.caller.tenant.handles -= 1
+        self._kvfs.release(handle.file)
+        return 0
+
+    def _kv_grant(self, call: Call, number: Any, to: Any, rights: Any, name: Any) -> Result | None:
+        handle = call.caller.handles.get(number, GRANT)
+        receiver = self._processes.related(call.caller, to)
+        given = arguments.rights(rights) & handle.rights
+        self._processes.grant(receiver, arguments.grant_name(name), handle.file, given)
+        return 0
+
+    def _kv_granted(self, call: Call, number: Any, name: Any) -> Result | None:
+        new = call.caller.handles.check_new(number)
+        grant = call.caller.granted.pop(arguments.grant_name(name), None)
+        if grant is None:
+            raise SyscallError(Errno.ENOENT, "nothing was granted under that name")
+        # The grant's reference and its place in the quota become the handle's.
+        call.caller.handles.insert(new, grant.file, grant.rights)
+        return grant.rights
+
+    def _stage(self, call: Call, stage: Any, given: Any) -> Result | None:
+        if type(given) is not list or len(given) > INSTANCE_HANDLES_MAX:
+            raise SyscallError(Errno.EINVAL, f"a list of at most {INSTANCE_HANDLES_MAX} grants")
+        wanted: dict[str, Grant] = {}
+        for item in given:
+            if type(item) is not list or len(item) != 3:
+                raise SyscallError(Errno.EINVAL, "a grant is [handle, rights, name]")
+            handle = call.caller.handles.get(item[0], GRANT)
+            name = arguments.grant_name(item[2])
+            if name in wanted:
+                raise SyscallError(Errno.EEXIST, name)
+            wanted[name] = Grant(handle.file, arguments.rights(item[1]) & handle.rights)
+        self._processes.stage(call.caller, integer(stage, low=1), wanted)
+        return 0
+
+
+def _release(happen: Callable[[str, list[Any]], None], tenant: str) -> None:
+    happen("released", [tenant])
+
+
+def _content(file: KVFile) -> KVFile:
+    """Return the file; SyscallError when the call that made it has failed."""
+    if file.error is not None:
+        raise SyscallError(file.error)
+    return file
+
+
+def _status(file: KVFile, handle: Handle) -> dict[str, Any]:
+    return {
+        "len": file.length,
+        "pages": len(file.pages),
+        "shared": file.shared_pages,
+        "tier": file.tier.word,
+        "rights": handle.rights,
+        "path": file.path,
+    }
+
+
+def _pack(value: Any) -> bytes:
+    data: bytes = msgpack.packb(value, use_bin_type=True)
+    return data

@@ -1,0 +1,310 @@
+"""`symphony admin`: tenants, keys, what was used and what was done. For operators."""
+
+import argparse
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from symphony_runtime.cli.output import CommandError, first, local_time, print_json, print_listing
+from symphony_runtime.client import Client
+
+Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
+_DAY_MS = 86_400_000
+
+
+# --- Tenants -------------------------------------------------------------------------------------
+async def list_tenants(client: Client, options: argparse.Namespace) -> int:
+    """Show what tenants there are."""
+    tenants = await first(client.tenants(), options.limit)
+    rows = (
+        (
+            tenant["id"],
+            "suspended" if tenant["suspended"] else "",
+            "" if tenant["weight"] is None else tenant["weight"],
+            tenant["keys"],
+            tenant["live_runs"],
+            _pairs(tenant["quotas"]),
+            local_time(tenant["created_ms"]),
+        )
+        for tenant in tenants
+    )
+    headings = ("TENANT", "STATE", "WEIGHT", "KEYS", "LIVE", "QUOTAS", "MADE")
+    print_listing(options, tenants, headings, rows)
+    return 0
+
+
+async def show_tenant(client: Client, options: argparse.Namespace) -> int:
+    """Show one tenant."""
+    return _show(options, await client.tenant(options.tenant))
+
+
+async def create_tenant(client: Client, options: argparse.Namespace) -> int:
+    """Make a tenant."""
+    return _show(options, await client.create_tenant(options.tenant, **_change(options)))
+
+
+async def set_tenant(client: Client, options: argparse.Namespace) -> int:
+    """Change a tenant's share of the device or what it may have."""
+    change = _change(options)
+    if not change:
+        raise CommandError("what is to change? --weight or --quota says it")
+    return _show(options, await client.change_tenant(options.tenant, **change))
+
+
+async def suspend_tenant(client: Client, options: argparse.Namespace) -> int:
+    """Refuse a tenant's keys, and end its runs."""
+    return _show(options, await client.change_tenant(options.tenant, suspended=True))
+
+
+async def resume_tenant(client: Client, options: argparse.Namespace) -> int:
+    """Let a tenant that was suspended go on."""
+    return _show(options, await client.change_tenant(options.tenant, suspended=False))
+
+
+async def delete_tenant(client: Client, options: argparse.Namespace) -> int:
+    """Forget a tenant that has nothing any more, or everything that it has."""
+    await client.delete_tenant(options.tenant, everything=options.everything)
+    return 0
+
+
+def _change(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is to be said of a tenant."""
+    change: dict[str, Any] = {}
+    if options.weight is not None:
+        change["weight"] = None if options.weight == "usual" else float(options.weight)
+    if options.quota:
+        change["quotas"] = dict(options.quota)
+    return change
+
+
+def _show(options: argparse.Namespace, shown: dict[str, Any]) -> int:
+    if options.json:
+        print_json(shown)
+        return 0
+    for name, value in shown.items():
+        if name.endswith("_ms"):
+            value = local_time(value) if value is not None else "-"
+        elif isinstance(value, dict):
+            value = _pairs(value)
+        elif value is None:
+            value = "-"
+        print(f"{name:14}{value}")
+    return 0
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+# --- Keys ----------------------------------------------------------------------------------------
+async def list_keys(client: Client, options: argparse.Namespace) -> int:
+    """Show a tenant's keys, or the operators'."""
+    keys = await client.keys(options.tenant)
+    rows = (
+        (
+            key["id"],
+            key["role"],
+            key["name"],
+            local_time(key["created_ms"]),
+            local_time(key["expires_ms"]) if key["expires_ms"] else "",
+        )
+        for key in keys
+    )
+    print_listing(options, keys, ("KEY", "ROLE", "NAME", "MADE", "UNTIL"), rows)
+    return 0
+
+
+async def create_key(client: Client, options: argparse.Namespace) -> int:
+    """Make a key and show it, this once."""
+    wanted: dict[str, Any] = {"name": options.name}
+    if options.role is not None:
+        wanted["role"] = options.role
+    if options.days is not None:
+        wanted["expires_ms"] = int(1000 * time.time() + options.days * _DAY_MS)
+    return _show_key(options, await client.create_key(options.tenant, **wanted))
+
+
+async def rotate_key(client: Client, options: argparse.Namespace) -> int:
+    """Make a key in another's place and show it, this once."""
+    made = await client.rotate_key(options.tenant, options.key_id, options.grace_ms)
+    return _show_key(options, made)
+
+
+async def revoke_key(client: Client, options: argparse.Namespace) -> int:
+    """Take a key away, at once."""
+    await client.revoke_key(options.tenant, options.key_id)
+    return 0
+
+
+def _show_key(options: argparse.Namespace, made: dict[str, Any]) -> int:
+    if options.json:
+        print_json(made)
+        return 0
+    print(made["key"])  # alone on stdout, for a script or a file
+    print(f"{made['id']}: {made['role']}; it is not shown again", file=sys.stderr)
+    return 0
+
+
+# --- Gateways ------------------------------------------------------------------------------------
+async def list_gateways(client: Client, options: argparse.Namespace) -> int:
+    """Show the gateways that share the database."""
+    gateways = await first(client.gateways(), options.limit)
+    rows = (
+        (
+            gateway["id"],
+            "here" if gateway["here"] else "",
+            local_time(gateway["seen_ms"]),
+            " ".join(gateway["forgetting"]),
+        )
+        for gateway in gateways
+    )
+    print_listing(options, gateways, ("GATEWAY", "", "SEEN", "HAS YET TO FORGET"), rows)
+    return 0
+
+
+async def drop_gateway(client: Client, options: argparse.Namespace) -> int:
+    """Wait no more for a gateway that is gone for good."""
+    await client.drop_gateway(options.gateway)
+    return 0
+
+
+# --- Usage and the audit log ---------------------------------------------------------------------
+async def show_usage(client: Client, options: argparse.Namespace) -> int:
+    """Show what tenants used, by day."""
+    query = {"tenant": options.tenant, "from": options.first, "to": options.last}
+    query = {name: value for name, value in query.items() if value is not None}
+    if options.csv:
+        sys.stdout.write(await client.usage_csv(query))
+        return 0
+    days = [day async for day in client.usage(query)]
+    columns = ("day", "tenant", "runs", "prompt_tokens", "cached_tokens", "completion_tokens",
+               "cpu_ms", "kv_token_ms")  # fmt: skip
+    rows = (tuple(day[column] for column in columns) for day in days)
+    headings = tuple(column.upper().replace("_", " ") for column in columns)
+    print_listing(options, days, headings, rows)
+    return 0
+
+
+async def show_audit(client: Client, options: argparse.Namespace) -> int:
+    """Show what operators did and what was denied, the newest first."""
+    query = {"kind": options.kind, "tenant": options.tenant}
+    query = {name: value for name, value in query.items() if value is not None}
+    notes = await first(client.audit(query), options.limit)
+    rows = (
+        (
+            local_time(note["at_ms"]),
+            note["kind"],
+            note["key"] or note["address"],
+            note["action"],
+            note["target"],
+            note["status"],
+            note["times"],
+            note["detail"],
+        )
+        for note in notes
+    )
+    headings = ("WHEN", "KIND", "WHO", "WHAT", "WHERE", "STATUS", "TIMES", "WORDS")
+    print_listing(options, notes, headings, rows)
+    return 0
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+def add_admin(
+    commands: Any,
+    wrap: Callable[[Command], Callable[[argparse.Namespace], int]],
+    parents: dict[str, argparse.ArgumentParser],
+) -> None:
+    """Add `admin` and what there is under it; `parents` has "server", "listing" and "limited"."""
+    words = "tenants, keys, usage, audit log (needs the admin key: --key, SYMPHONY_ADMIN_KEY)"
+    admin = commands.add_parser("admin", help=words, description=words)
+    things = admin.add_subparsers(title="things", required=True, metavar="THING")
+    usual = [parents["server"], parents["listing"]]
+
+    def add(
+        group: Any, name: str, words: str, action: Command, *more: argparse.ArgumentParser
+    ) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = group.add_parser(
+            name, help=words, description=words, parents=[*usual, *more]
+        )
+        command.set_defaults(command=wrap(action), operator=True)
+        return command
+
+    def group(name: str, words: str) -> Any:
+        thing = things.add_parser(name, help=words, description=words)
+        return thing.add_subparsers(title="actions", required=True, metavar="ACTION")
+
+    _add_tenants(group("tenants", "who may use the server"), add, parents["limited"])
+    _add_keys(group("keys", "a tenant's keys, or without --tenant the operators'"), add)
+    gateways = group("gateways", "the gateways that share a database")
+    add(gateways, "list", "list them, with the deleted tenants each has yet to forget",
+        list_gateways, parents["limited"])  # fmt: skip
+    dropped = add(gateways, "drop", "wait no more for one that is gone for good", drop_gateway)
+    dropped.add_argument("gateway", help="its id, as `list` shows it")
+    used = add(things, "usage", "what tenants used, by day (UTC)", show_usage)
+    used.add_argument("--tenant", help="only this one's")
+    used.add_argument("--from", dest="first", metavar="DAY", help="the first day, as 2026-11-21")
+    used.add_argument("--to", dest="last", metavar="DAY", help="the last day")
+    used.add_argument("--csv", action="store_true", help="print CSV")
+    log = add(things, "audit", "what operators did and what was denied", show_audit,
+              parents["limited"])  # fmt: skip
+    log.add_argument("--kind", choices=("admin", "denied"))
+    log.add_argument("--tenant", help="only what was asked with its keys")
+
+
+def _add_tenants(group: Any, add: Any, limited: argparse.ArgumentParser) -> None:
+    add(group, "list", "list tenants", list_tenants, limited)
+    made = add(group, "create", "make a tenant; it has no key yet", create_tenant)
+    changed = add(group, "set", "change a tenant's share or quotas", set_tenant)
+    for command in (made, changed):
+        command.add_argument("tenant")
+        command.add_argument(
+            "--weight", type=_weight, metavar="N", help="share of the device; usual: the options'"
+        )
+        command.add_argument(
+            "--quota", type=_quota, action="append", metavar="NAME=NUMBER",
+            help="the most that it may have (docs/limits.md); NAME=usual takes it back",
+        )  # fmt: skip
+    for name, words, action in (
+        ("show", "show a tenant", show_tenant),
+        ("suspend", "refuse a tenant's keys and end its runs", suspend_tenant),
+        ("resume", "let a suspended tenant go on", resume_tenant),
+        ("delete", "forget a tenant that has nothing any more", delete_tenant),
+    ):
+        command = add(group, name, words, action)
+        command.add_argument("tenant")
+        if action is delete_tenant:
+            command.add_argument(
+                "--everything", action="store_true", help="and first of all whatever it has"
+            )
+
+
+def _add_keys(group: Any, add: Any) -> None:
+    listed = add(group, "list", "list keys", list_keys)
+    made = add(group, "create", "make a key and show it, this once", create_key)
+    made.add_argument("--role", choices=("admin", "tenant", "read-only"))
+    made.add_argument("--name", default="", help="what it is for")
+    made.add_argument("--days", type=float, help="how long it is valid; else for ever")
+    rotated = add(group, "rotate", "make a key in another's place", rotate_key)
+    rotated.add_argument("--grace-ms", type=int, default=0, help="the old one stays for so long")
+    revoked = add(group, "revoke", "take a key away, at once", revoke_key)
+    for command in (rotated, revoked):
+        command.add_argument("key_id", metavar="KEY", help="its id, as `list` shows it")
+    for command in (listed, made, rotated, revoked):
+        command.add_argument("--tenant", help="whose key; without it the operators'")
+
+
+def _weight(text: str) -> str:
+    if text != "usual":
+        try:
+            float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError("a weight is a number, or usual") from None
+    return text
+
+
+def _quota(text: str) -> tuple[str, int | None]:
+    name, _, value = text.partition("=")
+    if not name or not (value.isdigit() or value == "usual"):
+        raise argparse.ArgumentTypeError("a quota is NAME=NUMBER, for example live_runs=8")
+    return name, int(value) if value != "usual" else None

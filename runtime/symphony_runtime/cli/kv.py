@@ -1,0 +1,161 @@
+"""`symphony kv`: named KV files, listed, shown, fetched, brought and removed."""
+
+import argparse
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+from symphony_runtime.cli.output import (
+    CommandError,
+    Meter,
+    first,
+    local_time,
+    print_json,
+    print_listing,
+)
+from symphony_runtime.client import Client
+
+Command = Callable[[Client, argparse.Namespace], Awaitable[int]]
+_PIECE_BYTES = 256 << 10
+_STDOUT = Path("-")
+
+
+async def list_files(client: Client, options: argparse.Namespace) -> int:
+    """Show what files there are."""
+    files = await first(client.kv(options.prefix), options.limit)
+    rows = (
+        (
+            file["path"],
+            file["len"],
+            file["pages"],
+            file["tier"],
+            _kept(file),
+            local_time(file["expires_ms"]) if file["expires_ms"] else "",
+        )
+        for file in files
+    )
+    headings = ("PATH", "TOKENS", "PAGES", "TIER", "KEPT", "UNTIL")
+    print_listing(options, files, headings, rows)
+    return 0
+
+
+def _kept(file: dict[str, Any]) -> str:
+    words = [word for word in ("durable", "public") if file[word]]
+    return ", ".join(words) or "in memory"
+
+
+async def stat(client: Client, options: argparse.Namespace) -> int:
+    """Show all that is known of one file."""
+    file = await client.kv_stat(options.path)
+    if options.json:
+        print_json(file)
+        return 0
+    for name, value in file.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{count} {key}" for key, count in value.items() if count)
+        elif name == "expires_ms":
+            value = local_time(value) if value else "never"
+        print(f"{name:12}{value}")
+    return 0
+
+
+async def get(client: Client, options: argparse.Namespace) -> int:
+    """Write a file to disk, or to stdout; what is there is replaced as a whole."""
+    output = options.output or Path(f"{PurePosixPath(options.path).name}.safetensors")
+    pieces = client.kv_download(options.path)
+    if output == _STDOUT:
+        await _write(pieces, sys.stdout.buffer, options.path)
+        return 0
+    partial = output.with_name(f".{output.name}.{os.getpid()}")
+    try:
+        with partial.open("xb") as file:
+            size = await _write(pieces, file, options.path)
+        partial.replace(output)
+    except OSError as error:
+        raise CommandError(f"{output}: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    if options.json:
+        print_json({"path": options.path, "file": str(output), "bytes": size})
+    else:
+        print(f"{output}  {size} bytes")
+    return 0
+
+
+async def _write(pieces: AsyncIterator[bytes], file: IO[bytes], words: str) -> int:
+    with Meter(words) as meter:
+        async for piece in pieces:
+            file.write(piece)
+            meter.add(len(piece))
+    return meter.done
+
+
+async def put(client: Client, options: argparse.Namespace) -> int:
+    """Bring a file."""
+    given = {
+        "replace": not options.keep_old,
+        "rebuild": options.rebuild or None,
+        "public": options.public or None,
+        "keep_ms": options.keep_ms,
+    }
+    try:
+        with options.file.open("rb") as file:
+            total = os.fstat(file.fileno()).st_size
+            with Meter(str(options.file), total) as meter:
+                shown = await client.kv_upload(options.path, _pieces(file, meter), **given)
+    except OSError as error:
+        raise CommandError(f"{options.file}: {error.strerror}") from error
+    if options.json:
+        print_json(shown)
+    else:
+        print(f"{shown['path']}  {shown['len']} tokens")
+    return 0
+
+
+async def _pieces(file: IO[bytes], meter: Meter) -> AsyncIterator[bytes]:
+    while piece := file.read(_PIECE_BYTES):
+        yield piece
+        meter.add(len(piece))
+
+
+async def remove(client: Client, options: argparse.Namespace) -> int:
+    """Remove a name."""
+    await client.kv_remove(options.path)
+    return 0
+
+
+def add_kv(
+    commands: Any,
+    wrap: Callable[[Command], Callable[[argparse.Namespace], int]],
+    parents: dict[str, argparse.ArgumentParser],
+) -> None:
+    """Add `kv` and its actions; `parents` has "server", "listing" and "limited"."""
+    kv = commands.add_parser("kv", help="list, show, fetch, bring or remove named KV files")
+    actions = kv.add_subparsers(title="actions", required=True, metavar="ACTION")
+    usual = [parents["server"], parents["listing"]]
+
+    def add(name: str, words: str, action: Command, *more: Any) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = actions.add_parser(
+            name, help=words, description=words, parents=[*usual, *more]
+        )
+        command.set_defaults(command=wrap(action))
+        return command
+
+    listed = add("list", "list files", list_files, parents["limited"])
+    listed.add_argument(
+        "prefix", nargs="?", default="", help="public/TENANT/ is what one publishes"
+    )
+    add("stat", "show a file", stat).add_argument("path")
+    got = add("get", "fetch a file (safetensors)", get)
+    got.add_argument("path")
+    got.add_argument("-o", "--output", type=Path, metavar="FILE", help="- is stdout")
+    brought = add("put", "bring a file (safetensors)", put)
+    brought.add_argument("file", type=Path, metavar="FILE")
+    brought.add_argument("path")
+    brought.add_argument("--rebuild", action="store_true", help="compute K and V from its tokens")
+    brought.add_argument("--public", action="store_true", help="other tenants may read it")
+    brought.add_argument("--keep-ms", type=int, help="how long it is to stay; else for ever")
+    brought.add_argument("--keep-old", action="store_true", help="replace nothing")
+    add("rm", "remove a name", remove).add_argument("path")

@@ -1,0 +1,280 @@
+"""Guest projects on the developer's machine: `symphony new` and `symphony build`.
+
+A project is a folder that compiles to one LIP: a Cargo package (Rust) or an AssemblyScript package.
+`new` makes one that builds without a network: outside this repository the SDK's sources travel
+with the project (`vendor/`). `build` finds a compiler and leaves `build/<name>.wasm`.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LANGUAGES = ("rust", "assemblyscript")
+
+_WASM_TARGET = "wasm32-unknown-unknown"
+_SYSTEM_RUST = ("/usr/bin/cargo", "/usr/bin/rustc")  # where Debian puts its packages'
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_REPOSITORY = Path(__file__).resolve().parents[3]
+_SDKS = {
+    "rust": _REPOSITORY / "guest_sdk" / "rust",
+    "assemblyscript": _REPOSITORY / "guest_sdk" / "assemblyscript",
+}
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+# Where a project outside the repository keeps the SDK; the folder is named as it is imported.
+_VENDORED = {
+    "rust": Path("vendor") / "symphony",
+    "assemblyscript": Path("vendor") / "symphony-lip",
+}
+_NOT_SOURCES = ("target", "node_modules", "build", "tests", "*.wasm")
+_OUTPUT_LINES_SHOWN = 60
+
+_NO_RUST = f"""no Rust compiler with the {_WASM_TARGET} target was found. Either of these gives one:
+  rustup target add {_WASM_TARGET}
+  apt-get install rustc cargo libstd-rust-dev-wasm32 lld    (Debian, Ubuntu)"""
+_NO_ASC = """the AssemblyScript compiler was not found. In the project's folder:
+  npm install
+(Node.js 20 or newer; on Debian and Ubuntu: apt-get install nodejs npm)"""
+
+
+class ProjectError(Exception):
+    """A project cannot be made or built; the message says what to do about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RustToolchain:
+    """A cargo and the rustc it has to use."""
+
+    cargo: str
+    rustc: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The process environment with which cargo runs."""
+        return os.environ | {"RUSTC": self.rustc}
+
+
+def new(name: str, lang: str, directory: Path) -> Path:
+    """Make the project `name` as the new folder `directory/name` and return that folder.
+
+    Raises:
+        ProjectError: the name is not a package's, the language is unknown, the folder exists
+            already, or the SDK's sources are not beside this package.
+    """
+    if not _NAME.fullmatch(name):
+        raise ProjectError(f"{name!r} is no project name: a-z first, then a-z, 0-9, _ and -")
+    if lang not in LANGUAGES:
+        raise ProjectError(f"unknown language {lang!r}: there are {' and '.join(LANGUAGES)}")
+    project = directory.resolve() / name
+    if project.exists() and (not project.is_dir() or any(project.iterdir())):
+        raise ProjectError(f"{project} exists already and is not an empty folder")
+    files = _template_files(lang)
+    values = {"name": name} | _place_sdk(project, lang)
+    for source in files:
+        _write_template(source, project, _TEMPLATES / lang, values)
+    return project
+
+
+def build(directory: Path) -> Path:
+    """Compile the project in `directory` to `directory/build/<name>.wasm` and return that path.
+
+    Raises:
+        ProjectError: it is no project, no compiler is installed, or the compiler refused it; the
+            message holds the compiler's own words.
+    """
+    directory = directory.resolve()
+    if (directory / "Cargo.toml").is_file():
+        return _build_rust(directory)
+    if (directory / "asconfig.json").is_file() or (directory / "package.json").is_file():
+        return _build_assemblyscript(directory)
+    raise ProjectError(f"{directory} holds no Cargo.toml, asconfig.json or package.json")
+
+
+def find_rust_toolchain() -> RustToolchain:
+    """Return the first Rust toolchain that can compile to Wasm.
+
+    Looked at: CARGO and RUSTC of the environment, those on PATH (rustup's), then the system's.
+
+    Raises:
+        ProjectError: none can; the message says what to install.
+    """
+    for toolchain in _rust_candidates():
+        if _compiles_to_wasm(toolchain):
+            return toolchain
+    raise ProjectError(_NO_RUST)
+
+
+# --- new -----------------------------------------------------------------------------------------
+
+
+def _template_files(lang: str) -> list[Path]:
+    files = sorted(path for path in (_TEMPLATES / lang).rglob("*") if path.is_file())
+    if not files:
+        raise ProjectError(f"this installation has no template for {lang}")
+    return files
+
+
+def _write_template(source: Path, project: Path, root: Path, values: dict[str, str]) -> None:
+    target = project / source.relative_to(root)
+    if target.name == "gitignore":  # a dot file would not be packaged
+        target = target.with_name(".gitignore")
+    text = source.read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace("{{" + key + "}}", value)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+
+
+def _place_sdk(project: Path, lang: str) -> dict[str, str]:
+    """Return the template's paths from the project: `sdk`, and `packages`, where asc looks for it.
+
+    Outside of the repository the SDK's sources are copied into the project first.
+    """
+    sdk = _SDKS[lang]
+    if not sdk.is_dir():
+        raise ProjectError(
+            f"the {lang} SDK is not beside this installation ({sdk}); install Symphony from a "
+            "clone with `pip install -e .`"
+        )
+    project.mkdir(parents=True, exist_ok=True)
+    if project.is_relative_to(_REPOSITORY):
+        path = os.path.relpath(sdk, project).replace(os.sep, "/")
+        return {"sdk": path, "packages": f"{path}/node_modules"}
+    vendored = _VENDORED[lang]
+    shutil.copytree(sdk, project / vendored, ignore=shutil.ignore_patterns(*_NOT_SOURCES))
+    return {"sdk": vendored.as_posix(), "packages": vendored.parent.as_posix()}
+
+
+# --- build: Rust ---------------------------------------------------------------------------------
+
+
+def _rust_candidates() -> Iterator[RustToolchain]:
+    for cargo, rustc in (
+        (os.environ.get("CARGO"), os.environ.get("RUSTC")),
+        (shutil.which("cargo"), shutil.which("rustc")),
+        _SYSTEM_RUST,
+    ):
+        if cargo and rustc and shutil.which(cargo) and shutil.which(rustc):
+            yield RustToolchain(cargo, rustc)
+
+
+def _compiles_to_wasm(toolchain: RustToolchain) -> bool:
+    # rustc names the library's folder even where it does not exist.
+    asked = subprocess.run(  # noqa: S603 - the developer's own compiler
+        [toolchain.rustc, "--print", "target-libdir", "--target", _WASM_TARGET],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return asked.returncode == 0 and any(Path(asked.stdout.strip()).glob("libcore-*.rlib"))
+
+
+def _build_rust(directory: Path) -> Path:
+    name = _cargo_package(directory)
+    toolchain = find_rust_toolchain()
+    command = [toolchain.cargo, "build", "--release", "--target", _WASM_TARGET]
+    output = _run(
+        [*command, "--message-format", "json-render-diagnostics"],
+        directory,
+        toolchain.environment,
+    )
+    modules = list(_cargo_modules(output, directory))
+    if len(modules) != 1:
+        raise ProjectError(
+            f"{directory / 'Cargo.toml'} gives {len(modules)} modules, and a LIP is one: "
+            'its [lib] needs crate-type = ["cdylib"]'
+        )
+    return _install(modules[0], directory, name)
+
+
+def _cargo_package(directory: Path) -> str:
+    try:
+        manifest = tomllib.loads((directory / "Cargo.toml").read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ProjectError(f"{directory / 'Cargo.toml'}: {error}") from error
+    name = manifest.get("package", {}).get("name")
+    if not isinstance(name, str):
+        raise ProjectError(f"{directory / 'Cargo.toml'} names no package")
+    return name
+
+
+def _cargo_modules(output: str, directory: Path) -> Iterator[Path]:
+    """Yield the Wasm files of the package itself that cargo's JSON lines tell of."""
+    for line in output.splitlines():
+        if not line.startswith("{"):
+            continue
+        event = json.loads(line)
+        own = event.get("manifest_path") == str(directory / "Cargo.toml")
+        if event.get("reason") == "compiler-artifact" and own:
+            yield from (Path(file) for file in event["filenames"] if file.endswith(".wasm"))
+
+
+# --- build: AssemblyScript -----------------------------------------------------------------------
+
+
+def _build_assemblyscript(directory: Path) -> Path:
+    name = _npm_package(directory)
+    target = directory / "build" / f"{name}.wasm"
+    target.parent.mkdir(exist_ok=True)
+    command = [*_find_asc(directory), "--config", "asconfig.json"]
+    _run([*command, "--outFile", str(target)], directory, dict(os.environ))
+    return target
+
+
+def _npm_package(directory: Path) -> str:
+    manifest = directory / "package.json"
+    if not manifest.is_file():
+        return directory.name
+    try:
+        name = json.loads(manifest.read_text(encoding="utf-8")).get("name", directory.name)
+    except ValueError as error:
+        raise ProjectError(f"{manifest}: {error}") from error
+    return str(name).rpartition("/")[2]
+
+
+def _find_asc(directory: Path) -> list[str]:
+    """Return the command of the project's own compiler, or of the one beside the SDK."""
+    node = shutil.which("node")
+    homes = [directory, *directory.parents, _SDKS["assemblyscript"]]
+    for home in homes:
+        compiler = home / "node_modules" / "assemblyscript" / "bin" / "asc.js"
+        if node and compiler.is_file():
+            return [node, str(compiler)]
+    raise ProjectError(_NO_ASC)
+
+
+# --- both ----------------------------------------------------------------------------------------
+
+
+def _run(command: list[str], directory: Path, environment: dict[str, str]) -> str:
+    """Run a compiler in the project's folder and return what it wrote to its standard output."""
+    done = subprocess.run(  # noqa: S603 - the developer's own compiler
+        command,
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        words = "\n".join(lines[-_OUTPUT_LINES_SHOWN:])
+        raise ProjectError(f"{Path(command[0]).name} failed in {directory}:\n{words}")
+    return done.stdout
+
+
+def _install(module: Path, directory: Path, name: str) -> Path:
+    target = directory / "build" / f"{name}.wasm"
+    target.parent.mkdir(exist_ok=True)
+    # Whoever reads the module meanwhile gets the old one or the new one, never half of it.
+    part = target.with_suffix(f".{os.getpid()}")
+    shutil.copyfile(module, part)
+    part.replace(target)
+    return target

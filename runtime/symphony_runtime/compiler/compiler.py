@@ -1,0 +1,382 @@
+"""Compiles uploaded programs, each in a process of its own with limits.
+
+Compilers are not written for hostile input: time and memory can blow up, and a fault may be found
+one day. So the gateway gives a program to a short-lived child (`python -m
+symphony_runtime.compiler.compiler`: the module on stdin, one framed result on stdout) with little
+memory, little time and no way to write a file. Epochs do not bound a compiler; a process limit
+does.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import resource
+import signal
+import struct
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+from symphony_kernel.platform.rlimits import lower_limit
+from symphony_kernel.protocol.limits import (
+    COMPILE_BURST_BACK_SHARE,
+    COMPILE_BURST_SECONDS_MAX,
+    COMPILE_CPU_SECONDS_CEILING,
+    COMPILE_CPU_SECONDS_MAX,
+    COMPILE_MEMORY_BYTES_CEILING,
+    COMPILE_MEMORY_BYTES_MAX,
+    COMPILE_PATIENCE_SECONDS_MAX,
+    COMPILE_WALL_TIMES_CPU,
+    COMPILES_AT_ONCE_MAX,
+    COMPILES_PATIENT_AT_ONCE_MAX,
+    PROGRAM_BYTES_MAX,
+    PROGRAM_FUNCTIONS_CEILING,
+    PROGRAM_FUNCTIONS_MAX,
+)
+from symphony_kernel.protocol.token_bucket import Bucket
+
+from symphony_runtime.compiler.cpu_reporting import Account, Pace
+from symphony_runtime.engine.settings import cache_identity
+from symphony_runtime.sandboxing.contain import contain
+from symphony_runtime.sandboxing.seccomp import PR_SET_PDEATHSIG
+
+__all__ = [
+    "CompileBounds",
+    "CompileTime",
+    "Compiled",
+    "Compiler",
+    "CompilerFault",
+    "Manifest",
+    "ProgramError",
+    "cache_identity",
+    "compile_program",
+    "limit_of_problem",
+]
+
+_LENGTH = struct.Struct("<Q")
+_NUMBER = 99  # of its user, beside the workers'
+_NICENESS = 10  # the other roles come first: about nine times as much of a processor
+_REQUIRED = "--require-containment"
+_BOUNDS = "--bounds="  # functions, seconds of a processor, bytes of memory
+# What a problem says that is a limit's; of others nobody can have more.
+_LIMIT_WORDS = (
+    (re.compile(r"the program has \d+ functions; "), "program_functions"),
+    (re.compile(r"compiling takes more than \d+ s"), "compile_cpu_ms"),
+    (re.compile(r"compiling takes more than \d+ MiB"), "compile_memory_bytes"),
+)
+_LAYERS = ("user", "limits", "landlock", "seccomp")  # a network of its own takes longer to make
+# What the child may see of the environment: where Python and its packages are, nothing else.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG")
+
+
+class ProgramError(Exception):
+    """The program is refused; `problems` says everything that is wrong with it, in words."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class CompilerFault(Exception):  # noqa: N818 - the name says whose fault it is
+    """The compiler's process failed for a reason that is not the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a program asks for and offers: imports as "module.name", exports, possible entries."""
+
+    imports: tuple[str, ...]
+    exports: tuple[str, ...]
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A program that keeps every rule, and its machine code for `cache_identity()`."""
+
+    manifest: Manifest
+    artefact: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CompileBounds:
+    """What a tenant's program may have and its compilation take; `burst_seconds`: see `Compiler`.
+
+    As `limit_table` has them, in whole seconds: the system counts no others.
+    """
+
+    functions: int = PROGRAM_FUNCTIONS_MAX
+    cpu_seconds: int = COMPILE_CPU_SECONDS_MAX
+    memory_bytes: int = COMPILE_MEMORY_BYTES_MAX
+    burst_seconds: float = COMPILE_BURST_SECONDS_MAX
+
+    @classmethod
+    def of(cls, limits: Mapping[str, int]) -> "CompileBounds":
+        """Return those of a tenant's limits (`TenantLimits.of_compiler`)."""
+        return cls(
+            functions=limits["program_functions"],
+            cpu_seconds=-(-limits["compile_cpu_ms"] // 1000),
+            memory_bytes=limits["compile_memory_bytes"],
+            burst_seconds=limits["compile_burst_ms"] / 1000,
+        )
+
+    @property
+    def wall_seconds(self) -> float:
+        """How long it may take by the clock."""
+        return self.cpu_seconds * COMPILE_WALL_TIMES_CPU
+
+    def option(self) -> str:
+        """Return the child's option."""
+        return f"{_BOUNDS}{self.functions},{self.cpu_seconds},{self.memory_bytes}"
+
+
+USUAL = CompileBounds()
+# Of a program that has been taken before, with whatever limits its tenant had then.
+TAKEN_BEFORE = CompileBounds(
+    PROGRAM_FUNCTIONS_CEILING, COMPILE_CPU_SECONDS_CEILING, COMPILE_MEMORY_BYTES_CEILING
+)
+
+
+class CompileTime:
+    """Who has compiled for long lately, by tenants; `now` tells seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._left: dict[str, Bucket] = {}  # of those that do not have all of it
+
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._left)
+
+    def spent(self, tenant: str) -> bool:
+        """Whether a tenant has had its seconds: it may compile as long as it likes, patiently."""
+        bucket = self._left.get(tenant)
+        return bucket is not None and bucket.level(self._now()) < 1.0
+
+    def took(self, tenant: str, seconds: float, burst: float = COMPILE_BURST_SECONDS_MAX) -> None:
+        """A compilation has taken so long, before others that wanted processors.
+
+        `burst`: seconds that its tenant may have at once.
+        """
+        now = self._now()
+        self._left = {
+            name: each for name, each in self._left.items() if each.level(now) < each.size
+        }
+        bucket = self._left.setdefault(tenant, Bucket(burst, COMPILE_BURST_BACK_SHARE, now))
+        bucket.change(burst, COMPILE_BURST_BACK_SHARE, now)  # as its limit is now
+        bucket.take(seconds, now)
+
+
+class Compiler:
+    """Compiles a bounded number of programs at a time; further ones wait their turn.
+
+    Those of a tenant that has compiled for long lately have turns of their own while others are
+    `beside` it, and no processor that somebody else wants; when that has led to nothing for a while
+    they are as others'.
+    """
+
+    def __init__(
+        self,
+        at_once: int = COMPILES_AT_ONCE_MAX,
+        *,
+        require_containment: bool = False,
+        times: CompileTime | None = None,
+        beside: Callable[[str], bool] = lambda _tenant: False,
+    ) -> None:
+        """`beside` says whether a tenant is not alone: others have something running."""
+        self._turns = asyncio.Semaphore(at_once)
+        self._waiting: list[str] = []  # tenants, for a turn of these
+        self._patient_turns = asyncio.Semaphore(COMPILES_PATIENT_AT_ONCE_MAX)
+        self._times = CompileTime() if times is None else times
+        self._beside = beside
+        self._options = [_REQUIRED] if require_containment else []
+        self.account: Account | None = None  # of processor time, that compilers are charged to
+
+    async def compile(
+        self, wasm: bytes, bounds: CompileBounds = USUAL, tenant: str = ""
+    ) -> Compiled:
+        """Compile a tenant's program within bounds; raises as `compile_program` does."""
+        account, options = self.account, self._options
+        if self._times.spent(tenant) and self._beside(tenant):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMPILE_PATIENCE_SECONDS_MAX) as end:
+                    async with self._patient_turns:
+                        pace = Pace(account, tenant, end)
+                        return await compile_program(
+                            wasm, bounds, *options, patient=True, pace=pace
+                        )
+        async with self._turn(tenant):
+            pace = Pace(account, tenant, wanted=self._is_wanted)
+            began = time.monotonic()
+            try:
+                return await compile_program(wasm, bounds, *options, pace=pace)
+            finally:
+                took = time.monotonic() - began - pace.rested
+                self._times.took(tenant, took, bounds.burst_seconds)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn, and have it for the length of the block."""
+        self._waiting.append(tenant)
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting.remove(tenant)
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    def _is_wanted(self) -> bool:
+        """Whether somebody waits for a turn who would not rest in it."""
+        account = self.account
+        return any(account is None or not account.rest(tenant) for tenant in self._waiting)
+
+
+def limit_of_problem(problem: str) -> str | None:
+    """Return the limit that one of a `ProgramError`'s problems is about, if it is about one."""
+    return next((name for words, name in _LIMIT_WORDS if words.match(problem)), None)
+
+
+async def compile_program(
+    wasm: bytes,
+    bounds: CompileBounds = USUAL,
+    *options: str,
+    patient: bool = False,
+    pace: Pace | None = None,
+) -> Compiled:
+    """Validate and compile a program in a limited child process, which gets the options.
+
+    It runs while nobody else wants a processor where it is `patient`, and rests as its `pace` says.
+
+    Raises:
+        ProgramError: the program breaks a rule, or its compilation a limit.
+        CompilerFault: the child failed in another way; its last words are in the message.
+    """
+    if len(wasm) > PROGRAM_BYTES_MAX:
+        raise ProgramError([f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"])
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "symphony_runtime.compiler.compiler",
+        bounds.option(),
+        *options,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+    )
+    yield_processor(child.pid, wholly=patient)
+    try:
+        async with (
+            asyncio.timeout(bounds.wall_seconds) as end,
+            (pace or Pace()).of(child.pid, end),
+        ):
+            out, err = await child.communicate(wasm)
+    except TimeoutError:
+        raise ProgramError([f"compiling takes more than {bounds.wall_seconds:.0f} s"]) from None
+    finally:
+        if child.returncode is None:  # timed out, or whoever waited has gone
+            child.kill()
+            await child.wait()
+    return _result(child.returncode or 0, out, err, bounds)
+
+
+def yield_processor(pid: int, *, wholly: bool = False) -> None:
+    """Let everybody else have the processors before a process that has just been started.
+
+    Not by the process itself: to start Python is a good part of what it costs. It counts beside
+    processes of the same session alone where the system shares by sessions, so it has none of its
+    own. `wholly`: on Linux it has what nobody else wants. A nice process goes on for a while when a
+    thread wakes that comes first, or has that thread go to another processor; such a one does not.
+    """
+    niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
+    # It has ended, or is another user already, and this one may not make others' processes nice.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+        if wholly and sys.platform == "linux":
+            with contextlib.suppress(PermissionError):  # it is nice all the same
+                os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _result(code: int, out: bytes, err: bytes, bounds: CompileBounds = USUAL) -> Compiled:
+    if code == 0 and len(out) >= _LENGTH.size and _LENGTH.unpack_from(out)[0] == len(out) - 8:
+        outcome = msgpack.unpackb(out[_LENGTH.size :], raw=False)
+        if outcome["problems"]:
+            raise ProgramError(outcome["problems"])
+        manifest = Manifest(*(tuple(outcome[k]) for k in ("imports", "exports", "entries")))
+        return Compiled(manifest, outcome["artefact"])
+    words = err.decode("utf-8", "replace").strip()
+    if code == -signal.SIGXCPU:
+        raise ProgramError([f"compiling takes more than {bounds.cpu_seconds} s of processor time"])
+    if "memory allocation" in words or "MemoryError" in words or "out of memory" in words.lower():
+        raise ProgramError([f"compiling takes more than {bounds.memory_bytes >> 20} MiB of memory"])
+    raise CompilerFault(f"the compiler ended with {code}: {words[-500:]}")
+
+
+# --- The child -----------------------------------------------------------------------------------
+def limit_process(bounds: CompileBounds = USUAL) -> None:
+    """Take from this process what a compiler does not need; it cannot be undone."""
+    both = {
+        resource.RLIMIT_AS: bounds.memory_bytes,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: 64,
+    }
+    for kind, limit in both.items():
+        lower_limit(kind, limit)
+    # The soft limit's signal says why it died; the hard one is for who ignores signals.
+    lower_limit(resource.RLIMIT_CPU, bounds.cpu_seconds, bounds.cpu_seconds + 1)
+
+
+def end_with_parent(libc: ctypes.CDLL, parent: int) -> None:
+    """Let the system kill this process when its parent ends: nobody may kill the parent's group.
+
+    Behind `contain`: whoever becomes another user loses it. Elsewhere than on Linux its limits end
+    it.
+    """
+    if sys.platform == "linux":
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit("the gateway has ended")
+
+
+def _bounds(arguments: list[str]) -> CompileBounds:
+    given = [a.removeprefix(_BOUNDS) for a in arguments if a.startswith(_BOUNDS)]
+    return CompileBounds(*map(int, given[0].split(","))) if given else USUAL
+
+
+def main() -> None:
+    """Read a module from stdin, write the framed outcome to stdout."""
+    os.setpgid(0, 0)  # from now on it may be stopped (`compiler.cpu_reporting`)
+    bounds = _bounds(sys.argv)
+    limit_process(bounds)
+    parent, libc = os.getppid(), ctypes.CDLL(None)
+    # Whatever a library prints must not get between the frame's bytes.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    wasm = sys.stdin.buffer.read(PROGRAM_BYTES_MAX + 1)
+    # Only the child needs wasmtime; the gateway imports this module too.
+    from symphony_runtime.abi import allowed_imports
+    from symphony_runtime.compiler.validation import check_and_compile
+
+    allowed_imports()  # read from a file, which is not possible afterwards
+    contain(_NUMBER, layers=_LAYERS, required=_REQUIRED in sys.argv)
+    end_with_parent(libc, parent)
+    outcome = check_and_compile(wasm, bounds.functions)
+    fields: dict[str, Any] = {
+        name: getattr(outcome, name)
+        for name in ("problems", "imports", "exports", "entries", "artefact")
+    }
+    body: bytes = msgpack.packb(fields, use_bin_type=True)
+    out.write(_LENGTH.pack(len(body)) + body)
+    out.close()
+
+
+if __name__ == "__main__":
+    main()

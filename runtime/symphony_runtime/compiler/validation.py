@@ -1,0 +1,190 @@
+"""What a program must be before it may run; all of it is checked inside the compiler's process.
+
+Every problem is a sentence for the program's author. The checks that need no compiler come first,
+so that rubbish is cheap to refuse.
+"""
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from symphony_kernel.protocol.limits import (
+    PROGRAM_BYTES_MAX,
+    PROGRAM_FUNCTIONS_MAX,
+    RUN_MEMORY_BYTES_MAX,
+    TABLE_ELEMENTS_MAX,
+)
+from wasmtime import (
+    ExportType,
+    FuncType,
+    GlobalType,
+    ImportType,
+    MemoryType,
+    Module,
+    TableType,
+    WasmtimeError,
+)
+
+from symphony_runtime.abi import Signature, allowed_imports
+from symphony_runtime.compiler.module_outline import FUNCTION, HEADER, read_outline, table_elements
+from symphony_runtime.engine.artefact import seal
+from symphony_runtime.engine.fiber import new_engine
+
+COMPONENT_HEADER = b"\0asm\x0d\0\x01\0"
+WASM_PAGE_BYTES = 65_536
+_PROBLEM_MAX = 1_000  # characters
+SUPPORTED = (
+    "bulk memory, sign extension, non-trapping float-to-int, multi-value, reference types "
+    "(functions only), mutable globals, extended constant expressions and fixed-width SIMD"
+)
+
+# A part of wasmtime's message -> the proposal that the program needs, in its own name.
+PROPOSALS: tuple[tuple[str, str], ...] = (
+    ("relaxed SIMD", "relaxed SIMD"),
+    ("threads", "threads"),
+    ("shared memor", "threads"),
+    ("memory64", "memory64"),
+    ("multiple memories", "multiple memories"),
+    ("multi-memory", "multiple memories"),
+    ("exceptions", "exceptions"),
+    ("tail calls", "tail calls"),
+    ("wide arithmetic", "wide arithmetic"),
+    ("custom page sizes", "custom page sizes"),
+    ("function references", "typed function references"),
+    ("stack switching", "stack switching"),
+    ("gc types", "garbage collection (externref included)"),
+    ("gc feature", "garbage collection"),
+    ("gc proposal", "garbage collection"),
+    ("gc support", "garbage collection"),
+    ("`gc` proposal", "garbage collection"),
+    ("component model", "components"),
+)
+
+Type: TypeAlias = FuncType | GlobalType | MemoryType | TableType
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one upload: problems, or a manifest and an artefact."""
+
+    problems: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)
+    exports: list[str] = field(default_factory=list)
+    entries: list[str] = field(default_factory=list)
+    artefact: bytes = b""
+
+
+def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> Outcome:
+    """Return the artefact of a program that keeps every rule, or else all its problems."""
+    problems = check_shape(wasm, functions_max)
+    if problems:
+        return Outcome(_readable(problems))
+    try:
+        module = Module(new_engine(), wasm)
+    except WasmtimeError as error:
+        return Outcome(_readable([explain(str(error))]))
+    imports, exports = module.imports, module.exports
+    problems = check_imports(imports) + check_exports(exports)
+    if problems:
+        return Outcome(_readable(problems))
+    return Outcome(
+        imports=[f"{i.module}.{i.name}" for i in imports],
+        exports=[e.name for e in exports],
+        entries=[e.name for e in exports if is_entry(e)],
+        artefact=seal(bytes(module.serialize()), table_elements(wasm)),
+    )
+
+
+# --- Before the compiler -------------------------------------------------------------------------
+def check_shape(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> list[str]:
+    """Return what is wrong with the bytes as such: size, header, how much there is of what."""
+    if len(wasm) > PROGRAM_BYTES_MAX:
+        return [f"the program has {len(wasm)} bytes; the limit is {PROGRAM_BYTES_MAX}"]
+    if wasm.startswith(COMPONENT_HEADER):
+        return ["this is a WebAssembly component; upload a core module"]
+    if not wasm.startswith(HEADER):
+        return ["this is not a WebAssembly module (it does not begin with \\0asm, version 1)"]
+    try:
+        outline = read_outline(wasm)
+    except ValueError as error:
+        return [f"the module is damaged: {error}"]
+    functions = outline.counts[FUNCTION]
+    if functions > functions_max:
+        return [f"the program has {functions} functions; the limit is {functions_max}"]
+    return outline.problems()
+
+
+# --- After it ------------------------------------------------------------------------------------
+def explain(message: str) -> str:
+    """Return wasmtime's refusal of a module in words for its author."""
+    detail = " ".join(line.strip() for line in message.splitlines() if line.strip())
+    for part, proposal in PROPOSALS:
+        if part in message:
+            return f"the module needs {proposal}, which is off ({detail}); on are {SUPPORTED}"
+    return f"the module is not valid WebAssembly: {detail}"
+
+
+def check_imports(imports: list[ImportType]) -> list[str]:
+    """Return a problem for each import that is unknown or has a wrong type."""
+    allowed = allowed_imports()
+    problems = []
+    for item in imports:
+        name = f"{item.module}.{item.name}"
+        wanted = allowed.get((item.module, item.name or ""))
+        if wanted is None:
+            problems.append(f"import {name} is refused: there is no such call")
+        elif not isinstance(item.type, FuncType):
+            problems.append(f"import {name} must be a function, not a {_kind(item.type)}")
+        elif signature_of(item.type) != wanted:
+            problems.append(f"import {name} is {signature_of(item.type)}; it must be {wanted}")
+    return problems
+
+
+def check_exports(exports: list[ExportType]) -> list[str]:
+    """Return a problem for each export that is missing or has a wrong type."""
+    types: dict[str, Type] = {item.name: item.type for item in exports}
+    problems = _check_memory(types.get("memory"))
+    for name, wanted in (("_start", START), ("lip_main", MAIN), ("_initialize", START)):
+        found = types.get(name)
+        if found is not None and (not isinstance(found, FuncType) or signature_of(found) != wanted):
+            problems.append(f"export {name} must be a function {wanted}")
+    if "_start" not in types and "lip_main" not in types:
+        problems.append("the module exports neither _start: () -> () nor lip_main: () -> (i32)")
+    for name, found in types.items():
+        if isinstance(found, TableType) and found.limits.min > TABLE_ELEMENTS_MAX:
+            problems.append(f"table {name} starts with more than {TABLE_ELEMENTS_MAX} elements")
+    return problems
+
+
+def is_entry(item: ExportType) -> bool:
+    """Whether a run or a spawned child may begin at this export."""
+    if not isinstance(item.type, FuncType):
+        return False
+    return item.name == "_start" or signature_of(item.type) == MAIN
+
+
+def signature_of(kind: FuncType) -> Signature:
+    """Return a function type in the ABI's terms."""
+    return Signature(tuple(map(str, kind.params)), tuple(map(str, kind.results)))
+
+
+START = Signature((), ())
+MAIN = Signature((), ("i32",))
+
+
+def _check_memory(memory: Type | None) -> list[str]:
+    if not isinstance(memory, MemoryType):
+        return ["the module does not export its memory under the name memory"]
+    needed = memory.limits.min * WASM_PAGE_BYTES
+    if needed > RUN_MEMORY_BYTES_MAX:
+        return [f"the memory starts with {needed} bytes; the limit is {RUN_MEMORY_BYTES_MAX}"]
+    return []
+
+
+def _readable(problems: list[str]) -> list[str]:
+    """Return problems as a terminal may show them: a module may give its imports any names."""
+    return ["".join(c if c.isprintable() else "?" for c in p[:_PROBLEM_MAX]) for p in problems]
+
+
+def _kind(item: Type) -> str:
+    names = {GlobalType: "global", MemoryType: "memory", TableType: "table"}
+    return names.get(type(item), "thing of another kind")

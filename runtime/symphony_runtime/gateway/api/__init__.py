@@ -1,0 +1,5 @@
+"""The routes of the HTTP interface and their handlers.
+
+routes, admin_routes   every route: what it takes and what it answers; openapi: the document
+programs_and_runs, run_streams, results, kv_files, secrets, admin, health, metrics   handlers
+"""

@@ -1,0 +1,243 @@
+"""The handlers of operators' routes: tenants, keys, usage, the audit log."""
+
+import csv
+import io
+import re
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+from symphony_kernel.protocol.limits import KEY_GRACE_MS_MAX, SMALL_BODY_BYTES_MAX
+
+from symphony_runtime.gateway.errors import bad_request
+from symphony_runtime.gateway.http.context import (
+    answer,
+    flag,
+    number,
+    page_limit,
+    read_json,
+    services,
+)
+from symphony_runtime.gateway.runs.record import now_ms
+from symphony_runtime.gateway.runs.usage import COLUMNS, Chosen, usage_page
+from symphony_runtime.gateway.tenancy import audit, deletion
+from symphony_runtime.gateway.tenancy.administration import WORDS
+from symphony_runtime.gateway.tenancy.authentication import Key
+from symphony_runtime.gateway.tenancy.keys import parse_key
+from symphony_runtime.gateway.tenancy.tenants import Tenant, parse_change
+
+CSV = "text/csv"
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+_LAST_DAY = "9999-99-99"
+_CSV_ROWS = 1_000  # read at a time
+
+
+# --- Tenants -------------------------------------------------------------------------------------
+async def list_tenants(request: web.Request) -> web.StreamResponse:
+    """List tenants, by their ids."""
+    limit = page_limit(request)
+    found = services(request).administration.tenants.page(request.query.get("after", ""), limit + 1)
+    shown = found[:limit]
+    following = shown[-1].id if len(found) > limit else None
+    return await answer({"data": [_view(request, t) for t in shown], "next": following})
+
+
+async def create_tenant(request: web.Request) -> web.StreamResponse:
+    """Make a tenant."""
+    body = await _body(request, {"id", "suspended", "weight", "quotas"})
+    tenant_id = body.get("id")
+    if not isinstance(tenant_id, str):
+        raise bad_request("bad-request", "`id` must be the tenant's id")
+    request[WORDS] = tenant_id
+    with_ = services(request)
+    change = parse_change(body)
+    tenant = await with_.administration.tenants.create(tenant_id, change)
+    await with_.administration.took_effect(tenant, change)
+    response = await answer(_view(request, tenant), status=201)
+    response.headers["Location"] = f"/v1/admin/tenants/{tenant.id}"
+    return response
+
+
+async def get_tenant(request: web.Request) -> web.StreamResponse:
+    """Show a tenant."""
+    return await answer(_view(request, _tenant(request)))
+
+
+async def change_tenant(request: web.Request) -> web.StreamResponse:
+    """Change what is said of a tenant: suspended, weight, quotas."""
+    body = await _body(request, {"suspended", "weight", "quotas"})
+    request[WORDS] = ", ".join(f"{name}: {value}" for name, value in body.items())
+    with_ = services(request)
+    change = parse_change(body)
+    tenant = await with_.administration.tenants.change(request.match_info["tenant"], change)
+    await with_.administration.took_effect(tenant, change)
+    return await answer(_view(request, tenant))
+
+
+async def delete_tenant(request: web.Request) -> web.StreamResponse:
+    """Forget a tenant that has nothing any more, with its keys; or that with all it has."""
+    everything = flag(request, "everything")
+    if everything:
+        request[WORDS] = "everything"
+    await deletion.delete_tenant(services(request), _tenant(request).id, everything=everything)
+    return web.Response(status=204)
+
+
+def _tenant(request: web.Request) -> Tenant:
+    return services(request).administration.tenants.get(request.match_info["tenant"])
+
+
+def _view(request: web.Request, tenant: Tenant) -> dict[str, Any]:
+    with_ = services(request)
+    return {
+        **tenant.view(),
+        "keys": len(with_.keys.of(tenant.id)),
+        "live_runs": len(with_.runs.live(tenant.id)),
+    }
+
+
+# --- Keys ----------------------------------------------------------------------------------------
+async def list_keys(request: web.Request) -> web.StreamResponse:
+    """List a tenant's keys, or the operators'."""
+    keys = services(request).keys.of(_owner(request))
+    return await answer({"data": [key.view() for key in keys], "next": None})
+
+
+async def create_key(request: web.Request) -> web.StreamResponse:
+    """Make a key; it is shown this once."""
+    owner = _owner(request)
+    body = await read_json(request, "the request", SMALL_BODY_BYTES_MAX)
+    wanted = parse_key(body, operators=owner is None, now_ms=now_ms())
+    text, key = await services(request).administration.ring.create(owner, *wanted)
+    request[WORDS] = f"{key.id}: {key.role} {key.name}"
+    return await _shown_once(text, key)
+
+
+async def revoke_key(request: web.Request) -> web.StreamResponse:
+    """Take a key away, at once."""
+    ring = services(request).administration.ring
+    await ring.revoke(_owner(request), request.match_info["key"])
+    return web.Response(status=204)
+
+
+async def rotate_key(request: web.Request) -> web.StreamResponse:
+    """Make a key in another's place, which stays for a time of grace."""
+    grace_ms = number(request.query.get("grace_ms", "0"), "grace_ms", 0, KEY_GRACE_MS_MAX)
+    ring = services(request).administration.ring
+    text, key = await ring.rotate(_owner(request), request.match_info["key"], grace_ms)
+    request[WORDS] = f"{key.id}: {key.role} {key.name}"
+    return await _shown_once(text, key)
+
+
+def _owner(request: web.Request) -> str | None:
+    """Return whose keys the path is about: a tenant's, or the operators' (None)."""
+    return _tenant(request).id if "tenant" in request.match_info else None
+
+
+async def _shown_once(text: str, key: Key) -> web.StreamResponse:
+    response = await answer({**key.view(), "key": text}, status=201)
+    response.headers["Cache-Control"] = "no-store"
+    return response
+
+
+# --- Gateways ------------------------------------------------------------------------------------
+async def list_gateways(request: web.Request) -> web.StreamResponse:
+    """List the gateways of the database, with the tenants that each has yet to forget."""
+    members = services(request).forgetting.members
+    return await answer({"data": await members.listing(), "next": None})
+
+
+async def drop_gateway(request: web.Request) -> web.StreamResponse:
+    """Wait no more for a gateway that is gone for good."""
+    await services(request).forgetting.members.drop(request.match_info["gateway"])
+    return web.Response(status=204)
+
+
+# --- What was used, and what was done ------------------------------------------------------------
+async def get_usage(request: web.Request) -> web.StreamResponse:
+    """Tell what tenants used, by day and tenant; `format=csv` tells all of it at once."""
+    await services(request).administration.ledger.flush()
+    chosen = _chosen(request)
+    wanted = request.query.get("format", "json")
+    if wanted not in ("json", "csv"):
+        raise bad_request("bad-request", "`format` must be json or csv")
+    if wanted == "csv":
+        return await _send_csv(request, chosen)
+    limit = page_limit(request)
+    rows = await services(request).store.read(lambda c: usage_page(c, chosen, limit + 1))
+    shown = rows[:limit]
+    following = f"{shown[-1]['day']}.{shown[-1]['tenant']}" if len(rows) > limit else None
+    return await answer({"data": shown, "next": following})
+
+
+async def get_audit(request: web.Request) -> web.StreamResponse:
+    """Tell what operators did and what was denied, the newest first."""
+    limit, kind = page_limit(request), request.query.get("kind", "")
+    if kind not in ("", audit.ADMIN, audit.DENIED):
+        raise bad_request("bad-request", "`kind` must be admin or denied")
+    before = _place(request.query["after"]) if request.query.get("after") else audit.LATEST
+    wanted = audit.Wanted(kind, request.query.get("tenant", ""), before)
+    rows = await services(request).administration.audit.page(wanted, limit + 1)
+    shown = rows[:limit]
+    following = f"{shown[-1]['at_ms']}.{shown[-1]['id']}" if len(rows) > limit else None
+    return await answer({"data": shown, "next": following})
+
+
+def _chosen(request: web.Request) -> Chosen:
+    query = request.query
+    first, last = query.get("from", ""), query.get("to", _LAST_DAY)
+    for name, day in (("from", first), ("to", last)):
+        if day not in ("", _LAST_DAY) and not _DAY.fullmatch(day):
+            raise bad_request("bad-request", f"`{name}` must be a day like 2026-11-21")
+    day, _, tenant = query.get("after", "").partition(".")
+    if day and not _DAY.fullmatch(day):
+        raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
+    return Chosen(query.get("tenant", ""), first, last, (day, tenant))
+
+
+def _place(after: str) -> tuple[int, str]:
+    at, _, note = after.partition(".")
+    if not (at.isascii() and at.isdigit() and len(at) < 19):
+        raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
+    return int(at), note
+
+
+async def _send_csv(request: web.Request, chosen: Chosen) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": f"{CSV}; charset=utf-8",
+            "Content-Disposition": "attachment; filename=usage.csv",
+        }
+    )
+    await response.prepare(request)
+    async for lines in _csv(request, chosen):
+        await response.write(lines)
+    await response.write_eof()
+    return response
+
+
+async def _csv(request: web.Request, chosen: Chosen) -> AsyncIterator[bytes]:
+    store = services(request).store
+    yield _lines([dict(zip(COLUMNS, COLUMNS, strict=True))])
+    while rows := await store.read(partial(usage_page, chosen=chosen, limit=_CSV_ROWS)):
+        yield _lines(rows)
+        last = rows[-1]
+        chosen = Chosen(chosen.tenant, chosen.first, chosen.last, (last["day"], last["tenant"]))
+
+
+def _lines(rows: list[dict[str, Any]]) -> bytes:
+    text = io.StringIO()
+    csv.DictWriter(text, COLUMNS, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+# --- Helpers -------------------------------------------------------------------------------------
+async def _body(request: web.Request, known: set[str]) -> dict[str, Any]:
+    body = await read_json(request, "the request", SMALL_BODY_BYTES_MAX)
+    if not isinstance(body, dict):
+        raise bad_request("bad-request", "the body must be a JSON object")
+    unknown = sorted(set(body) - known)
+    if unknown:
+        raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
+    return body

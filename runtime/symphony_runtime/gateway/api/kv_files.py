@@ -1,0 +1,191 @@
+"""The handlers of named KV files. The kernel has them; what is large passes through piece by piece.
+
+GET    a piece is asked for when the client has taken the one before it
+PUT    a piece is read from the client when the kernel has written the one before it
+"""
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from aiohttp import web
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import KV_CHUNK_BYTES_MAX, KV_FILE_KEEP_MS_MAX, PATH_BYTES_MAX
+
+from symphony_runtime.gateway.errors import Problem, bad_request, not_found
+from symphony_runtime.gateway.http.context import (
+    answer,
+    check_plain,
+    flag,
+    number,
+    page_limit,
+    read_chunks,
+    services,
+    tenant_of,
+)
+from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
+
+FILE = "application/octet-stream"
+_SENT_BYTES = 64 << 10  # of a file that is sent, in this process at once
+# What the kernel refuses with, as a status and a kind; all else is 400 with the errno's name.
+_REFUSALS = {
+    Errno.EACCES: (403, "forbidden"),
+    Errno.EEXIST: (409, "exists"),
+    Errno.EFBIG: (413, "too-large"),
+    Errno.EDQUOT: (429, "over-quota"),
+    Errno.EAGAIN: (429, "too-many"),
+    Errno.EIO: (503, "unreadable"),
+    Errno.ENOMEM: (503, "no-room"),
+    Errno.EBADF: (503, "interrupted"),
+    Errno.ENOSYS: (503, "not-kept"),
+    Errno.ENOSPC: (507, "disk-full"),
+}
+
+
+async def list_kv(request: web.Request) -> web.StreamResponse:
+    """List named KV files, by their paths."""
+    limit, after = page_limit(request), request.query.get("after", "")
+    prefix = _checked(request.query.get("prefix", ""))
+    found = await _ask(request, "kv_list", prefix=prefix, after=_checked(after), limit=limit + 1)
+    following = found[limit - 1]["path"] if len(found) > limit else None
+    return await answer({"data": found[:limit], "next": following})
+
+
+async def get_kv(request: web.Request) -> web.StreamResponse:
+    """Show a named KV file, or send it."""
+    path = _path(request)
+    accepted = request.headers.get("Accept", "")
+    if flag(request, "download", default=FILE in accepted):
+        return await _send(request, path)
+    return await answer(await _ask(request, "kv_stat", path=path))
+
+
+async def delete_kv(request: web.Request) -> web.StreamResponse:
+    """Remove a name; open handles stay valid."""
+    await _ask(request, "kv_remove", path=_path(request))
+    return web.Response(status=204)
+
+
+async def put_kv(request: web.Request) -> web.StreamResponse:
+    """Take a KV file and give it a durable name."""
+    path = _path(request)
+    options = {
+        "replace": flag(request, "replace", default=True),
+        "public": flag(request, "public"),
+        "rebuild": flag(request, "rebuild"),
+        "expires_ms": _expiry(request),
+    }
+    check_plain(request)
+    there = await _is_there(request, path)
+    if there and not options["replace"]:
+        raise Problem(409, "exists", "there is a KV file of that name, and it is to be kept")
+    size = request.content_length or 0
+    services(request).store.disk.check(tenant_of(request), size or ROW_BYTES)
+    async with _transfer(request, "kv_upload", bytes=size) as transfer:
+        async for chunk in read_chunks(request, KV_CHUNK_BYTES_MAX):
+            await _ask(request, "kv_write", transfer=transfer["transfer"], data=chunk)
+        stat = await _ask(request, "kv_put", transfer=transfer["transfer"], path=path, **options)
+    if "refused" in stat:
+        status = 409 if stat["refused"] == "other-model" else 400
+        raise Problem(status, stat["refused"], stat["detail"])
+    return await answer(stat, status=200 if there else 201)
+
+
+async def _send(request: web.Request, path: str) -> web.StreamResponse:
+    """Answer with the file itself."""
+    async with _transfer(request, "kv_download", path=path) as transfer:
+        name = quote(PurePosixPath(path).name, safe="")
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": FILE,
+                "Content-Length": str(transfer["bytes"]),
+                "Content-Disposition": f"attachment; filename*=UTF-8''{name}.safetensors",
+                "Cache-Control": "no-store",
+            }
+        )
+        at, piece = 0, await _read(request, transfer, 0)
+        await response.prepare(request)  # only now: what cannot be read at all is a problem
+        while piece:
+            at += len(piece)
+            await response.write(piece)
+            del piece
+            await request.writer.drain()
+            piece = await _read(request, transfer, at)
+        await response.write_eof()
+    return response
+
+
+async def _read(request: web.Request, transfer: dict[str, int], at: int) -> bytes:
+    if at >= transfer["bytes"]:
+        return b""
+    given = {"transfer": transfer["transfer"], "offset": at, "bytes": _SENT_BYTES}
+    piece: bytes = await _ask(request, "kv_read", **given)
+    return piece
+
+
+@contextlib.asynccontextmanager
+async def _transfer(request: web.Request, what: str, **args: Any) -> AsyncIterator[dict[str, int]]:
+    """Open a transfer in the kernel; it is closed whatever happens."""
+    kernel, tenant = services(request).runs.kernel, tenant_of(request)
+    transfer: dict[str, int] = await _ask(request, what, **args)
+    try:
+        yield transfer
+    finally:
+        # Also when whoever asked may ask no more; a kernel that went away has closed it.
+        with contextlib.suppress(KernelAwayError, SyscallError):
+            await kernel.ask("kv_close", tenant=tenant, transfer=transfer["transfer"])
+
+
+async def _is_there(request: web.Request, path: str) -> bool:
+    try:
+        await _ask(request, "kv_stat", path=path)
+    except Problem as problem:
+        if problem.status == 404:
+            return False
+        raise
+    return True
+
+
+def _expiry(request: web.Request) -> int:
+    """Return when the file is to end, in Unix milliseconds; 0: never."""
+    text = request.query.get("keep_ms")
+    if text is None:
+        return 0
+    return round(1000 * time.time()) + number(text, "keep_ms", 1, KV_FILE_KEEP_MS_MAX)
+
+
+async def _ask(request: web.Request, what: str, **args: Any) -> Any:
+    """Return the kernel's answer.
+
+    Raises:
+        Problem: it is away, or refuses.
+    """
+    kernel, admission = services(request).runs.kernel, services(request).runs.admission
+    try:
+        await services(request).runs.kernel_limits.tell(tenant_of(request))
+        return await kernel.ask(what, tenant=tenant_of(request), **args)
+    except KernelAwayError as error:
+        raise admission.away("kernel", str(error)) from error
+    except SyscallError as error:
+        if error.errno is Errno.ENOENT:
+            raise not_found("KV file") from error
+        if error.errno not in _REFUSALS:
+            raise bad_request("kv", str(error), errno=error.errno.name) from error
+        status, kind = _REFUSALS[error.errno]
+        problem = Problem(status, kind, error.detail or str(error), errno=error.errno.name)
+        admission.estimate(problem)
+        raise problem from error
+
+
+def _path(request: web.Request) -> str:
+    return _checked(request.match_info["path"])
+
+
+def _checked(path: str) -> str:
+    if len(path.encode(errors="surrogatepass")) > PATH_BYTES_MAX:
+        raise bad_request("bad-request", f"a path has at most {PATH_BYTES_MAX} bytes")
+    return path

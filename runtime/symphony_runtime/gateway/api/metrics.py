@@ -1,0 +1,373 @@
+"""`GET /metrics`: what the gateway and the kernel count, in Prometheus' text format.
+
+    KernelFigures, RunFigures, roles  ->  Scrape  ->  families  ->  text
+
+Names are vLLM's where vLLM has the thing (with `symphony:` for `vllm:`); docs/metrics.md says what
+each means. Who may see what: the admin key sees everything, by tenant where there are tenants. A
+tenant's key sees the server's sums if it is the only tenant, and otherwise its own runs: a sum over
+two tenants would tell each of them about the other.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from symphony_kernel.protocol.limit_table import HIT
+
+from symphony_runtime.gateway.admission.admission import REASONS
+from symphony_runtime.gateway.egress.metrics import KINDS, OutsideFigures
+from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, RunFigures, TenantFigures
+from symphony_runtime.gateway.metrics.process import RoleFigures
+from symphony_runtime.gateway.runs.record import FINAL
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PREFIX = "symphony:"
+_Labels = Mapping[str, str]
+_Samples = Iterable[tuple[_Labels, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """Everything that one answer is made of."""
+
+    model: str  # "" before the first kernel was there
+    kernel: dict[str, Any]  # as `KernelFigures.latest` gives it
+    kernel_restarts: int
+    runs: RunFigures
+    live: Mapping[str, int]  # runs, by tenant
+    roles: Mapping[str, RoleFigures | None]  # None: away
+    store: Mapping[str, int]
+    outside: OutsideFigures
+    refused: Mapping[str, int] = field(default_factory=dict)  # runs, by `admission.REASONS`
+    slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
+    connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
+    hanging: Collection[str] = ()  # roles
+    memory_free: int | None = None  # bytes; None: the system does not tell
+    disk: Mapping[str, int] = field(default_factory=dict)  # `Disk.statistics`
+    audit_lost: int = 0  # notes, see `Audit`
+    disk_of: Callable[[str], int] = lambda _tenant: 0  # bytes that a tenant holds
+
+
+def render(scrape: Scrape, *, tenant: str | None, whole: bool) -> bytes:
+    """Return the text for the admin (`tenant` None), or for a tenant's key.
+
+    `whole`: the tenant is the only one, so that the server's sums are its own.
+    """
+    if tenant is None:
+        families = [*_tenants(scrape), *_server(scrape), *_operators(scrape)]
+    elif whole:
+        families = [*_sums(scrape), *_server(scrape)]
+    else:
+        families = list(_own(scrape, tenant))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    """What the library writes: families that are made already."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Give them all."""
+        return self._families
+
+
+# --- Runs, of everybody, of each tenant, or of one ------------------------------------------------
+def _tenants(scrape: Scrape) -> Iterator[Metric]:
+    names = {*scrape.kernel.get("tenants", {}), *scrape.live}
+    for name in sorted(names):
+        scrape.runs.of(name)  # a label of its own, if there is one left
+    labelled = [name for name in scrape.runs.tenants() if name != OTHERS]
+    parts = [_Part.of(scrape, [name], {"tenant": name}) for name in labelled]
+    if OTHERS in scrape.runs.tenants():
+        rest = {OTHERS, *names}.difference(labelled)
+        parts.append(_Part.of(scrape, rest, {"tenant": OTHERS}))
+    return _families(scrape, parts)
+
+
+def _sums(scrape: Scrape) -> Iterator[Metric]:
+    names = {*scrape.kernel.get("tenants", {}), *scrape.runs.tenants(), *scrape.live}
+    return _families(scrape, [_Part.of(scrape, names, {})])
+
+
+def _own(scrape: Scrape, tenant: str) -> Iterator[Metric]:
+    return _families(scrape, [_Part.of(scrape, [tenant], {})])
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some tenants' runs together, and the labels that they are shown with."""
+
+    labels: _Labels
+    live: int
+    figures: TenantFigures
+    kernel: dict[str, int]
+    disk: int
+
+    @staticmethod
+    def of(scrape: Scrape, names: Iterable[str], labels: _Labels) -> "_Part":
+        figures, live, disk = TenantFigures(), 0, 0
+        kernel: dict[str, int] = {}
+        used, counted = scrape.kernel.get("tenants", {}), scrape.runs.tenants()
+        for name in names:
+            live += scrape.live.get(name, 0)
+            disk += scrape.disk_of(name)
+            if name in counted:
+                figures.add(counted[name])
+            for key, value in used.get(name, {}).items():
+                kernel[key] = kernel.get(key, 0) + value
+        return _Part(labels, live, figures, kernel, disk)
+
+
+def _families(scrape: Scrape, parts: Iterable[_Part]) -> Iterator[Metric]:
+    """Yield what runs come to, each part with its labels."""
+    parts = list(parts)
+    text = _Text(scrape.model)
+
+    def each(key: str) -> _Samples:
+        return [(part.labels, part.kernel[key]) for part in parts if key in part.kernel]
+
+    def used(key: str, unit: float = 1.0) -> _Samples:
+        return [(part.labels, part.figures.usage[key] * unit) for part in parts]
+
+    yield text.gauge("runs_live", "runs that were admitted and have not ended",
+                     [(part.labels, part.live) for part in parts])  # fmt: skip
+    yield text.gauge("tenant_disk_bytes", "bytes that tenants hold in the data directory",
+                     [(part.labels, part.disk) for part in parts])  # fmt: skip
+    yield text.counter("runs_started", "runs that went to a worker",
+                       [(part.labels, part.figures.started) for part in parts])  # fmt: skip
+    yield text.counter(
+        "request_success", "runs that have ended, by how",
+        [({**part.labels, "finished_reason": status}, part.figures.ended[status])
+         for part in parts for status in FINAL],
+    )  # fmt: skip
+    yield text.counter(
+        "runs_killed", "runs that were killed, by what for",
+        [({**part.labels, "reason": kind}, part.figures.killed[kind])
+         for part in parts for kind in KILL_KINDS],
+    )  # fmt: skip
+    yield text.counter("limit_hits", "limits that were reached, by which", _limit_hits(parts))
+    yield text.counter("prompt_tokens", "tokens of preds of several", each("prompt_tokens"))
+    yield text.counter("generation_tokens", "tokens drawn", each("completion_tokens"))
+    yield text.counter("prompt_tokens_cached", "entries opened or appended instead of computed",
+                       each("cached_tokens"))  # fmt: skip
+    yield text.gauge("kv_pages_held", "pages that are paid for", each("pages"))
+    yield text.gauge("kv_files", "live KV files", each("files"))
+    yield text.gauge("kv_handles", "open handles and grants", each("handles"))
+    yield text.counter("program_cpu_seconds", "processor time of programs that have ended",
+                       used("cpu_ms", 1e-3))  # fmt: skip
+    yield text.counter("program_calls", "calls of programs that have ended", used("syscalls"))
+
+
+def _limit_hits(parts: Iterable[_Part]) -> Iterator[tuple[_Labels, float]]:
+    """Yield what gateway, workers and kernel count of limits; `cpu_ms` even before any."""
+    for part in parts:
+        hits = Counter({"cpu_ms": 0})
+        hits.update(part.figures.limits)
+        hits.update({k.removeprefix(HIT): n for k, n in part.kernel.items() if k.startswith(HIT)})
+        for limit, count in sorted(hits.items()):
+            yield {**part.labels, "limit": limit}, count
+
+
+# --- The server ----------------------------------------------------------------------------------
+def _server(scrape: Scrape) -> Iterator[Metric]:
+    """Yield what the model and the device do, whoever it is for."""
+    text, kernel = _Text(scrape.model), scrape.kernel
+    for name, key, words in _GAUGES:
+        if key in kernel:
+            yield text.gauge(name, words, [({}, kernel[key])])
+    if "pages" in kernel:
+        yield text.gauge("kv_cache_usage_perc", "share of the pages in use; 1 is all",
+                         [({}, _usage(kernel))])  # fmt: skip
+    for name, key, unit, words in _COUNTERS:
+        if key in kernel:
+            yield text.counter(name, words, [({}, kernel[key] * unit)])
+    for name, key, words in _HISTOGRAMS:
+        if key in kernel.get("histograms", {}):
+            yield text.histogram(name, words, kernel["histograms"][key])
+    runs = scrape.runs
+    for name, counted, words in (
+        ("e2e_request_latency_seconds", runs.run_seconds, "from a run's admission to its end"),
+        ("run_start_seconds", runs.start_seconds, "from a run's admission to its worker"),
+        ("time_to_first_message_seconds", runs.first_message_seconds,
+         "from a run's admission to the first message that it sent"),
+    ):  # fmt: skip
+        yield text.histogram(name, words, counted.view())
+
+
+_GAUGES = (
+    ("num_requests_running", "lips_running", "LIPs with a row in a step that computes"),
+    ("num_requests_waiting", "lips_waiting", "LIPs with preds that wait for a place in a step"),
+    ("instances", "instances", "live instances: runs and their children"),
+    ("preds_waiting", "waiting", "preds that wait for a place in a step"),
+    ("preds_waiting_for_pages", "waiting_for_pages", "those of them that wait for free pages"),
+    ("kv_pages", "pages", "pages of the pool"),
+    ("kv_pages_free", "pages_free", "pages that nobody holds"),
+    ("kv_pages_shared", "pages_shared", "pages that several files hold"),
+    ("prefix_cache_pages", "prefix_cache_pages", "pages of offered prefixes"),
+    ("kv_durable_bytes", "durable_bytes", "bytes of durable KV files on disk"),
+    ("kv_pages_on_host", "tiers_host_pages", "held pages whose nearest place is host memory"),
+    ("kv_pages_on_disk", "tiers_disk_pages", "held pages whose nearest place is the disk tier"),
+    ("kv_pages_tokens_only", "tiers_tokens_pages", "held pages to be computed again when used"),
+    ("kv_host_slots", "tiers_host_slots", "pages for which host memory has room"),
+    ("kv_host_slots_used", "tiers_host_slots_used", "of them in use, copies included"),
+    ("kv_disk_slots", "tiers_disk_slots", "pages for which the disk tier has room"),
+    ("kv_disk_slots_used", "tiers_disk_slots_used", "of them in use, copies included"),
+)
+_COUNTERS = (
+    ("num_preemptions", "preds_starved", 1, "preds that failed for want of pages"),
+    ("preds", "preds", 1, "preds that ended well"),
+    ("preds_guessed", "preds_guessed", 1, "preds that were computed before they came"),
+    ("preds_guessed_in_vain", "preds_guessed_in_vain", 1, "rows computed for no pred"),
+    ("steps", "steps", 1, "steps of the model"),
+    ("step_rows", "rows", 1, "rows of all steps: over steps, the mean batch"),
+    ("decode_rows", "decode_rows", 1, "rows of one token"),
+    ("decode_steps", "decode_steps", 1, "steps with such a row: the mean batch of decodes"),
+    ("tokens_prefilled", "prefill_tokens", 1, "tokens computed in rows of several"),
+    ("device_busy_seconds", "step_ms", 1e-3, "time that steps computed: its rate is the share"),
+    ("kernel_calls", "calls", 1, "calls that workers made"),
+    ("kernel_calls_failed", "failed", 1, "calls that were answered with an errno"),
+    ("kv_slots_copied", "copies", 1, "entries copied on a write to a shared page"),
+    ("prefix_cache_queries", "prefix_cache_query_tokens", 1, "tokens looked up"),
+    ("prefix_cache_hits", "prefix_cache_hit_tokens", 1, "tokens found"),
+    ("prefix_cache_evicted_pages", "prefix_cache_evicted_pages", 1, "pages given up"),
+    ("kv_pages_saved", "tiers_saved_pages", 1, "pages copied from the device to host memory"),
+    ("kv_pages_loaded", "tiers_loaded_pages", 1, "pages copied back"),
+    ("kv_pages_dropped", "tiers_dropped_pages", 1, "pages of which only the tokens were kept"),
+    ("kv_pages_spilled", "tiers_spilled_pages", 1, "pages written from host memory to disk"),
+    ("kv_pages_read", "tiers_read_pages", 1, "pages read back"),
+    ("kv_bytes_moved", "tiers_moved_bytes", 1, "between device and host memory"),
+    ("kv_move_seconds", "tiers_move_ms", 1e-3, "what that took"),
+    ("kernel_audits", "audits", 1, "audits of an idle kernel"),
+    ("kernel_stalls", "stalls", 1, "faults that left works without a step"),
+)
+_HISTOGRAMS = (
+    ("time_to_first_token_seconds", "time_to_first_token_seconds",
+     "from a run's first pred to the first that gave a token or a distribution"),
+    ("inter_token_latency_seconds", "inter_token_latency_seconds",
+     "between two tokens of one KV file"),
+    ("iteration_tokens_total", "step_tokens", "new tokens of a step"),
+    ("iteration_rows", "step_rows", "rows of a step"),
+    ("iteration_seconds", "step_seconds", "time of a step"),
+)  # fmt: skip
+
+
+def _usage(kernel: dict[str, Any]) -> float:
+    idle = kernel.get("prefix_cache_idle_pages", 0)  # given up as soon as somebody wants them
+    used = kernel["pages"] - kernel["pages_free"] - idle
+    return float(used / kernel["pages"])
+
+
+def _operators(scrape: Scrape) -> Iterator[Metric]:
+    """Yield what is no tenant's business: the processes, requests and the database."""
+    text, roles = _Text(""), scrape.roles
+    there = {name: found for name, found in roles.items() if found is not None}
+    yield text.gauge("role_up", "1 while the process is there",
+                     [({"role": name}, name in there) for name in roles])  # fmt: skip
+    yield text.gauge("role_hangs", "1 while the process gives no sign of life",
+                     [({"role": name}, name in scrape.hanging) for name in roles])  # fmt: skip
+    yield text.counter("role_cpu_seconds", "processor time of the process",
+                       [({"role": n}, f.cpu_seconds) for n, f in there.items()])  # fmt: skip
+    yield text.gauge("role_resident_memory_bytes", "resident memory of the process",
+                     [({"role": n}, f.resident_bytes) for n, f in there.items()])  # fmt: skip
+    yield text.gauge(
+        "role_open_fds", "open descriptors of the process",
+        [({"role": n}, f.descriptors) for n, f in there.items() if f.descriptors is not None],
+    )  # fmt: skip
+    yield text.counter("kernel_restarts", "kernels that took another's place",
+                       [({}, scrape.kernel_restarts)])  # fmt: skip
+    yield text.counter(
+        "http_responses", "answers, by route and status",
+        [({"route": route, "status": str(status)}, count)
+         for (route, status), count in sorted(scrape.runs.responses.items())],
+    )  # fmt: skip
+    for name, words in (
+        ("writes", "operations that changed the database"),
+        ("commits", "transactions: fewer than operations, they leave together"),
+        ("failed_writes", "operations that failed"),
+        ("unwritten_events", "events of live runs that were in memory only for a time"),
+    ):
+        yield text.counter(f"store_{name}", words, [({}, scrape.store[name])])
+    yield text.counter("audit_notes_lost", "notes of operators' changes that could not be kept",
+                       [({}, scrape.audit_lost)])  # fmt: skip
+    yield from _overload(text, scrape)
+    yield from _outside(text, scrape.outside)
+
+
+_DISK = {
+    "disk_free_bytes": "free space of the data directory's file system",
+    "disk_reserve_bytes": "what of the disk is kept for deletions and ends of runs",
+    "disk_used_bytes": "what lies in the data directory, the reserve's file excluded",
+    "disk_room_bytes": "what tenants may still write",
+    "disk_budget_bytes": "disk_bytes_max, or what is used and may still be written",
+}
+
+
+def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
+    yield text.counter("runs_refused", "runs that were not admitted, by what for",
+                       [({"reason": r}, scrape.refused.get(r, 0)) for r in REASONS])  # fmt: skip
+    yield text.counter("slow_clients", "clients that were cut off, by what they did slowly",
+                       [({"kind": kind}, n) for kind, n in scrape.slow.items()])  # fmt: skip
+    for key, words in (("closed", "closed to make room for others"),
+                       ("refused", "refused to addresses that show no key")):  # fmt: skip
+        number = scrape.connections.get(f"connections_{key}", 0)
+        yield text.counter(f"connections_{key}", f"connections that were {words}", [({}, number)])
+    yield text.gauge("connections", "open connections",
+                     [({}, scrape.connections.get("connections", 0))])  # fmt: skip
+    for key, value in scrape.disk.items():
+        yield text.gauge(key, _DISK[key], [({}, value)])
+    if scrape.memory_free is not None:
+        yield text.gauge("memory_free_bytes", "what machine and cgroup have left",
+                         [({}, scrape.memory_free)])  # fmt: skip
+
+
+def _outside(text: "_Text", outside: OutsideFigures) -> Iterator[Metric]:
+    failed = {**{(kind, "EIO"): 0 for kind in KINDS}, **outside.failed}
+    yield text.counter("outside_calls", "calls to the outside, by kind",
+                       [({"kind": kind}, outside.made[kind]) for kind in KINDS])  # fmt: skip
+    yield text.counter(
+        "outside_calls_failed", "those that ended with an errno",
+        [({"kind": kind, "errno": errno}, count)
+         for (kind, errno), count in sorted(failed.items())],
+    )  # fmt: skip
+    yield text.counter("tool_errors", "answers of tools that are not ok",
+                       [({}, outside.tool_errors)])  # fmt: skip
+
+
+class _Text:
+    """Makes families of the library's; all samples name the model, as vLLM's do."""
+
+    def __init__(self, model: str) -> None:
+        self._common = {"model_name": model} if model else {}
+
+    def gauge(self, name: str, words: str, samples: _Samples) -> Metric:
+        return self._fill(GaugeMetricFamily(_PREFIX + name, words), "", samples)
+
+    def counter(self, name: str, words: str, samples: _Samples) -> Metric:
+        return self._fill(CounterMetricFamily(_PREFIX + name, words), "_total", samples)
+
+    def histogram(self, name: str, words: str, view: dict[str, Any]) -> Metric:
+        family = HistogramMetricFamily(_PREFIX + name, words, labels=list(self._common))
+        buckets, total = [], 0
+        for bound, count in zip([*view["bounds"], "+Inf"], view["counts"], strict=True):
+            total += count
+            buckets.append((str(bound), total))
+        family.add_metric(list(self._common.values()), buckets, view["sum"])
+        return family
+
+    def _fill(self, family: Metric, suffix: str, samples: _Samples) -> Metric:
+        for labels, value in samples:
+            family.add_sample(family.name + suffix, {**self._common, **labels}, float(value))
+        return family

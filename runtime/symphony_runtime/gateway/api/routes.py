@@ -1,0 +1,229 @@
+"""The route table: every route of the HTTP interface, what it takes and what it answers.
+
+The application is built from it, and so is the OpenAPI document: a route cannot be in one and not
+in the other. A route needs a tenant's key unless its `access` says otherwise.
+"""
+
+from symphony_kernel.protocol.limits import IDEMPOTENCY_KEY_BYTES_MAX
+
+from symphony_runtime.gateway.api import health, kv_files, programs_and_runs, run_streams, secrets
+from symphony_runtime.gateway.api.admin_routes import ADMIN_ROUTES
+from symphony_runtime.gateway.api.openapi import EVENTS, get_openapi
+from symphony_runtime.gateway.http.route import AFTER, FLAG, LIMIT, Access, Answer, Parameter, Route
+from symphony_runtime.gateway.openai import handlers as openai
+
+__all__ = ["ROUTES", "Access", "Route"]
+
+_RESUME = (
+    Parameter(
+        "Last-Event-ID",
+        "id of the last event that the client has",
+        {"type": "integer", "minimum": 0},
+        "header",
+    ),
+    Parameter("after", "the same, for clients that cannot set headers", {"type": "integer"}),
+)
+_OPENAI_PROBLEMS = (404, 409, 410, 422)
+_ONCE = Parameter(
+    "Idempotency-Key",
+    "a text of the client's own: a second request with it gets what the first got, for a day",
+    {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_BYTES_MAX},
+    "header",
+)
+
+ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET", "/healthz", "healthz", health.healthz, "The gateway answers",
+        {200: Answer("it does", "Health")}, access=Access.OPEN,
+    ),
+    Route(
+        "GET", "/readyz", "readyz", health.readyz, "Which roles are there",
+        {200: Answer("a run can start", "Readiness"), 503: Answer("it cannot", "Readiness")},
+        access=Access.OPEN,
+    ),
+    Route(
+        "GET", "/openapi.json", "openapi", get_openapi, "This document",
+        {200: Answer("OpenAPI 3.1", "OpenApi")},
+    ),
+    Route(
+        "POST", "/v1/programs", "uploadProgram", programs_and_runs.upload_program,
+        "Check, compile and keep a program",
+        {201: Answer("kept", "Program"), 200: Answer("its bytes were known", "Program")},
+        problems=(404, 409, 422),  # 404: what the key's first request uploaded was deleted since
+        parameters=(Parameter("name", "a name, which then points at this program"), _ONCE),
+        body=("application/wasm", "Wasm"),
+    ),
+    Route(
+        "GET", "/v1/programs", "listPrograms", programs_and_runs.list_programs, "List programs",
+        {200: Answer("a page, newest first", "ProgramPage")},
+        parameters=(LIMIT, AFTER),
+    ),
+    Route(
+        "GET", "/v1/programs/{program}", "getProgram", programs_and_runs.get_program,
+        "Show a program, by its id or a name",
+        {200: Answer("the program", "Program")},
+    ),
+    Route(
+        "DELETE", "/v1/programs/{program}", "deleteProgram", programs_and_runs.delete_program,
+        "Forget a program and its names; runs of it go on",
+        {204: Answer("forgotten")},
+    ),
+    Route(
+        "POST", "/v1/programs/{program}/runs", "startRun", programs_and_runs.start_run,
+        "Run a program: wait for its end, stream it (`stream`), or only start it (`detach`)",
+        {
+            200: Answer(
+                "the run has ended; or, with `stream`, its events", "RunResult", streamed="Events"
+            ),
+            202: Answer("it has started (`detach`)", "RunStarted"),
+        },
+        problems=(409, 410, 422),
+        parameters=(Parameter("detach", "answer as soon as it has started", FLAG), _ONCE),
+        body=("application/json", "RunRequest"),
+    ),
+    Route(
+        "GET", "/v1/limits", "getLimits", programs_and_runs.get_limits,
+        "What the tenant and its runs may use: defaults, and the most that a run may ask for",
+        {200: Answer("by name; null is no limit", "Limits")},
+    ),
+    Route(
+        "GET", "/v1/runs", "listRuns", programs_and_runs.list_runs, "List runs",
+        {200: Answer("a page, newest first", "RunPage")},
+        parameters=(LIMIT, AFTER, Parameter("live", "only those, with what they hold", FLAG)),
+    ),
+    Route(
+        "GET", "/v1/runs/{run}", "getRun", programs_and_runs.get_run,
+        "Show a run, with its messages so far",
+        {200: Answer("the run", "RunResult")},
+    ),
+    Route(
+        "DELETE", "/v1/runs/{run}", "deleteRun", programs_and_runs.delete_run,
+        "Forget a run that has ended, with its messages and its log",
+        {204: Answer("forgotten")}, problems=(409,),
+    ),
+    Route(
+        "GET", "/v1/runs/{run}/events", "getEvents", run_streams.get_events,
+        "Follow a run: `message`, `log`, `status` and `usage` events, to the final `status`",
+        {200: Answer("the events", "Events", EVENTS)}, problems=(409,),
+        parameters=(*_RESUME, Parameter("follow", "0: only the events that are there now", FLAG)),
+    ),
+    Route(
+        "GET", "/v1/runs/{run}/trace", "getTrace", programs_and_runs.get_trace,
+        "What a run that was started with `trace` did: its calls, waits and steps",
+        {200: Answer("Chrome trace events, which Perfetto shows", "Trace")},
+    ),
+    Route(
+        "POST", "/v1/runs/{run}/messages", "sendMessage", programs_and_runs.send_message,
+        "Hand the program a message for its `recv`",
+        {204: Answer("taken")}, problems=(409,),
+        parameters=(Parameter("close", "nothing follows; an empty body is no message", FLAG),),
+        body=("application/octet-stream", "Message"),
+    ),
+    Route(
+        "POST", "/v1/runs/{run}/cancel", "cancelRun", programs_and_runs.cancel_run,
+        "End a run; one that has ended stays as it was",
+        {200: Answer("it has ended", "Run"), 202: Answer("it is about to", "Run")},
+        problems=(409,),
+    ),
+    Route(
+        "GET", "/v1/runs/{run}/ws", "websocket", run_streams.websocket,
+        "Messages both ways, over a WebSocket",
+        {101: Answer("the protocol changes to WebSocket")}, problems=(409, 426),
+        parameters=(*_RESUME, Parameter("events", "what comes are events with their ids", FLAG)),
+    ),
+    Route(
+        "GET", "/v1/kv", "listKv", kv_files.list_kv,
+        "List the tenant's named KV files; below `public/<tenant>/`, what that tenant publishes",
+        {200: Answer("a page, by path", "KvPage")},
+        parameters=(Parameter("prefix", "what the paths begin with"), LIMIT, AFTER),
+    ),
+    Route(
+        "GET", "/v1/kv/{path}", "getKv", kv_files.get_kv,
+        "Show a named KV file; or send it, with `download` or Accept: application/octet-stream",
+        {200: Answer("what is known of it; or the file", "KvFile", file=True)},
+        problems=(507,),
+        parameters=(Parameter("download", "send the file itself", FLAG),),
+    ),
+    Route(
+        "PUT", "/v1/kv/{path}", "putKv", kv_files.put_kv,
+        "Take a KV file and give it a durable name",
+        {201: Answer("it is there", "KvFile"), 200: Answer("in place of another", "KvFile")},
+        problems=(409, 507),
+        parameters=(
+            Parameter("replace", "0: only where no file has the name", FLAG),
+            Parameter("rebuild", "leave its K and V, compute them again from its tokens", FLAG),
+            Parameter("public", "other tenants may read it, if the operator lets them", FLAG),
+            Parameter("keep_ms", "how long it is to stay", {"type": "integer", "minimum": 1}),
+        ),
+        body=(kv_files.FILE, "Safetensors"),
+    ),
+    Route(
+        "DELETE", "/v1/kv/{path}", "deleteKv", kv_files.delete_kv,
+        "Remove a name; views that programs have open stay valid",
+        {204: Answer("removed")},
+    ),
+    Route(
+        "GET", "/v1/secrets", "listSecrets", secrets.list_secrets,
+        "List the tenant's secrets: names, hosts and times, never a value",
+        {200: Answer("all of them, by name", "SecretPage")},
+    ),
+    Route(
+        "PUT", "/v1/secrets/{name}", "putSecret", secrets.put_secret,
+        "Keep a secret that `http` puts into headers where a program writes {{secret:NAME}}",
+        {201: Answer("kept", "Secret"), 200: Answer("in place of another", "Secret")},
+        body=("application/json", "SecretRequest"),
+    ),
+    Route(
+        "DELETE", "/v1/secrets/{name}", "deleteSecret", secrets.delete_secret,
+        "Forget a secret", {204: Answer("forgotten")},
+    ),
+    Route(
+        "GET", "/v1/models", "listModels", openai.list_models,
+        "The model, then the tenant's named programs: each may be a request's `model`",
+        {200: Answer("all of them", "ModelList")}, errors="OpenAIError",
+    ),
+    Route(
+        "GET", "/v1/models/{model}", "getModel", openai.get_model, "One of them",
+        {200: Answer("it is there", "Model")}, errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/completions", "createCompletion", openai.create_completion,
+        "OpenAI's completions, by a program that ships with the server or by the one named",
+        {200: Answer("the text; or, with `stream`, its chunks", "OpenAICompletion",
+                     streamed="OpenAIChunks")},
+        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        body=("application/json", "OpenAIRequest"),
+        errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/chat/completions", "createChatCompletion", openai.create_chat_completion,
+        "OpenAI's chat completions, likewise",
+        {200: Answer("the answer; or, with `stream`, its chunks", "OpenAICompletion",
+                     streamed="OpenAIChunks")},
+        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        body=("application/json", "OpenAIRequest"),
+        errors="OpenAIError",
+    ),
+    Route(
+        "POST", "/v1/responses", "createResponse", openai.create_response,
+        "OpenAI's responses, for text: nothing is stored, and there are no tools",
+        {200: Answer("the response; or, with `stream`, its events", "OpenAIResponse",
+                     streamed="OpenAIChunks")},
+        problems=_OPENAI_PROBLEMS, parameters=(_ONCE,),
+        body=("application/json", "OpenAIRequest"),
+        errors="OpenAIError",
+    ),
+    Route(
+        "GET", "/v1/admin/statistics", "statistics", programs_and_runs.statistics,
+        "The counters of kernel and gateway",
+        {200: Answer("the counters", "Statistics")},
+        parameters=(Parameter("check", "audit the kernel's pages and tables first", FLAG),),
+        access=Access.ADMIN,
+    ),
+    *ADMIN_ROUTES,
+    Route(
+        "GET", "/metrics", "metrics", health.metrics,
+        "Figures for Prometheus: by tenant with the admin key, else a tenant's own",
+        {200: Answer("the figures", "Metrics", health.METRICS)}, access=Access.ANY,
+    ),
+)  # fmt: skip

@@ -1,0 +1,169 @@
+"""Runs as they happen: server-sent events, and a WebSocket for both directions."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+from aiohttp import WSMsgType, web
+from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
+
+from symphony_runtime.gateway.api.results import message_json
+from symphony_runtime.gateway.connections.websocket_frames import Frames
+from symphony_runtime.gateway.errors import Problem, has_gone
+from symphony_runtime.gateway.http.context import flag, number, services, tenant_of, to_json
+from symphony_runtime.gateway.runs.events.reader import Event
+from symphony_runtime.gateway.runs.events.stream import Reader
+from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.record import Record, encode_message
+from symphony_runtime.gateway.runs.service import Runs
+
+_HEARTBEAT_SECONDS = 15.0  # so that proxies and we ourselves notice who has gone
+_INBOX_SECONDS = 0.05  # before a program with a full inbox is tried again
+_EVENTS_MAX = 1 << 40
+
+
+async def get_events(request: web.Request) -> web.StreamResponse:
+    """Follow a run from its beginning, or from where Last-Event-ID says."""
+    run = await services(request).runs.find(tenant_of(request), request.match_info["run"])
+    return await stream_events(request, run, _resume_point(request), follow=_follow(request))
+
+
+async def stream_events(
+    request: web.Request,
+    run: Run | Record,
+    after: int,
+    *,
+    follow: bool = True,
+    headers: dict[str, str] | None = None,
+) -> web.StreamResponse:
+    """Answer with a run's events after an id: to the last one, or those that are there now."""
+    run_id = run.record.id if isinstance(run, Run) else run.id
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-store",
+            "X-Accel-Buffering": "no",
+            "Location": f"/v1/runs/{run_id}",
+            "X-Run-Id": run_id,
+            **(headers or {}),
+        }
+    )
+    with _following(services(request).runs.open(run, after)) as reader:
+        await response.prepare(request)
+        patience = _HEARTBEAT_SECONDS if follow else 0
+        while (batch := await reader.next(patience)) is not None and (batch or follow):
+            told = b"".join(map(encode_event, batch))
+            del batch  # what waits to be read is all that is held of it
+            await response.write(told or b": still there\n\n")
+            del told
+            await request.writer.drain()
+        await response.write_eof()
+    return response
+
+
+def encode_event(event: Event) -> bytes:
+    """Return an event as text/event-stream has it; the parts of one, joined, are it."""
+    if event.begins and event.ends:
+        data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
+        return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), to_json(data))
+    opening = b'id: %d\nevent: message\ndata: {"message":' % event.id if event.begins else b""
+    return opening + message_json(event) + (b"}\n\n" if event.ends else b"")
+
+
+async def websocket(request: web.Request) -> web.StreamResponse:
+    """Messages both ways: text frames where they are UTF-8, else binary ones.
+
+    Begins with the run's first message, or after the event that `after` names. The server closes
+    when the run has ended, with its status as the reason; a client that closes ends nothing. With
+    `events` what comes are all of the run's events, as JSON with their ids, so that a client knows
+    where it can go on.
+    """
+    encode = _as_event if flag(request, "events", default=False) else _as_message
+    runs = services(request).runs
+    run = await runs.find(tenant_of(request), request.match_info["run"])
+    socket = web.WebSocketResponse(
+        # No `heartbeat`: its ping would wait behind what a slow client has not read.
+        max_msg_size=MESSAGE_BYTES_MAX + 1,
+        compress=False,  # hundreds of kilobytes for each that has it
+    )
+    if not socket.can_prepare(request):
+        raise Problem(426, "upgrade-required", "this route speaks WebSocket only",
+                      headers={"Upgrade": "websocket"})  # fmt: skip
+    with _following(runs.open(run, _resume_point(request))) as reader:
+        await socket.prepare(request)
+        sending = asyncio.create_task(_send_events(socket, Frames(request), reader, encode))
+        try:
+            async for frame in socket:
+                if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
+                    data = frame.data.encode() if frame.type is WSMsgType.TEXT else frame.data
+                    await _deliver(runs, run, data, request)
+        finally:
+            sending.cancel()
+            await asyncio.wait([sending])
+    return socket
+
+
+async def _deliver(runs: Runs, run: Run | Record, data: bytes, request: web.Request) -> None:
+    """Hand over a message; while the program's inbox is full the socket is not read."""
+    while not has_gone(request):
+        try:
+            runs.deliver(run, data)
+        except Problem as problem:
+            if problem.status == 429:
+                await asyncio.sleep(_INBOX_SECONDS)
+                continue
+            # It has just ended; the socket closes next.
+        return
+
+
+Encode = Callable[[Event], tuple[int, bytes] | None]
+
+
+async def _send_events(
+    socket: web.WebSocketResponse, frames: Frames, reader: Reader, encode: Encode
+) -> None:
+    outcome = "ended"
+    with contextlib.suppress(ConnectionError):  # the client has gone
+        while (batch := await reader.next(_HEARTBEAT_SECONDS)) is not None:
+            told = [] if batch else [frames.encode(WSMsgType.PING, b"", begins=True, ends=True)]
+            for event in batch:
+                if (message := encode(event)) is not None:
+                    told.append(frames.encode(*message, begins=event.begins, ends=event.ends))
+                if event.kind == "status":
+                    outcome = event.data["status"]
+            del batch  # what waits to be read is all that is held of it
+            await frames.write(b"".join(told))
+        await socket.close(message=outcome.encode())
+
+
+def _as_message(event: Event) -> tuple[int, bytes] | None:
+    """Return a message as its bytes or its text; None for any other event."""
+    if event.kind != "message":
+        return None
+    return WSMsgType.TEXT if event.is_text else WSMsgType.BINARY, event.data
+
+
+def _as_event(event: Event) -> tuple[int, bytes]:
+    """Return an event as the events route has it, in one object."""
+    if event.begins and event.ends:
+        data = {"message": encode_message(event.data)} if event.kind == "message" else event.data
+        return WSMsgType.TEXT, to_json({"id": event.id, "event": event.kind, "data": data})
+    opening = b'{"id":%d,"event":"message","data":{"message":' % event.id if event.begins else b""
+    return WSMsgType.TEXT, opening + message_json(event) + (b"}}" if event.ends else b"")
+
+
+@contextlib.contextmanager
+def _following(reader: Reader) -> Iterator[Reader]:
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def _follow(request: web.Request) -> bool:
+    return flag(request, "follow", default=True)
+
+
+def _resume_point(request: web.Request) -> int:
+    text = request.headers.get("Last-Event-ID") or request.query.get("after") or "0"
+    return number(text, "Last-Event-ID", 0, _EVENTS_MAX)

@@ -1,0 +1,147 @@
+"""The gateways of a database, and which of them have yet to forget a tenant that is gone.
+
+    enter      a gateway is there, with the number of its start: once, before it serves
+    beat       it is there still
+    depart     a tenant goes, and each gateway has to forget it: in the transaction that deletes it
+    pending    the tenants that this gateway has to forget
+    forgotten  it has forgotten one
+    drop       an operator says that a gateway will not come back: nobody waits for it any more,
+               and the runs that it had have failed
+
+A tenant's name can be given again once all gateways have forgotten whoever had it before. One that
+was dropped and comes back all the same counts again, and forgets before it lets anybody in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from symphony_runtime.gateway.cluster.recovery import fail_live_runs
+from symphony_runtime.gateway.errors import Problem, not_found
+from symphony_runtime.gateway.storage.database import Connection
+from symphony_runtime.gateway.storage.store import Store
+
+DROPPED = "its gateway is gone"
+_ALIVE_SECONDS = 60.0  # one that was seen so lately is no gateway that has gone for good
+
+
+class Members:
+    """The gateways of a store, as the one called `name` sees them; its start's number is `boot`."""
+
+    def __init__(self, store: Store, name: str, boot: int, now_ms: Callable[[], int]) -> None:
+        self.name = name
+        self._store = store
+        self._boot = boot
+        self._now_ms = now_ms
+
+    async def enter(self) -> None:
+        """Say that this gateway has started."""
+        alone, now = not self._store.shared, self._now_ms()
+        await self._store.write(lambda c: _enter(c, self.name, self._boot, now, alone=alone))
+
+    async def beat(self) -> None:
+        """Say that this gateway is there; one that was dropped counts again."""
+        sql = "UPDATE members SET seen_ms = ?, dropped_ms = NULL WHERE gateway = ?"
+        values = self._now_ms(), self.name
+        await self._store.write(lambda c: c.execute(sql, values).rowcount)
+
+    async def pending(self) -> set[str]:
+        """Return the tenants that this gateway has to forget."""
+        sql = "SELECT tenant FROM forgetting WHERE gateway = ?"
+        rows = await self._store.read(lambda c: c.execute(sql, (self.name,)).fetchall())
+        return {row["tenant"] for row in rows}
+
+    async def forgotten(self, tenant: str) -> None:
+        """This gateway has nothing of a tenant any more."""
+        sql = "DELETE FROM forgetting WHERE tenant = ? AND gateway = ?"
+        await self._store.write(lambda c: c.execute(sql, (tenant, self.name)).rowcount)
+
+    async def listing(self) -> list[dict[str, Any]]:
+        """Return what is shown of all gateways, by their names."""
+        shown = await self._store.read(_listing)
+        return [{**gateway, "here": gateway["id"] == self.name} for gateway in shown]
+
+    async def drop(self, gateway: str) -> None:
+        """Wait no more for a gateway that is gone for good.
+
+        Raises:
+            Problem: 404; 409, it is this one, or was there a moment ago.
+        """
+        now = self._now_ms()
+        seen = now if gateway == self.name else await self._store.read(lambda c: _seen(c, gateway))
+        if seen is None:
+            raise not_found("gateway")
+        if now - seen < 1000 * _ALIVE_SECONDS:
+            detail = f"the gateway was there {max(0, now - seen) // 1000} s ago: stop it first"
+            raise Problem(409, "alive", detail)
+        await self._store.write(lambda c: _drop(c, gateway, seen, now))
+
+
+# --- The database --------------------------------------------------------------------------------
+def _enter(connection: Connection, name: str, boot: int, now_ms: int, *, alone: bool) -> None:
+    if alone:  # a file is one gateway's, whose data directory may have had another name before
+        connection.execute("DELETE FROM members WHERE gateway != ?", (name,))
+        sql = "DELETE FROM forgetting WHERE gateway != ? RETURNING tenant, since_ms"
+        for row in connection.execute(sql, (name,)).fetchall():
+            _remember(connection, row["tenant"], name, row["since_ms"])
+    connection.execute(
+        "INSERT INTO members (gateway, boot, seen_ms) VALUES (?, ?, ?) ON CONFLICT (gateway) DO"
+        " UPDATE SET boot = excluded.boot, seen_ms = excluded.seen_ms, dropped_ms = NULL",
+        (name, boot, now_ms),
+    )
+
+
+def _seen(connection: Connection, gateway: str) -> int | None:
+    sql = "SELECT seen_ms FROM members WHERE gateway = ? AND dropped_ms IS NULL"
+    row = connection.execute(sql, (gateway,)).fetchone()
+    return None if row is None else int(row["seen_ms"])
+
+
+def _drop(connection: Connection, gateway: str, seen_ms: int, now_ms: int) -> None:
+    sql = "UPDATE members SET dropped_ms = ? WHERE gateway = ? AND seen_ms = ?"
+    if connection.execute(sql, (now_ms, gateway, seen_ms)).rowcount:
+        fail_live_runs(connection, {}, DROPPED, gateway)
+
+
+def _listing(connection: Connection) -> list[dict[str, Any]]:
+    left: dict[str, list[str]] = {}
+    sql = "SELECT gateway, tenant FROM forgetting ORDER BY tenant"
+    for row in connection.execute(sql):
+        left.setdefault(row["gateway"], []).append(row["tenant"])
+    sql = "SELECT gateway, seen_ms FROM members WHERE dropped_ms IS NULL ORDER BY gateway"
+    return [
+        {
+            "id": row["gateway"],
+            "seen_ms": row["seen_ms"],
+            "forgetting": left.get(row["gateway"], []),
+        }
+        for row in connection.execute(sql)
+    ]
+
+
+def depart(connection: Connection, tenant: str, now_ms: int) -> None:
+    """Note that every gateway has to forget a tenant: those that were dropped, too."""
+    for row in connection.execute("SELECT gateway FROM members").fetchall():
+        _remember(connection, tenant, row["gateway"], now_ms)
+
+
+def _remember(connection: Connection, tenant: str, gateway: str, since_ms: int) -> None:
+    sql = (
+        "INSERT INTO forgetting (tenant, gateway, since_ms) VALUES (?, ?, ?)"
+        " ON CONFLICT (tenant, gateway) DO NOTHING"
+    )
+    connection.execute(sql, (tenant, gateway, since_ms))
+
+
+def remembering(connection: Connection, tenant: str) -> list[str]:
+    """Return the gateways that have yet to forget who was called so."""
+    sql = (
+        "SELECT f.gateway FROM forgetting f JOIN members m ON m.gateway = f.gateway"
+        " WHERE f.tenant = ? AND m.dropped_ms IS NULL ORDER BY f.gateway"
+    )
+    return [row["gateway"] for row in connection.execute(sql, (tenant,))]
+
+
+def is_there(connection: Connection, boot: int) -> bool:
+    """Whether the gateway of this start may be at what it began: it has not started anew since."""
+    sql = "SELECT 1 FROM members WHERE boot = ? AND dropped_ms IS NULL"
+    return connection.execute(sql, (boot,)).fetchone() is not None

@@ -1,0 +1,192 @@
+"""Answers that are not read: what waits is bounded, charged to a tenant, and cut off.
+
+    of one connection   WRITE_BYTES_HIGH wait in this process before its handler waits, and about
+                        UNSENT_BYTES_MAX in the system
+    without progress    for `seconds` while bytes wait: the connection is cut
+    of one tenant       past TENANT_UNREAD_BYTES_MAX connections are cut, the longest stuck first
+
+Connections are looked at once in a while: nothing is done for each write. What the client's system
+has taken counts as read.
+"""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aiohttp import web
+from symphony_kernel.platform.malloc import trim
+from symphony_kernel.protocol.limits import (
+    SLOW_READER_SECONDS,
+    TENANT_UNREAD_BYTES_MAX,
+    UNSENT_BYTES_MAX,
+    WRITE_BYTES_HIGH,
+)
+
+from symphony_runtime.gateway.admission.rate_limit import ASKING
+
+_LOOK_SECONDS = 0.5
+_TRIM_BYTES = 4 << 20  # that waited, before it is worth while to give them back
+_TRIM_SECONDS = 1.0
+_RESET = struct.pack("ii", 1, 0)  # linger for no time
+
+
+@dataclass(slots=True)
+class _Writing:
+    """A connection's answers. `since` when none of the bytes that wait has been taken."""
+
+    transport: asyncio.Transport
+    request: web.BaseRequest
+    requests: int = 0  # under way
+    frames: int = 0  # bytes of a WebSocket's frames
+    held: Callable[[], int] = lambda: 0  # bytes that wait besides the transport's
+    since: float | None = None
+    taken: tuple[int, int] = (0, 0)  # the request, bytes that were taken of its answer
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is; "" before its key is known, and of operators."""
+        tenant: str = self.request.get(ASKING) or ""
+        return tenant
+
+
+WRITING = web.RequestKey("writing", _Writing)
+
+
+def bound_buffers(transport: asyncio.Transport) -> None:
+    """Bound what a connection buffers of what its client has not read."""
+    transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
+    connection = transport.get_extra_info("socket")
+    if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
+        # Not SO_SNDBUF: what is on its way to a client far away needs more than this.
+        option = socket.TCP_NOTSENT_LOWAT
+        connection.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES_MAX)
+
+
+async def drain(request: web.BaseRequest) -> None:
+    """Wait until a request's connection has room.
+
+    Raises:
+        ConnectionError: the client has gone.
+    """
+    await request.writer.drain()
+
+
+class Readers:
+    """Watches what is written to clients; `stop` it."""
+
+    def __init__(
+        self, seconds: float = SLOW_READER_SECONDS, bytes_max: int = TENANT_UNREAD_BYTES_MAX
+    ) -> None:
+        self.cut = 0  # connections, since the start
+        self.unread = 0  # bytes of all, at the last look
+        self._most = 0  # of them, since memory was given back
+        self._seconds = seconds
+        self._bytes_max = bytes_max
+        self._writing: dict[asyncio.Transport, _Writing] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._trimming: asyncio.Task[None] | None = None
+        self._look_seconds = min(_LOOK_SECONDS, seconds / 4 or _LOOK_SECONDS)
+
+    @contextlib.contextmanager
+    def watching(self, request: web.BaseRequest) -> Iterator[None]:
+        """Watch a connection while a request is answered, and until the answer has left."""
+        transport = request.transport
+        if transport is None:  # the client has gone
+            yield
+            return
+        writing = self._writing.get(transport)
+        if writing is None:
+            writing = self._writing[transport] = _Writing(transport, request)
+        writing.request = request
+        writing.frames, writing.held = 0, _nothing
+        writing.requests += 1
+        request[WRITING] = writing
+        if self._timer is None:
+            self._plan()
+        try:
+            yield
+        finally:
+            writing.requests -= 1
+            writing.held = _nothing
+            del request[WRITING]  # it holds the request
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _plan(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._look_seconds, self._look)
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        waiting: dict[str, list[tuple[_Writing, int]]] = {}
+        for transport, writing in list(self._writing.items()):
+            size = transport.get_write_buffer_size()
+            if not size:
+                writing.since = None
+                if not writing.requests:
+                    del self._writing[transport]
+                    continue
+            elif self._is_stuck(writing, size, now):
+                self._cut(writing)
+                continue
+            size += writing.held()
+            if size:
+                waiting.setdefault(writing.tenant, []).append((writing, size))
+        self.unread = sum(self._bound(writings, now) for writings in waiting.values())
+        self._trim()
+        self._timer = None
+        if self._writing:
+            self._plan()
+
+    def _trim(self) -> None:
+        """Give memory back when most of what waited has gone: the heap would keep it."""
+        self._most = max(self._most, self.unread)
+        trims = self._trimming is not None and not self._trimming.done()
+        if self._most >= _TRIM_BYTES and self.unread < self._most / 4 and not trims:
+            self._most = self.unread
+            self._trimming = asyncio.create_task(_trim_soon())
+
+    def _is_stuck(self, writing: _Writing, size: int, now: float) -> bool:
+        """Note what was taken; return whether nothing was, for too long."""
+        written = writing.request.writer.output_size + writing.frames
+        request, taken = id(writing.request), written - size
+        if writing.since is None or request != writing.taken[0] or taken > writing.taken[1]:
+            writing.since, writing.taken = now, (request, taken)
+        return now - writing.since > self._seconds
+
+    def _bound(self, writings: list[tuple[_Writing, int]], now: float) -> int:
+        """Cut a tenant's connections while too much waits; return the bytes that are left."""
+        total = sum(size for _, size in writings)
+        if total > self._bytes_max:
+            writings.sort(key=lambda each: (each[0].since or now, -each[1]))
+            for writing, size in writings:
+                if total <= self._bytes_max:
+                    break
+                self._cut(writing)
+                total -= size
+        return total
+
+    def _cut(self, writing: _Writing) -> None:
+        self.cut += 1
+        transport = writing.transport
+        del self._writing[transport]
+        connection = transport.get_extra_info("socket")
+        if connection is not None:  # else the system would hold what is unsent for minutes
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        transport.abort()
+
+
+async def _trim_soon() -> None:
+    await asyncio.sleep(_TRIM_SECONDS)  # by then the handlers have ended, too
+    await asyncio.to_thread(trim)
+
+
+def _nothing() -> int:
+    return 0

@@ -1,0 +1,106 @@
+"""Which addresses programs may reach: public ones, and those that the operator has named.
+
+What a name means is looked up once for a connection, what comes is checked, and the connection is
+made to an address that was checked. So a name that means something else the next time (DNS
+rebinding) wins nothing. The socket's address is checked once more where it is made, since the
+library asks no resolver about URLs that hold an address.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from symphony_kernel.protocol.errno import Errno
+
+from symphony_runtime.config.egress import Network
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+# What Python's versions do not agree on, or call global: a cloud's own services (they tell a
+# machine's secrets), protocol assignments, relays, translation prefixes, documentation.
+_SPECIAL = tuple(
+    ipaddress.ip_network(text)
+    for text in (
+        "168.63.129.16/32", "192.0.0.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24",
+        "192.175.48.0/24", "::/96", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23",
+        "2001:db8::/32", "3fff::/20", "5f00::/16", "fec0::/10",
+    )
+)  # fmt: skip
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class RefusedError(OSError):
+    """An address that programs may not reach."""
+
+
+def may_reach(address: str, networks: Sequence[Network]) -> bool:
+    """Whether programs may reach an address; `networks` are those beside the public ones."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    plain = mapped or found
+    if any(plain.version == network.version and plain in network for network in networks):
+        return True
+    return _is_public(plain)
+
+
+def _is_public(address: Address) -> bool:
+    inner = _embedded(address) if isinstance(address, ipaddress.IPv6Address) else None
+    if inner is not None:
+        return _is_public(inner)
+    if any(address.version == special.version and address in special for special in _SPECIAL):
+        return False
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not address.is_reserved
+        and not address.is_unspecified
+    )
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """Return the IPv4 address that packets to such an address end at, if it is of that kind."""
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    if address.teredo is not None:
+        return address.teredo[1]
+    return address.sixtofour
+
+
+class CheckedResolver(AbstractResolver):
+    """Gives of what another resolver finds the addresses that may be reached."""
+
+    def __init__(self, resolver: AbstractResolver, networks: Sequence[Network]) -> None:
+        self._resolver = resolver
+        self._networks = networks
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return a name's addresses; RefusedError, if it has none that may be reached."""
+        found = await self._resolver.resolve(host, port, family)
+        allowed = [each for each in found if may_reach(each["host"], self._networks)]
+        if not allowed:
+            raise RefusedError(Errno.EACCES, f"{host} has no public address")
+        return allowed
+
+    async def close(self) -> None:
+        """Nothing is open: the other resolver is its owner's."""
+
+
+class CheckedSockets:
+    """Makes sockets for addresses that may be reached (aiohttp's `socket_factory`)."""
+
+    def __init__(self, networks: Sequence[Network]) -> None:
+        self._networks = networks
+
+    def __call__(self, info: tuple[Any, ...]) -> socket.socket:
+        """Return a socket for what getaddrinfo tells; RefusedError."""
+        family, kind, protocol, _, address = info
+        if not may_reach(address[0], self._networks):
+            raise RefusedError(Errno.EACCES, f"{address[0]} is not public")
+        return socket.socket(family, kind, protocol)

@@ -1,0 +1,99 @@
+"""Calls to the outside, from a worker's question to its answer.
+
+Each is made by a task of its own, which ends when the program cancels its ticket or has ended.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import TENANT_OUTSIDE_CALLS_MAX
+
+from symphony_runtime.abi.egress_requests import HttpRequest, ToolRequest, parse_http, parse_tool
+from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.gateway.egress.http import Web
+from symphony_runtime.gateway.egress.injection import Injector
+from symphony_runtime.gateway.egress.metrics import OutsideFigures
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.egress.mcp.tools import Tools
+
+
+class Outside:
+    """What programs reach. Nothing, unless the configuration says more."""
+
+    def __init__(self, config: GatewayConfig, injector: Injector | None = None) -> None:
+        self._config = config
+        self._tools: Tools | None = None
+        self._web = Web(config.http, injector=injector)
+        self._under_way: Counter[str] = Counter()  # calls of each tenant
+        self.figures = OutsideFigures()
+
+    async def start(self) -> None:
+        """Start the tool servers."""
+        if self._config.tools:
+            self._tools = await asyncio.to_thread(_make_tools, self._config, self.figures)
+            self._tools.start()
+
+    async def stop(self) -> None:
+        """End the tool servers and all connections."""
+        await self._web.stop()
+        if self._tools is not None:
+            await self._tools.stop()
+
+    async def perform(self, what: str, tenant: str, request: Any) -> bytes:
+        """Make a call of a tenant's program; return its result.
+
+        Raises:
+            SyscallError: what the program gets instead; EAGAIN, the tenant has too many under way.
+        """
+        with self.figures.counted(what), self._counted(tenant):
+            if what == "tools":
+                return b"\x90" if self._tools is None else await self._tools.list(tenant)
+            if isinstance(request, HttpRequest):
+                return await self._web.call(tenant, request)
+            assert isinstance(request, ToolRequest)
+            if self._tools is None:
+                raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
+            return await self._tools.call(tenant, request)
+
+    def statistics(self) -> dict[str, Any]:
+        """Return the number of calls under way, and what is known of tool servers."""
+        tools = {} if self._tools is None else self._tools.statistics()
+        return {"calls": sum(self._under_way.values()), "tool_servers": tools}
+
+    @contextlib.contextmanager
+    def _counted(self, tenant: str) -> Any:
+        if self._under_way[tenant] >= TENANT_OUTSIDE_CALLS_MAX:
+            detail = f"the tenant has {TENANT_OUTSIDE_CALLS_MAX} calls under way"
+            raise SyscallError(Errno.EAGAIN, detail)
+        self._under_way[tenant] += 1
+        try:
+            yield
+        finally:
+            self._under_way[tenant] -= 1
+            if not self._under_way[tenant]:
+                del self._under_way[tenant]
+
+
+def parse(what: str, data: bytes) -> Any:
+    """Return the request that a worker passes on; SyscallError as `abi.egress_requests`."""
+    if what == "http":
+        return parse_http(data)
+    return parse_tool(data) if what == "tool" else None
+
+
+def name_of(what: str, request: Any) -> str:
+    """Return what a trace calls it."""
+    if isinstance(request, HttpRequest):
+        return f"{request.method} {request.url.origin()}"
+    return request.name if isinstance(request, ToolRequest) else what
+
+
+def _make_tools(config: GatewayConfig, figures: OutsideFigures) -> "Tools":
+    # The library takes a second to load: only where an operator has attached a server.
+    from symphony_runtime.gateway.egress.mcp.tools import Tools
+
+    return Tools(config.tools, figures)

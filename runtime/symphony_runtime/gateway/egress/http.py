@@ -1,0 +1,248 @@
+"""HTTP requests of programs, through their tenant's allow list.
+
+    request -> a rule that names its URL and method -> an address that the rule lets it reach
+            -> the answer; a redirect is a request again, from the beginning
+
+Each tenant has connections of its own under each rule: what one rule lets it reach, or another
+tenant has open, never serves a request under this one.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from urllib.parse import urljoin
+
+import aiohttp
+import msgpack
+from aiohttp.abc import AbstractResolver
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    HTTP_BODY_BYTES_MAX,
+    HTTP_HEADER_BYTES_MAX,
+    HTTP_HEADER_LINE_BYTES_MAX,
+    HTTP_HEADER_LINES_MAX,
+    HTTP_MS_DEFAULT,
+    HTTP_REDIRECTS_MAX,
+)
+from yarl import URL
+
+from symphony_runtime.abi.egress_requests import HttpRequest, parse_url
+from symphony_runtime.config.egress import HttpRule
+from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.egress.addresses import CheckedResolver, CheckedSockets, RefusedError
+from symphony_runtime.gateway.egress.body_memory import Bodies, Held
+from symphony_runtime.gateway.egress.connections import BoundedConnector
+from symphony_runtime.gateway.egress.injection import Injected, Injector, without_secrets
+from symphony_runtime.gateway.egress.resolver import Lookups
+from symphony_runtime.gateway.egress.vault import Secret
+
+_AGENT = "symphony"
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CREDENTIALS = frozenset({"authorization", "cookie"})  # for one origin only
+_ABOUT_BODY = frozenset({"content-type", "content-encoding", "content-language"})
+_SAFE = frozenset({"GET", "HEAD"})  # methods that have no effects
+_IN_THREAD_BYTES = 16 << 10  # of an answer that is looked through
+# Less than most servers keep an idle connection: a request on one that they close then would fail.
+_KEPT_SECONDS = 4.0
+
+Turn = AbstractAsyncContextManager[None]
+
+
+class Web:
+    """Makes requests under the operator's rules; none, where there are no rules."""
+
+    def __init__(
+        self,
+        rules: tuple[HttpRule, ...],
+        resolver: Callable[[str], AbstractResolver] | None = None,
+        injector: Injector | None = None,
+    ) -> None:
+        """`resolver`: gives what looks up the names of a tenant; by default as the system does.
+
+        `injector`: puts secrets into headers; without one nobody has any.
+        """
+        self._rules = rules
+        self._injector = injector or Injector(_no_secrets)
+        self._resolver = resolver or Lookups().of
+        self._bodies = Bodies()
+        self._turns = TenantTurns()  # to have answers looked through for secrets
+        self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
+
+    async def stop(self) -> None:
+        """Close all connections."""
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+
+    async def call(self, tenant: str, request: HttpRequest) -> bytes:
+        """Make a request; return msgpack {status, headers, body}.
+
+        Raises:
+            SyscallError: EACCES, the tenant may not, or a secret may not go there; ENOENT, no such
+                secret; EFBIG, the answer is too large; EAGAIN, bodies of the tenant's calls hold
+                too much; ETIMEDOUT; EIO, the network, the other side, or its certificate.
+        """
+        injected = await self._injector.open(tenant, request)
+        most_ms = request.timeout_ms or HTTP_MS_DEFAULT
+        try:
+            async with asyncio.timeout(most_ms / 1000):
+                with self._bodies.of(tenant) as held:
+                    held.add(len(request.body))
+                    return await self._follow(tenant, request, held, injected)
+        except SyscallError as error:
+            if not injected:
+                raise
+            raise SyscallError(error.errno, injected.words(error.detail)) from None
+        except TimeoutError:
+            raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            refused = _refused(error)
+            if refused is not None:
+                words = injected.words(str(refused.strerror))
+                raise SyscallError(Errno.EACCES, words) from (None if injected else error)
+            words = injected.words(str(error)) or type(error).__name__
+            raise SyscallError(Errno.EIO, words) from (None if injected else error)
+
+    async def _follow(
+        self, tenant: str, request: HttpRequest, held: Held, injected: Injected
+    ) -> bytes:
+        for _ in range(HTTP_REDIRECTS_MAX + 1):
+            session = self._session(self._rule(tenant, request), tenant)
+            async with session.request(
+                request.method,
+                request.url,
+                headers=injected.headers(request),
+                data=request.body or None,
+                allow_redirects=False,
+                skip_auto_headers=("Content-Type",),
+            ) as response:
+                target = response.headers.get("Location")
+                if response.status not in _REDIRECTS or target is None:
+                    turn = self._turns.of(tenant)
+                    return await _read(response, held, injected, turn)
+                response.close()  # whatever body it has, nobody reads it
+            injected.redirected = bool(injected)
+            request = _redirected(request, response.status, target)
+        raise SyscallError(Errno.EIO, f"more than {HTTP_REDIRECTS_MAX} redirects")
+
+    def _rule(self, tenant: str, request: HttpRequest) -> HttpRule:
+        rules = [r for r in self._rules if r.serves(tenant) and r.covers(request.url)]
+        if not rules:
+            raise SyscallError(Errno.EACCES, f"{request.url} is not in the tenant's allow list")
+        for rule in rules:
+            if request.method in rule.methods:
+                return rule
+        detail = f"{request.method} of {request.url} is not in the tenant's allow list"
+        raise SyscallError(Errno.EACCES, detail)
+
+    def _session(self, rule: HttpRule, tenant: str) -> aiohttp.ClientSession:
+        session = self._sessions.get((rule, tenant))
+        if session is None:
+            session = self._sessions[rule, tenant] = self._new_session(rule, tenant)
+        return session
+
+    def _new_session(self, rule: HttpRule, tenant: str) -> aiohttp.ClientSession:
+        connector = BoundedConnector(
+            resolver=CheckedResolver(self._resolver(tenant), rule.networks),
+            socket_factory=CheckedSockets(rule.networks),
+            use_dns_cache=False,
+            limit=0,
+            keepalive_timeout=_KEPT_SECONDS,
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"User-Agent": _AGENT, "Accept-Encoding": "identity"},
+            timeout=aiohttp.ClientTimeout(total=None),  # a call has a time of its own
+            auto_decompress=False,
+            trust_env=False,
+            middlewares=(_once,),
+            max_line_size=HTTP_HEADER_LINE_BYTES_MAX,
+            max_field_size=HTTP_HEADER_LINE_BYTES_MAX,
+            max_headers=HTTP_HEADER_LINES_MAX,
+        )
+
+
+async def _once(
+    request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
+) -> aiohttp.ClientResponse:
+    """Make a request that may have effects once: the library would repeat a PUT and a DELETE."""
+    try:
+        return await handler(request)
+    except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+        if request.method in _SAFE:
+            raise
+        raise aiohttp.ClientError(str(error)) from error
+
+
+async def _no_secrets(_tenant: str, _names: Iterable[str]) -> dict[str, Secret]:
+    return {}
+
+
+async def _read(
+    response: aiohttp.ClientResponse, held: Held, injected: Injected, turn: Turn
+) -> bytes:
+    injected.check_answer(response.headers.get("Content-Encoding", ""))
+    headers: dict[str, str] = {}
+    for name, value in response.headers.items():
+        key = name.lower()
+        before = headers.get(key)
+        # As one list, but for cookies, which may hold commas.
+        joint = "\n" if key == "set-cookie" else ", "
+        headers[key] = value if before is None else f"{before}{joint}{value}"
+    if sum(len(k) + len(v) for k, v in headers.items()) > HTTP_HEADER_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"headers of more than {HTTP_HEADER_BYTES_MAX} bytes")
+    body = bytearray()
+    async for chunk in response.content.iter_any():
+        held.add(len(chunk))
+        body += chunk
+        if len(body) > HTTP_BODY_BYTES_MAX:
+            response.close()
+            raise SyscallError(Errno.EFBIG, f"a body of more than {HTTP_BODY_BYTES_MAX} bytes")
+    shown = bytes(body)
+    if injected and len(shown) > _IN_THREAD_BYTES:  # once for each way to write each secret
+        async with turn:
+            headers, shown = await asyncio.to_thread(_masked, injected, headers, shown)
+    elif injected:
+        headers, shown = _masked(injected, headers, shown)
+    answer: dict[str, Any] = {"status": response.status, "headers": headers, "body": shown}
+    packed: bytes = msgpack.packb(answer, unicode_errors="replace")
+    return packed
+
+
+def _masked(
+    injected: Injected, headers: dict[str, str], body: bytes
+) -> tuple[dict[str, str], bytes]:
+    masked = {injected.mask_text(k): injected.mask_text(v) for k, v in headers.items()}
+    return masked, injected.mask(body)
+
+
+def _redirected(request: HttpRequest, status: int, target: str) -> HttpRequest:
+    """Return the request that a redirect asks for: as browsers do it."""
+    try:
+        url = parse_url(urljoin(str(request.url), target))
+    except (SyscallError, ValueError) as error:
+        raise SyscallError(Errno.EIO, f"a redirect to no http(s) URL: {error}") from error
+    method, body, headers = request.method, request.body, request.headers
+    to_get = method != "HEAD" if status == 303 else method == "POST" and status in (301, 302)
+    if to_get:
+        method, body = "GET", b""
+        headers = {k: v for k, v in headers.items() if k not in _ABOUT_BODY}
+    if _origin(url) != _origin(request.url):
+        headers = {k: v for k, v in headers.items() if k not in _CREDENTIALS}
+        headers = without_secrets(headers)
+    return HttpRequest(method, url, headers, body)
+
+
+def _origin(url: URL) -> tuple[str, str | None, int | None]:
+    return url.scheme, url.raw_host, url.port
+
+
+def _refused(error: BaseException | None) -> RefusedError | None:
+    """Return the refusal that an error of the library comes from, if it comes from one."""
+    while error is not None:
+        if isinstance(error, RefusedError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,291 @@
+"""One MCP server: the link to it, made again when it ends, its list of tools, and calls of them.
+
+    starting ── its tools are listed ──> there ── it ends, or cannot list ──> away ─┐
+        ^                                                                           │
+        └────────────── after a pause that doubles with each failure ───────────────┘
+
+A call waits while the server is starting. While it is away, and when it goes away during a call,
+the call fails with words; it is never made again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from mcp import Client, ClientSession, Implementation, MCPError
+from mcp.client.session import IncomingMessage
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import (
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsRequest,
+    ListToolsResult,
+    PaginatedRequestParams,
+    ToolListChangedNotification,
+)
+from mcp_types import Tool as ListedTool
+from pydantic import ValidationError
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    SERVER_TOOLS_MAX,
+    TOOL_MESSAGE_BYTES_MAX,
+    TOOL_NAME_BYTES_MAX,
+    TOOL_RESTART_SECONDS_MAX,
+    TOOL_RESTART_SECONDS_MIN,
+    TOOL_START_SECONDS_MAX,
+    TOOL_STOP_SECONDS_MAX,
+    TOOLS_BYTES_MAX,
+)
+
+from symphony_runtime.config.egress import ToolServerOptions
+from symphony_runtime.gateway.egress.mcp.bounded_client import BoundedTransport
+from symphony_runtime.gateway.egress.mcp.stdio import stdio_transport
+
+_log = logging.getLogger(__name__)
+_CLIENT = Implementation(name="symphony", version="1")
+_STEADY_SECONDS = 10.0  # after which a server's next failure counts as its first
+_RELIST_SECONDS = 1.0  # between two listings, at least
+_CLOSE_SECONDS = 4 * TOOL_STOP_SECONDS_MAX
+_REASON_MAX = 500  # characters
+_PAGES_MAX = SERVER_TOOLS_MAX  # of one list
+_HELD_SECONDS = 1.0  # that a call which nobody waits for any more keeps its place
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What a server tells of one of its tools; `schema` is its arguments' JSON schema."""
+
+    name: str
+    description: str
+    schema: dict[str, Any]
+
+
+class ToolServer:
+    """One server, from `start` to `stop`. Belongs to the event loop."""
+
+    def __init__(self, options: ToolServerOptions) -> None:
+        self.options = options
+        self.tools: dict[str, Tool] = {}  # those it had when it was there last
+        self.starts = 0
+        self._session: ClientSession | None = None
+        self._reason = "it has not been started"
+        self._settled = asyncio.Event()  # it is there, or away
+        self._stopping = asyncio.Event()
+        self._stirred = asyncio.Event()  # it ended, is to be listed again, or is to stop
+        self._ended = False
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def there(self) -> bool:
+        """Whether calls reach it."""
+        return self._session is not None
+
+    def start(self) -> None:
+        """Begin to keep it there."""
+        self._running = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """End it; calls under way fail."""
+        self._stopping.set()
+        self._stirred.set()
+        if self._running is None:
+            return
+        await asyncio.wait([self._running], timeout=_CLOSE_SECONDS)
+        self._running.cancel()
+        await asyncio.wait([self._running])
+
+    async def list(self) -> dict[str, Tool]:
+        """Return its tools, once it has been asked for them or could not be."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOOL_START_SECONDS_MAX):
+                await self._settled.wait()
+        return self.tools
+
+    # -- Calls ---------------------------------------------------------------------------------
+    async def call(
+        self, tenant: str, tool: str, arguments: dict[str, Any], timeout_ms: int | None
+    ) -> CallToolResult | str:
+        """Return what a tool answers, or why it does not in words.
+
+        Raises:
+            SyscallError: ENOENT, it has no such tool; ETIMEDOUT.
+        """
+        most_ms = min(timeout_ms or self.options.timeout_ms, self.options.timeout_ms)
+        slots = self._slots.get(tenant)
+        if slots is None:
+            slots = self._slots[tenant] = asyncio.Semaphore(self.options.calls_at_once)
+        try:
+            async with asyncio.timeout(most_ms / 1000):
+                await slots.acquire()
+                return await self._call_in(slots, tool, arguments)
+        except TimeoutError:
+            raise SyscallError(Errno.ETIMEDOUT, f"no answer within {most_ms} ms") from None
+
+    async def _call_in(
+        self, slots: asyncio.Semaphore, tool: str, arguments: dict[str, Any]
+    ) -> CallToolResult | str:
+        """Make a call that has a place, and give the place back.
+
+        The server may work on for a while at what was cancelled, and does not say for how long:
+        its place is kept, or to call and cancel would be to call without limit.
+        """
+        sent, held = False, 0.0
+        try:
+            await self._settled.wait()
+            sent = self._session is not None
+            return await self._call(tool, arguments)
+        except asyncio.CancelledError:
+            held = _HELD_SECONDS if sent and self._session is not None else 0.0
+            raise
+        finally:
+            asyncio.get_running_loop().call_later(held, slots.release)
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult | str:
+        session = self._session
+        if session is None:
+            return f"the tool server {self.options.name} is away: {self._reason}"
+        if tool not in self.tools:
+            raise SyscallError(Errno.ENOENT, f"{self.options.name} has no tool {tool!r}")
+        try:
+            # Not `session.call_tool`: it runs the server's own regular expressions on the answer.
+            params = CallToolRequestParams(name=tool, arguments=arguments)
+            return await session.send_request(CallToolRequest(params=params), CallToolResult)
+        except (MCPError, ValidationError, RuntimeError) as error:
+            # An error of the protocol, not the tool's: perhaps the server is not there any more.
+            self._stirred.set()
+            gone = self._session is not session
+            what = "went away during the call" if gone else f"failed: {_words(error)}"
+            return f"the tool server {self.options.name} {what}"
+
+    # -- The link ------------------------------------------------------------------------------
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause = TOOL_RESTART_SECONDS_MIN
+        while not self._stopping.is_set():
+            began = loop.time()
+            self._settled.clear()
+            self._reason = "its link ended"
+            try:
+                await self._stay()
+            except Exception as error:  # whatever a server or its library comes up with
+                self._reason = _words(error)
+            finally:
+                self._session = None
+                self._settled.set()
+            if self._stopping.is_set():
+                break
+            if loop.time() - began > _STEADY_SECONDS:
+                pause = TOOL_RESTART_SECONDS_MIN
+            _log.warning("tool server %s is away: %s", self.options.name, self._reason)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            pause = min(2 * pause, TOOL_RESTART_SECONDS_MAX)
+
+    async def _stay(self) -> None:
+        """Be linked to the server until it ends or this is stopped."""
+        self._ended = False
+        self._stirred.clear()
+        self.starts += 1
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(TOOL_START_SECONDS_MAX):
+                client = await stack.enter_async_context(self._client())
+                self.tools = await _list_tools(client.session)
+            self._session = client.session
+            self._settled.set()
+            names = ", ".join(self.tools)[:_REASON_MAX]
+            _log.info("tool server %s is there: %s", self.options.name, names)
+            try:
+                await self._watch(client)
+            finally:
+                self._session = None
+
+    async def _watch(self, client: Client) -> None:
+        while not self._stopping.is_set():
+            await self._stirred.wait()
+            self._stirred.clear()
+            if self._ended or self._stopping.is_set():
+                return
+            async with asyncio.timeout(TOOL_START_SECONDS_MAX):
+                self.tools = await _list_tools(client.session)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_RELIST_SECONDS):
+                    await self._stopping.wait()
+
+    def _client(self) -> Client:
+        options = self.options
+        transport = self._http() if options.url else stdio_transport(options, self._on_end)
+        return Client(transport, client_info=_CLIENT, message_handler=self._on_message, cache=None)
+
+    @contextlib.asynccontextmanager
+    async def _http(self) -> AsyncIterator[Any]:
+        # A call may take as long as the operator lets it; nothing of the environment counts.
+        times = httpx2.Timeout(TOOL_START_SECONDS_MAX, read=None)
+        async with (
+            httpx2.AsyncClient(
+                headers=self.options.headers,
+                timeout=times,
+                trust_env=False,
+                transport=BoundedTransport(TOOL_MESSAGE_BYTES_MAX),
+            ) as http,
+            streamable_http_client(
+                self.options.url, http_client=http, max_sse_event_size=TOOL_MESSAGE_BYTES_MAX
+            ) as streams,
+        ):
+            yield streams
+
+    def _on_end(self, reason: str) -> None:
+        self._reason, self._ended = reason, True
+        self._session = None
+        self._stirred.set()
+
+    async def _on_message(self, message: IncomingMessage) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            self._stirred.set()
+
+
+async def _list_tools(session: ClientSession) -> dict[str, Tool]:
+    """Ask a server for its tools, page by page, until they are all or too many or too large."""
+    found: dict[str, ListedTool] = {}
+    cursor, to_read, room = None, TOOL_MESSAGE_BYTES_MAX, TOOLS_BYTES_MAX
+    for _ in range(_PAGES_MAX):
+        request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
+        page = await session.send_request(request, ListToolsResult)
+        to_read -= len(page.model_dump_json())
+        cursor = page.next_cursor
+        room = _take(page, found, room)
+        if cursor is None or not page.tools or to_read < 0 or room < 0:
+            break
+    # What the library keeps of a list, for the headers of calls: of the tools that were taken only.
+    listed = ListToolsResult(tools=list(found.values()))
+    kept = session._absorb_tool_listing(listed, complete=True).tools  # noqa: SLF001 - as `Client`
+    return {tool.name: Tool(tool.name, tool.description or "", tool.input_schema) for tool in kept}
+
+
+def _take(page: ListToolsResult, found: dict[str, ListedTool], room: int) -> int:
+    """Add a page's tools to those `found`; return the bytes left, -1 when it is full."""
+    for tool in page.tools:
+        if len(tool.name.encode()) > TOOL_NAME_BYTES_MAX or not tool.name.isprintable():
+            continue
+        tool.output_schema = None  # nobody checks answers
+        room -= len(tool.model_dump_json())
+        if room < 0 or len(found) >= SERVER_TOOLS_MAX:
+            return -1
+        found[tool.name] = tool
+    return room
+
+
+def _words(error: BaseException) -> str:
+    """Return what went wrong, of groups what went wrong first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    words = (str(error) or type(error).__name__)[:_REASON_MAX]
+    return "".join(c if c.isprintable() else " " for c in words)

@@ -1,0 +1,94 @@
+"""The tools of a tenant: those of all servers that the operator lets it use."""
+
+import asyncio
+from typing import Any
+
+import msgpack
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import TOOL_RESULT_BYTES_MAX, TOOLS_BYTES_MAX
+
+from symphony_runtime.abi.egress_requests import ToolRequest
+from symphony_runtime.config.egress import ToolServerOptions
+from symphony_runtime.gateway.egress.mcp.results import content_of
+from symphony_runtime.gateway.egress.mcp.server import Tool, ToolServer
+from symphony_runtime.gateway.egress.metrics import OutsideFigures
+
+_HEADER_BYTES = 5  # of a msgpack list
+
+
+class Tools:
+    """All tool servers, kept there from `start` to `stop`."""
+
+    def __init__(self, servers: tuple[ToolServerOptions, ...], figures: OutsideFigures) -> None:
+        self._figures = figures
+        self._servers = {options.name: ToolServer(options) for options in servers}
+
+    def start(self) -> None:
+        """Start all servers; nobody waits until they are there."""
+        for server in self._servers.values():
+            server.start()
+
+    async def stop(self) -> None:
+        """End all servers."""
+        await asyncio.gather(*(server.stop() for server in self._servers.values()))
+
+    async def list(self, tenant: str) -> bytes:
+        """Return msgpack [{name, description, schema}] of what a tenant may call, by server.
+
+        As many as fit into TOOLS_BYTES_MAX.
+        """
+        servers = [s for s in self._servers.values() if s.options.serves(tenant)]
+        found = await asyncio.gather(*(server.list() for server in servers))
+        items: list[bytes] = []
+        room = TOOLS_BYTES_MAX - _HEADER_BYTES
+        for server, tools in zip(servers, found, strict=True):
+            for tool in tools.values():
+                item = _listed(server, tool)
+                if len(item) > room:
+                    break  # others may have small ones
+                room -= len(item)
+                items += [item] if item else []
+        header: bytes = msgpack.Packer().pack_array_header(len(items))
+        return header + b"".join(items)
+
+    async def call(self, tenant: str, request: ToolRequest) -> bytes:
+        """Call a tool; return msgpack {ok, content}.
+
+        Raises:
+            SyscallError: ENOENT, the tenant has no such tool; ETIMEDOUT; EFBIG, the result.
+        """
+        name, _, tool = request.name.partition(".")
+        server = self._servers.get(name)
+        if server is None or not server.options.serves(tenant):
+            raise SyscallError(Errno.ENOENT, f"there is no tool {request.name!r}")
+        answer = await server.call(tenant, tool, request.arguments, request.timeout_ms)
+        ok = not (isinstance(answer, str) or answer.is_error)
+        packed = _packed(ok, answer if isinstance(answer, str) else content_of(answer))
+        self._figures.tool_errors += not ok
+        return packed
+
+    def statistics(self) -> dict[str, Any]:
+        """Return of each server whether it is there, how often it was started, its tools."""
+        return {
+            name: {"there": server.there, "starts": server.starts, "tools": len(server.tools)}
+            for name, server in self._servers.items()
+        }
+
+
+def _listed(server: ToolServer, tool: Tool) -> bytes:
+    """Return a tool as the list has it; nothing, if msgpack cannot say its schema's numbers."""
+    name = f"{server.options.name}.{tool.name}"
+    item = {"name": name, "description": tool.description, "schema": tool.schema}
+    try:
+        packed: bytes = msgpack.packb(item)
+    except (OverflowError, ValueError):
+        return b""
+    return packed
+
+
+def _packed(ok: bool, content: str) -> bytes:
+    result: bytes = msgpack.packb({"ok": ok, "content": content})
+    if len(result) > TOOL_RESULT_BYTES_MAX:
+        detail = f"the tool's answer has more than {TOOL_RESULT_BYTES_MAX} bytes"
+        raise SyscallError(Errno.EFBIG, detail)
+    return result

@@ -1,0 +1,304 @@
+"""What the handlers share: the services they use, reading bodies, paging, answering."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp import web
+from symphony_kernel.protocol.limits import (
+    BODY_BYTES_MAX,
+    JSON_COST_MAX,
+    PAGE_ITEMS_DEFAULT,
+    PAGE_ITEMS_MAX,
+    TENANT_BODY_BYTES_MAX,
+)
+
+from symphony_runtime.gateway.admission.pace import Pace, retry_after
+from symphony_runtime.gateway.admission.rate_limit import Rates
+from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.connections.connections import Connections
+from symphony_runtime.gateway.connections.slow_clients import SlowClients
+from symphony_runtime.gateway.egress.vault import Vault
+from symphony_runtime.gateway.errors import Problem, bad_request, too_large, unavailable
+from symphony_runtime.gateway.http.fair_start import Arrivals
+from symphony_runtime.gateway.http.idempotency import Idempotency
+from symphony_runtime.gateway.http.json_cost import parse_cost
+from symphony_runtime.gateway.links.startup import Progress
+from symphony_runtime.gateway.metrics.kernel import KernelFigures
+from symphony_runtime.gateway.programs.store import Programs
+from symphony_runtime.gateway.runs.channels import Channels
+from symphony_runtime.gateway.runs.cpu_reporting import Costs
+from symphony_runtime.gateway.runs.retention import Retention
+from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.storage.data_directory import DataDirectory
+from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.gateway.tenancy.administration import Administration
+from symphony_runtime.gateway.tenancy.authentication import Keys
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.tenancy.deletion import Forgetting
+
+T = TypeVar("T")
+_IN_THREAD_BYTES = 64 << 10  # larger JSON would delay all other requests
+_CHUNK_BYTES = 1 << 16  # of a body, read at once
+_BYTE_SECONDS = 5e-9  # of a processor, that reading a byte of a long body takes, about
+_COST_BYTES = 64  # of memory at most for a unit of `parse_cost`: a list of two bytes takes 96
+
+
+class Bodies:
+    """How much of request bodies is in memory for each tenant, while their requests last."""
+
+    def __init__(self) -> None:
+        self._tenants: Counter[str] = Counter()
+        self._requests: dict[int, tuple[str, int]] = {}  # by the identity of those under way
+        self._held = 0  # bytes of all
+        self._releases = Pace()
+
+    def hold(self, request: web.BaseRequest, tenant: str, size: int) -> None:
+        """Count more bytes of a request's body.
+
+        Raises:
+            Problem: 429, it would be too much of the tenant's; 503, of everybody's.
+        """
+        if self._tenants[tenant] + size > TENANT_BODY_BYTES_MAX:
+            detail = "the tenant's requests under way hold too much: send fewer large ones at once"
+            seconds = retry_after(self._releases.seconds())
+            raise Problem(
+                429, "too-many-bytes", detail, retry_after=seconds, limit=TENANT_BODY_BYTES_MAX
+            )
+        if self._held + size > BODY_BYTES_MAX:
+            detail = "the bodies of all requests under way hold too much"
+            raise unavailable(detail, retry_after(self._releases.seconds()))
+        self._tenants[tenant] += size
+        self._held += size
+        _, held = self._requests.get(id(request), (tenant, 0))
+        self._requests[id(request)] = tenant, held + size
+
+    def release(self, request: web.BaseRequest) -> None:
+        """The request's body is not in memory any more."""
+        tenant, held = self._requests.pop(id(request), ("", 0))
+        if held:
+            self._releases.happened()
+            self._held -= held
+            self._tenants[tenant] -= held
+            if not self._tenants[tenant]:
+                del self._tenants[tenant]
+
+    def statistics(self) -> dict[str, int]:
+        """Return how many bytes all tenants' requests hold."""
+        return {"body_bytes": self._held}
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What requests are served with."""
+
+    keys: Keys
+    programs: Programs
+    runs: Runs
+    store: Store
+    channels: Channels
+    kernel_figures: KernelFigures
+    progress: Progress
+    administration: Administration
+    rates: Rates
+    idempotency: Idempotency
+    vault: Vault
+    retention: Retention
+    forgetting: "Forgetting"
+    costs: Costs
+    data_directory: DataDirectory
+    bodies: Bodies = field(default_factory=Bodies)
+    slow: SlowClients = field(default_factory=SlowClients)
+    connections: Connections = field(default_factory=Connections)
+    turns: TenantTurns = field(default_factory=TenantTurns)  # to parse and encode what is large
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+
+SERVICES = web.AppKey("services", Services)
+
+
+def services(request: web.Request) -> Services:
+    """Return the services of the application that got the request."""
+    return request.app[SERVICES]
+
+
+def tenant_of(request: web.Request) -> str:
+    """Return who asks.
+
+    Raises:
+        Problem: 401 (never in a handler of a tenant's route: such a request has been checked).
+    """
+    return services(request).keys.tenant_of(request.headers.get("Authorization"))
+
+
+def holder_of(request: web.Request) -> str:
+    """Return for whom a request's body is held: a tenant, or "" for an operator.
+
+    Raises:
+        Problem: 401, 403 (not in a handler: such a request has been checked).
+    """
+    return services(request).keys.caller_of(request.headers.get("Authorization")) or ""
+
+
+def check_plain(request: web.Request) -> None:
+    """Check that a body comes as it is.
+
+    Raises:
+        Problem: 415, it is packed, as content or on its way.
+    """
+    content = request.headers.get("Content-Encoding", "identity")
+    transfer = request.headers.get("Transfer-Encoding", "chunked")
+    if content.lower() != "identity" or transfer.strip().lower() != "chunked":
+        raise Problem(415, "packed-body", "a body must come as it is, without Content-Encoding")
+
+
+async def read_body(request: web.Request, what: str, limit: int) -> bytes:
+    """Return the body.
+
+    Raises:
+        Problem: 413, it is larger than `limit` bytes; no more than that is read. 415, it is packed.
+            408, it comes too slowly. 429, the tenant's requests hold too much already; 503, all do.
+    """
+    check_plain(request)
+    if (request.content_length or 0) > limit:
+        raise too_large(what, limit)
+    body = bytearray()
+    bodies, holder = services(request).bodies, holder_of(request)
+    async for chunk in read_chunks(request, _CHUNK_BYTES):
+        bodies.hold(request, holder, len(chunk))
+        body += chunk
+        if len(body) > limit:
+            raise too_large(what, limit)
+    return bytes(body)
+
+
+async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
+    """Yield the body in chunks of at most `size` bytes. What is long is charged to its tenant.
+
+    No more is read while the tenant has had its share of the processors: the client waits, too.
+
+    Raises:
+        Problem: 408, it comes too slowly.
+    """
+    costs, holder, received = services(request).costs, holder_of(request), 0
+    async for chunk in services(request).slow.uploads.chunks(request, size):
+        received += len(chunk)
+        yield chunk
+        if holder and received > _CHUNK_BYTES:  # an operator has no account
+            costs.charge(holder, _BYTE_SECONDS * len(chunk))
+            await costs.turn(holder)
+
+
+async def read_json(request: web.Request, what: str, limit: int) -> Any:
+    """Return the body's JSON; an empty body is {}.
+
+    Raises:
+        Problem: 400 no JSON, 413 too large.
+    """
+    body = await read_body(request, what, limit)
+    return await parse_json(request, body) if body else {}
+
+
+async def beside_others(size: int, work: Callable[[], T]) -> T:
+    """Do what goes through about `size` bytes: in a thread where it would hold up the others."""
+    return await asyncio.to_thread(work) if size > _IN_THREAD_BYTES else work()
+
+
+async def parse_json(request: web.Request, body: bytes) -> Any:
+    """Return a body's JSON, whose values are held like the body itself.
+
+    Raises:
+        Problem: 400; 413, it has too many values; 429, 503 as `read_body`.
+    """
+    if len(body) <= _IN_THREAD_BYTES:
+        return _parse(body)
+    # One of a tenant's at a time: while one is parsed nothing else is done.
+    async with services(request).turns.of(holder_of(request)):
+        cost = await _charged(request, lambda: parse_cost(body, JSON_COST_MAX))
+        if cost > JSON_COST_MAX:
+            detail = (
+                f"the body has too many values: at most {JSON_COST_MAX}, where a key counts 16 and "
+                "a list or object 4; a program's input may be JSON within a string"
+            )
+            raise Problem(413, "too-large", detail, limit=JSON_COST_MAX)
+        services(request).bodies.hold(request, holder_of(request), _COST_BYTES * cost)
+        return await _charged(request, lambda: _parse(body))
+
+
+async def _charged(request: web.Request, work: Callable[[], T]) -> T:
+    """Do work in a thread, and charge its time to the request's tenant."""
+    spent = 0.0
+
+    def timed() -> T:
+        nonlocal spent
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            spent = time.thread_time() - began
+
+    try:
+        return await asyncio.to_thread(timed)
+    finally:
+        if tenant := holder_of(request):  # an operator has no account
+            services(request).costs.charge(tenant, spent)
+
+
+def _parse(body: bytes) -> Any:
+    try:
+        # As text: bytes may be UTF-16, in which values are not counted. A BOM may come first.
+        return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise bad_request("bad-json", f"the body is no JSON: {error}") from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+async def answer(document: dict[str, Any], status: int = 200) -> web.Response:
+    """Return a JSON answer that is not large (see `results`)."""
+    return web.Response(status=status, body=to_json(document), content_type="application/json")
+
+
+def to_json(document: Any) -> bytes:
+    """Return compact JSON."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def page_limit(request: web.Request) -> int:
+    """Return how many items a listing's page is to have.
+
+    Raises:
+        Problem: 400.
+    """
+    text = request.query.get("limit", str(PAGE_ITEMS_DEFAULT))
+    return number(text, "limit", 1, PAGE_ITEMS_MAX)
+
+
+def number(text: str, what: str, low: int, high: int) -> int:
+    """Return the integer in a header or a query.
+
+    Raises:
+        Problem: 400.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and low <= int(text) <= high):
+        raise bad_request("bad-request", f"`{what}` must be an integer from {low} to {high}")
+    return int(text)
+
+
+def flag(request: web.Request, name: str, *, default: bool = False) -> bool:
+    """Return whether a query's flag is set (1 or true).
+
+    Raises:
+        Problem: 400 for anything but 0, 1, false, true.
+    """
+    value = request.query.get(name, "1" if default else "0")
+    if value not in ("0", "1", "false", "true"):
+        raise bad_request("bad-request", f"`{name}` must be 0 or 1")
+    return value in ("1", "true")

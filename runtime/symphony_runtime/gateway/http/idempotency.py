@@ -1,0 +1,316 @@
+"""Requests that come twice: with the header `Idempotency-Key` the second gets what the first got.
+
+    claim    a tenant's key, with the digest of its request and the id of what is to come of it,
+             is on disk before anything begins
+    begin    the run, or the upload, gets that id
+    done     noted behind it
+
+A gateway that died between the first two begins anew under the same id; one that died later finds
+what there is. A request that fails lets go of its key. Keys are kept for a day, as digests, and
+each tenant's are counted as they come and go.
+
+Of two gateways with one database that get the same key one claims it; the other waits until what
+the key is for is done, or is let go, or the one that is at it has started anew or was dropped.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from aiohttp import web
+from symphony_kernel.protocol.limits import (
+    IDEMPOTENCY_ELSEWHERE_SECONDS_MAX,
+    IDEMPOTENCY_KEY_BYTES_MAX,
+    IDEMPOTENCY_SECONDS,
+    TENANT_IDEMPOTENCY_KEYS_MAX,
+)
+
+from symphony_runtime.gateway.admission.pace import retry_after
+from symphony_runtime.gateway.cluster.members import is_there
+from symphony_runtime.gateway.errors import Problem, bad_request
+from symphony_runtime.gateway.storage.database import Connection, StorageError
+from symphony_runtime.gateway.storage.deletion_steps import STEP_ROWS, delete_in_steps
+from symphony_runtime.gateway.storage.store import Store
+
+_log = logging.getLogger(__name__)
+_PURGE_SECONDS = 600.0
+_CLAIM_PURGE_KEYS = 100  # old ones that a new one takes along
+_LOOK_SECONDS = 0.05, 1.0  # between looks at it: at first, and at most
+_KEPT_MS = 1000 * IDEMPOTENCY_SECONDS
+HEADER = "Idempotency-Key"
+REPLAYED = {"Idempotent-Replayed": "true"}  # the headers of a second answer
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """A request that is to have effects once."""
+
+    tenant: str
+    key: bytes  # SHA-256 of the header
+    digest: bytes  # SHA-256 of what is asked
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What is known of a key: by now, or by an earlier request (`known`).
+
+    `elsewhere`: another gateway is at it.
+    """
+
+    digest: bytes
+    outcome: str
+    done: bool = False
+    known: bool = True
+    elsewhere: bool = False
+
+
+Act = Callable[[str, bool], Awaitable[None]]
+
+
+def read_once(request: web.Request, tenant: str, body: bytes, *aside: str) -> Once | None:
+    """Return how a request is known, or None if it has no key.
+
+    Two are the same when method, path, query and body are; but for what the query says of `aside`.
+
+    Raises:
+        Problem: 400, it is no key.
+    """
+    values = request.headers.getall(HEADER, [])
+    if not values:
+        return None
+    key = values[0]
+    good = key.isascii() and key.isprintable() and 0 < len(key) <= IDEMPOTENCY_KEY_BYTES_MAX
+    if len(values) > 1 or not good:
+        detail = f"{HEADER} is one text of 1 to {IDEMPOTENCY_KEY_BYTES_MAX} printable characters"
+        raise bad_request("bad-idempotency-key", detail)
+    query = sorted((name, value) for name, value in request.query.items() if name not in aside)
+    digest = hashlib.sha256(repr((request.method, request.path, query)).encode())
+    digest.update(body)
+    return Once(tenant, hashlib.sha256(key.encode()).digest(), digest.digest())
+
+
+class Idempotency:
+    """The keys of all tenants. Belongs to the event loop."""
+
+    def __init__(self, store: Store, now_ms: Callable[[], int], boot: int) -> None:
+        """`boot` is the number of this gateway's start."""
+        self._store = store
+        self._now_ms = now_ms
+        self._boot = boot
+        self._under_way: dict[tuple[str, bytes], tuple[bytes, asyncio.Future[str]]] = {}
+        self._noting: set[asyncio.Task[None]] = set()  # that could not be stored at once
+
+    async def perform(self, once: Once, outcome: str, act: Act) -> tuple[str, bool]:
+        """Do something unless it was done; return the id of what came of it, and whether it was.
+
+        `act` gets that id, which is `outcome` or an earlier request's, and whether there may be
+        something of that id. Who comes while it is under way waits for it, and shares its failure.
+
+        Raises:
+            Problem: 422, the key was another request's; 429, the tenant has too many.
+        """
+        mark = once.tenant, once.key
+        joined = self._under_way.get(mark)
+        if joined is not None:
+            digest, result = joined
+            _check(once, digest)
+            return await asyncio.shield(result), True
+        result = asyncio.get_running_loop().create_future()
+        self._under_way[mark] = once.digest, result
+        try:
+            found, was_done = await self._perform(once, outcome, act)
+        except BaseException as error:
+            result.set_exception(_for_others(error))
+            result.exception()  # nobody need have joined
+            raise
+        finally:
+            del self._under_way[mark]
+        result.set_result(found)
+        return found, was_done
+
+    async def run(self) -> None:
+        """Forget old keys now and then, until it is cancelled."""
+        while True:
+            await asyncio.sleep(_PURGE_SECONDS)
+            try:
+                await self.purge()
+            except self._store.errors:
+                _log.exception("old keys of requests could not be deleted")
+
+    async def purge(self) -> int:
+        """Forget keys that are old, some at a time; return how many."""
+        before = self._now_ms() - _KEPT_MS
+        return await delete_in_steps(self._store, lambda c: _purge(c, before))
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """Forget all keys of a tenant that makes no requests."""
+        await delete_in_steps(
+            self._store, lambda c: _forget_old(c, tenant, self._now_ms(), STEP_ROWS)
+        )
+
+    async def _perform(self, once: Once, outcome: str, act: Act) -> tuple[str, bool]:
+        claim = await self._claim(once, outcome)
+        if claim.done:
+            return claim.outcome, True
+        try:
+            if not claim.known:  # the answers of earlier requests are told on a full disk, too
+                self._store.disk.check(once.tenant)
+            await act(claim.outcome, claim.known)
+        except BaseException:
+            # Where that cannot be stored the claim stays ours: the next request of the key goes on.
+            with contextlib.suppress(StorageError):
+                await self._store.write(lambda c: _forget(c, once, self._boot), once.tenant)
+            raise
+        # Behind what `act` has stored: there is no note of what is not there.
+        note = partial(_note, once=once)
+        try:
+            await self._store.write(note, once.tenant)
+        except StorageError:  # what it is for is there, and the claim with its id
+            task = asyncio.create_task(self._store.insist(note, once.tenant))
+            self._noting.add(task)
+            task.add_done_callback(self._noting.discard)
+        return claim.outcome, False
+
+    def _claim_now(
+        self, once: Once, outcome: str, now_ms: int, connection: Connection
+    ) -> _Claim | int | None:
+        """Claim a key in the database; in the store's thread."""
+        _forget_old(connection, once.tenant, now_ms - _KEPT_MS, _CLAIM_PURGE_KEYS)
+        if _insert(connection, once, outcome, now_ms, self._boot):
+            if _count(connection, once.tenant, 1) <= TENANT_IDEMPOTENCY_KEYS_MAX:
+                return _Claim(once.digest, outcome, known=False)
+            _forget(connection, once, self._boot)
+            return _oldest(connection, once.tenant)
+        return _known(connection, once, outcome, now_ms, self._boot)
+
+    async def _claim(self, once: Once, outcome: str) -> _Claim:
+        """Return the claim of a key, once nobody else is at it.
+
+        Raises:
+            Problem: 409, another gateway is, for long; 422, 429 as `perform`.
+        """
+        loop = asyncio.get_running_loop()
+        until, (pause, pause_max) = loop.time() + IDEMPOTENCY_ELSEWHERE_SECONDS_MAX, _LOOK_SECONDS
+        while True:
+            now = self._now_ms()
+            claim_now = partial(self._claim_now, once, outcome, now)
+            claim = await self._store.write(claim_now, once.tenant)
+            if isinstance(claim, int):
+                detail = f"the tenant has {TENANT_IDEMPOTENCY_KEYS_MAX} keys of a day, its limit"
+                seconds = (claim + _KEPT_MS - now) / 1000
+                raise Problem(429, "too-many-keys", detail, retry_after=retry_after(seconds))
+            if claim is not None:
+                _check(once, claim.digest)
+                if not claim.elsewhere:
+                    return claim
+            if loop.time() >= until:
+                raise _under_way("the first request of this key is under way at another gateway")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, pause_max)
+
+
+def _check(once: Once, digest: bytes) -> None:
+    if digest != once.digest:
+        detail = f"this {HEADER} was another request's: its method, path, query or body differ"
+        raise Problem(422, "idempotency-key-reused", detail)
+
+
+def _for_others(error: BaseException) -> Exception:
+    if isinstance(error, Exception):
+        return error
+    return _under_way("the first request of this key was cut off; try again")
+
+
+def _under_way(detail: str) -> Problem:
+    return Problem(409, "idempotency-under-way", detail, retry_after=1)
+
+
+# --- The database --------------------------------------------------------------------------------
+def _insert(connection: Connection, once: Once, outcome: str, now_ms: int, boot: int) -> bool:
+    """Claim a key unless it is claimed; of several gateways in the same moment one does."""
+    sql = (
+        "INSERT INTO idempotency (tenant, key, digest, outcome, done, created_ms, boot)"
+        " VALUES (?, ?, ?, ?, 0, ?, ?) ON CONFLICT (tenant, key) DO NOTHING"
+    )
+    values = (once.tenant, once.key, once.digest, outcome, now_ms, boot)
+    return bool(connection.execute(sql, values).rowcount)
+
+
+def _known(
+    connection: Connection, once: Once, outcome: str, now_ms: int, boot: int
+) -> _Claim | None:
+    """Return the claim of a key that there is, ours from now on if nobody is at it.
+
+    None: it has changed in between.
+    """
+    mark = (once.tenant, once.key)
+    sql = (
+        "SELECT digest, outcome, done, created_ms, boot FROM idempotency"
+        " WHERE tenant = ? AND key = ?"
+    )
+    row = connection.execute(sql, mark).fetchone()
+    if row is None:
+        return None
+    if row["created_ms"] <= now_ms - _KEPT_MS:  # more were old than could be forgotten just now
+        renewed = (
+            "UPDATE idempotency SET digest = ?, outcome = ?, done = 0, created_ms = ?, boot = ?"
+            " WHERE tenant = ? AND key = ? AND created_ms = ?"
+        )
+        values = (once.digest, outcome, now_ms, boot, *mark, row["created_ms"])
+        ours = connection.execute(renewed, values).rowcount
+        return _Claim(once.digest, outcome, known=False) if ours else None
+    claim = _Claim(bytes(row["digest"]), row["outcome"], bool(row["done"]))
+    if claim.done or row["boot"] == boot or claim.digest != once.digest:
+        return claim
+    if is_there(connection, row["boot"]):
+        return replace(claim, elsewhere=True)
+    taken = "UPDATE idempotency SET boot = ? WHERE tenant = ? AND key = ? AND boot = ? AND done = 0"
+    return claim if connection.execute(taken, (boot, *mark, row["boot"])).rowcount else None
+
+
+def _count(connection: Connection, tenant: str, more: int) -> int:
+    """Count keys that have come, or gone; return how many a tenant has."""
+    sql = (
+        "INSERT INTO idempotency_counts (tenant, keys) VALUES (?, ?) ON CONFLICT (tenant) DO"
+        " UPDATE SET keys = idempotency_counts.keys + excluded.keys RETURNING keys"
+    )
+    return int(connection.execute(sql, (tenant, more)).fetchone()["keys"])
+
+
+def _oldest(connection: Connection, tenant: str) -> int:
+    sql = "SELECT created_ms FROM idempotency WHERE tenant = ? ORDER BY created_ms LIMIT 1"
+    row = connection.execute(sql, (tenant,)).fetchone()
+    return int(row["created_ms"]) if row else 0
+
+
+def _forget_old(connection: Connection, tenant: str, before_ms: int, most: int) -> int:
+    """Forget a tenant's oldest keys, of those up to a moment, at most so many; return how many."""
+    sql = (
+        "DELETE FROM idempotency WHERE tenant = ? AND key IN (SELECT key FROM idempotency"
+        " WHERE tenant = ? AND created_ms <= ? ORDER BY created_ms LIMIT ?)"
+    )
+    gone = int(connection.execute(sql, (tenant, tenant, before_ms, most)).rowcount)
+    if gone:
+        _count(connection, tenant, -gone)
+    return gone
+
+
+def _purge(connection: Connection, before_ms: int) -> int:
+    sql = "SELECT tenant FROM idempotency WHERE created_ms <= ? ORDER BY created_ms LIMIT 1"
+    row = connection.execute(sql, (before_ms,)).fetchone()
+    return _forget_old(connection, row["tenant"], before_ms, STEP_ROWS) if row else 0
+
+
+def _note(connection: Connection, once: Once) -> None:
+    sql = "UPDATE idempotency SET done = 1 WHERE tenant = ? AND key = ?"
+    connection.execute(sql, (once.tenant, once.key))
+
+
+def _forget(connection: Connection, once: Once, boot: int) -> None:
+    sql = "DELETE FROM idempotency WHERE tenant = ? AND key = ? AND boot = ?"
+    if connection.execute(sql, (once.tenant, once.key, boot)).rowcount:
+        _count(connection, once.tenant, -1)

@@ -1,0 +1,154 @@
+"""The kernel's figures for scrapes: asked for at most once a second, and growing over restarts.
+
+A kernel that starts again counts most things from zero; one that has forgotten everything, all.
+What its predecessors had counted when they were last asked is added, so that a counter never falls
+while the gateway lives; when the gateway itself starts again it counts from what the kernel says,
+as Prometheus expects of any process.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limit_table import HIT
+
+from symphony_runtime.gateway.links.links import KernelAwayError
+
+AGE_SECONDS_MAX = 1.0
+COUNTERS = (
+    "calls", "failed", "dropped", "steps", "rows", "decode_rows", "decode_steps", "prefill_tokens",
+    "decode_tokens", "preds", "preds_starved",
+    "preds_guessed", "preds_guessed_in_vain", "step_ms", "copies", "prefix_cache_query_tokens",
+    "prefix_cache_hit_tokens", "prefix_cache_evicted_pages",
+    "tiers_saved_pages", "tiers_loaded_pages", "tiers_dropped_pages", "tiers_spilled_pages",
+    "tiers_read_pages", "tiers_moved_bytes", "tiers_move_ms", "audits", "stalls",
+)  # fmt: skip
+# What a kernel that comes back from its journal goes on counting; the others begin again.
+REMEMBERED = (
+    "calls", "failed", "dropped", "prefix_cache_query_tokens", "prefix_cache_hit_tokens",
+    "prefix_cache_evicted_pages",
+)  # fmt: skip
+USED = ("prompt_tokens", "cached_tokens", "completion_tokens")  # of each tenant
+
+
+class Kernel(Protocol):
+    """The part of `KernelLink` that is used here."""
+
+    @property
+    def pid(self) -> int:
+        """Of the kernel; 0 while it is away."""
+
+    @property
+    def life(self) -> int:
+        """Which one it is of those that knew nothing of the one before."""
+
+    async def ask(self, what: str, **args: Any) -> Any:
+        """Return the kernel's answer."""
+
+
+class KernelFigures:
+    """Asks, remembers, and adds up what earlier kernels had counted."""
+
+    def __init__(self, kernel: Kernel, now: Callable[[], float] = time.monotonic) -> None:
+        self._kernel = kernel
+        self._now = now
+        self._pid = self._life = 0  # of the kernel whose figures are `_last`
+        self._last: dict[str, Any] = {}
+        self._asked = float("-inf")
+        self._before: dict[str, Any] = {}  # the sum of earlier kernels
+        self._asking: asyncio.Task[None] | None = None
+        self.restarts = 0
+
+    async def latest(self) -> dict[str, Any]:
+        """Return the figures: `metrics` of the kernel with its counters summed over restarts.
+
+        Without a kernel only counters, `histograms` and `tenants` are there; {} before the first
+        answer of any kernel. Not older than AGE_SECONDS_MAX while there is one that answers; one
+        that does not is waited for no longer than that.
+        """
+        if self._asking is None and self._is_old():
+            self._asking = asyncio.create_task(self._ask())
+        if self._asking is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(AGE_SECONDS_MAX):
+                    await asyncio.shield(self._asking)
+        return self._whole()
+
+    def _is_old(self) -> bool:
+        return self._kernel.pid != self._pid or self._now() - self._asked >= AGE_SECONDS_MAX
+
+    async def _ask(self) -> None:
+        try:
+            if not self._kernel.pid:
+                return  # whoever asks shall not wait until it is back
+            found = await self._kernel.ask("metrics")
+        except (KernelAwayError, SyscallError):
+            return
+        finally:
+            self._asking = None
+        pid, life = self._kernel.pid, self._kernel.life
+        if self._pid not in (0, pid):
+            gone = self._last if life != self._life else _forgotten(self._last)
+            self._before = _counted(self._before, gone)
+            self.restarts += 1
+        self._pid, self._life, self._last, self._asked = pid, life, found, self._now()
+
+    def _whole(self) -> dict[str, Any]:
+        if not self._last:
+            return {}
+        counted = _counted(self._before, self._last)
+        if self._kernel.pid != self._pid:
+            return counted  # what it holds now is nothing, or not known yet
+        tenants = {
+            name: {**held, **counted["tenants"][name]}
+            for name, held in self._last["tenants"].items()
+        }
+        # Tenants of a kernel that has gone hold nothing in this one.
+        return {**self._last, **counted, "tenants": {**counted["tenants"], **tenants}}
+
+
+def _forgotten(last: dict[str, Any]) -> dict[str, Any]:
+    """Return what a kernel had counted that the one which took its place does not know."""
+    tenants = {name: {k: held[k] for k in _hits(held)} for name, held in last["tenants"].items()}
+    return {**{key: last[key] for key in last if key not in REMEMBERED}, "tenants": tenants}
+
+
+def _hits(held: dict[str, Any]) -> list[str]:
+    """Return the keys of a tenant's figures that count limits which were reached."""
+    return [key for key in held if key.startswith(HIT)]
+
+
+def _counted(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    """Return only what grows, summed."""
+    named = {**before.get("tenants", {}), **last.get("tenants", {})}
+    return {
+        **_sum(COUNTERS, before, last),
+        "histograms": {
+            name: _sum_histograms(before.get("histograms", {}).get(name), view)
+            for name, view in last.get("histograms", {}).items()
+        },
+        "tenants": {
+            name: _sum_used(
+                before.get("tenants", {}).get(name, {}), last.get("tenants", {}).get(name, {})
+            )
+            for name in named
+        },
+    }
+
+
+def _sum_used(before: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
+    return _sum(dict.fromkeys((*USED, *_hits(before), *_hits(last))), before, last)
+
+
+def _sum(keys: Iterable[str], *parts: dict[str, Any]) -> dict[str, Any]:
+    return {key: sum(part.get(key, 0) for part in parts) for key in keys}
+
+
+def _sum_histograms(before: dict[str, Any] | None, view: dict[str, Any]) -> dict[str, Any]:
+    if before is None or before["bounds"] != view["bounds"]:
+        return view
+    counts = [old + new for old, new in zip(before["counts"], view["counts"], strict=True)]
+    return {"bounds": view["bounds"], "counts": counts, "sum": before["sum"] + view["sum"]}

@@ -1,0 +1,196 @@
+"""Answers in OpenAI's JSON: whole ones, and the chunks of streams.
+
+A chunk is put together from bytes that are the same in all chunks of a stream, so that a token
+costs no dictionaries.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from json.encoder import encode_basestring
+from typing import Any
+
+from symphony_runtime.gateway.openai.errors import OpenAIError
+from symphony_runtime.gateway.openai.program_messages import Piece, TokenLogprob, Usage
+
+DONE = b"data: [DONE]\n\n"
+_TEXT, _CHAT = "text_completion", "chat.completion"
+
+
+class Shape(ABC):
+    """How one answer looks. `run` is the id of the run that makes it; the answer's id says it."""
+
+    prefix = ""
+    kind = ""
+    chunk_kind = ""
+
+    def __init__(self, run: str, model: str, created: int, *, include_usage: bool) -> None:
+        self.id = self.prefix + run.removeprefix("run_")
+        self.model = model
+        self.created = created
+        self._include_usage = include_usage
+        self._lengths: dict[int, int] = {}  # characters of each choice so far
+        head = {"id": self.id, "object": self.chunk_kind, "created": created, "model": model}
+        self._head = b"data: " + _compact(head)[:-1].encode() + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+
+    def begin(self) -> bytes:
+        """Return what begins a stream."""
+        return b""
+
+    def chunk(self, piece: Piece) -> bytes:
+        """Return a piece of a stream as a server-sent event."""
+        return self._head + self._choice_chunk(piece).encode() + self._tail
+
+    def end(self, usage: Usage) -> bytes:
+        """Return what ends a stream."""
+        if not self._include_usage:
+            return DONE
+        return self._head + b'],"usage":' + _compact(usage_of(usage)).encode() + b"}\n\n" + DONE
+
+    def failed(self, error: OpenAIError) -> bytes:
+        """Return the end of a stream that cannot go on."""
+        return b"data: %s\n\n" % json.dumps(error.document()).encode() + DONE
+
+    def whole(self, pieces: list[Piece], usage: Usage) -> bytes:
+        """Return a whole answer's JSON; `pieces` has one for each choice."""
+        answer = {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.model,
+            "choices": [self._choice(piece) for piece in pieces],
+            "usage": usage_of(usage),
+        }
+        return _compact(answer).encode()
+
+    def keeps(self, piece: Piece) -> int:  # noqa: ARG002
+        """Return what a stream keeps of a piece: nothing."""
+        return 0
+
+    @abstractmethod
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        """Return a choice of a whole answer."""
+
+    @abstractmethod
+    def _choice_chunk(self, piece: Piece) -> str:
+        """Return a choice's part of a chunk, as JSON."""
+
+    def _begin(self, piece: Piece) -> int:
+        """Return where a piece begins in its choice's text, in characters."""
+        before = self._lengths.get(piece.choice, 0)
+        self._lengths[piece.choice] = before + len(piece.text)
+        return before
+
+
+class CompletionShape(Shape):
+    """`/v1/completions`."""
+
+    prefix, kind, chunk_kind = "cmpl-", _TEXT, _TEXT
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        choice = {
+            "index": piece.choice,
+            "text": piece.text,
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish,
+        }
+        if piece.ids is not None:
+            choice["token_ids"] = piece.ids
+        return choice
+
+    def _choice_chunk(self, piece: Piece) -> str:
+        logprobs = "null" if piece.logprobs is None else _compact(self._logprobs(piece))
+        return (
+            f'{{"index":{piece.choice},"text":{encode_basestring(piece.text)},'
+            f'"logprobs":{logprobs},"finish_reason":{_finish(piece)}}}'
+        )
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if piece.logprobs is None:
+            return None
+        offset = self._begin(piece)
+        offsets = []
+        for entry in piece.logprobs:
+            offsets.append(offset)
+            offset += len(_text(entry.token))
+        return {
+            "tokens": [_text(entry.token) for entry in piece.logprobs],
+            "token_logprobs": [entry.logprob for entry in piece.logprobs],
+            "top_logprobs": [_top_map(entry) for entry in piece.logprobs],
+            "text_offset": offsets,
+        }
+
+
+class ChatShape(Shape):
+    """`/v1/chat/completions`."""
+
+    prefix, kind, chunk_kind = "chatcmpl-", _CHAT, _CHAT + ".chunk"
+
+    def _choice(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.choice,
+            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish,
+        }
+
+    def _choice_chunk(self, piece: Piece) -> str:
+        logprobs = "null" if piece.logprobs is None else _compact(self._logprobs(piece))
+        role = ""
+        if piece.choice not in self._lengths:
+            self._lengths[piece.choice] = 0
+            role = '"role":"assistant",'
+        return (
+            f'{{"index":{piece.choice},"delta":{{{role}"content":{encode_basestring(piece.text)}}},'
+            f'"logprobs":{logprobs},"finish_reason":{_finish(piece)}}}'
+        )
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if piece.logprobs is None:
+            return None
+        content = [
+            {
+                **_token(entry.token, entry.logprob),
+                "top_logprobs": [_token(token, logprob) for token, logprob in entry.top],
+            }
+            for entry in piece.logprobs
+        ]
+        return {"content": content, "refusal": None}
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's `usage`."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def _finish(piece: Piece) -> str:
+    return f'"{piece.finish}"' if piece.finish else "null"
+
+
+def _text(token: bytes) -> str:
+    return token.decode("utf-8", "replace")
+
+
+def _token(token: bytes, logprob: float | None) -> dict[str, Any]:
+    return {"token": _text(token), "logprob": logprob, "bytes": list(token)}
+
+
+def _top_map(entry: TokenLogprob) -> dict[str, float] | None:
+    if not entry.top:
+        return None
+    # The likeliest come first, so two tokens that look the same keep the better one's.
+    top: dict[str, float] = {}
+    for token, logprob in entry.top:
+        top.setdefault(_text(token), logprob)
+    if entry.logprob is not None:
+        top.setdefault(_text(entry.token), entry.logprob)
+    return top
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,107 @@
+"""The course of a run, as records: of the shipped program, or of any other."""
+
+import codecs
+from collections.abc import AsyncIterator
+
+from symphony_kernel.protocol.limit_table import BY_NAME, Of, limit_of
+
+from symphony_runtime.gateway.openai.inbox import Inbox
+from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records, Usage
+from symphony_runtime.gateway.openai.requests.limits import named
+from symphony_runtime.gateway.runs.events.unsaved import Tape
+from symphony_runtime.gateway.runs.live_run import Run
+from symphony_runtime.gateway.runs.record import Record as RunRecord
+from symphony_runtime.gateway.runs.service import Runs
+
+_LOOK_SECONDS = 5.0  # from one look to the next whether the end waited for cannot be stored
+Batches = AsyncIterator[list[Record]]
+_MEMORY_FULL = "; its memory had "  # a worker's words of a trap with next to no memory left
+
+
+async def shipped_records(run: Run, inbox: Inbox) -> Batches:
+    """Yield what the shipped program tells; the last record is a Usage or a Failure."""
+    records, tape = Records(), run.journal
+    assert isinstance(tape, Tape)
+    while data := await inbox.next():
+        tape.take(len(data))
+        batch = records.feed(data)
+        if batch:
+            yield batch
+            if not isinstance(batch[-1], Piece):
+                return
+    yield [_failure(run.end or run.record, shipped=True)]
+
+
+async def kept_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Yield the same of a run that is kept, from its beginning, whether it has ended or not."""
+    records, reader = Records(), runs.open(run, 0)
+    try:
+        while (events := await reader.next(_LOOK_SECONDS)) is not None:
+            if not events and (unstored := _unstored(run)):
+                yield unstored
+                return
+            messages = b"".join(event.data for event in events if event.kind == "message")
+            batch = records.feed(messages) if messages else []
+            if batch:
+                yield batch
+                if not isinstance(batch[-1], Piece):
+                    return
+    finally:
+        reader.close()
+    yield [_failure(_ended(run), shipped=True)]
+
+
+async def own_records(runs: Runs, run: Run | RunRecord) -> Batches:
+    """Yield what any other program says, as one choice: its messages' text, then its usage."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    reader = runs.open(run, 0)
+    try:
+        while (events := await reader.next(_LOOK_SECONDS)) is not None:
+            if not events and (unstored := _unstored(run)):
+                yield unstored
+                return
+            messages = [event.data for event in events if event.kind == "message"]
+            if messages and (text := decoder.decode(b"".join(messages))):
+                yield [Piece(0, text, None)]
+    finally:
+        reader.close()
+    record = _ended(run)
+    if (record.status, record.exit_code) != ("exited", 0):
+        yield [_failure(record)]
+        return
+    used = record.usage or {}
+    usage = Usage(
+        used.get("prompt_tokens", 0),
+        used.get("cached_tokens", 0),
+        used.get("completion_tokens", 0),
+    )
+    yield [Piece(0, decoder.decode(b"", final=True), "stop"), usage]
+
+
+def _unstored(run: Run | RunRecord) -> list[Record]:
+    """Return why nothing follows yet of a run whose end cannot be stored; [] of any other."""
+    if not isinstance(run, Run) or run.unstored is None:
+        return []
+    problem = run.unstored
+    return [Failure(problem.status, problem.kind.replace("-", "_"), None, problem.detail)]
+
+
+def _ended(run: Run | RunRecord) -> RunRecord:
+    return run.record if isinstance(run, Run) else run
+
+
+def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:
+    """Return why a run that has ended has told nothing, or not all."""
+    ended = record.status
+    if record.status == "exited":
+        ended = f"exited with code {record.exit_code}"
+    reason = f": {record.reason}" if record.reason else ""
+    words = f"{record.id} {ended}{reason}"
+    limit = limit_of(record.status, record.reason or "") if record.status == "killed" else None
+    if record.status == "trapped" and shipped and _MEMORY_FULL in (record.reason or ""):
+        limit = "memory_bytes"  # it asks for as much as its answers need
+    if limit is not None:
+        # The same request would meet a run's limit again; a tenant's may have room later.
+        status = 429 if BY_NAME[limit].of is Of.TENANT else 400
+        return Failure(status, "limit_exceeded", None, f"{words} ({named(limit)})")
+    return Failure(500, f"run_{record.status}", None, words)

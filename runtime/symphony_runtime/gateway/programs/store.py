@@ -1,0 +1,639 @@
+"""Programs: uploaded modules, their names, and the machine code made of them.
+
+Their files lie on disk (`files`), each tenant's apart: that another tenant has uploaded the
+same bytes must not show, not even in how long an upload takes. An artefact is loaded only if its
+SHA-256 is the one in the database, so that none is ever run which this server did not make; a
+missing, stale or altered one is compiled again from the bytes.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.protocol.limits import (
+    FRAME_BYTES_MAX,
+    NAME_BYTES_MAX,
+    PROGRAM_BYTES_MAX,
+    RETRY_SECONDS_MAX,
+)
+
+from symphony_runtime.compiler.compiler import (
+    TAKEN_BEFORE,
+    USUAL,
+    CompileBounds,
+    Compiled,
+    Compiler,
+    Manifest,
+    ProgramError,
+    cache_identity,
+    limit_of_problem,
+)
+from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.errors import Problem, bad_request, not_found, too_large
+from symphony_runtime.gateway.metrics.counters import RunFigures
+from symphony_runtime.gateway.programs.files import ProgramFiles
+from symphony_runtime.gateway.programs.usage import Uses
+from symphony_runtime.gateway.runs.record import now_ms
+from symphony_runtime.gateway.storage.changes import note_change
+from symphony_runtime.gateway.storage.database import Connection, Row
+from symphony_runtime.gateway.storage.deletion_steps import delete_in_steps, delete_some
+from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
+from symphony_runtime.gateway.storage.store import Store
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
+_KNOWN_MAX = 4_096  # programs whose rows are kept in memory
+_ARTEFACT_BYTES_MAX = FRAME_BYTES_MAX - (1 << 20)  # it travels in one frame
+_DEFAULT_ENTRIES = ("_start", "lip_main")
+# A tenant's tables: what tells rows apart, and the columns of any size.
+_TABLES = {
+    "program_names": ("name",),
+    "programs": ("id", "imports", "exports", "entries"),
+    "program_bytes": ("id", "body"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One uploaded module of one tenant."""
+
+    tenant: str
+    id: str  # sha256:<hex>
+    name: str | None  # the newest name that points here
+    size: int
+    manifest: Manifest
+    created_ms: int
+
+    @property
+    def module(self) -> str:
+        """What workers call it."""
+        return f"{self.tenant}/{self.id}"
+
+    def view(self) -> dict[str, Any]:
+        """Return what its owner is shown."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "size": self.size,
+            "imports": list(self.manifest.imports),
+            "exports": list(self.manifest.exports),
+            "entries": list(self.manifest.entries),
+            "created_ms": self.created_ms,
+        }
+
+    def entry(self, wanted: str | None) -> str:
+        """Return the export to run.
+
+        Raises:
+            Problem: 400, there is no such entry.
+        """
+        entries = self.manifest.entries
+        if wanted is None:
+            found = next((entry for entry in _DEFAULT_ENTRIES if entry in entries), None)
+            detail = "the program has neither _start nor lip_main: name an entry"
+        else:
+            found, detail = wanted if wanted in entries else None, f"no entry {wanted!r}"
+        if found is None:
+            raise bad_request("no-such-entry", detail, entries=list(entries))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much of programs a tenant may keep."""
+
+    programs: int  # and names of them
+    bytes: int  # of their modules
+
+
+class Programs:
+    """The programs of all tenants."""
+
+    def __init__(self, store: Store, data_dir: Path, compiler: Compiler) -> None:
+        self.uses = Uses(store, now_ms)
+        self._store = store
+        self._files = ProgramFiles(data_dir / "programs")
+        self._compiler = compiler
+        self._artefacts: OrderedDict[str, bytes] = OrderedDict()
+        self._loading: dict[str, asyncio.Task[bytes]] = {}
+        self._known: dict[tuple[str, str], Program] = {}  # by id and by name
+        self._changes = 0
+        self._changing = asyncio.Lock()  # files and rows change together
+        self._turns = TenantTurns()  # to be compiled: a program may take as long as it is let
+        self._compiling: dict[str, set[asyncio.Future[Compiled]]] = {}  # of each tenant
+        self._forgotten: Counter[str] = Counter()  # how often all of a tenant's went
+        for tenant in self._files.tenants():
+            store.disk.charge(tenant, self._files.size(tenant))
+
+    async def upload(
+        self,
+        tenant: str,
+        name: str | None,
+        wasm: bytes,
+        bounds: CompileBounds = USUAL,
+        room: Room | None = None,
+    ) -> tuple[Program, bool]:
+        """Check, compile and keep a program; True if its bytes were not known.
+
+        Raises:
+            Problem: 400 with every problem of the program, 413 too large; 429, there is no `room`;
+                429, 507: none on the disk.
+        """
+        if name is not None:
+            check_name(name)
+        if len(wasm) > PROGRAM_BYTES_MAX:
+            raise too_large("a program", PROGRAM_BYTES_MAX)
+        forgotten, digest = self._forgotten[tenant], _digest(await digest_of(wasm))
+        program_id = f"sha256:{digest}"
+        known = await self.find(tenant, program_id)
+        new = 0 if known is not None else len(wasm)
+        await self._check_room(tenant, name, new, room)
+        self._store.disk.check(tenant, new or ROW_BYTES)
+        compiled = None if known is not None else await self._compile(tenant, wasm, bounds)
+        async with self._changing:
+            if self._forgotten[tenant] != forgotten:
+                raise not_found("tenant")  # meanwhile
+            if compiled is not None:
+                await self._check_room(tenant, name, new, room)
+                await self._write_files(tenant, digest, wasm, compiled.artefact)
+                await self._share(tenant, digest, wasm)
+                await self._insert(tenant, digest, len(wasm), compiled)
+            there = compiled is not None or await self._use_again(tenant, program_id)
+            if there and compiled is None:
+                restore = partial(self._files.restore, tenant, digest, wasm)
+                await self._change_files(tenant, digest, restore)
+            if there and name is not None:
+                await self._point(tenant, name, program_id)
+        if not there:  # it was deleted meanwhile
+            return await self.upload(tenant, name, wasm, bounds, room)
+        return await self.get(tenant, program_id), known is None
+
+    async def get(self, tenant: str, reference: str) -> Program:
+        """Return a program by its id or a name.
+
+        Raises:
+            Problem: 404.
+        """
+        program = await self.find(tenant, reference)
+        if program is None:
+            raise not_found("program")
+        return program
+
+    async def find(self, tenant: str, reference: str) -> Program | None:
+        """Return a program by its id or a name, or None."""
+        known = self._known.get((tenant, reference))
+        if known is not None:
+            return known
+        if not reference.isascii():
+            return None  # ids and names are, and the database takes no half characters
+        changes = self._changes
+        program = await self._read(tenant, reference)
+        # What was read while something changed may be what it was before.
+        if program is not None and changes == self._changes:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[tenant, reference] = program
+        return program
+
+    async def _read(self, tenant: str, reference: str) -> Program | None:
+        def select(connection: Connection) -> Program | None:
+            program_id: str | None = reference
+            if not reference.startswith("sha256:"):
+                row = connection.execute(
+                    "SELECT program FROM program_names WHERE tenant = ? AND name = ?",
+                    (tenant, reference),
+                ).fetchone()
+                program_id = row["program"] if row else None
+            row = connection.execute(
+                f"{_SELECT} WHERE p.tenant = ? AND p.id = ?", (tenant, program_id)
+            ).fetchone()
+            return _program(row) if row else None
+
+        return await self._store.read(select)
+
+    async def page(self, tenant: str, after: str, limit: int) -> tuple[list[Program], str | None]:
+        """Return a page of a tenant's programs, newest first, and where the next one begins."""
+        before = _cursor(after)
+
+        def select(connection: Connection) -> list[Row]:
+            return connection.execute(
+                f"{_SELECT} WHERE p.tenant = ? AND (p.created_ms, p.id) < (?, ?)"
+                " ORDER BY p.created_ms DESC, p.id DESC LIMIT ?",
+                (tenant, *before, limit + 1),
+            ).fetchall()
+
+        rows = await self._store.read(select)
+        programs = [_program(row) for row in rows[:limit]]
+        last = programs[-1] if len(rows) > limit else None
+        return programs, f"{last.created_ms}.{last.id}" if last else None
+
+    async def delete(self, tenant: str, reference: str) -> Program:
+        """Forget a program and all its names, and return it; runs of it go on.
+
+        Raises:
+            Problem: 404.
+        """
+        program = await self.get(tenant, reference)
+        async with self._changing:
+            await self._store.write(lambda c: _delete_program(c, program))
+            await self._gone(program)
+        return program
+
+    async def delete_unused(self, tenant: str, program_id: str, before_ms: int) -> Program | None:
+        """Do the same unless it was used after a moment; None: it was, or is gone."""
+        program = await self.find(tenant, program_id)
+        if program is None:
+            return None
+        await self.uses.flush()
+        async with self._changing:
+            if not await self._store.write(lambda c: _delete_program(c, program, before_ms)):
+                return None
+            await self._gone(program)
+        return program
+
+    async def _gone(self, program: Program) -> None:
+        """A program is in the database no more."""
+        self._forget_known()
+        self.uses.forget(program.tenant, program.id)
+        self._artefacts.pop(program.module, None)
+        await self._remove_files(program.tenant, _digest(program.id))
+
+    def abandon(self, tenant: str) -> None:
+        """End what a tenant has compiled: whoever waits for it is told that it has gone."""
+        for compiling in self._compiling.get(tenant, ()):
+            compiling.cancel()
+
+    async def forget_tenant(self, tenant: str, *, rows: bool = True) -> None:
+        """Forget all programs of a tenant, with their names and files; no upload comes after it.
+
+        Without `rows` only what this gateway has of them: another tenant is called so by now.
+        OSError: files are left.
+        """
+        self.abandon(tenant)
+        async with self._changing:
+            self._forgotten[tenant] += 1
+            if rows:
+                for table, (key, *large) in _TABLES.items():
+                    step = partial(delete_some, tenant=tenant, table=table, key=key, large=large)
+                    await delete_in_steps(self._store, step)
+                await self._store.write(note_change)
+            self._forget_known()
+            for module in [each for each in self._artefacts if each.startswith(f"{tenant}/")]:
+                del self._artefacts[module]
+            size = await asyncio.to_thread(self._files.size, tenant)
+            await asyncio.to_thread(self._files.remove_tenant, tenant)
+            self._store.disk.charge(tenant, -size)
+
+    async def remove_strays(self) -> int:
+        """Remove the files of programs that another gateway has deleted; return of how many."""
+        removed = 0
+        for tenant in await asyncio.to_thread(self._files.tenants):
+            async with self._changing:  # no file comes before its row
+                kept = await self._store.read(partial(_digests, tenant=tenant))
+                for digest in await asyncio.to_thread(self._files.digests, tenant) - kept:
+                    await self._remove_files(tenant, digest)
+                    removed += 1
+        return removed
+
+    async def artefact(self, program: Program) -> bytes:
+        """Return the machine code of a program, compiled again if there is none that fits.
+
+        Raises:
+            Problem: 404, its bytes have gone (it was deleted); 400, this compiler refuses what an
+                earlier one took; 500, they are damaged.
+        """
+        held = self._artefacts.get(program.module)
+        if held is not None:
+            self._artefacts.move_to_end(program.module)
+            return held
+        task = self._loading.get(program.module)
+        if task is None:
+            task = asyncio.create_task(self._load(program))
+            self._loading[program.module] = task
+            task.add_done_callback(lambda _: self._loading.pop(program.module, None))
+        return await asyncio.shield(task)
+
+    def forget_artefacts(self) -> None:
+        """Hold no machine code in memory; it is read from the disk again."""
+        self._artefacts.clear()
+
+    def _forget_known(self) -> None:
+        self._changes += 1
+        self._known.clear()
+
+    # -- Artefacts -----------------------------------------------------------------------------
+    async def _load(self, program: Program) -> bytes:
+        row = await self._store.read(lambda c: _artefact_row(c, program))
+        artefact = None
+        if row is not None and row["compiler"] == cache_identity():
+            wanted, digest = bytes(row["artefact_hash"]), _digest(program.id)
+            read = partial(self._files.artefact, program.tenant, digest, wanted)
+            artefact = await asyncio.to_thread(read)
+        if artefact is None:
+            artefact = await self._compile_again(program)
+        self._hold(program.module, artefact)
+        return artefact
+
+    async def _compile_again(self, program: Program) -> bytes:
+        digest = _digest(program.id)
+        wasm = await self._wasm(program)
+        compiled = await self._compile(program.tenant, wasm, TAKEN_BEFORE)
+        async with self._changing:
+            if await self.find(program.tenant, program.id) is None:
+                raise not_found("program")
+            await self._write_files(program.tenant, digest, wasm, compiled.artefact)
+            await self._insert(program.tenant, digest, program.size, compiled, program.created_ms)
+        return compiled.artefact
+
+    async def _write_files(self, tenant: str, digest: str, wasm: bytes, artefact: bytes) -> None:
+        """Write a program's files, which its tenant holds from now on.
+
+        Raises:
+            Problem: 429, 507: there is no room for them. OSError.
+        """
+        self._store.disk.check(tenant, len(wasm) + len(artefact))
+        write = partial(self._files.write, tenant, digest, wasm, artefact)
+        await self._change_files(tenant, digest, write)
+
+    async def _remove_files(self, tenant: str, digest: str) -> None:
+        await self._change_files(tenant, digest, partial(self._files.remove, tenant, digest))
+
+    async def _change_files(self, tenant: str, digest: str, change: Callable[[], None]) -> None:
+        """Change a program's files; its tenant holds what there is of them afterwards. OSError."""
+        before = await asyncio.to_thread(self._files.size, tenant, digest)
+        try:
+            await asyncio.to_thread(change)
+        finally:
+            after = await asyncio.to_thread(self._files.size, tenant, digest)
+            self._store.disk.charge(tenant, after - before)
+
+    async def _compile(self, tenant: str, wasm: bytes, bounds: CompileBounds) -> Compiled:
+        """Compile in the tenant's turn.
+
+        Raises:
+            Problem: 400; 404, all of the tenant's programs were forgotten meanwhile.
+        """
+
+        async def compile_in_turn() -> Compiled:
+            async with self._turns.of(tenant):
+                return await self._compiler.compile(wasm, bounds, tenant)
+
+        work = asyncio.ensure_future(compile_in_turn())
+        under_way = self._compiling.setdefault(tenant, set())
+        under_way.add(work)
+        try:
+            await asyncio.wait([work])
+        finally:
+            work.cancel()  # if whoever asked has gone
+            under_way.discard(work)
+            if not under_way and self._compiling.get(tenant) is under_way:
+                del self._compiling[tenant]
+        if work.cancelled():
+            raise not_found("tenant")
+        try:
+            compiled = work.result()
+        except ProgramError as error:  # in `_compile_again`: an older compiler has taken it
+            raise _refusal(error) from error
+        _check_artefact(compiled)
+        return compiled
+
+    def _hold(self, module: str, artefact: bytes) -> None:
+        self._artefacts[module] = artefact
+        while sum(map(len, self._artefacts.values())) > _CACHE_BYTES_MAX:
+            self._artefacts.popitem(last=False)
+
+    async def _wasm(self, program: Program) -> bytes:
+        """Return a program's bytes, which another gateway may have taken; Problem 404, 500."""
+        key, wasm = (program.tenant, program.id), None
+        try:
+            wasm = await asyncio.to_thread(self._files.wasm, program.tenant, _digest(program.id))
+        except FileNotFoundError:
+            _log.info("%s is not on this disk", program.module)
+        if wasm is not None and await digest_of(wasm) == program.id:
+            return wasm
+        sql = "SELECT body FROM program_bytes WHERE tenant = ? AND id = ?"
+        row = await self._store.read(lambda c: c.execute(sql, key).fetchone())
+        if row is not None:
+            return bytes(row["body"])
+        if wasm is None:
+            raise not_found("program")
+        _log.error("the file of %s is damaged", program.module)
+        raise Problem(
+            500, "damaged", "the program's file is damaged on the server: upload it again"
+        )
+
+    async def reload(self) -> None:
+        """Look everything up again: another gateway has changed something."""
+        self._forget_known()
+
+    # -- The database --------------------------------------------------------------------------
+    async def _check_room(self, tenant: str, name: str | None, new: int, room: Room | None) -> None:
+        """Check that a tenant may keep a module of `new` bytes more (0: none), and a name.
+
+        Raises:
+            Problem: 429.
+        """
+        if room is None:
+            return
+        programs, size, names = await self._store.read(lambda c: _kept(c, tenant, name))
+        if (new and programs >= room.programs) or (name is not None and names >= room.programs):
+            raise _full("programs", f"{room.programs} programs, or names of them", room.programs)
+        if new and size + new > room.bytes:
+            raise _full("programs_kept_bytes", f"{room.bytes} bytes of programs", room.bytes)
+
+    async def _share(self, tenant: str, digest: str, wasm: bytes) -> None:
+        """Keep a program's bytes where other gateways find them."""
+        if self._store.shared:
+            sql = "INSERT INTO program_bytes VALUES (?, ?, ?) ON CONFLICT (tenant, id) DO NOTHING"
+            key = tenant, f"sha256:{digest}", wasm
+            await self._store.write(lambda c: c.execute(sql, key).rowcount, tenant)
+
+    async def _insert(
+        self, tenant: str, digest: str, size: int, compiled: Compiled, created_ms: int | None = None
+    ) -> None:
+        manifest = compiled.manifest
+        values = (
+            tenant,
+            f"sha256:{digest}",
+            size,
+            json.dumps(manifest.imports),
+            json.dumps(manifest.exports),
+            json.dumps(manifest.entries),
+            cache_identity(),
+            _sha256(compiled.artefact),
+            self.uses.now_ms() if created_ms is None else created_ms,
+            self.uses.now_ms(),
+        )
+        # Two uploads of the same bytes at once: the second finds what the first made.
+        sql = (
+            "INSERT INTO programs (tenant, id, size, imports, exports, entries, compiler,"
+            " artefact_hash, created_ms, used_ms) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (tenant, id) DO UPDATE SET size = excluded.size,"
+            " imports = excluded.imports, exports = excluded.exports, entries = excluded.entries,"
+            " compiler = excluded.compiler, artefact_hash = excluded.artefact_hash,"
+            " created_ms = excluded.created_ms, used_ms = excluded.used_ms"
+        )
+        await self._store.write(lambda c: _changing(c, sql, values), tenant)
+        self._forget_known()
+
+    async def _use_again(self, tenant: str, program: str) -> bool:
+        """Note that known bytes have come again; return whether they are still known."""
+        sql = "UPDATE programs SET used_ms = ? WHERE tenant = ? AND id = ?"
+        values = self.uses.now_ms(), tenant, program
+        there = await self._store.write(lambda c: c.execute(sql, values).rowcount, tenant)
+        if not there:
+            self._forget_known()  # another gateway has deleted them
+        return bool(there)
+
+    async def _point(self, tenant: str, name: str, program: str) -> None:
+        values = (tenant, name, program, self.uses.now_ms(), tenant)
+        sql = (
+            "INSERT INTO program_names VALUES (?, ?, ?, ?,"
+            " (SELECT COALESCE(MAX(turn), 0) + 1 FROM program_names WHERE tenant = ?))"
+            " ON CONFLICT (tenant, name) DO UPDATE SET"
+            " program = excluded.program, named_ms = excluded.named_ms, turn = excluded.turn"
+        )
+        await self._store.write(lambda c: _changing(c, sql, values), tenant)
+        self._forget_known()
+
+
+_SELECT = """SELECT p.*, (
+    SELECT n.name FROM program_names n WHERE n.tenant = p.tenant AND n.program = p.id
+    ORDER BY n.turn DESC LIMIT 1 -- the one that was given last
+) AS name FROM programs p"""
+
+
+async def digest_of(wasm: bytes) -> str:
+    """Return the id of a module's bytes."""
+    return f"sha256:{await asyncio.to_thread(lambda: hashlib.sha256(wasm).hexdigest())}"
+
+
+def check_name(name: str) -> None:
+    """Check a program's name.
+
+    Raises:
+        Problem: 400.
+    """
+    if not _NAME.match(name) or len(name) > NAME_BYTES_MAX:
+        raise bad_request(
+            "bad-name",
+            f"a program's name has 1 to {NAME_BYTES_MAX} letters, digits, dots, underscores and "
+            "hyphens, a letter or digit first",
+        )
+
+
+@contextlib.contextmanager
+def count_refusals(figures: RunFigures, tenant: str) -> Iterator[None]:
+    """Count it when a program of a tenant is refused for a limit."""
+    try:
+        yield
+    except Problem as problem:
+        if problem.status == 413:
+            figures.hit(tenant, "program_bytes")
+        elif problem.kind == "too-many-programs":
+            figures.hit(tenant, problem.fields["field"])
+        for limit in {limit_of_problem(words) for words in problem.fields.get("problems", ())}:
+            if limit is not None:
+                figures.hit(tenant, limit)
+        raise
+
+
+def _refusal(error: ProgramError) -> Problem:
+    detail = "; ".join(error.problems)
+    return bad_request("program-refused", detail, problems=error.problems)
+
+
+def _full(limit: str, what: str, most: int) -> Problem:
+    detail = f"the tenant may keep {what}: delete some"
+    # Nothing but a deletion makes room.
+    return Problem(
+        429, "too-many-programs", detail, retry_after=RETRY_SECONDS_MAX, field=limit, limit=most
+    )
+
+
+def _check_artefact(compiled: Compiled) -> None:
+    if len(compiled.artefact) > _ARTEFACT_BYTES_MAX:
+        limit = _ARTEFACT_BYTES_MAX >> 20
+        raise _refusal(ProgramError([f"its machine code has more than {limit} MiB"]))
+
+
+def _cursor(after: str) -> tuple[int, str]:
+    if not after:
+        return 1 << 62, ""
+    created, _, program_id = after.partition(".")
+    if not (created.isascii() and created.isdigit() and len(created) < 19):
+        raise bad_request("bad-cursor", "`after` must be the `next` of an earlier page")
+    return int(created), program_id
+
+
+def _program(row: Row) -> Program:
+    lists = (tuple(json.loads(row[column])) for column in ("imports", "exports", "entries"))
+    return Program(
+        tenant=row["tenant"],
+        id=row["id"],
+        name=row["name"],
+        size=row["size"],
+        manifest=Manifest(*lists),
+        created_ms=row["created_ms"],
+    )
+
+
+def _changing(connection: Connection, sql: str, values: tuple[Any, ...]) -> None:
+    connection.execute(sql, values)
+    note_change(connection)
+
+
+def _delete_program(connection: Connection, program: Program, before_ms: int | None = None) -> bool:
+    """Delete a program with its names; unless it was used after a moment, if one is named."""
+    key = (program.tenant, program.id)
+    if before_ms is None:
+        gone = connection.execute("DELETE FROM programs WHERE tenant = ? AND id = ?", key)
+    else:
+        sql = "DELETE FROM programs WHERE tenant = ? AND id = ? AND used_ms <= ?"
+        gone = connection.execute(sql, (*key, before_ms))
+    if not gone.rowcount:
+        return False
+    connection.execute("DELETE FROM program_names WHERE tenant = ? AND program = ?", key)
+    connection.execute("DELETE FROM program_bytes WHERE tenant = ? AND id = ?", key)
+    note_change(connection)
+    return True
+
+
+def _digests(connection: Connection, tenant: str) -> set[str]:
+    rows = connection.execute("SELECT id FROM programs WHERE tenant = ?", (tenant,))
+    return {_digest(row["id"]) for row in rows}
+
+
+def _kept(connection: Connection, tenant: str, name: str | None) -> tuple[int, int, int]:
+    """Return a tenant's programs, the bytes of their modules, and its names but for one."""
+    sql = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM programs WHERE tenant = ?"
+    programs, size = connection.execute(sql, (tenant,)).fetchone()
+    sql = "SELECT COUNT(*) FROM program_names WHERE tenant = ? AND name != ?"
+    (names,) = connection.execute(sql, (tenant, name or "")).fetchone()
+    return int(programs), int(size), int(names)
+
+
+def _artefact_row(connection: Connection, program: Program) -> Row | None:
+    row: Row | None = connection.execute(
+        "SELECT compiler, artefact_hash FROM programs WHERE tenant = ? AND id = ?",
+        (program.tenant, program.id),
+    ).fetchone()
+    return row
+
+
+def _digest(program_id: str) -> str:
+    return program_id.removeprefix("sha256:")
+
+
+def _sha256(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()

@@ -1,0 +1,357 @@
+"""A run: what was asked for, what became of it, and how both lie in the database."""
+
+import base64
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from symphony_kernel.protocol.limit_table import limit_of, run_defaults
+from symphony_kernel.protocol.limits import NAME_BYTES_MAX, RUN_INPUT_BYTES_MAX, RUN_PRIORITY_MAX
+
+from symphony_runtime.config.limits import LimitRefusedError, TenantLimits
+from symphony_runtime.gateway.errors import Problem, bad_request, too_large
+from symphony_runtime.gateway.runs.events.stream import insert_events
+from symphony_runtime.gateway.runs.usage import add_usage
+from symphony_runtime.gateway.storage.database import Connection, Row
+from symphony_runtime.gateway.storage.deletion_steps import STEP_BYTES
+
+# What a run may lower, and `Start.limits` always has in full: unless an operator has said more.
+LIMITS_MAX: dict[str, int] = run_defaults()
+PRIORITY_DEFAULT = 4  # each step above doubles a run's share of its tenant's service
+_USUAL = TenantLimits()
+LIVE = ("queued", "running", "ending")  # the last: it has ended, and that is not stored yet
+FINAL = ("exited", "trapped", "killed", "failed")
+USAGE_KEYS = (
+    "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
+    "syscalls", "peak_memory_bytes",
+)  # fmt: skip
+BOOT_BITS = 32  # instance id = number of the gateway's start, then a counter of this many bits
+_RUN_BYTES = 512  # what a run keeps besides its events, about
+_DELETED = "deleted"  # status of a run of which something is left to delete
+_REQUEST_KEYS = {"input", "entry", "limits", "priority", "stream", "trace"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The body of a request for a run, checked."""
+
+    input: bytes = b""
+    entry: str | None = None
+    limits: dict[str, int] = field(default_factory=lambda: dict(LIMITS_MAX))
+    priority: int = PRIORITY_DEFAULT
+    stream: bool = False
+    trace: bool = False
+
+
+@dataclass(slots=True)
+class Record:
+    """What is told and kept of a run. `seq` is its instance id; records sort by it."""
+
+    seq: int
+    id: str
+    tenant: str
+    program: str
+    program_name: str | None
+    entry: str
+    status: str
+    exit_code: int | None
+    reason: str
+    priority: int
+    limits: dict[str, int]
+    usage: dict[str, int] | None
+    created_ms: int
+    ended_ms: int | None
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return self.status in LIVE
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the data of its `status` event."""
+        return {"status": self.status, "exit_code": self.exit_code, "reason": self.reason}
+
+    def finals(self) -> list[tuple[str, Any]]:
+        """Return its last events, once it has ended."""
+        return [("usage", self.usage), ("status", self.outcome())]
+
+    def view(self) -> dict[str, Any]:
+        """Return what a listing shows of it."""
+        return {
+            "id": self.id,
+            "program": self.program,
+            "program_name": self.program_name,
+            "entry": self.entry,
+            "status": self.status,
+            "exit_code": self.exit_code,
+            "reason": self.reason,
+            "error": self.reason or self.status if self._failed else None,
+            "limit": limit_of(self.status, self.reason),
+            "priority": self.priority,
+            "limits": self.limits,
+            "usage": self.usage,
+            "created_ms": self.created_ms,
+            "ended_ms": self.ended_ms,
+        }
+
+    @property
+    def _failed(self) -> bool:
+        return self.status in FINAL and self.status != "exited"
+
+
+def parse_request(body: Any, limits: TenantLimits = _USUAL) -> RunRequest:
+    """Return the run that a JSON body asks for; `limits` are its tenant's.
+
+    Raises:
+        Problem: 400 for what HTTP.md does not describe or a limit above its maximum, 413 for an
+            input that is too large.
+    """
+    if not isinstance(body, dict):
+        raise bad_request("bad-request", "the body must be a JSON object")
+    unknown = sorted(set(body) - _REQUEST_KEYS)
+    if unknown:
+        raise bad_request("bad-request", f"unknown fields: {', '.join(unknown)}", unknown=unknown)
+    entry = body.get("entry")
+    if entry is not None and not (isinstance(entry, str) and len(entry) <= NAME_BYTES_MAX):
+        raise bad_request("bad-request", "`entry` must be the name of an export")
+    flags = {name: body.get(name, False) for name in ("stream", "trace")}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise bad_request("bad-request", f"`{name}` must be true or false")
+    return RunRequest(
+        input=_input(body.get("input", "")),
+        entry=entry,
+        limits=_limits(body.get("limits", {}), limits),
+        priority=_integer(body.get("priority", PRIORITY_DEFAULT), 0, RUN_PRIORITY_MAX, "priority"),
+        **flags,
+    )
+
+
+def encode_message(message: bytes) -> str | dict[str, str]:
+    """Return a message as JSON shows it: a string if it is UTF-8, else its base64."""
+    try:
+        return message.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(message).decode()}
+
+
+def merge_usage(worker: dict[str, Any], kernel: dict[str, int]) -> dict[str, int]:
+    """Return a run's usage, every key present."""
+    known = {**worker, **kernel}
+    return {key: int(known.get(key, 0)) for key in USAGE_KEYS}
+
+
+def now_ms() -> int:
+    """Return the milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def _json(value: Any) -> str:
+    # 1e999 is JSON, and infinite once it was read: there is no JSON for that.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _input(value: Any) -> bytes:
+    try:
+        text = value if isinstance(value, str) else _json(value)
+        data = text.encode()
+    except (ValueError, RecursionError):  # of which UnicodeEncodeError is one
+        detail = "`input` holds a lone surrogate or too large a number, or is nested too deeply"
+        raise bad_request("bad-request", detail) from None
+    if len(data) > RUN_INPUT_BYTES_MAX:
+        raise too_large("an input", RUN_INPUT_BYTES_MAX)
+    return data
+
+
+def _limits(value: Any, limits: TenantLimits) -> dict[str, int]:
+    if value is None:
+        return limits.choose({})
+    if not isinstance(value, dict):
+        raise bad_request("bad-request", "`limits` must be an object")
+    unknown = sorted(set(value) - set(LIMITS_MAX))
+    if unknown:
+        known = ", ".join(LIMITS_MAX)
+        detail = f"unknown limits: {', '.join(unknown)}; a run has {known}"
+        raise bad_request("bad-limit", detail, unknown=unknown)
+    try:
+        return limits.choose(value)
+    except LimitRefusedError as error:
+        field = f"limits.{error.name}"
+        raise bad_request(
+            "bad-limit", str(error), field=field, minimum=error.least, maximum=error.most
+        ) from None
+
+
+def _integer(value: Any, low: int, high: int, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        detail = f"`{what}` must be an integer from {low} to {high}"
+        raise bad_request("bad-limit", detail, field=what, minimum=low, maximum=high)
+    return value
+
+
+# --- The database --------------------------------------------------------------------------------
+def insert_run(connection: Connection, record: Record) -> None:
+    """Store a run that is about to begin, so that a crash cannot make it disappear; once."""
+    values = (
+        record.seq, record.id, record.tenant, record.program, record.program_name, record.entry,
+        record.status, record.exit_code, record.reason, record.priority,
+        json.dumps(record.limits), None, record.created_ms, None, 0,
+    )  # fmt: skip
+    places = ", ".join("?" * len(values))
+    sql = f"INSERT INTO runs VALUES ({places}) ON CONFLICT (seq) DO NOTHING"  # noqa: S608 - ours
+    connection.execute(sql, values)
+
+
+def take_back_run(connection: Connection, seq: int) -> None:
+    """Forget a run that has not begun after all."""
+    connection.execute("DELETE FROM runs WHERE seq = ?", (seq,))
+
+
+def finish_run(connection: Connection, record: Record, row: tuple[int, bytes]) -> int:
+    """Store a run's end and the rest of its events, once; return the bytes that it keeps."""
+    insert_events(connection, record.seq, row)
+    sizes = "SELECT SUM(LENGTH(body)) FROM run_events WHERE run = ?"
+    (size,) = connection.execute(sizes, (record.seq,)).fetchone()
+    ended = connection.execute(
+        "UPDATE runs SET status = ?, exit_code = ?, reason = ?, usage = ?, ended_ms = ?, bytes = ?"
+        " WHERE seq = ? AND ended_ms IS NULL",
+        (record.status, record.exit_code, record.reason, json.dumps(record.usage), record.ended_ms,
+         _RUN_BYTES + size, record.seq),
+    )  # fmt: skip
+    if ended.rowcount:
+        add_usage(connection, record.tenant, record.ended_ms or now_ms(), record.usage or {})
+    return _RUN_BYTES + int(size)
+
+
+def find_run(connection: Connection, tenant: str, run_id: str) -> Record | None:
+    """Return a tenant's run, or None."""
+    row = connection.execute(
+        "SELECT * FROM runs WHERE id = ? AND tenant = ? AND status != ?", (run_id, tenant, _DELETED)
+    ).fetchone()
+    return _record(row) if row else None
+
+
+def check_here(record: Record) -> None:
+    """Check that a run which is not live here is not live at all.
+
+    Raises:
+        Problem: 409, it is live at another gateway of the same database.
+    """
+    if record.live:
+        detail = "the run is live at another gateway: ask the one that started it"
+        raise Problem(409, "elsewhere", detail)
+
+
+def live_records(connection: Connection, gateway: str) -> list[Record]:
+    """Return the runs that have not ended, but for those of other gateways."""
+    others = "SELECT boot FROM gateways WHERE name != ?"
+    theirs = {int(row[0]) for row in connection.execute(others, (gateway,))}
+    sql = "SELECT * FROM runs WHERE status IN ('queued', 'running')"
+    records = (_record(row) for row in connection.execute(sql))
+    return [record for record in records if record.seq >> BOOT_BITS not in theirs]
+
+
+def list_runs(connection: Connection, tenant: str, before: int, limit: int) -> list[Record]:
+    """Return a tenant's newest runs with a `seq` below `before`."""
+    rows = connection.execute(
+        "SELECT * FROM runs WHERE tenant = ? AND seq < ? AND status != ? ORDER BY seq DESC LIMIT ?",
+        (tenant, before, _DELETED, limit),
+    )
+    return [_record(row) for row in rows]
+
+
+# --- What is kept --------------------------------------------------------------------------------
+class Ended(NamedTuple):
+    """A run that may be deleted, and the bytes that it keeps."""
+
+    seq: int
+    tenant: str
+    bytes: int
+
+
+def kept_runs(connection: Connection) -> list[tuple[str, int, int]]:
+    """Return (tenant, ended runs, their bytes)."""
+    sql = "SELECT tenant, COUNT(*), SUM(bytes) FROM runs WHERE ended_ms IS NOT NULL GROUP BY tenant"
+    return [(row[0], int(row[1]), int(row[2])) for row in connection.execute(sql)]
+
+
+def oldest_runs(connection: Connection, tenant: str, limit: int) -> list[Ended]:
+    """Return a tenant's oldest ended runs."""
+    sql = (
+        "SELECT seq, tenant, bytes FROM runs WHERE tenant = ? AND ended_ms IS NOT NULL"
+        " ORDER BY seq LIMIT ?"
+    )
+    return [Ended(*row) for row in connection.execute(sql, (tenant, limit))]
+
+
+def runs_ended_by(connection: Connection, before_ms: int, limit: int) -> list[Ended]:
+    """Return runs that ended up to a moment, the earliest first."""
+    sql = "SELECT seq, tenant, bytes FROM runs WHERE ended_ms <= ? ORDER BY ended_ms LIMIT ?"
+    return [Ended(*row) for row in connection.execute(sql, (before_ms, limit))]
+
+
+def delete_runs(connection: Connection, seqs: list[int]) -> tuple[list[Ended], list[int]]:
+    """Delete ended runs with their events and traces, as much as one step takes (`deleting`).
+
+    Return those that are gone, and those that have something left: nobody is shown these any more,
+    and they are to be deleted again.
+    """
+    gone, left, room = list[Ended](), list[int](), STEP_BYTES
+    for seq in seqs:
+        ended = "WHERE seq = ? AND ended_ms IS NOT NULL"
+        if connection.execute(f"SELECT 1 FROM runs {ended}", (seq,)).fetchone() is None:  # noqa: S608
+            continue
+        if room > 0:
+            room -= _delete_events(connection, seq, room)
+        if room > 0:
+            room -= _delete_trace(connection, seq, room)
+        if room <= 0:
+            hidden = f"UPDATE runs SET status = ?, ended_ms = 0 {ended}"  # noqa: S608 - ours
+            connection.execute(hidden, (_DELETED, seq))
+            left.append(seq)
+            continue
+        sql = f"DELETE FROM runs {ended} RETURNING seq, tenant, bytes"  # noqa: S608 - ours
+        gone += [Ended(*row) for row in connection.execute(sql, (seq,)).fetchall()]
+    return gone, left
+
+
+def _delete_events(connection: Connection, seq: int, most: int) -> int:
+    """Delete the first events of a run; return their bytes: `most` or more if some are left."""
+    sql = "SELECT first, LENGTH(body) FROM run_events WHERE run = ? ORDER BY first"
+    size = 0
+    for first, length in connection.execute(sql, (seq,)).fetchall():
+        if size >= most:
+            break
+        connection.execute("DELETE FROM run_events WHERE run = ? AND first = ?", (seq, first))
+        size += length
+    return size
+
+
+def _delete_trace(connection: Connection, seq: int, most: int) -> int:
+    """Delete a run's trace, a larger one only in a step of its own; return its bytes."""
+    sql = "SELECT LENGTH(body) AS size FROM run_traces WHERE run = ?"
+    row = connection.execute(sql, (seq,)).fetchone()
+    size = int(row["size"]) if row else 0
+    if row and (size <= most or most == STEP_BYTES):
+        connection.execute("DELETE FROM run_traces WHERE run = ?", (seq,))
+    return size
+
+
+def next_boot(connection: Connection, gateway: str) -> int:
+    """Count this start of a gateway; return its number, which no other start has (1, 2, ...)."""
+    sql = (
+        "INSERT INTO meta VALUES ('boots', 1)"
+        " ON CONFLICT (key) DO UPDATE SET value = meta.value + 1 RETURNING value"
+    )
+    (boots,) = connection.execute(sql).fetchone()
+    connection.execute("INSERT INTO gateways VALUES (?, ?, ?)", (boots, gateway, now_ms()))
+    return int(boots)
+
+
+def _record(row: Row) -> Record:
+    values = dict(row)
+    values["limits"] = json.loads(values["limits"])
+    values["usage"] = json.loads(values["usage"]) if values["usage"] else None
+    del values["bytes"]  # retention's
+    return Record(**values)

@@ -1,0 +1,292 @@
+"""Traces of runs: what the roles tell of them, kept with the run, shown as Chrome trace events.
+
+    worker: calls  ─┐
+                    ├─> RunTrace, the last events of each ──> a row of run_traces ──> trace_events
+    kernel: preds  ─┘
+
+All times are the monotonic clock's of one host. The picture has a process for each role: the
+gateway's with the run from its admission to its end, and its calls to the outside; the worker's
+with a track for each instance, its calls within its life; the kernel's with a track of the steps,
+and tracks of the preds, each with its wait and its steps within. Every event is complete ("X"),
+within others or beside them.
+"""
+
+import heapq
+import math
+import time
+from collections import deque
+from typing import Any
+
+import msgpack
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import TRACE_EVENTS_MAX
+
+from symphony_runtime.gateway.runs.record import Record, finish_run
+from symphony_runtime.gateway.storage.database import Connection
+
+_CALL_NAME_MAX = 64  # characters
+_GATEWAY, _WORKER, _KERNEL = 1, 2, 3  # processes of the picture
+_STEPS_TRACK = 1  # the preds' come after it
+_OUTSIDE_TRACK = 2  # the first, behind the run's
+_MOVES = ("pages_from_host", "pages_from_disk", "tokens_rebuilt")  # for a pred, where there are any
+
+JsonObject = dict[str, Any]
+
+
+class _Tail:
+    """The last bundles of events, packed; a bundle goes as a whole."""
+
+    def __init__(self) -> None:
+        self._bundles: deque[tuple[int, bytes]] = deque()
+        self._weight = 0
+        self.lost = 0  # events that had to go
+
+    def add(self, events: list[Any], weight: int) -> None:
+        """Keep a bundle, and let older ones go past TRACE_EVENTS_MAX."""
+        self._bundles.append((weight, msgpack.packb([len(events), events])))
+        self._weight += weight
+        while self._weight > TRACE_EVENTS_MAX:
+            gone, bundle = self._bundles.popleft()
+            self._weight -= gone
+            self.lost += msgpack.unpackb(bundle)[0]
+
+    def bundles(self) -> list[bytes]:
+        """Return what is kept, in order."""
+        return [bundle for _, bundle in self._bundles]
+
+
+class RunTrace:
+    """What is told of a live run that asked for it."""
+
+    def __init__(self, admitted: float, worker: str) -> None:
+        self.started: float | None = None
+        self._admitted = admitted
+        self._worker = worker
+        self._calls = _Tail()
+        self._preds = _Tail()
+        self._outside = _Tail()
+
+    def take_outside(self, event: list[Any]) -> None:
+        """Keep a call to the outside: [instance, name, began, ended, result]."""
+        self._outside.add([event], 1)
+
+    def take_calls(self, events: list[Any]) -> None:
+        """Take a bundle of a worker's, which is not believed; raise MessageError."""
+        for event in events:
+            if not _is_call(event):
+                raise m.MessageError("an event of Traced is not what a worker may tell")
+        if events:
+            self._calls.add(events, len(events))
+
+    def take_preds(self, events: list[Any]) -> None:
+        """Take a bundle of the kernel's."""
+        self._preds.add(events, len(events) + sum(len(event[6]) for event in events))
+
+    def pack(self) -> bytes:
+        """Return all there is, as it is stored."""
+        packed: bytes = msgpack.packb(
+            {
+                "admitted": self._admitted,
+                "started": self.started,
+                "ended": time.monotonic(),
+                "worker": self._worker,
+                "calls": self._calls.bundles(),
+                "preds": self._preds.bundles(),
+                "outside": self._outside.bundles(),
+                "lost": self._calls.lost + self._preds.lost + self._outside.lost,
+            }
+        )
+        return packed
+
+
+def _is_call(event: Any) -> bool:
+    if type(event) is not list or len(event) != 6:
+        return False
+    instance, call, began, ended, result, suspended = event
+    return (
+        type(instance) is int
+        and type(call) is str
+        and len(call) <= _CALL_NAME_MAX
+        and type(began) is float
+        and type(ended) is float
+        and math.isfinite(began)
+        and began <= ended < math.inf
+        and (result is None or type(result) is int)
+        and type(suspended) is bool
+    )
+
+
+# --- The database --------------------------------------------------------------------------------
+def store_end(
+    connection: Connection, ended: Record, row: tuple[int, bytes], packed: bytes | None
+) -> int:
+    """Store a run's end, and its trace where it has one; return the bytes that it keeps."""
+    size = finish_run(connection, ended, row)
+    if packed is None:
+        return size
+    sql = "INSERT INTO run_traces VALUES (?, ?) ON CONFLICT (run) DO NOTHING"
+    if connection.execute(sql, (ended.seq, packed)).rowcount:
+        added = "UPDATE runs SET bytes = bytes + ? WHERE seq = ?"
+        connection.execute(added, (len(packed), ended.seq))
+    return size + len(packed)
+
+
+def find_trace(connection: Connection, run: int) -> bytes | None:
+    """Return a stored trace, or None."""
+    row = connection.execute("SELECT body FROM run_traces WHERE run = ?", (run,)).fetchone()
+    return row["body"] if row else None
+
+
+# --- The picture ---------------------------------------------------------------------------------
+def trace_events(record: Record, packed: bytes) -> JsonObject:
+    """Return a trace as Chrome and Perfetto read it: the JSON object format, times in us."""
+    told = msgpack.unpackb(packed)
+    calls, preds = _unpack(told["calls"]), _unpack(told["preds"])
+    picture = _Picture(told["admitted"])
+    picture.process(_GATEWAY, "gateway")
+    picture.process(_WORKER, told["worker"])
+    picture.process(_KERNEL, "kernel")
+    _draw_run(picture, record, told)
+    _draw_outside(picture, _unpack(told.get("outside", [])))
+    _draw_calls(picture, record, calls)
+    _draw_preds(picture, preds, calls)
+    return {
+        "traceEvents": picture.events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "run": record.id,
+            "program": record.program_name or record.program,
+            "status": record.status,
+            "lost_events": told["lost"],
+        },
+    }
+
+
+def _unpack(bundles: list[bytes]) -> list[Any]:
+    return [event for bundle in bundles for event in msgpack.unpackb(bundle)[1]]
+
+
+class _Picture:
+    def __init__(self, origin: float) -> None:
+        self.events: list[JsonObject] = []
+        self._origin = origin
+
+    def process(self, pid: int, name: str) -> None:
+        self._name("process_name", pid, 0, name)
+
+    def track(self, pid: int, tid: int, name: str) -> None:
+        self._name("thread_name", pid, tid, name)
+
+    def _name(self, what: str, pid: int, tid: int, name: str) -> None:
+        self.events.append(
+            {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+        )
+
+    def span(
+        self,
+        where: tuple[int, int],
+        kind: str,
+        name: str,
+        times: tuple[float, float],
+        args: JsonObject | None = None,
+    ) -> None:
+        # In whole nanoseconds first: what is within something stays within it.
+        began, ended = (round((at - self._origin) * 1e9) for at in times)
+        pid, tid = where
+        self.events.append(
+            {
+                "name": name,
+                "cat": kind,
+                "ph": "X",
+                "pid": pid,
+                "tid": tid,
+                "ts": began / 1000,
+                "dur": (ended - began) / 1000,
+                "args": args or {},
+            }
+        )
+
+
+def _draw_run(picture: _Picture, record: Record, told: JsonObject) -> None:
+    where = (_GATEWAY, 1)
+    picture.track(*where, f"run {record.id}")
+    admitted, ended = told["admitted"], told["ended"]
+    started = ended if told["started"] is None else told["started"]
+    picture.span(where, "run", "starting", (admitted, started))
+    if told["started"] is not None:
+        picture.span(where, "run", "running", (started, ended), {"status": record.status})
+
+
+def _draw_outside(picture: _Picture, calls: list[Any]) -> None:
+    tracks = _Tracks()
+    for instance, name, began, ended, result in sorted(calls, key=lambda call: call[2]):
+        track, new = tracks.take(began, ended)
+        where = (_GATEWAY, _OUTSIDE_TRACK + track)
+        if new:
+            picture.track(*where, f"outside {track + 1}")
+        args = {"instance": instance, "result": result}
+        picture.span(where, "outside", name, (began, ended), args)
+
+
+def _draw_calls(picture: _Picture, record: Record, calls: list[Any]) -> None:
+    tracks: dict[int, int] = {}
+    for instance in sorted({call[0] for call in calls}):
+        tracks[instance] = len(tracks) + 1
+        own = instance == record.seq
+        name = record.entry if own else f"child {instance - record.seq}"
+        picture.track(_WORKER, tracks[instance], name)
+    for instance, name, began, ended, result, suspended in calls:
+        kind = "wait" if suspended else "syscall" if name else "instance"
+        shown = name or ("program" if instance == record.seq else "child")
+        args = {} if result is None else {"result": result}
+        picture.span((_WORKER, tracks[instance]), kind, shown, (began, ended), args)
+
+
+def _draw_preds(picture: _Picture, preds: list[Any], calls: list[Any]) -> None:
+    names = {(call[0], call[4]): call[1] for call in calls if call[1] in ("pred", "generate")}
+    picture.track(_KERNEL, _STEPS_TRACK, "steps")
+    steps: dict[float, list[Any]] = {}  # by their beginnings: one computes at a time
+    tracks = _Tracks()
+    for pred in sorted(preds, key=lambda p: p[3]):
+        instance, seq, tokens, submitted, ended, errno, parts, *moves = pred
+        track, new = tracks.take(submitted, ended)
+        where = (_KERNEL, _STEPS_TRACK + 1 + track)
+        if new:
+            picture.track(*where, f"preds {track + 1}")
+        args = {"ticket": seq, "tokens": tokens, "instance": instance}
+        name = names.get((instance, seq), "pred")
+        picture.span(where, "pred", name, (submitted, ended), {**args, "errno": errno})
+        moved = dict(zip(_MOVES, moves[0], strict=True)) if moves else None
+        first = max(submitted, parts[0][0]) if parts else ended
+        picture.span(where, "wait", "queued", (submitted, min(first, ended)), moved)
+        # How many rows and tokens a step had in all stays unsaid: it would tell of other tenants.
+        for began, done, _rows, _tokens, own in parts:
+            if done >= submitted:  # else the pred was guessed, and computed before it came
+                picture.span(where, "step", "step", (max(began, submitted), done), {"own": own})
+            step = steps.setdefault(began, [done, 0, 0])
+            step[1] += 1
+            step[2] += own
+    for began, (done, own_rows, own) in sorted(steps.items()):
+        args = {"own_rows": own_rows, "own_tokens": own}
+        picture.span((_KERNEL, _STEPS_TRACK), "step", "step", (began, done), args)
+
+
+class _Tracks:
+    """Tracks on which spans stand one after the other: as few as it takes."""
+
+    def __init__(self) -> None:
+        self._free: list[int] = []
+        self._busy: list[tuple[float, int]] = []  # until when
+        self._count = 0
+
+    def take(self, began: float, ended: float) -> tuple[int, bool]:
+        """Return a track that is free by then, and whether it is a new one; in order of `began`."""
+        while self._busy and self._busy[0][0] <= began:
+            heapq.heappush(self._free, heapq.heappop(self._busy)[1])
+        new = not self._free
+        if new:
+            track, self._count = self._count, self._count + 1
+        else:
+            track = heapq.heappop(self._free)
+        heapq.heappush(self._busy, (ended, track))
+        return track, new

@@ -1,0 +1,101 @@
+"""What tenants use: for each tenant and day (UTC) the runs that ended on it, and what they took.
+
+A run that is kept is counted in the transaction that stores its end, so that neither is there
+without the other. One that passes (see `live.Run`) and is not kept costs no write of its own: such
+runs are added up in memory and written in lots (see `storage.write_behind`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from symphony_runtime.gateway.storage.database import Connection
+from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.gateway.storage.write_behind import Lots
+
+_LOT_SECONDS = 1.0
+# Sums of a run's usage. Not `peak_memory_bytes`: peaks do not add up.
+SUMMED = (
+    "prompt_tokens", "cached_tokens", "completion_tokens", "cpu_ms", "wall_ms", "kv_token_ms",
+    "syscalls",
+)  # fmt: skip
+COLUMNS = ("tenant", "day", "runs", *SUMMED)
+_Sums = list[int]  # runs, then as SUMMED
+
+_ADDED = ", ".join(f"{name} = tenant_usage.{name} + excluded.{name}" for name in COLUMNS[2:])
+_ADD = (
+    f"INSERT INTO tenant_usage ({', '.join(COLUMNS)})"  # noqa: S608 - ours
+    f" VALUES ({', '.join('?' * len(COLUMNS))}) ON CONFLICT (day, tenant) DO UPDATE SET {_ADDED}"
+)
+
+
+def day_of(ms: int) -> str:
+    """Return the day (UTC) of a moment in milliseconds since 1970, as YYYY-MM-DD."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+def add_usage(connection: Connection, tenant: str, ended_ms: int, usage: Mapping[str, int]) -> None:
+    """Count a run that has ended."""
+    sums = (usage.get(name, 0) for name in SUMMED)
+    connection.execute(_ADD, (tenant, day_of(ended_ms), 1, *sums))
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which days are wanted, from `first` to `last`, and whose (all tenants': "").
+
+    `after` is a place in the listing: behind that day and tenant.
+    """
+
+    tenant: str = ""
+    first: str = ""
+    last: str = "9999-99-99"
+    after: tuple[str, str] = ("", "")
+
+
+def usage_page(connection: Connection, chosen: Chosen, limit: int) -> list[dict[str, Any]]:
+    """Return days of tenants, by day and tenant: those behind `chosen.after`."""
+    rows = connection.execute(
+        f"SELECT {', '.join(COLUMNS)} FROM tenant_usage"  # noqa: S608 - ours
+        " WHERE (day, tenant) > (?, ?) AND day >= ? AND day <= ? AND (? = '' OR tenant = ?)"
+        " ORDER BY day, tenant LIMIT ?",
+        (*chosen.after, chosen.first, chosen.last, chosen.tenant, chosen.tenant, limit),
+    )
+    return [dict(row) for row in rows]
+
+
+class Ledger(Lots[dict[tuple[str, str], _Sums]]):
+    """Counts the runs of which nothing else is kept, by tenant and day."""
+
+    def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
+        super().__init__(store, _LOT_SECONDS, "what tenants used")
+        self._now_ms = now_ms
+        self._sums: dict[tuple[str, str], _Sums] = {}
+
+    def count(self, tenant: str, usage: Mapping[str, int]) -> None:
+        """Count a run that has ended now."""
+        key = tenant, day_of(self._now_ms())
+        sums = self._sums.get(key)
+        if sums is None:
+            sums = self._sums[key] = [0] * (1 + len(SUMMED))
+            self.wake()
+        sums[0] += 1
+        for place, name in enumerate(SUMMED, 1):
+            sums[place] += usage.get(name, 0)
+
+    def take(self) -> dict[tuple[str, str], _Sums] | None:
+        """See `Lots`."""
+        sums, self._sums = self._sums, {}
+        return sums or None
+
+    def insert(self, connection: Connection, lot: dict[tuple[str, str], _Sums]) -> None:
+        """See `Lots`."""
+        for key, counted in lot.items():
+            connection.execute(_ADD, (*key, *counted))
+
+    def take_back(self, lot: dict[tuple[str, str], _Sums]) -> None:
+        """See `Lots`."""
+        for key, sums in lot.items():
+            now = self._sums.get(key, [0] * len(sums))
+            self._sums[key] = [a + b for a, b in zip(now, sums, strict=True)]

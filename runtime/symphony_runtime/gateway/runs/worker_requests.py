@@ -1,0 +1,219 @@
+"""What workers ask of the gateway: children, channels, and calls to the outside."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
+
+from symphony_runtime.gateway.egress import calls as outside
+from symphony_runtime.gateway.egress.calls import Outside
+from symphony_runtime.gateway.egress.metrics import KINDS
+from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.links.links import KernelAwayError, Worker
+from symphony_runtime.gateway.programs.store import Program, Programs
+from symphony_runtime.gateway.runs.channels import Channels, Waiter
+
+if TYPE_CHECKING:
+    from symphony_runtime.gateway.runs.live_run import Run
+    from symphony_runtime.gateway.runs.service import Runs
+
+_log = logging.getLogger(__name__)
+
+
+class _Pending:
+    """A call of a channel or to the outside that is not answered yet."""
+
+    def __init__(self, instance: int, drop: Callable[[], object]) -> None:
+        self.instance = instance
+        self.drop = drop
+
+
+class Asks:
+    """Answers every `Ask` of every worker, once, unless it is taken back."""
+
+    def __init__(
+        self, runs: "Runs", programs: Programs, channels: Channels, outside: Outside
+    ) -> None:
+        self._runs = runs
+        self._programs = programs
+        self._channels = channels
+        self._outside = outside
+        self._pending: dict[Worker, dict[int, _Pending]] = {}
+
+    def ask(self, worker: Worker, message: m.Ask) -> None:
+        """Take a request; the answer follows, perhaps much later.
+
+        Raises:
+            MessageError: a worker does not ask this.
+        """
+        try:
+            if message.what == "spawn":
+                self._runs.spawn(self._spawn(worker, message.seq, message.args))
+            elif message.what in ("channel_send", "channel_recv"):
+                self._channel(worker, message)
+            elif message.what in KINDS:
+                self._begin_outside(worker, message)
+            else:
+                raise m.MessageError(f"a worker does not ask {message.what!r}")
+        except SyscallError as error:
+            self._count(worker, message.args.get("instance"), error)
+            worker.refuse(message.seq, error.errno, error.detail)
+
+    def unask(self, worker: Worker, seq: int) -> None:
+        """The worker does not want an answer any longer."""
+        pending = self._pending.get(worker, {}).pop(seq, None)
+        if pending is not None:
+            pending.drop()
+
+    def forget_instance(self, worker: Worker, instance: int) -> None:
+        """An instance has ended: nobody takes what it waits for."""
+        waiting = self._pending.get(worker, {})
+        for seq in [seq for seq, pending in waiting.items() if pending.instance == instance]:
+            self.unask(worker, seq)
+
+    def forget_worker(self, worker: Worker) -> None:
+        """A worker has gone."""
+        for pending in self._pending.pop(worker, {}).values():
+            pending.drop()
+
+    def _count(self, worker: Worker, instance: Any, error: SyscallError) -> None:
+        run = self._runs.run_of(worker, instance)
+        if isinstance(error, LimitError) and run is not None:
+            self._runs.figures.hit(run.record.tenant, error.limit)
+
+    # -- Channels ------------------------------------------------------------------------------
+    def _channel(self, worker: Worker, message: m.Ask) -> None:
+        args = message.args
+        run = self._runs.run_of(worker, args.get("instance"))
+        name, item = args.get("name"), args.get("item", b"")
+        if run is None:
+            raise SyscallError(Errno.EBADF, "no such instance")
+        if not isinstance(name, str) or not isinstance(item, bytes):
+            raise m.MessageError(f"{message.what} takes a name and bytes")
+        tenant = run.record.tenant
+        self._count_channel(run, name)
+        answered = False
+
+        def done(result: bytes | int) -> None:
+            nonlocal answered
+            answered = True
+            self._pending.get(worker, {}).pop(message.seq, None)
+            if isinstance(result, int) and result < 0:
+                worker.refuse(message.seq, Errno(-result), "the channel stayed full")
+            else:
+                worker.answer(message.seq, result)
+
+        if message.what == "channel_send":
+            waiter: Waiter = self._channels.send(tenant, name, item, done)
+        else:
+            waiter = self._channels.receive(tenant, name, done)
+        if not answered:
+            drop = partial(self._channels.drop, tenant, name, waiter)
+            pending = _Pending(args["instance"], drop)
+            self._pending.setdefault(worker, {})[message.seq] = pending
+
+    def _count_channel(self, run: "Run", name: str) -> None:
+        """Count a name of a channel that a run uses; LimitError when it is one too many."""
+        if name not in run.channels:
+            if len(run.channels) >= (most := run.record.limits["channels"]):
+                raise LimitError(Errno.EDQUOT, "channels", f"channels: at most {most}")
+            run.channels.add(name)
+
+    # -- The outside ---------------------------------------------------------------------------
+    def _begin_outside(self, worker: Worker, message: m.Ask) -> None:
+        instance, data = message.args.get("instance"), message.args.get("request", b"")
+        run = self._runs.run_of(worker, instance)
+        if run is None or not isinstance(instance, int):
+            raise SyscallError(Errno.EBADF, "no such instance")
+        if not isinstance(data, bytes):
+            raise m.MessageError(f"{message.what} takes bytes")
+        request = outside.parse(message.what, data)
+        # Its answer comes once, however the task ends; a task that was dropped says nothing.
+        work = self._make_outside(worker, message, run, request)
+        task = self._runs.spawn(work)
+        pending = _Pending(instance, task.cancel)
+        self._pending.setdefault(worker, {})[message.seq] = pending
+
+    async def _make_outside(self, worker: Worker, message: m.Ask, run: "Run", request: Any) -> None:
+        began, errno = time.monotonic(), 0
+        seq, what = message.seq, message.what
+        try:
+            worker.answer(seq, await self._outside.perform(what, run.record.tenant, request))
+        except SyscallError as error:
+            errno = error.errno
+            worker.refuse(seq, error.errno, error.detail)
+        except asyncio.CancelledError:
+            errno = Errno.ECANCELED
+            raise
+        except Exception:
+            errno = Errno.EIO
+            worker.refuse(seq, Errno.EIO, "a fault of the server")
+            raise
+        finally:
+            self._pending.get(worker, {}).pop(seq, None)
+            if run.trace is not None:
+                name = outside.name_of(what, request)
+                instance = message.args["instance"]
+                run.trace.take_outside([instance, name, began, time.monotonic(), -errno])
+
+    # -- Children ------------------------------------------------------------------------------
+    async def _spawn(self, worker: Worker, seq: int, args: dict[str, Any]) -> None:
+        try:
+            worker.answer(seq, await self._start_child(worker, args))
+        except SyscallError as error:
+            self._count(worker, args.get("parent"), error)
+            worker.refuse(seq, error.errno, error.detail)
+        except KernelAwayError as error:
+            worker.refuse(seq, Errno.EIO, str(error))
+        except Problem as error:
+            worker.refuse(seq, Errno.ENOENT, str(error))
+        except Exception:
+            worker.refuse(seq, Errno.EIO, "a fault of the server")
+            raise
+
+    async def _start_child(self, worker: Worker, args: dict[str, Any]) -> dict[str, Any]:
+        parent, stage = args.get("parent"), args.get("stage", 0)
+        run = self._runs.run_of(worker, parent)
+        if run is None or not isinstance(parent, int) or not isinstance(stage, int):
+            raise SyscallError(Errno.EBADF, "no such parent")
+        if len(run.instances) > (most := run.record.limits["children"]):
+            raise LimitError(Errno.EDQUOT, "children", f"children: at most {most}")
+        program = await self._child_program(run, parent, args.get("program"))
+        _check_entry(program, args.get("entry"))
+        artefact = await self._runs.module_for(worker, program)
+        instance = self._runs.new_instance()
+        if self._runs.run_of(worker, parent) is not run:
+            raise SyscallError(Errno.ECANCELED, "the parent has ended")
+        # Known before it is registered, so that a parent which ends meanwhile takes it along.
+        self._runs.add_child(run, instance, program)
+        try:
+            await self._runs.register(run, instance, parent, stage)
+        except (SyscallError, KernelAwayError):
+            self._runs.forget_child(run, instance)
+            raise
+        self._runs.send_module(worker, program, artefact)
+        return {
+            "instance": instance,
+            "module": program.module,
+            "entries": list(program.manifest.entries),
+        }
+
+    async def _child_program(self, run: "Run", parent: int, wanted: Any) -> Program:
+        if wanted is None:
+            return run.instances.get(parent, run.program)
+        found = None
+        if isinstance(wanted, str):
+            found = await self._programs.find(run.record.tenant, wanted)
+        if found is None:
+            raise SyscallError(Errno.ENOENT, "no such program")
+        return found
+
+
+def _check_entry(program: Program, entry: Any) -> None:
+    if entry and entry not in program.manifest.entries:
+        raise SyscallError(Errno.ENOENT, "the program has no such entry")

@@ -1,0 +1,40 @@
+"""Whether what the server keeps is still where it was when it began.
+
+SQLite goes on writing to a file that has been removed, and all of it is lost with the process:
+from then on nothing may be acknowledged.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from symphony_runtime.gateway.errors import Problem
+
+
+class DataDirectory:
+    """The data directory, and the files in it that must stay; asking costs a few microseconds."""
+
+    def __init__(self, path: Path, files: Iterable[str] = ()) -> None:
+        """`files`: their names, of those that are there now."""
+        self._known = {each: _identity(each) for each in (path, *(path / name for name in files))}
+
+    def fault(self) -> str | None:
+        """Return in words what is gone, or None."""
+        for path, known in self._known.items():
+            if known is not None and _identity(path) != known:
+                return f"{path} was removed or replaced; the server must be started again"
+        return None
+
+    def check(self) -> None:
+        """Raise a Problem, 503, if something is gone."""
+        if self.fault() is not None:
+            detail = "the server's data directory is gone; an operator must start the server again"
+            raise Problem(503, "data-directory-gone", detail)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - at each request
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,249 @@
+"""PostgreSQL, by URL: one database for several gateways (psycopg 3).
+
+The statements are SQLite's; `translate` and `translate_schema` make them PostgreSQL's. A connection
+that was lost is made anew by the next statement that is not in the middle of a transaction; what
+was in one fails. A text has no zero bytes here: they become U+FFFD.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from symphony_runtime.gateway.storage.database import (
+    AwayError,
+    Connection,
+    Cursor,
+    FullError,
+    StorageError,
+    StoreError,
+)
+
+try:
+    import psycopg
+    import psycopg.conninfo
+    from psycopg.rows import RowMaker
+except ImportError as error:  # it is an extra: who keeps to SQLite need not have it
+    raise StoreError(
+        "PostgreSQL needs a package more: pip install 'symphony[postgresql]'"
+    ) from error
+
+_CONNECT_SECONDS = 10
+# A server whose machine has gone says nothing: without these a statement would wait for hours. What
+# the URL says of them goes before.
+_NOTICE = {"keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3",
+           "tcp_user_timeout": "30000"}  # fmt: skip
+_LOCK = 0x53796D70686F6E79  # of migrations: any number that only we use
+_TYPES = {"INTEGER": "BIGINT", "BLOB": "BYTEA", "REAL": "DOUBLE PRECISION",
+          "TEXT": 'TEXT COLLATE "C"'}  # fmt: skip
+_TYPE = re.compile(r"\b(INTEGER|BLOB|REAL|TEXT)\b")
+_TABLE_END = re.compile(r"\)\s*STRICT(\s*,\s*WITHOUT ROWID)?\s*;")
+_COMMENT = re.compile(r"--[^\n]*")
+_ONLY_SQLITE = "-- only: sqlite"
+# Lost in the middle, out of room, an I/O error; and another server that may only be read for now.
+_STORAGE = (psycopg.OperationalError, psycopg.errors.ReadOnlySqlTransaction)
+
+
+class PostgresDatabase:
+    """A database by URL. See `Database`."""
+
+    shared = True
+    errors: tuple[type[Exception], ...] = (psycopg.Error, AwayError)
+    conflicts: tuple[type[Exception], ...] = (psycopg.errors.UniqueViolation,)
+
+    def __init__(self, url: str) -> None:
+        """The URL is libpq's, and may hold a password: it is never told."""
+        self._url = url
+
+    def __str__(self) -> str:
+        return "the PostgreSQL database"
+
+    def storage_error(self, error: Exception) -> StorageError | None:
+        """Return what an error of a statement says of the storage; None: it is the statement's."""
+        if isinstance(error, AwayError):
+            return error
+        if isinstance(error, psycopg.errors.DiskFull):
+            return FullError(f"{self}: {error}")
+        return StorageError(f"{self}: {error}") if isinstance(error, _STORAGE) else None
+
+    def connect(self, *, writes: bool) -> Connection:
+        """Connect; StoreError: it does not answer, or does not let us in."""
+        connection = _Connection(self._url, writes=writes)
+        try:
+            connection.open()
+        except AwayError as error:
+            raise StoreError(str(error)) from error
+        return connection
+
+    @contextmanager
+    def transaction(self, connection: Connection) -> Iterator[None]:
+        """Have all statements of a block take effect, or none."""
+        assert isinstance(connection, _Connection)
+        with connection.transaction():
+            yield
+
+    @contextmanager
+    def migrating(self, connection: Connection) -> Iterator[None]:
+        """The same, while nobody else changes the schema."""
+        # Not within the transaction: it would go on with what it knew of the tables before.
+        connection.execute("SELECT pg_advisory_lock(?)", (_LOCK,))
+        try:
+            with self.transaction(connection):
+                yield
+        finally:
+            connection.execute("SELECT pg_advisory_unlock(?)", (_LOCK,))
+
+    def version(self, connection: Connection) -> int:
+        """Return the version of the schema."""
+        (table,) = connection.execute("SELECT to_regclass('meta')").fetchone()
+        if table is None:
+            return 0
+        found = connection.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        return int(found[0]) if found else 0
+
+    def set_version(self, connection: Connection, version: int) -> None:
+        """Note the version of the schema."""
+        connection.execute(
+            "INSERT INTO meta VALUES ('schema', ?)"
+            " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            (version,),
+        )
+
+    def scrub(self) -> None:
+        """Nothing: when deleted rows go from its files is the database's own business."""
+
+    def shrink(self, connection: Connection) -> bool:  # noqa: ARG002
+        """PostgreSQL looks after its files itself."""
+        return False
+
+    def bound_log(self) -> None:
+        """PostgreSQL looks after its log itself."""
+
+    def statement(self, migration: str) -> str | None:
+        """Return a migration's statement as PostgreSQL has it."""
+        return translate_schema(migration)
+
+
+class _Connection:
+    """A connection that comes back. `open` it; then one thread uses it."""
+
+    def __init__(self, url: str, *, writes: bool) -> None:
+        self._url = url
+        self._writes = writes
+        self._raw: psycopg.Connection[Any] | None = None
+        self._inside = False  # a transaction
+
+    def open(self) -> "psycopg.Connection[Any]":
+        """Return the connection, made anew where it was lost; AwayError."""
+        if self._raw is not None and not self._raw.closed:
+            return self._raw
+        told = _conninfo(self._url)
+        try:
+            raw = psycopg.connect(
+                told,
+                autocommit=True,
+                connect_timeout=_CONNECT_SECONDS,
+                application_name="symphony",
+                row_factory=_rows,
+            )
+        except psycopg.Error as error:
+            raise AwayError(f"the PostgreSQL database cannot be reached: {error}") from error
+        if not self._writes:
+            raw.execute(b"SET default_transaction_read_only = on")
+        self._raw = raw
+        return raw
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Cursor:
+        """Execute one statement; psycopg.Error, AwayError."""
+        raw = self._raw if self._inside else self.open()
+        assert raw is not None
+        try:
+            if not parameters:
+                return raw.execute(sql.encode())
+            return raw.execute(translate(sql), [_clean(value) for value in parameters])
+        except psycopg.OperationalError as error:
+            if raw.closed or isinstance(error, psycopg.errors.AdminShutdown):
+                raw.close()
+                raise AwayError(f"the PostgreSQL database went away: {error}") from error
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Have all statements of a block take effect, or none."""
+        self.execute("BEGIN")
+        self._inside = True
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            if self._raw is not None and not self._raw.closed:
+                self._raw.execute(b"ROLLBACK")
+            raise
+        finally:
+            self._inside = False
+
+    def close(self) -> None:
+        """End it."""
+        if self._raw is not None:
+            self._raw.close()
+
+
+def _conninfo(url: str) -> str:
+    """Return what libpq is told: the URL, and how a lost connection is noticed; AwayError.
+
+    What is wrong with it is not told: the library's words repeat it, password and all.
+    """
+    try:
+        said = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        raise AwayError("the store's URL is none that PostgreSQL understands") from None
+    missing: dict[str, Any] = {name: value for name, value in _NOTICE.items() if name not in said}
+    return psycopg.conninfo.make_conninfo(url, **missing)
+
+
+class _Row:
+    """A row, as SQLite's are: by column and by place."""
+
+    __slots__ = ("_names", "_values")
+
+    def __init__(self, names: dict[str, int], values: Sequence[Any]) -> None:
+        self._names = names
+        self._values = values
+
+    def __getitem__(self, key: str | int) -> Any:
+        return self._values[self._names[key] if isinstance(key, str) else key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def keys(self) -> list[str]:
+        """Return the columns' names."""
+        return list(self._names)
+
+
+def _rows(cursor: "psycopg.Cursor[Any]") -> "RowMaker[_Row]":
+    names = {column.name: place for place, column in enumerate(cursor.description or ())}
+    make: Callable[[Sequence[Any]], _Row] = lambda values: _Row(names, values)  # noqa: E731
+    return make
+
+
+def _clean(value: Any) -> Any:
+    return value.replace("\0", "\ufffd") if isinstance(value, str) else value
+
+
+@lru_cache(maxsize=512)  # statements are constants, and few
+def translate(sql: str) -> bytes:
+    """Return a statement with psycopg's places for parameters."""
+    return sql.replace("%", "%%").replace("?", "%s").encode()
+
+
+def translate_schema(statement: str) -> str | None:
+    """Return a migration's statement as PostgreSQL has it; None: it is for SQLite alone."""
+    if _ONLY_SQLITE in statement.splitlines():
+        return None
+    plain = _COMMENT.sub("", statement)
+    return _TYPE.sub(lambda found: _TYPES[found[0]], _TABLE_END.sub(");", plain)).strip()

@@ -1,0 +1,273 @@
+"""Keys: who asks, and what that may do.
+
+A key is `sym_<id>_<secret>`; the id finds the stored hash, which is compared in constant time. The
+secret has 256 random bits, so a plain SHA-256 is as good as a slow hash. Keys are held in memory;
+what changes them (`keys`) changes both.
+
+    role        of a tenant's key                 of an operator's key (it has no tenant)
+    admin       -                                 everything on the admin routes
+    tenant      everything of the tenant          -
+    read-only   what changes nothing of it        what changes nothing there
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from symphony_runtime.config.transport import is_loopback
+from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.storage.changes import note_change
+from symphony_runtime.gateway.storage.database import Connection
+from symphony_runtime.gateway.storage.store import Store
+
+DEFAULT_TENANT = "default"
+FIRST_START = "first start"
+_NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()
+_WANTED = {
+    (True, False): "a tenant's key",
+    (False, True): "the admin key",
+    (True, True): "a tenant's key, or the admin key",
+}
+
+
+class Role(StrEnum):
+    """What a key may do."""
+
+    ADMIN = "admin"
+    TENANT = "tenant"
+    READ_ONLY = "read-only"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key's owner and rights. `tenant` is None for an operator's."""
+
+    id: str
+    tenant: str | None
+    role: Role
+    hash: bytes = field(repr=False)
+    name: str = ""
+    created_ms: int = 0
+    expires_ms: int | None = None  # then it is as if it were not there
+
+    def view(self) -> dict[str, object]:
+        """Return what a listing shows of it: nothing that would help to guess it."""
+        shown = ("id", "tenant", "role", "name", "created_ms", "expires_ms")
+        return {name: getattr(self, name) for name in shown}
+
+
+class Keys:
+    """All keys of the server, by their ids, and which tenants are suspended."""
+
+    def __init__(
+        self,
+        keys: Iterable[Key],
+        suspended: Iterable[str] = (),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` gives the seconds since 1970."""
+        self._keys = {key.id: key for key in keys}
+        self._clock = clock
+        self.suspended = set(suspended)
+
+    # -- Who asks ------------------------------------------------------------------------------
+    def admit(
+        self,
+        authorization: str | None,
+        *,
+        tenants: bool = True,
+        operators: bool = False,
+        writes: bool = False,
+    ) -> Key:
+        """Return the key that an `Authorization` header carries, if it may do what is asked.
+
+        `tenants`, `operators`: whose keys may; `writes`: it is not only looked at.
+
+        Raises:
+            Problem: 401, there is no such header; another 401, the same for a malformed, unknown,
+                wrong, revoked, expired or other's key; 403, the tenant is suspended, or the key
+                only reads.
+        """
+        key = self.find(authorization)
+        if key is None or not (operators if key.tenant is None else tenants):
+            raise _unauthorized(authorization, _WANTED[tenants, operators])
+        if key.tenant in self.suspended:
+            raise suspended()
+        if writes and key.role is Role.READ_ONLY:
+            raise Problem(403, "read-only", "this key may only read")
+        return key
+
+    def tenant_of(self, authorization: str | None) -> str:
+        """Return the tenant whose key an `Authorization` header carries; Problem as `admit`."""
+        return str(self.admit(authorization).tenant)
+
+    def check_admin(self, authorization: str | None) -> None:
+        """Check that an `Authorization` header carries an operator's key; Problem as `admit`."""
+        self.admit(authorization, tenants=False, operators=True)
+
+    def caller_of(self, authorization: str | None) -> str | None:
+        """Return the tenant whose key it is, or None for an operator's; Problem as `admit`."""
+        return self.admit(authorization, operators=True).tenant
+
+    def find(self, authorization: str | None) -> Key | None:
+        """Return the key that an `Authorization` header carries, whatever it may do; or None."""
+        _, _, presented = (authorization or "").partition(" ")
+        key = self._keys.get(_id_of(presented))
+        matches = hmac.compare_digest(key.hash if key else _NOBODY, hash_of(presented.strip()))
+        if not (_is_bearer(authorization) and matches) or key is None:
+            return None
+        return None if self._expired(key) else key
+
+    def _expired(self, key: Key) -> bool:
+        return key.expires_ms is not None and key.expires_ms <= 1000 * self._clock()
+
+    # -- What there is -------------------------------------------------------------------------
+    def is_only(self, tenant: str) -> bool:
+        """Whether nobody else has a key of a tenant's."""
+        return {key.tenant for key in self._keys.values()} <= {tenant, None}
+
+    def get(self, tenant: str | None, key_id: str) -> Key | None:
+        """Return a key of a tenant's, or of the operators' (None)."""
+        key = self._keys.get(key_id)
+        return key if key is not None and key.tenant == tenant else None
+
+    def of(self, tenant: str | None) -> list[Key]:
+        """Return a tenant's keys, or the operators' (None), the oldest first."""
+        keys = [key for key in self._keys.values() if key.tenant == tenant]
+        return sorted(keys, key=lambda key: (key.created_ms, key.id))
+
+    def expired(self) -> list[Key]:
+        """Return the keys whose time is over."""
+        return [key for key in self._keys.values() if self._expired(key)]
+
+    def put(self, key: Key) -> None:
+        """A key is there, or has changed."""
+        self._keys[key.id] = key
+
+    def drop(self, key_id: str) -> None:
+        """A key is gone."""
+        self._keys.pop(key_id, None)
+
+    def replace(self, keys: Iterable[Key], suspended: Iterable[str]) -> set[str]:
+        """These are all keys now; return the ids of those that are gone."""
+        before, self._keys = self._keys, {key.id: key for key in keys}
+        self.suspended = set(suspended)
+        return set(before) - set(self._keys)
+
+
+def _is_bearer(authorization: str | None) -> bool:
+    return (authorization or "").partition(" ")[0].lower() == "bearer"
+
+
+def suspended() -> Problem:
+    """The tenant is suspended."""
+    return Problem(403, "suspended", "the tenant is suspended; ask the server's operator")
+
+
+def _unauthorized(authorization: str | None, wanted: str) -> Problem:
+    """Say that a key is missing, or not valid: no word depends on the key itself."""
+    if _is_bearer(authorization):
+        words = f"this key is not valid: it is unknown, revoked or expired, or not {wanted}"
+    else:
+        words = f"this route needs the header `Authorization: Bearer <key>` with {wanted}"
+    return Problem(
+        401,
+        "unauthorized",
+        words,
+        headers={"WWW-Authenticate": 'Bearer realm="symphony"'},
+    )
+
+
+async def open_keys(store: Store, config: GatewayConfig) -> tuple[Keys, str | None]:
+    """Load the keys; on the first start make the default tenant, its key and the admin key.
+
+    Returns the keys, and the default tenant's key if it was made now.
+
+    Raises:
+        ConfigError: the host is not loopback and no operator has made a tenant.
+    """
+    rows = await store.read(lambda c: c.execute("SELECT made_by FROM tenants").fetchall())
+    if not is_loopback(config.host) and all(row["made_by"] == FIRST_START for row in rows):
+        raise ConfigError(
+            f"{config.host} can be reached by other machines, and no tenant was made by an "
+            "operator: serve on 127.0.0.1, or make tenants first"
+        )
+    made = None
+    if not rows:
+        made = await _make_key(store, config.data_dir / "default.key", DEFAULT_TENANT)
+    if not any(key.tenant is None for key in await store.read(read_keys)):
+        await _make_key(store, config.data_dir / "admin.key", None)
+    return Keys(await store.read(read_keys), await store.read(read_suspended)), made
+
+
+def new_key(tenant: str | None, role: Role, name: str, expires_ms: int | None) -> tuple[str, Key]:
+    """Draw a key; return it as its owner gets it, and what is kept of it."""
+    key_id = secrets.token_hex(6)
+    key = f"sym_{key_id}_{secrets.token_urlsafe(32)}"
+    now = time.time_ns() // 1_000_000
+    return key, Key(key_id, tenant, role, hash_of(key), name, now, expires_ms)
+
+
+def hash_of(key: str) -> bytes:
+    """Return what is kept of a key ([32])."""
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+# --- The database --------------------------------------------------------------------------------
+_COLUMNS = "id, tenant, role, hash, name, created_ms, expires_ms"
+
+
+def read_keys(connection: Connection) -> list[Key]:
+    """Return all keys."""
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM keys")  # noqa: S608 - ours
+    return [Key(**{**dict(row), "role": Role(row["role"])}) for row in rows]
+
+
+def read_suspended(connection: Connection) -> list[str]:
+    """Return the ids of the suspended tenants."""
+    rows = connection.execute("SELECT id FROM tenants WHERE suspended_ms IS NOT NULL")
+    return [row["id"] for row in rows]
+
+
+def insert_key(connection: Connection, key: Key) -> None:
+    """Store a key."""
+    values = (key.id, key.tenant, key.role.value, key.hash, key.name, key.created_ms,
+              key.expires_ms)  # fmt: skip
+    connection.execute(f"INSERT INTO keys ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)  # noqa: S608
+    note_change(connection)
+
+
+async def _make_key(store: Store, path: Path, tenant: str | None) -> str:
+    """Make a tenant with its key, or the admin key (None), and write the key into a file."""
+    text, key = new_key(tenant, Role.TENANT if tenant else Role.ADMIN, FIRST_START, None)
+    _write_private(path, text + "\n")
+
+    def insert(connection: Connection) -> None:
+        if tenant is not None:
+            made = "INSERT INTO tenants (id, made_by, created_ms) VALUES (?, ?, ?)"
+            connection.execute(made, (tenant, FIRST_START, key.created_ms))
+        insert_key(connection, key)
+
+    await store.write(insert)
+    return text
+
+
+def _write_private(path: Path, text: str) -> None:
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _id_of(key: str) -> str:
+    parts = key.strip().split("_", 2)
+    return parts[1] if len(parts) == 3 and parts[0] == "sym" else ""

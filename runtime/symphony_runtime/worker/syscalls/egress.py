@@ -1,0 +1,77 @@
+"""The outside: calls that the gateway makes for a program, which has no network of its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import (
+    HTTP_BODY_BYTES_MAX,
+    HTTP_HEADER_BYTES_MAX,
+    HTTP_REQUEST_BYTES_MAX,
+    TOOL_REQUEST_BYTES_MAX,
+    TOOL_RESULT_BYTES_MAX,
+)
+
+from symphony_runtime.abi.egress_requests import parse_http, parse_tool
+from symphony_runtime.worker.instance import Instance
+from symphony_runtime.worker.syscalls import validation
+
+_WARNING = 2
+_WORDS_MAX = 1_024  # characters of what is wrong
+_RESPONSE_BYTES = HTTP_BODY_BYTES_MAX + HTTP_HEADER_BYTES_MAX
+
+
+def http(lip: Instance, pointer: int, length: int) -> int | None:
+    """A ticket for a server's answer."""
+    lip.fiber.check(pointer, length)
+    data = lip.fiber.read(pointer, min(length, HTTP_REQUEST_BYTES_MAX + 1))
+    _checked(lip, "http", parse_http, data)
+    return _begin(lip, "http", data, _RESPONSE_BYTES)
+
+
+def tool(lip: Instance, pointer: int, length: int) -> int | None:
+    """A ticket for a tool's answer."""
+    lip.fiber.check(pointer, length)
+    data = lip.fiber.read(pointer, min(length, TOOL_REQUEST_BYTES_MAX + 1))
+    _checked(lip, "tool", parse_tool, data)
+    return _begin(lip, "tool", data, TOOL_RESULT_BYTES_MAX)
+
+
+def tools(lip: Instance, pointer: int, capacity: int) -> None:
+    """msgpack list of the tools that the tenant may call; suspends."""
+    lip.fiber.check(pointer, capacity)
+
+    def on_answer(errno: int, value: Any) -> None:
+        lip.resume(errno if errno < 0 else validation.put(lip, pointer, capacity, value))
+
+    lip.ask_gateway("tools", {"instance": lip.id}, on_answer)
+
+
+def _begin(lip: Instance, what: str, data: bytes, result_bytes_max: int) -> int | None:
+    ticket = lip.tickets.issue(held=result_bytes_max)
+
+    def on_answer(errno: int, value: Any) -> None:
+        if errno < 0:
+            _tell(lip, what, value)
+        lip.complete(ticket, errno if errno < 0 else value)
+
+    seq = lip.ask_gateway(what, {"instance": lip.id, "request": data}, on_answer)
+    ticket.drop = lambda: lip.unask_gateway(seq)
+    return lip.pace(ticket.number)
+
+
+def _checked(lip: Instance, what: str, parse: Callable[[bytes], object], data: bytes) -> None:
+    try:
+        parse(data)
+    except SyscallError as error:
+        _tell(lip, what, error.detail)
+        raise
+
+
+def _tell(lip: Instance, what: str, detail: object) -> None:
+    """An errno does not say what was wrong with a URL or a tool's name: say it to the program, and
+    to who reads the run's log.
+    """
+    words = str(detail)[:_WORDS_MAX]  # they may repeat what the program has passed
+    lip.last_error = words.encode(errors="replace")
+    lip.write_log(_WARNING, f"{what}: ".encode() + lip.last_error)

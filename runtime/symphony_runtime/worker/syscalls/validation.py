@@ -1,0 +1,80 @@
+"""Reading and checking what a guest passes; every mistake of it is a SyscallError."""
+
+from typing import Any
+
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    INSTANCE_HANDLES_MAX,
+    MESSAGE_BYTES_MAX,
+    NAME_BYTES_MAX,
+    PATH_BYTES_MAX,
+)
+from symphony_kernel.protocol.untrusted import unpack_untrusted
+
+from symphony_runtime.worker.instance import Instance
+
+_LIST_ITEMS, _MAP_KEYS = INSTANCE_HANDLES_MAX, 16  # of structured arguments
+_CONTAINERS_MAX = INSTANCE_HANDLES_MAX + 2  # a map for each grant, their list, and the whole
+
+
+def text(lip: Instance, pointer: int, length: int, length_max: int) -> str:
+    """Return a non-empty UTF-8 string: EFAULT, ENAMETOOLONG, or EINVAL."""
+    lip.fiber.check(pointer, length)
+    if length > length_max:
+        raise SyscallError(Errno.ENAMETOOLONG, f"{length} bytes, limit {length_max}")
+    if not length:
+        raise SyscallError(Errno.EINVAL, "an empty name")
+    return decoded(lip.fiber.read(pointer, length))
+
+
+def name(lip: Instance, pointer: int, length: int) -> str:
+    """Return the name of a grant or a channel."""
+    return text(lip, pointer, length, NAME_BYTES_MAX)
+
+
+def path(lip: Instance, pointer: int, length: int) -> str:
+    """Return the path of a KV file."""
+    return text(lip, pointer, length, PATH_BYTES_MAX)
+
+
+def decoded(data: bytes) -> str:
+    """Return UTF-8 text, or EINVAL."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SyscallError(Errno.EINVAL, "no UTF-8") from error
+
+
+def message(lip: Instance, pointer: int, length: int) -> bytes:
+    """Return the bytes of one message: EFAULT, or EFBIG."""
+    lip.fiber.check(pointer, length)
+    if length > MESSAGE_BYTES_MAX:
+        raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {MESSAGE_BYTES_MAX}")
+    return lip.fiber.read(pointer, length)
+
+
+def mapping(data: bytes, known: frozenset[str]) -> dict[str, Any]:
+    """Return a msgpack map with only known keys, or EINVAL."""
+    try:
+        found = unpack_untrusted(
+            data, _CONTAINERS_MAX, max_array_len=_LIST_ITEMS, max_map_len=_MAP_KEYS
+        )
+    except ValueError as error:
+        raise SyscallError(Errno.EINVAL, str(error)) from error
+    if not isinstance(found, dict) or not known.issuperset(found):
+        raise SyscallError(Errno.EINVAL, f"not a map with keys of {sorted(known)}")
+    return found
+
+
+def put(lip: Instance, pointer: int, capacity: int, data: bytes) -> int:
+    """Write a result where it fits into `capacity` bytes; return its length either way."""
+    if len(data) <= capacity:
+        lip.fiber.write(pointer, data)
+    return len(data)
+
+
+def put_tokens(lip: Instance, pointer: int, capacity: int, tokens: bytes) -> int:
+    """Write u32 tokens where they fit; lengths count tokens."""
+    if len(tokens) <= 4 * capacity:
+        lip.fiber.write(pointer, tokens)
+    return len(tokens) // 4

@@ -1,0 +1,340 @@
+"""Text and tokens: what the worker knows of the model, from the kernel's `Welcome`.
+
+Programs' text is untrusted: the spelling of a special token in it stays text, whichever way it
+comes in, so that nobody can forge the end of a message or the start of another speaker's.
+
+Work on a long text is a generator, `Pieces`: what it does between two yields is a piece. It yields
+how many characters the next piece takes, and returns the result. `text.pool` shares the pieces of
+all tenants out; `tokenize`, `detokenize` and `chat` go through all of them at once.
+"""
+
+import json
+import re
+from collections.abc import Callable, Generator
+from typing import Any
+
+import msgpack
+import numpy as np
+from jinja2 import Template, TemplateError
+from symphony_kernel.protocol.chat_templates import chat_environment
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import CHAT_CONTAINERS_MAX, CHAT_DEPTH_MAX, CHAT_TEXT_MAX
+from symphony_kernel.protocol.untrusted import unpack_untrusted
+from tokenizers import Tokenizer
+
+from symphony_runtime.chat_escaping import (
+    Guard,
+    Marks,
+    controls_of,
+    texts_of,
+    unknown_token,
+    with_texts,
+)
+from symphony_runtime.worker.text.splits import split_pattern
+
+Pieces = Generator[int, None, bytes]
+
+PIECE_CHARS = 16 << 10  # about 5 ms of a processor
+_LOOK_CHARS = 64 << 10  # searched for a place to cut at, in one piece
+_MESSAGE_KEYS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id"})
+# What a template meets in messages that are not as its author thought.
+_TEMPLATE_ERRORS = (
+    TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError,
+    ValueError,
+)  # fmt: skip
+NO_MODEL: dict[str, Any] = {"model": {"name": "", "vocab_size": 0}}
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_METASPACE = "\u2581"
+
+
+class Text:
+    """A tokenizer, a chat template and `model_info`. Its methods may run in a thread."""
+
+    def __init__(self, about: dict[str, Any], piece_chars: int = PIECE_CHARS) -> None:
+        """`about` is a kernel's Welcome; a model without tokenizer answers ENOSYS to text."""
+        self._piece_chars = piece_chars
+        self.model: dict[str, Any] = about["model"]
+        self.info: bytes = msgpack.packb(self.model, use_bin_type=True)
+        source: bytes = about.get("tokenizer") or b""
+        self._plain: Tokenizer | None = None
+        self._specials: dict[str, int] = {}
+        self._added: list[str] = []  # spellings of tokens that are ordinary text
+        self._splits: re.Pattern[str] | None = None
+        if source:
+            self._plain, self._marked = _load(source, plain=True), _load(source, plain=False)
+            self._bytes = token_bytes(json.loads(source), self._plain)
+            self._splits = split_pattern(json.loads(source), self._bytes)
+            self._specials, self._added = _added_tokens(self._plain)
+            unknown = unknown_token(json.loads(source)["model"], self._plain.get_vocab())
+            # That say something: any text may come to the one for what is not known.
+            self._told = frozenset(self._specials.values()) - {unknown}
+        template = about.get("chat_template")
+        self._guard = Guard(self._specials, controls_of(self._added, template or ""))
+        self._template = chat_environment().from_string(template) if template else None
+        self._names: dict[str, Any] = about.get("special") or {}
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return int(self.model["vocab_size"])
+
+    def tokenize(self, text: bytes) -> bytes:
+        """Return u32 tokens (little-endian) of UTF-8 text; EINVAL when it is none."""
+        return whole(self.tokenize_pieces(text))
+
+    def detokenize(self, tokens: bytes) -> bytes:
+        """Return the raw bytes of u32 tokens; an id without text gives none."""
+        return whole(self.detokenize_pieces(tokens))
+
+    def chat(self, data: bytes) -> bytes:
+        """Return u32 tokens of msgpack messages through the model's own template.
+
+        EINVAL: no list of messages, or the template refuses them; ENOSYS: the model has none;
+        EFBIG: what the template makes of them is too long.
+        """
+        return whole(self.chat_pieces(data))
+
+    def tokenize_pieces(self, text: bytes) -> Pieces:
+        """`tokenize`, piece by piece."""
+        return (yield from self._encode(self._tokenizer, _decode(text)))
+
+    def detokenize_pieces(self, tokens: bytes) -> Pieces:
+        """`detokenize`, piece by piece."""
+        _ = self._tokenizer
+        table, size, step = self._bytes, len(self._bytes), 4 * self._piece_chars
+        made: list[bytes] = []
+        for at in range(0, len(tokens), step):
+            ids = np.frombuffer(tokens[at : at + step], dtype="<u4").tolist()
+            made.append(b"".join([table[i] for i in ids if i < size]))
+            yield 0
+        return b"".join(made)
+
+    def chat_pieces(self, data: bytes) -> Pieces:
+        """`chat`, piece by piece."""
+        tokenizer, template = self._tokenizer, self._template
+        if template is None:
+            raise SyscallError(Errno.ENOSYS, "the model has no chat template")
+        yield len(data)
+        messages = _messages(data)
+        guard, texts = self._guard, texts_of(messages, _strings)
+        if not guard.suspects(texts):
+            yield 0
+            filled = yield from self._render(template, messages)
+            tokens = yield from self._encode_filled(filled)
+            if tokens is not None:
+                return tokens
+        yield len(data)
+        marks = guard.marks(texts)
+        marked = with_texts(messages, lambda value: _marked(value, guard, marks))
+        filled = yield from self._render(template, marked)
+        yield len(filled)
+        clean = marks.removed(filled)
+        if guard.is_as_written(filled, clean, marks):
+            tokens = yield from self._encode_filled(clean)
+            if tokens is not None:
+                return tokens
+        return (yield from self._encode_pieces(tokenizer, filled, marks))
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self._plain is None:
+            raise SyscallError(Errno.ENOSYS, "the model has no tokenizer")
+        return self._plain
+
+    def _render(
+        self, template: Template, messages: list[dict[str, Any]]
+    ) -> Generator[int, None, str]:
+        prompt = messages[-1]["role"] != "assistant"
+        made: list[str] = []
+        length = 0
+        try:
+            for part in template.generate(
+                messages=messages, add_generation_prompt=prompt, **self._names
+            ):
+                made.append(part)
+                length += len(part)
+                if length > CHAT_TEXT_MAX:
+                    break
+                yield 0
+        except _TEMPLATE_ERRORS as error:
+            raise SyscallError(Errno.EINVAL, f"the chat template: {error}") from error
+        if length > CHAT_TEXT_MAX:
+            raise SyscallError(
+                Errno.EFBIG, f"the chat template makes more than {CHAT_TEXT_MAX} characters of them"
+            )
+        return "".join(made)
+
+    def _encode(self, tokenizer: Tokenizer, text: str) -> Pieces:
+        made: list[bytes] = []
+        at = 0
+        while at < len(text):
+            end = yield from self._next_split(text, at)
+            yield end - at
+            # `encode` would hold the interpreter, and all programs, for the whole of a piece.
+            found = tokenizer.encode_batch_fast([text[at:end]], add_special_tokens=False)
+            made.append(np.asarray(found[0].ids, dtype="<u4").tobytes())
+            at = end
+        return b"".join(made)
+
+    def _next_split(self, text: str, at: int) -> Generator[int, None, int]:
+        """Return where the piece ends that begins at `at`: the first cut, or the text's end."""
+        at += self._piece_chars
+        while self._splits is not None and at < len(text):
+            found = self._splits.search(text, at, at + _LOOK_CHARS)
+            if found is not None:
+                return found.end()
+            at += _LOOK_CHARS - 1  # the last one of these saw nothing behind it
+            yield 0
+        return len(text)
+
+    def _encode_filled(self, text: str) -> Generator[int, None, bytes | None]:
+        """Encode a filled template that is as it was written.
+
+        None: there are other special tokens than those that it spells. A tokenizer may change a
+        text (letters to small ones, say) before it looks for them.
+        """
+        tokens = yield from self._encode(self._marked, text)
+        yield len(text)
+        found = np.isin(np.frombuffer(tokens, "<u4"), list(self._told)).sum()
+        spelt = (self._specials[each[0]] for each in self._guard.special_in(text))
+        return tokens if found == sum(map(self._told.__contains__, spelt)) else None
+
+    def _encode_pieces(self, tokenizer: Tokenizer, filled: str, marks: Marks) -> Pieces:
+        """Encode a filled template; special tokens are those without a mark in them."""
+        pieces: list[bytes] = []
+        at = 0
+        for found in self._guard.special_in(filled):
+            yield from self._encode_plain(pieces, tokenizer, filled[at : found.start()], marks)
+            pieces.append(np.asarray([self._specials[found[0]]], dtype="<u4").tobytes())
+            at = found.end()
+        yield from self._encode_plain(pieces, tokenizer, filled[at:], marks)
+        return b"".join(pieces)
+
+    def _encode_plain(
+        self, pieces: list[bytes], tokenizer: Tokenizer, text: str, marks: Marks
+    ) -> Generator[int, None, None]:
+        for each in text.replace(marks.inside, "").split(marks.cut):
+            tokens = yield from self._encode(tokenizer, each)
+            pieces.append(tokens)
+
+
+def whole(pieces: Pieces) -> bytes:
+    """Return the result of all pieces."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as stop:
+            result: bytes = stop.value
+            return result
+
+
+# --- Tokenizers ----------------------------------------------------------------------------------
+def _load(source: bytes, plain: bool) -> Tokenizer:
+    tokenizer = Tokenizer.from_str(source.decode("utf-8"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = plain
+    return tokenizer
+
+
+def _added_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
+    """Return the special tokens with their ids, and the spellings of the other added ones."""
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token.content: number for number, token in added.items() if token.special}
+    return special, [token.content for token in added.values() if not token.special]
+
+
+def token_bytes(source: dict[str, Any], tokenizer: Tokenizer) -> list[bytes]:
+    """Return each id's raw bytes, from a tokenizer.json and its tokenizer.
+
+    Byte-level vocabularies spell bytes as printable characters; others mark spaces with U+2581 and
+    spell lone bytes as <0xNN>. Special tokens are no text.
+    """
+    decode = _byte_level() if _mentions(source, "ByteLevel") else _sentence_piece
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+    for spelling, number in vocabulary.items():
+        table[number] = decode(spelling)
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        table[number] = b"" if token.special else token.content.encode("utf-8")
+    return table
+
+
+def _mentions(source: dict[str, Any], kind: str) -> bool:
+    parts = json.dumps([source.get("decoder"), source.get("pre_tokenizer")])
+    return f'"{kind}"' in parts
+
+
+def _byte_level() -> Callable[[str], bytes]:
+    """GPT-2's spelling of bytes: printable ones are themselves, the others start at U+0100."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    spelled = {chr(b): b for b in printable}
+    others = (b for b in range(256) if b not in set(printable))
+    spelled |= {chr(0x100 + i): b for i, b in enumerate(others)}
+
+    def decode(spelling: str) -> bytes:
+        return b"".join(
+            bytes((spelled[c],)) if c in spelled else c.encode("utf-8") for c in spelling
+        )
+
+    return decode
+
+
+def _sentence_piece(spelling: str) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(spelling)
+    if byte:
+        return bytes((int(byte[1], 16),))
+    return spelling.replace(_METASPACE, " ").encode("utf-8")
+
+
+# --- Conversations -------------------------------------------------------------------------------
+def _messages(data: bytes) -> list[dict[str, Any]]:
+    try:
+        messages = unpack_untrusted(data, CHAT_CONTAINERS_MAX)
+    except ValueError as error:
+        raise SyscallError(Errno.EINVAL, f"messages: {error}") from error
+    if not isinstance(messages, list) or not messages:
+        raise SyscallError(Errno.EINVAL, "messages must be a list")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise SyscallError(Errno.EINVAL, "a message must be a map with a role")
+        if not _MESSAGE_KEYS.issuperset(message):
+            raise SyscallError(Errno.EINVAL, f"a message has other keys than {_MESSAGE_KEYS}")
+    return messages
+
+
+def _strings(value: Any, depth: int = 2) -> list[str]:
+    """Return every string in msgpack data, keys too: a template may write them as it does values.
+
+    EINVAL for bytes and for data nested too deep.
+    """
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, bytes | msgpack.ExtType | msgpack.Timestamp) or depth > CHAT_DEPTH_MAX:
+        raise SyscallError(Errno.EINVAL, "messages hold text, in a few levels")
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return [text for item in value for text in _strings(item, depth + 1)]
+    return []
+
+
+def _decode(text: bytes) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SyscallError(Errno.EINVAL, "no UTF-8") from error
+
+
+def _marked(value: Any, guard: Guard, marks: Marks) -> Any:
+    """Return a message's value with marks in its texts, keys included."""
+    if isinstance(value, str):
+        return guard.marked(value, marks)
+    if isinstance(value, list):
+        return [_marked(item, guard, marks) for item in value]
+    if isinstance(value, dict):
+        return {
+            guard.marked(key, marks, key=True): _marked(item, guard, marks)
+            for key, item in value.items()
+        }
+    return value

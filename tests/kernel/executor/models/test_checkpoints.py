@@ -1,0 +1,420 @@
+"""What a model's directory may say, and how it is refused: config, assets, weights."""
+
+import json
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from symphony_kernel.executor.models.assets import load_assets
+from symphony_kernel.executor.models.config import Fields, ModelConfig, load_config, parse_config
+from symphony_kernel.executor.models.file_reader import CheckpointError
+from symphony_kernel.executor.models.loader import Weights
+from symphony_kernel.executor.models.rope import frequencies
+from symphony_kernel.executor.models.weights import LayerWeights, Product, take_embedding, take_head
+from symphony_kernel.executor.torch_executor import TorchExecutor
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from benchmarks.checkpoints import SHAPES, make_checkpoint
+from tests.support.executor.models import load, make_row
+
+BASE: dict[str, Any] = {
+    "model_type": "llama", "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def _config(**settings: Any) -> ModelConfig:
+    return parse_config(Fields(BASE | settings, "config.json"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A small checkpoint that a test may break."""
+    return make_checkpoint(tmp_path / "some-model", SHAPES["small"], "fp32")
+
+
+def _rewrite(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None removes one."""
+    values = json.loads(path.read_text()) if path.exists() else {}
+    values = {k: v for k, v in (values | changes).items() if v is not None}
+    path.write_text(json.dumps(values))
+
+
+# --- config.json ---------------------------------------------------------------------------------
+
+
+def test_what_is_left_out_has_the_defaults_of_transformers() -> None:
+    config = _config()
+    assert (config.kv_heads, config.head_dim, config.tied) == (4, 16, False)
+    assert (config.rope.kind, config.rope.theta) == ("default", 10_000.0)
+    assert config.windows == (None,) * 4
+    assert _config(model_type="mistral").windows == (4096,) * 4
+    assert _config(model_type="mistral", sliding_window=None).windows == (None,) * 4
+    assert _config(model_type="qwen3").head_dim == 128
+
+
+def test_biases_follow_the_architecture() -> None:
+    qwen2 = _config(model_type="qwen2")
+    assert (qwen2.qkv_bias, qwen2.output_bias, qwen2.qk_norm) == (True, False, False)
+    qwen3 = _config(model_type="qwen3", attention_bias=True)
+    assert (qwen3.qkv_bias, qwen3.output_bias, qwen3.qk_norm) == (True, True, True)
+    llama = _config(attention_bias=True, mlp_bias=True)
+    assert (llama.qkv_bias, llama.output_bias, llama.mlp_bias) == (True, True, True)
+
+
+def test_windows_of_qwen_follow_layer_types_or_the_first_layers() -> None:
+    window = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 9}
+    assert _config(**window, max_window_layers=3).windows == (None, None, None, 9)
+    types = ["sliding_attention", "full_attention"] * 2
+    assert _config(**window, layer_types=types).windows == (9, None, 9, None)
+    # Qwen's own configurations name a window that is switched off.
+    assert _config(model_type="qwen2", sliding_window=9).windows == (None,) * 4
+
+
+def test_dynamic_rope_is_served_within_its_original_context() -> None:
+    rope = {"type": "dynamic", "factor": 2.0}
+    assert _config(rope_scaling=rope).max_context == 128
+    assert _config(rope_scaling=rope | {"original_max_position_embeddings": 64}).max_context == 64
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model_type": "gpt2"}, "model_type 'gpt2' is none of llama"),
+        ({"model_type": None}, "model_type None"),
+        ({"vocab_size": None}, "vocab_size must be a positive integer"),
+        ({"hidden_size": "64"}, "hidden_size must be"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be"),
+        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"head_dim": 15}, "odd"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+        ({"tie_word_embeddings": "yes"}, "must be true or false"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps must be a positive number"),
+        ({"dtype": "float8_e4m3fn"}, "float8"),
+        ({"sliding_window": 8}, "sliding_window 8 is not supported"),
+        ({"eos_token_id": "end"}, "must hold token ids"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 4}, "layer_types"),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "must name 4 layers"),
+        ({"model_type": "qwen2", "layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
+        ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4}, "sliding_window None"),
+        ({"rope_scaling": [1]}, "must be an object"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "'longrope' is none of"),
+        ({"rope_scaling": {"type": "linear"}}, "factor must be a positive number"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "spin": 1}}, "unknown keys .'spin'."),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "unknown keys"),
+        ({"rope_scaling": {"type": "llama3", "factor": 8.0}}, "low_freq_factor"),
+        (
+            {
+                "rope_scaling": {
+                    "type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4
+                }
+            },
+            "must exceed",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused_in_words(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        _config(**settings)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 3.0},
+        {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        },
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5, "truncate": False},
+        {"rope_type": "yarn", "factor": 0.5, "mscale": 1.0, "mscale_all_dim": 0.5},
+        {"rope_type": "yarn", "factor": 16.0, "mscale": 1.0, "mscale_all_dim": 0.5},
+    ],
+)  # fmt: skip
+def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
+    theirs = LlamaConfig(**BASE, rope_parameters={**rope, "rope_theta": 5e4})
+    expected, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](theirs)
+    found, mine = frequencies(_config(rope_scaling=rope, rope_theta=5e4).rope, 16)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert mine == pytest.approx(scale)
+
+
+# --- Assets --------------------------------------------------------------------------------------
+
+
+def test_assets_of_an_ordinary_checkpoint(model: Path) -> None:
+    assets = load_assets(model)
+    assert assets.model.name == "some-model"
+    assert (assets.model.vocab_size, assets.model.max_context) == (512, 1024)
+    assert (assets.model.eos, assets.model.bos) == ((2,), 1)
+    assert assets.special == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert assets.chat_template is not None
+    assert "im_start" in assets.chat_template
+    assert assets.tokenizer_json == (model / "tokenizer.json").read_bytes()
+
+
+def test_generation_settings_come_before_the_configuration(model: Path) -> None:
+    _rewrite(model / "generation_config.json", eos_token_id=[2, 0], bos_token_id=None)
+    assert load_assets(model).model.eos == (2, 0)
+    (model / "generation_config.json").unlink()
+    _rewrite(model / "config.json", eos_token_id=[7], bos_token_id=None)
+    assets = load_assets(model)
+    assert (assets.model.eos, assets.model.bos) == ((7,), None)
+
+
+def test_special_texts_come_from_settings_or_from_ids(model: Path) -> None:
+    settings = model / "tokenizer_config.json"
+    _rewrite(settings, bos_token={"content": "<s>", "lstrip": False}, eos_token=None)
+    assert load_assets(model).special == {"bos_token": "<s>", "eos_token": "<|im_end|>"}
+    settings.unlink()
+    assert load_assets(model).special["bos_token"] == "<|im_start|>"
+    _rewrite(model / "generation_config.json", bos_token_id=None)
+    _rewrite(model / "config.json", bos_token_id=None)
+    assert load_assets(model).special["bos_token"] == ""
+
+
+def test_the_chat_template_is_found_in_each_of_its_places(model: Path) -> None:
+    settings = model / "tokenizer_config.json"
+    named = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]
+    _rewrite(settings, chat_template=named)
+    assert load_assets(model).chat_template == "D"
+    _rewrite(settings, chat_template=None)
+    assert load_assets(model).chat_template is None
+    _rewrite(model / "chat_template.json", chat_template="J")
+    assert load_assets(model).chat_template == "J"
+    (model / "chat_template.jinja").write_text("jinja {{ 'ä' }}", encoding="utf-8")
+    assert load_assets(model).chat_template == "jinja {{ 'ä' }}"
+
+
+@pytest.mark.parametrize(
+    ("given", "checkpoint", "expected"),
+    [("auto", "bf16", "float32"), ("bf16", "fp32", "bfloat16"), ("fp32", "bf16", "float32")],
+)
+def test_auto_computes_small_models_in_float32(
+    tmp_path: Path, given: str, checkpoint: str, expected: str
+) -> None:
+    directory = make_checkpoint(tmp_path, SHAPES["small"], checkpoint)
+    assert load_assets(directory, given).model.dtype == expected
+
+
+def test_auto_takes_a_large_checkpoints_own_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_kernel.executor.models.assets.AUTO_FLOAT32_BYTES_MAX", 1000)
+    directory = make_checkpoint(tmp_path, SHAPES["small"], "bf16")
+    assert load_assets(directory).model.dtype == "bfloat16"
+    _rewrite(directory / "config.json", dtype="float32")
+    assert load_assets(directory).model.dtype == "float32"
+
+
+def test_a_cached_repository_has_its_own_name(tmp_path: Path) -> None:
+    place = tmp_path / "models--some--model" / "snapshots" / "0123abc"
+    assert load_assets(make_checkpoint(place, SHAPES["small"])).model.name == "some/model"
+    assert load_assets(place, name="tiny").model.name == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda d: (d / "config.json").unlink(), "config.json is missing"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda d: (d / "config.json").write_text("[]"), "is not a JSON object"),
+        (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda d: (d / "tokenizer.json").write_text("{}"), "no tokenizer"),
+        (lambda d: _rewrite(d / "tokenizer_config.json", chat_template=3), "must be text"),
+        (lambda d: _rewrite(d / "generation_config.json", eos_token_id=512), "outside"),
+    ],
+)
+def test_broken_directories_are_named(
+    model: Path, break_it: Callable[[Path], object], words: str
+) -> None:
+    break_it(model)
+    with pytest.raises(CheckpointError, match=words):
+        load_assets(model)
+
+
+SIZES = (
+    "num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "head_dim",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SIZES)
+def test_sizes_that_no_model_has_are_refused_at_once(model: Path, key: str) -> None:
+    _rewrite(model / "config.json", **{key: 10**9})
+    with pytest.raises(CheckpointError, match=f"config.json: {key} is 1000000000; at most"):
+        load_assets(model)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_hidden_layers", 1_000, "has no tensor model.layers.999"),
+        ("hidden_size", 1 << 17, r"embed_tokens.weight in .* has shape"),
+        ("vocab_size", 1 << 22, r"embed_tokens.weight in .* has shape"),
+        ("intermediate_size", 1 << 20, r"down_proj.weight in .* has shape"),
+        ("head_dim", 1 << 10, r"q_proj.weight in .* has shape"),
+    ],
+)
+def test_sizes_are_compared_with_the_tensors_before_anything_is_allocated(
+    model: Path, key: str, value: int, words: str
+) -> None:
+    _rewrite(model / "config.json", **{key: value})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(CheckpointError, match=words):
+        TorchExecutor.load(model, pool_bytes=1 << 30)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10, "KiB"
+
+
+def test_another_models_tokenizer_is_refused(model: Path) -> None:
+    path = model / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["another"] = 70_000
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(CheckpointError, match=r"70001 tokens, and config\.json a vocab_size of"):
+        load_assets(model)
+
+
+def test_a_missing_directory_and_a_wrong_dtype_are_named(model: Path) -> None:
+    with pytest.raises(CheckpointError, match="is not a directory"):
+        load_config(model / "nowhere")
+    with pytest.raises(CheckpointError, match="dtype 'int8' is none of"):
+        load_assets(model, "int8")
+
+
+# --- Weights -------------------------------------------------------------------------------------
+
+
+def _change(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    path = directory / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    change(tensors)
+    save_file(tensors, path)
+
+
+def test_products_of_the_same_inputs_are_taken_as_one(model: Path) -> None:
+    config, there = load_config(model), load_file(model / "model.safetensors")
+    with Weights(model, torch.float32, torch.device("cpu")) as weights:
+        embedding = take_embedding(config, weights)
+        for index in range(config.layers):
+            layer = LayerWeights(config, weights, index)
+            up_gate = layer.matrix(Product.UP, Product.GATE)
+            names = [f"model.layers.{index}.{name}.weight" for name in (Product.UP, Product.GATE)]
+            assert torch.equal(up_gate.weight, torch.cat([there[name] for name in names]))
+            qkv = layer.matrix(Product.QUERY, Product.KEY, Product.VALUE)
+            assert (qkv.bias is not None) == config.qkv_bias
+            layer.matrix(Product.OUTPUT)
+            layer.matrix(Product.DOWN)
+            with pytest.raises(CheckpointError, match="no tensor"):
+                layer.matrix(Product.DOWN)
+            assert (layer.norms().query is not None) == config.qk_norm
+        _, head = take_head(config, weights, embedding)
+    assert (head is embedding) == config.tied
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.pop(NORM), f"has no tensor {NORM}"),
+        (lambda t: t.update(odd=torch.ones(1)), "1 unexpected tensors: odd"),
+        (lambda t: t.update({NORM: torch.ones(3)}), r"has shape \(3,\), config.json implies"),
+        (lambda t: t.update({NORM: torch.ones(64, dtype=torch.int8)}), "quantized"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(
+    model: Path, change: Callable[[dict[str, torch.Tensor]], object], words: str
+) -> None:
+    _change(model, change)
+    with pytest.raises(CheckpointError, match=words):
+        TorchExecutor.load(model, pool_bytes=1 << 20)
+
+
+def test_what_old_and_tied_checkpoints_carry_along_is_ignored(model: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    head = torch.ones(512, 64)
+    _change(model, lambda t: t.update({name: torch.ones(8), "lm_head.weight": head}))
+    load(model).close()
+
+
+@pytest.mark.parametrize(
+    ("index", "words"),
+    [
+        ({}, "has no weight_map"),
+        ({"weight_map": {"a": "../model.safetensors"}}, "outside its directory"),
+        ({"weight_map": {"a": "model-2.safetensors"}}, "model-2.safetensors is missing"),
+        ({"weight_map": {"a": "model.safetensors"}}, "names tensors that no file has: a"),
+    ],
+)
+def test_a_broken_index_is_named(model: Path, index: dict[str, Any], words: str) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=words):
+        TorchExecutor.load(model, pool_bytes=1 << 20)
+
+
+def test_broken_and_missing_files_are_named(model: Path) -> None:
+    (model / "model.safetensors").write_bytes(b"not this")
+    with pytest.raises(CheckpointError, match="is no safetensors file"):
+        TorchExecutor.load(model, pool_bytes=1 << 20)
+    (model / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+        TorchExecutor.load(model, pool_bytes=1 << 20)
+
+
+def test_a_tensor_in_two_files_is_an_error(model: Path) -> None:
+    tensors = load_file(model / "model.safetensors")
+    save_file({NORM: tensors[NORM]}, model / "second.safetensors")
+    places = dict.fromkeys(tensors, "model.safetensors") | {NORM: "second.safetensors"}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(CheckpointError, match="is in both"):
+        TorchExecutor.load(model, pool_bytes=1 << 20)
+
+
+def test_an_error_inside_is_not_hidden_by_leftover_tensors(model: Path) -> None:
+    with pytest.raises(ZeroDivisionError), Weights(model, torch.float32, torch.device("cpu")):
+        raise ZeroDivisionError
+
+
+# --- The benchmark's own checkpoint --------------------------------------------------------------
+
+
+def test_the_made_checkpoint_is_a_model_to_transformers_too(model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    text = "def größe(x):\n    return x + 1  # für alle"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert len(tokenizer) == 512
+    peer = AutoModelForCausalLM.from_pretrained(model).eval()
+    with torch.inference_mode():
+        expected = peer(torch.tensor([ids])).logits[0].numpy()
+    rig = load(model)
+    [result] = rig.run([make_row(ids, rig.table(len(ids)))])
+    assert isinstance(result, bytes)
+    found = np.frombuffer(result, np.float32).reshape(len(ids), 512)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    rig.close()
+
+
+def test_a_made_checkpoint_follows_from_its_seed(tmp_path: Path) -> None:
+    first, again, other = (
+        make_checkpoint(tmp_path / name, SHAPES["small"], seed=seed)
+        for name, seed in (("first", 3), ("again", 3), ("other", 4))
+    )
+    for name in ("tokenizer.json", "model.safetensors"):
+        assert (first / name).read_bytes() == (again / name).read_bytes()
+        assert (first / name).read_bytes() != (other / name).read_bytes()

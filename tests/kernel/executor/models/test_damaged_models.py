@@ -1,0 +1,369 @@
+"""Damaged model folders: each is refused in one sentence, soon, and in little memory."""
+
+import json
+import os
+import select
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_kernel import tiny_model
+
+TINY = Path(tiny_model.__file__).parent / "weights"
+MEMORY_KIB_MAX = 1 << 20
+SECONDS_MAX = 5.0
+BUSY = 6  # times as long, where other tests take the processors
+WEIGHTS = "model.safetensors"
+HEAD = "model.embed_tokens.weight"
+
+Damage = Callable[[Path], object]
+
+
+def fresh(path: Path) -> Path:
+    """A file's path, with nothing there: the model's own is linked, and must stay as it is."""
+    path.unlink(missing_ok=True)
+    return path
+
+
+def file(name: str, content: str | bytes) -> Damage:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: fresh(folder / name).write_bytes(data)
+
+
+def gone(name: str) -> Damage:
+    return lambda folder: (folder / name).unlink()
+
+
+def pipe(name: str) -> Damage:
+    return lambda folder: os.mkfifo(fresh(folder / name))
+
+
+def folder_at(name: str) -> Damage:
+    return lambda folder: fresh(folder / name).mkdir()
+
+
+def loop(name: str) -> Damage:
+    return lambda folder: fresh(folder / name).symlink_to(name)
+
+
+def broken_link(name: str) -> Damage:
+    return lambda folder: fresh(folder / name).symlink_to("nowhere")
+
+
+def settings(name: str, **changes: Any) -> Damage:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        values = json.loads(path.read_text()) | changes
+        fresh(path).write_text(json.dumps(values))
+
+    return damage
+
+
+def config(**changes: Any) -> Damage:
+    return settings("config.json", **changes)
+
+
+def raw(key: str, value: str) -> Damage:
+    """config.json with a value that Python writes otherwise."""
+
+    def damage(folder: Path) -> None:
+        values = json.loads((folder / "config.json").read_text()) | {key: "VALUE"}
+        fresh(folder / "config.json").write_text(json.dumps(values).replace('"VALUE"', value))
+
+    return damage
+
+
+def head(change: Callable[[dict[str, Any]], object]) -> Damage:
+    """Weights with another head, of whatever length."""
+
+    def damage(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()
+        (length,) = struct.unpack("<Q", data[:8])
+        entries = json.loads(data[8 : 8 + length])
+        change(entries)
+        changed = json.dumps(entries).encode()
+        whole = struct.pack("<Q", len(changed)) + changed + data[8 + length :]
+        fresh(folder / WEIGHTS).write_bytes(whole)
+
+    return damage
+
+
+def length(value: int, rest: bytes = b"{}") -> Damage:
+    return file(WEIGHTS, struct.pack("<Q", value) + rest)
+
+
+def cut(size: int) -> Damage:
+    def damage(folder: Path) -> None:
+        data = (folder / WEIGHTS).read_bytes()[:size]
+        fresh(folder / WEIGHTS).write_bytes(data)
+
+    return damage
+
+
+def sparse(name: str, size: int) -> Damage:
+    def damage(folder: Path) -> None:
+        fresh(folder / name).touch()
+        os.truncate(folder / name, size)
+
+    return damage
+
+
+def index(places: Any) -> Damage:
+    return file("model.safetensors.index.json", json.dumps({"weight_map": places}))
+
+
+def template(text: str) -> Damage:
+    return file("chat_template.jinja", text)
+
+
+def empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def other_vocabulary(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"] |= {"another": 70_000}
+    fresh(path).write_text(json.dumps(tokenizer))
+
+
+def far_token(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    del tokenizer["model"]["merges"]
+    fresh(path).write_text(json.dumps(tokenizer))
+
+
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+ROPE = {"rope_parameters": None, "rope_scaling": None}
+
+CASES: dict[str, tuple[Damage, str]] = {
+    # --- config.json
+    "no config": (gone("config.json"), "config.json is missing"),
+    "config is no JSON": (file("config.json", "{"), "config.json cannot be read"),
+    "config is a list": (file("config.json", "[]"), "config.json is not a JSON object"),
+    "config is not UTF-8": (file("config.json", b"\xff\xfe{}"), "config.json cannot be read"),
+    "config is deep": (file("config.json", "[" * 200_000), "nested too deep"),
+    "config is huge": (sparse("config.json", 1 << 33), "more than the 4194304 bytes"),
+    "config is a pipe": (pipe("config.json"), "config.json is no ordinary file"),
+    "config is a folder": (folder_at("config.json"), "config.json is no ordinary file"),
+    "config is a loop": (loop("config.json"), "config.json cannot be read"),
+    "config is a device": (
+        lambda folder: fresh(folder / "config.json").symlink_to("/dev/zero"),
+        "config.json is no ordinary file",
+    ),
+    "architecture is unknown": (config(model_type="gpt2"), "model_type 'gpt2' is none of llama"),
+    "architecture is a list": (config(model_type=["llama"]), "model_type ['llama'] is none of"),
+    "architecture is long": (config(model_type="l" * 100_000), "is none of llama"),
+    "size is zero": (config(hidden_size=0), "hidden_size must be a positive integer, not 0"),
+    "size is negative": (config(vocab_size=-1), "vocab_size must be a positive integer, not -1"),
+    "size is a fraction": (config(num_hidden_layers=6.5), "must be a positive integer, not 6.5"),
+    "size is text": (config(num_attention_heads="4"), "must be a positive integer, not '4'"),
+    "size is huge": (config(num_hidden_layers=10**9), "is 1000000000; at most 1024"),
+    "size is beyond a float": (raw("intermediate_size", "1" + 400 * "0"), "at most 1048576"),
+    "size is NaN": (raw("head_dim", "NaN"), "head_dim must be a positive integer, not nan"),
+    "size has 5000 digits": (raw("vocab_size", 5000 * "9"), "config.json cannot be read"),
+    "number is NaN": (raw("rms_norm_eps", "NaN"), "rms_norm_eps must be a positive number"),
+    "number is infinite": (raw("rms_norm_eps", "Infinity"), "from 1e-20 to 1e+12, not inf"),
+    "number is beyond a float": (
+        raw("rms_norm_eps", "1" + 400 * "0"), "rms_norm_eps must be a positive number",
+    ),
+    "context is beyond a float": (
+        raw("max_position_embeddings", "1" + 400 * "0"), "max_position_embeddings is 1000",
+    ),
+    "context divides out of range": (
+        raw("rope_parameters", '{"rope_type": "yarn", "original_max_position_embeddings": 1%s}'
+            % ("0" * 400)), "original_max_position_embeddings is 1000",
+    ),
+    "logarithm of one": (
+        config(rope_parameters={"rope_type": "yarn", "rope_theta": 1}), "rope_theta must exceed 1",
+    ),
+    "bos is outside": (
+        settings("generation_config.json", bos_token_id=4096),
+        "model: bos_token_id [4096] is outside the vocabulary of 4096",
+    ),
+    # --- The weights
+    "no weights": (gone(WEIGHTS), "model.safetensors is missing"),
+    "weights are empty": (file(WEIGHTS, b""), "it has 0 bytes"),
+    "weights are cut": (cut(1 << 20), "no safetensors file: its tensors have"),
+    "weights are cut in the head": (cut(100), "it has 100 bytes, and says that its head has"),
+    "head is too long": (length((1 << 64) - 1), "says that its head has 18446744073709551615"),
+    "head is no JSON": (length(4, b"{abc"), "model.safetensors cannot be read"),
+    "head is large": (
+        length(30 << 20, b'{"a":[' + b"[]," * (10 << 20) + b"[]]}"), "model.safetensors",
+    ),
+    "tensors overlap": (
+        head(lambda e: e[HEAD].update(data_offsets=[2, 2 + 2 * 4096 * 256])), "begins at",
+    ),
+    "dtype is unknown": (head(lambda e: e[HEAD].update(dtype="F3")), "the unknown dtype 'F3'"),
+    "dtype is quantized": (
+        head(lambda e: e[HEAD].update(dtype="I16")), "is I16: quantized, not supported",
+    ),
+    "tensor has another name": (
+        head(lambda e: e.update(other=e.pop("model.norm.weight"))), "no tensor model.norm.weight",
+    ),
+    "tensor has another shape": (
+        head(lambda e: e[HEAD].update(shape=[256, 4096])),
+        "shape (256, 4096), config.json implies (4096, 256)",
+    ),
+    "shape is negative": (head(lambda e: e[HEAD].update(shape=[-1, 256])), "shape [-1, 256]"),
+    "shape overflows": (head(lambda e: e[HEAD].update(shape=[1 << 61] * 8)), "its dtype and shape"),
+    "entry is no object": (head(lambda e: e.update(odd=7)), "'odd' is 7"),
+    "weights are a pipe": (pipe(WEIGHTS), "model.safetensors is no ordinary file"),
+    "weights are a broken link": (broken_link(WEIGHTS), "a link to a file that is missing"),
+    "shards are missing": (index({HEAD: "model-2.safetensors"}), "model-2.safetensors is missing"),
+    "index leads outside": (index({HEAD: "../x.safetensors"}), "a file outside its directory"),
+    "index is a list": (index([1]), "has no weight_map"),
+    # --- The tokenizer
+    "no tokenizer": (gone("tokenizer.json"), "tokenizer.json is missing"),
+    "tokenizer is no JSON": (file("tokenizer.json", "{"), "tokenizer.json cannot be read"),
+    "tokenizer is another's": (other_vocabulary, "70001 tokens, and config.json a vocab_size of"),
+    "tokenizer is huge": (sparse("tokenizer.json", 1 << 32), "more than the 67108864 bytes"),
+    "tokenizer takes much memory": (
+        file("tokenizer.json", b'{"a":[' + b"{}," * (20 << 20) + b"{}]}"),
+        "tokenizer.json takes more memory than is supported",
+    ),
+    "tokenizer has no merges": (far_token, "tokenizer.json is none to the tokenizers library"),
+    "added tokens are text": (
+        settings("tokenizer.json", added_tokens="<s>"), "added_tokens must be a list of objects",
+    ),
+    # --- The chat template, and optional files
+    "template is wrong": (template("{% if %}"), "the chat template cannot be compiled"),
+    "template never ends": (template(ENDLESS), "the chat template takes more of a processor's"),
+    "template takes much memory": (template("{{ 'a' * 10**12 }}"), "the chat template"),
+    "template makes much": (template("{% for a in range(9999) %}{{ 'a' * 9999 }}{% endfor %}"),
+                            "makes more than 8388608 characters"),
+    "template is not UTF-8": (file("chat_template.jinja", b"\xff"), "jinja cannot be read"),
+    "template is a pipe": (pipe("chat_template.jinja"), "chat_template.jinja is no ordinary file"),
+    "template is a folder": (folder_at("chat_template.jinja"), "jinja is no ordinary file"),
+    "template has no text": (
+        settings("tokenizer_config.json", chat_template=3), "the chat template must be text",
+    ),
+    "optional file is a loop": (loop("special_tokens_map.json"), "special_tokens_map.json cannot"),
+    "folder is empty": (empty, "config.json is missing"),
+}  # fmt: skip
+
+
+def damaged(tmp_path: Path, damage: Damage) -> Path:
+    """The tiny model, damaged; what is not damaged is linked."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in TINY.iterdir():
+        (folder / path.name).symlink_to(path)
+    damage(folder)
+    return folder
+
+
+CHECKER = """
+import json, resource, sys, time
+from pathlib import Path
+from symphony_kernel.executor.models.checking import check_model
+from symphony_kernel.executor.models.file_reader import CheckpointError
+for line in sys.stdin:
+    began, words = time.monotonic(), ""
+    try:
+        check_model(Path(json.loads(line)), "auto")
+    except CheckpointError as error:
+        words = str(error)
+    assert "torch" not in sys.modules
+    took = time.monotonic() - began
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    print(json.dumps([words, took, memory]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def check() -> Iterator[Callable[[Path], str]]:
+    """What checks a folder: a small process whose children's memory is not this one's."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHECKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    sending, answers = process.stdin, process.stdout
+
+    def sentence(folder: Path) -> str:
+        sending.write(json.dumps(str(folder)).encode() + b"\n")
+        sending.flush()
+        assert select.select([answers], [], [], BUSY * SECONDS_MAX)[0], "it does not end"
+        words, took, memory = json.loads(answers.readline())
+        print(f"{took:.2f} s, {memory >> 10} MiB at most so far: {words}")
+        assert memory < MEMORY_KIB_MAX
+        assert len(str(words).splitlines()) <= 1
+        assert len(words) < 600
+        return str(words)
+
+    try:
+        yield sentence
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_damaged_folder_is_refused_in_one_sentence(
+    tmp_path: Path, check: Callable[[Path], str], case: str
+) -> None:
+    damage, words = CASES[case]
+    assert words in check(damaged(tmp_path, damage))
+
+
+def test_what_is_not_damaged_is_not_refused(tmp_path: Path, check: Callable[[Path], str]) -> None:
+    assert check(damaged(tmp_path, lambda _: None)) == ""
+
+
+def test_a_template_may_refuse_the_trial(tmp_path: Path, check: Callable[[Path], str]) -> None:
+    refusing = template("{{ raise_exception('two messages at least') }}")
+    assert check(damaged(tmp_path, refusing)) == ""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, check: Callable[[Path], str]) -> None:
+    def unreadable(folder: Path) -> None:
+        shutil.copy(TINY / "config.json", fresh(folder / "config.json"))
+        (folder / "config.json").chmod(0)
+
+    assert "config.json cannot be read" in check(damaged(tmp_path, unreadable))
+
+
+# A process of its own: of one that this one starts, this one's memory would count.
+MEASURED = """
+import json, resource, subprocess, sys, time
+began = time.monotonic()
+code = subprocess.run(sys.argv[1:]).returncode
+memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+print(json.dumps([time.monotonic() - began, memory]))
+sys.exit(code)
+"""
+SERVED = ["config is a list", "weights are cut", "tokenizer has no merges", "template never ends"]
+
+
+@pytest.mark.parametrize("case", SERVED)
+def test_a_server_says_it_once_and_ends(tmp_path: Path, case: str) -> None:
+    damage, words = CASES[case]
+    folder = damaged(tmp_path, damage)
+    command = [
+        sys.executable, "-m", "symphony_runtime.cli", "serve", "--data-dir", str(tmp_path / "data"),
+        "--port", "0", "--model", str(folder),
+    ]  # fmt: skip
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("SYMPHONY_")}
+    environment = kept | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, *command], env=environment, capture_output=True,
+        text=True, timeout=BUSY * SECONDS_MAX, check=False,
+    )  # fmt: skip
+    took, memory = json.loads(done.stdout)
+    print(f"{took:.2f} s, at most {memory >> 10} MiB\n{done.stderr}")
+    assert done.returncode == 1
+    said = done.stderr.splitlines()
+    assert said[-1].startswith("kernel does not start: ")
+    assert words in said[-1]
+    assert done.stderr.count(str(folder)) == 1
+    assert "Traceback" not in done.stderr
+    assert memory < MEMORY_KIB_MAX

@@ -1,0 +1,100 @@
+"""What tenants' calls may take of the kernel's thread beside others."""
+
+from collections.abc import Iterable
+
+from symphony_kernel.fairness.cpu_accounts import Accounts
+
+
+class Busy:
+    """Tenants' weights, and who has something on the device."""
+
+    def __init__(self, processors: float = 1.0, **weights: float) -> None:
+        self.weights = weights
+        self.others: set[str] = set()
+        self.shares = Accounts(self.weights.__getitem__, self._busy, processors)
+
+    def _busy(self, _now: float) -> Iterable[str]:
+        return self.others
+
+    def had(self, tenant: str, seconds: float = 2.0, call: float = 1e-4) -> float:
+        """Return what a tenant gets of so many seconds when it always wants to call."""
+        now, got = 100.0, 0.0
+        while now < 100.0 + seconds:
+            now += call
+            got += call
+            if self.shares.called(tenant, call, now):
+                while (wait := self.shares.wait(tenant, now)) > 0.0:
+                    now += wait
+        return got / seconds
+
+
+def test_one_who_is_alone_never_waits() -> None:
+    busy = Busy(a=1.0)
+    assert busy.had("a") > 0.999
+    assert not busy.shares.called("a", 10.0, 200.0)
+    assert busy.shares.wait("a", 200.0) == 0.0
+
+
+def test_beside_another_a_tenant_has_its_share_by_weights() -> None:
+    for weight in (0.25, 1.0, 3.0):
+        busy = Busy(a=weight, b=1.0)
+        busy.others = {"b"}
+        share = weight / (weight + 1.0)
+        assert share - 0.02 < busy.had("a") < share + 0.02
+
+
+def test_who_takes_little_does_not_wait() -> None:
+    busy = Busy(a=1.0, b=1.0)
+    busy.others = {"b"}
+    now = 0.0
+    for _ in range(1_000):
+        now += 0.001
+        assert not busy.shares.called("a", 0.0004, now)
+
+
+def test_nobody_saves_up_more_than_a_moment() -> None:
+    busy = Busy(a=1.0, b=1.0)
+    busy.others = {"b"}
+    busy.shares.called("a", 1e-6, 0.0)
+    assert busy.shares.called("a", 0.1, 60.0)
+    waits = 0.0
+    while (wait := busy.shares.wait("a", 60.0 + waits)) > 0.0:
+        waits += wait
+    assert 0.15 < waits < 0.2, "until its share has paid for it"
+
+
+def test_whoever_has_called_lately_counts_as_another() -> None:
+    busy = Busy(a=1.0, b=1.0)
+    busy.shares.called("b", 1e-6, 99.9)
+    assert busy.had("a", seconds=0.1) < 0.6
+    assert busy.shares.wait("a", 101.0) == 0.0, "a second later it is alone"
+
+
+def test_of_more_or_fewer_processors_a_tenant_has_as_much_more_or_less() -> None:
+    for processors in (0.5, 1.5):
+        busy = Busy(processors, a=1.0, b=1.0)
+        busy.others = {"b"}
+        assert processors / 2 - 0.02 < busy.had("a") < processors / 2 + 0.02
+
+
+def test_it_is_known_how_long_a_debt_is() -> None:
+    busy = Busy(0.5, a=1.0, b=1.0)
+    busy.others = {"b"}
+    assert busy.shares.called("a", 0.025, 0.0)
+    rest = busy.shares.rest("a", 0.0)
+    assert 0.079 < rest < 0.09, "20 ms over what was saved, at a quarter, and a little"
+    assert busy.shares.wait("a", 0.0) < rest
+    assert busy.shares.rest("a", rest) == 0.0
+
+
+def test_only_who_has_had_more_than_somebody_else_is_ahead() -> None:
+    busy = Busy(a=1.0, b=1.0, heavy=4.0)
+    for step in range(100):
+        now = 1.0 + step / 100
+        for tenant, seconds in (("a", 0.005), ("b", 0.004), ("heavy", 0.018)):
+            busy.shares.called(tenant, seconds, now)
+    assert not any(busy.shares.ahead(each, now + 0.001) for each in busy.weights)
+    busy.others = {"idle"}
+    busy.weights["idle"] = 1.0
+    assert all(busy.shares.ahead(each, now + 0.01) for each in ("a", "b", "heavy"))
+    assert not busy.shares.ahead("idle", now + 0.01)

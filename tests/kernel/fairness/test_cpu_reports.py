@@ -1,0 +1,213 @@
+"""What tenants cost outside the kernel: who is told to rest, and what a death makes of it."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_kernel.fairness.cpu_accounts import Beside
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX
+from symphony_kernel.protocol.messages import Op
+from symphony_kernel.scheduler.batcher import StepLimits
+
+from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
+from tests.support.kernel.rig import A, Gateway, Rig, Worker, start, tokens, with_kernel
+
+OPTIONS = KernelOptions(steps=StepLimits(beside=Beside(0.5)))
+MUCH = 40_000  # microseconds
+
+
+async def spend(worker: Worker, *times: list[Any]) -> list[m.Pace]:
+    """Tell what instances have cost a worker; return who is to rest."""
+    worker.paces.clear()
+    worker.link.send(m.encode(m.Spent(list(times))))
+    await asyncio.sleep(0.001)
+    return list(worker.paces)
+
+
+async def decode_beside(worker: Worker, instance: int) -> None:
+    """Let an instance be one that has something to do."""
+    assert isinstance(await worker.pred(instance, A, tokens(1)), bytes)
+
+
+def with_two(test: Any, options: KernelOptions = OPTIONS) -> None:
+    async def both(rig: Rig) -> None:
+        worker = await start(rig, 1, tenant="hostile")
+        await start(rig, 2, tenant="victim")
+        await decode_beside(worker, 2)
+        await test(rig, worker)
+
+    with_kernel(both, kernel_options=options)
+
+
+def test_who_has_had_more_than_its_share_is_to_rest_for_as_long_as_that_takes() -> None:
+    async def test(_rig: Rig, worker: Worker) -> None:
+        assert await spend(worker, [1, 3_000], [2, 200]) == []
+        (pace,) = await spend(worker, [1, 10_000], [2, 200])
+        assert pace.tenant == "hostile"
+        assert 20 < pace.ms <= PACE_MS_MAX
+        await asyncio.sleep(pace.ms / 1000)
+        await decode_beside(worker, 2)
+        assert await spend(worker, [1, 10]) == []
+        (pace,) = await spend(worker, [1, MUCH])
+        assert pace.ms == PACE_MS_MAX
+
+    with_two(test)
+
+
+def test_whoever_asks_at_the_end_of_a_pause_hears_whether_it_goes_on() -> None:
+    async def test(_rig: Rig, worker: Worker) -> None:
+        for _ in range(3):
+            assert await spend(worker, [1, 5 * MUCH])
+        await asyncio.sleep(PACE_MS_MAX / 1000)
+        (pace,) = await spend(worker, [1, 0])
+        assert pace.tenant == "hostile"
+        await asyncio.sleep(1.0)
+        await decode_beside(worker, 2)
+        assert await spend(worker, [1, 0]) == []
+
+    with_two(test)
+
+
+def test_one_who_is_alone_never_rests() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, 1)
+        await decode_beside(worker, 1)
+        for _ in range(10):
+            assert await spend(worker, [1, MUCH]) == []
+        await start(rig, 2, tenant="another")
+        await asyncio.sleep(1.0)  # it has done nothing since
+        assert await spend(worker, [1, MUCH]) == []
+
+    with_kernel(test, kernel_options=OPTIONS)
+
+
+def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> None:
+    async def as_much(_rig: Rig, worker: Worker) -> None:
+        for _ in range(10):
+            assert await spend(worker, [1, MUCH], [2, MUCH]) == []
+
+    async def enough(_rig: Rig, worker: Worker) -> None:
+        assert await spend(worker, [1, MUCH]) == []
+
+    with_two(as_much)
+    there = Beside(0.5, short=lambda _now: False)
+    with_two(enough, KernelOptions(steps=StepLimits(beside=there)))
+    with_two(enough, KernelOptions())
+
+
+def test_what_the_gateway_spends_is_of_the_same_account() -> None:
+    async def test(rig: Rig, worker: Worker) -> None:
+        rig.gateway.link.send(m.encode(m.Spent([[1, MUCH], [99, MUCH]])))
+        await asyncio.sleep(0.001)
+        assert worker.paces == [], "its worker hears of it when it tells next"
+        (pace,) = await spend(worker, [1, 1])
+        assert pace.tenant == "hostile"
+
+    with_two(test)
+
+
+async def spend_at_gateway(rig: Rig, *times: list[Any]) -> list[m.Pace]:
+    """Tell what tenants have cost the gateway; return who is to rest there."""
+    rig.gateway.paces.clear()
+    rig.gateway.link.send(m.encode(m.Spent(list(times))))
+    await asyncio.sleep(0.001)
+    return list(rig.gateway.paces)
+
+
+def test_what_is_no_instances_is_its_tenants_and_the_gateway_hears_who_is_to_rest() -> None:
+    async def test(rig: Rig, worker: Worker) -> None:
+        assert await spend_at_gateway(rig, ["hostile", 3_000]) == []
+        (pace,) = await spend_at_gateway(rig, ["hostile", MUCH], ["victim", 10])
+        assert pace.tenant == "hostile"
+        assert PACE_MS_MAX < pace.ms <= REST_MS_MAX
+        assert not worker.paces, "its worker hears of it when it tells next"
+        (pace,) = await spend(worker, [1, 1])
+        assert (pace.tenant, pace.ms) == ("hostile", PACE_MS_MAX)
+        assert await spend(worker, [2, 1]) == [], "nobody else pays for it"
+
+    with_two(test)
+
+
+def test_a_tenant_that_has_no_instance_rests_beside_others_alone() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, 1, tenant="victim")
+        assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
+        await decode_beside(worker, 1)
+        assert await spend_at_gateway(rig, ["uploads", 1]) == [], "alone it has paid for nothing"
+        (pace,) = await spend_at_gateway(rig, ["uploads", MUCH])
+        assert pace.tenant == "uploads"
+        await asyncio.sleep(1.0)  # nobody has done anything since
+        assert await spend_at_gateway(rig, ["uploads", MUCH]) == []
+
+    with_kernel(test, kernel_options=OPTIONS)
+
+
+def test_a_worker_speaks_for_no_tenant() -> None:
+    async def test(rig: Rig, worker: Worker) -> None:
+        worker.link.send(m.encode(m.Spent([["victim", MUCH]])))
+        async with asyncio.timeout(20):
+            await worker.closed.wait()
+        assert await spend_at_gateway(rig, ["victim", 1]) == []
+
+    with_two(test)
+
+
+def test_calls_of_one_that_rests_wait_too() -> None:
+    async def test(rig: Rig, worker: Worker) -> None:
+        assert await spend(worker, [1, MUCH])
+        asked = worker.calls(*[(1, Op.KV_LEN, A)] * 3)
+        other = worker.call(2, Op.KV_LEN, A)
+        assert await other == 1
+        assert await asyncio.gather(*asked) == [0, 0, 0], "none is lost"
+        await asyncio.sleep(1.0)
+        assert not rig.kernel._syscalls.held.queues
+
+    with_two(test)
+
+
+def test_a_worker_speaks_for_its_own_instances_alone() -> None:
+    async def test(rig: Rig, worker: Worker) -> None:
+        other = rig.attach_worker("v")
+        await other.welcome
+        assert await spend(other, [2, MUCH], [99, MUCH]) == []
+        assert await spend(worker, [2, 100]) == [], "nothing was charged"
+
+    with_two(test)
+
+
+@pytest.mark.parametrize(
+    "item", [[], [1], [1, -1], [1, 1.5], [True, 1], ["1", -1], [b"1", 1], [1, 2, 3], {}, 7, None]
+)
+def test_what_is_no_item_ends_the_link(item: Any) -> None:
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        worker.link.send(m.encode(m.Spent([item])))
+        async with asyncio.timeout(20):
+            await worker.closed.wait()
+
+    with_kernel(test, kernel_options=OPTIONS)
+
+
+def test_a_kernel_that_comes_back_charges_nothing_again_and_loses_no_word(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        for instance, tenant in ((1, "hostile"), (2, "victim")):
+            await gateway.register(instance, tenant=tenant)
+            worker.tell(instance, Op.KV_CREATE, A)
+            await decode_beside(worker, instance)
+        lengths = []
+        for _ in range(5):
+            assert await spend(worker, [1, MUCH], [2, 100])
+            lengths += worker.calls(*[(1, Op.KV_LEN, A)] * 3)
+            await decode_beside(worker, 2)
+            assert not differences(rig.recovered_image(), rig.image())
+        rig.die(random.Random(3))
+        rig.boot()
+        assert await asyncio.gather(*lengths) == [1] * 15
+        assert await worker.call(2, Op.KV_LEN, A) == 6
+        await gateway.check_integrity()
+
+    with_dying_kernel(tmp_path, test, options=OPTIONS)

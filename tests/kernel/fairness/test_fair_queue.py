@@ -1,0 +1,408 @@
+"""Level 1: the service bound, lifting, weights, and a LIP's share whatever it forks."""
+
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from symphony_kernel.fairness.fair_queue import FairQueue
+from symphony_kernel.fairness.step_cost import StepCost
+from symphony_kernel.protocol.errno import KernelBug
+from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS
+from symphony_kernel.request import Work
+
+from tests.support.kernel.scheduling import LengthFile, Pool, make_work
+
+COSTS = StepCost()  # nothing is measured: a decode costs two tokens
+CHARGE_MAX = 1.1 * PREFILL_QUANTUM_TOKENS  # with what contexts add
+
+
+def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tuple[Work, float]:
+    """Serve the first work by itself: its tenant pays what its LIP is charged."""
+    work = queue.first()
+    assert work is not None
+    count = min(work.remaining, quantum)
+    cost = COSTS.cost(work, count)
+    queue.serve(count)
+    queue.pay(work.tenant, cost * COSTS.service_seconds)
+    return work, cost
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 3.0]), min_size=2, max_size=4),
+    sizes=st.lists(st.lists(st.integers(1, 400), min_size=1, max_size=4), min_size=4, max_size=4),
+    lips=st.lists(st.integers(1, 3), min_size=4, max_size=4),
+    serves=st.integers(1, 300),
+    arrivals=st.lists(st.integers(0, 200), min_size=4, max_size=4),
+)
+def test_two_backlogged_tenants_differ_by_at_most_a_constant(
+    weights: list[float],
+    sizes: list[list[int]],
+    lips: list[int],
+    serves: int,
+    arrivals: list[int],
+) -> None:
+    """From when two tenants both have work: |service/weight| differs by one charge of each."""
+    queue, pool = FairQueue(COSTS), Pool()
+    names = [f"tenant {i}" for i in range(len(weights))]
+    for name, weight in zip(names, weights, strict=True):
+        queue.set_tenant_weight(name, weight)
+    made: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    service = dict.fromkeys(names, 0.0)
+    since: dict[frozenset[str], dict[str, float]] = {}
+
+    def refill(index: int) -> None:
+        name = names[index]
+        while waiting[name] < 2:  # always work of its own left: backlogged
+            size = sizes[index][made[name] % len(sizes[index])]
+            root = 10 * index + made[name] % lips[index]
+            made[name] += 1
+            waiting[name] += 1
+            queue.push(make_work(root, size, LengthFile(pool), tenant=name))
+
+    for turn in range(serves):
+        for index in range(len(names)):
+            if turn >= arrivals[index] % serves:
+                refill(index)
+        if not queue.works:
+            continue
+        work, cost = serve_first(queue)
+        service[work.tenant] += cost
+        if not work.remaining:
+            waiting[work.tenant] -= 1
+        charge = {name: CHARGE_MAX / weight for name, weight in zip(names, weights, strict=True)}
+        active = [n for i, n in enumerate(names) if turn >= arrivals[i] % serves]
+        for i, one in enumerate(active):
+            for other in active[i + 1 :]:
+                pair = frozenset((one, other))
+                start = since.setdefault(pair, dict(service))
+                gained = {
+                    n: (service[n] - start[n]) / weights[names.index(n)] for n in (one, other)
+                }
+                bound = 2 * max(charge[one], charge[other])
+                assert abs(gained[one] - gained[other]) <= bound + 1e-6
+
+
+def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    for _ in range(1000):
+        queue.push(make_work(1, 1, LengthFile(pool)))
+    for root in (2, 3):
+        for _ in range(300):
+            queue.push(make_work(root, 1, LengthFile(pool)))
+    served = Counter(serve_first(queue)[0].root for _ in range(300))
+    assert served == {1: 100, 2: 100, 3: 100}
+
+
+def test_a_tenants_share_does_not_grow_with_its_lips() -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    for root in range(100):
+        for _ in range(10):
+            queue.push(make_work(root, 1, LengthFile(pool), tenant="many"))
+    for _ in range(500):
+        queue.push(make_work(1000, 1, LengthFile(pool), tenant="one"))
+    served = Counter(serve_first(queue)[0].tenant for _ in range(400))
+    assert served == {"many": 200, "one": 200}
+
+
+@pytest.mark.parametrize("level", ["tenant", "lip"])
+def test_weights_divide_the_service(level: str) -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    if level == "tenant":
+        queue.set_tenant_weight("a", 3.0)
+    for _ in range(400):
+        for root, name in ((1, "a"), (2, "b")):
+            tenant = name if level == "tenant" else "t"
+            weight = 3.0 if level == "lip" and root == 1 else 1.0
+            queue.push(make_work(root, 1, LengthFile(pool), tenant=tenant, weight=weight))
+    served = Counter(serve_first(queue)[0].root for _ in range(400))
+    assert abs(served[1] - 300) <= 2
+
+
+def test_idling_earns_no_credit() -> None:
+    """Who comes late is lifted to the least served: it cannot make up for what it did not ask."""
+    queue, pool = FairQueue(COSTS), Pool()
+    for _ in range(2000):
+        queue.push(make_work(1, 1, LengthFile(pool), tenant="early"))
+    queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
+    for _ in range(1000):
+        serve_first(queue)
+    queue.leave("late")
+    for _ in range(500):
+        queue.push(make_work(2, 1, LengthFile(pool), tenant="late"))
+    served = Counter(serve_first(queue)[0].tenant for _ in range(200))
+    assert abs(served["late"] - 100) <= 2
+
+
+def test_service_had_is_not_forgotten_by_a_moment_without_work() -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    queue.push(make_work(1, 1000, LengthFile(pool), tenant="greedy"))
+    queue.push(make_work(2, 1, LengthFile(pool), tenant="other"))
+    for _ in range(500):
+        queue.push(make_work(2, 1, LengthFile(pool), tenant="other"))
+    first, _ = serve_first(queue, quantum=1000)
+    assert first.tenant == "greedy"
+    queue.push(make_work(1, 1000, LengthFile(pool), tenant="greedy"))
+    served = Counter(serve_first(queue)[0].tenant for _ in range(400))
+    assert served == {"other": 400}
+
+
+@pytest.mark.parametrize("end", ["put_back", "remove"])
+def test_lip_with_works_away_keeps_its_counter_until_they_end(end: str) -> None:
+    """A LIP whose works all wait for frames is not idle."""
+    queue, pool = FairQueue(COSTS), Pool()
+    for _ in range(400):
+        queue.push(make_work(1, 1, LengthFile(pool)))
+    away = make_work(2, 1, LengthFile(pool), instance=20)
+    queue.push(away)
+    queue.send_away(away)
+    assert queue.away(2, None) == queue.away(2, 20) == [away]
+    assert queue.away(2, 21) == queue.away(1, None) == []
+    for _ in range(100):
+        serve_first(queue)
+    new = make_work(2, 1, LengthFile(pool), instance=21)
+    queue.push(new)
+    assert queue.service(2)[1] == 0.0
+    assert queue.first() is new
+    assert queue.remove(new)
+    if end == "put_back":
+        queue.put_back(away)
+        assert queue.first() is away
+        serve_first(queue)
+    else:
+        assert not queue.remove(away)
+    assert queue.away(2, None) == []
+    queue.push(new)
+    assert queue.service(2)[1] == queue.service(1)[1] > 100.0
+
+
+def test_a_long_prompt_does_not_hold_up_its_own_lips_branches() -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    queue.push(make_work(1, 10_000, LengthFile(pool)))
+    branch = make_work(1, 1, LengthFile(pool))
+    queue.push(branch)
+    assert [serve_first(queue)[0] is branch for _ in range(2)] == [False, True]
+
+
+def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    works = [make_work(root, 1, LengthFile(pool)) for root in (1, 1, 2)]
+    for work in works:
+        queue.push(work)
+    before = queue.statistics()
+    seen = []
+    while (work := queue.first()) is not None:  # type: ignore[assignment]
+        seen.append(work)
+        queue.set_aside()
+    queue.restore()
+    assert sorted(map(id, seen)) == sorted(map(id, works))
+    assert queue.statistics() == before
+    assert [serve_first(queue)[0] for _ in range(3)] == [works[0], works[2], works[1]]
+
+
+def test_removal_leaves_nothing_behind() -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    works = [make_work(1, 5, LengthFile(pool), instance=i) for i in (1, 1, 2, 3)]
+    for work in works:
+        queue.push(work)
+    queue.push(make_work(9, 7, LengthFile(pool), tenant="u"))
+    assert queue.remove(works[3])
+    assert not queue.remove(works[3])
+    assert queue.forget_instance(1, 1) == works[:2]
+    assert queue.forget_lip(1) == [works[2]]
+    assert queue.forget_lip(1) == []
+    statistics = queue.statistics()
+    assert (statistics.tenants, statistics.lips, statistics.works, statistics.tokens) == (
+        1,
+        1,
+        1,
+        7,
+    )
+    queue.forget_lip(9)
+    assert queue.first() is None
+    assert queue.statistics().counters == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> None:
+    queue, pool = FairQueue(), Pool()
+    alive: list[Work] = []
+    for _ in range(data.draw(st.integers(1, 80))):
+        kinds = ["push", "serve", "aside", "prompts aside", "remove", "forget", "extend"]
+        match data.draw(st.sampled_from(kinds)):
+            case "push":
+                root = data.draw(st.integers(1, 6))
+                work = make_work(
+                    root,
+                    data.draw(st.integers(1, 200)),
+                    LengthFile(pool),
+                    tenant=f"t{root % 3}",
+                    instance=10 * root + data.draw(st.integers(0, 1)),
+                )
+                queue.push(work)
+                alive.append(work)
+            case "serve" if (first := queue.first()) is not None:
+                queue.serve(min(first.remaining, data.draw(st.integers(1, 100))))
+                alive = [work for work in alive if work.remaining]
+            case "extend" if alive:
+                work = data.draw(st.sampled_from(alive))
+                queue.extend(work, data.draw(st.integers(1, work.remaining)))
+                alive = [work for work in alive if work.remaining]
+            case "aside" if queue.first() is not None:
+                queue.set_aside()
+                queue.restore()
+            case "prompts aside" if (first := queue.first()) is not None:
+                mine = [work for work in alive if work.tenant == first.tenant]
+                assert queue.set_prompts_aside() == all(work.count > 1 for work in mine)
+                queue.restore()
+            case "remove" if alive:
+                work = data.draw(st.sampled_from(alive))
+                assert queue.remove(work)
+                alive.remove(work)
+            case "forget":
+                root = data.draw(st.integers(1, 6))
+                gone = set(queue.forget_lip(root))
+                assert gone == {work for work in alive if work.root == root}
+                alive = [work for work in alive if work not in gone]
+        statistics = queue.statistics()
+        assert statistics.works == len(alive)
+        assert statistics.tokens == sum(work.remaining for work in alive)
+        assert statistics.lips == len({work.root for work in alive})
+        assert statistics.tenants == len({work.tenant for work in alive})
+        assert queue.decodes == sum(work.count == 1 for work in alive)
+        first = queue.first()
+        if first is not None:
+            least = min(queue.service(work.root) for work in alive)
+            assert queue.service(first.root)[0] == least[0], "the least served tenant comes first"
+
+
+def test_any_of_very_many_works_is_taken_out_at_once() -> None:
+    """A program may cancel its newest pred again and again; a second is fifty times what it takes.
+
+    Were all of them looked at for each, it would take a minute.
+    """
+    queue, pool = FairQueue(COSTS), Pool()
+    works = [make_work(1, 1, LengthFile(pool)) for _ in range(20_000)]
+    for work in works:
+        queue.push(work)
+    began = time.process_time()
+    for work in reversed(works):
+        assert queue.remove(work)
+    assert time.process_time() - began < 1
+    assert (queue.works, queue.first()) == (0, None)
+
+
+def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
+    """A thousand LIPs with prompts for which a step has no time cost it one look."""
+    queue, pool = FairQueue(COSTS), Pool()
+    prompts = [make_work(root, 100, LengthFile(pool), tenant="t") for root in range(1, 1001)]
+    decode = make_work(2000, 1, LengthFile(pool), tenant="u")
+    for work in (*prompts, decode):
+        queue.push(work)
+    assert queue.first() is prompts[0]
+    assert queue.set_prompts_aside()
+    assert queue.first() is decode
+    assert not queue.set_prompts_aside(), "it has more than prompts"
+    queue.serve(1)
+    assert queue.first() is None
+    queue.restore()
+    assert [serve_first(queue, 100)[0] for _ in prompts] == prompts
+
+
+def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
+    """A thousand works that wait for pages cost each step no more than a few; none gets lost."""
+    queue, pool = FairQueue(COSTS), Pool()
+    works = [make_work(1, 1, LengthFile(pool)) for _ in range(1000)]
+    for work in works:
+        queue.push(work)
+    other = make_work(2, 1, LengthFile(pool))
+    queue.push(other)
+    looks = 0
+    while (first := queue.first()) is not None:
+        looks += 1
+        if first is other:
+            queue.serve(1)
+        else:
+            queue.set_aside()
+    assert other.placed == 1
+    assert looks < 100
+    queue.restore()
+    order = []
+    while (first := queue.first()) is not None:
+        order.append(first)
+        queue.serve(1)
+    assert order == works
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 5), st.sampled_from("abc"), st.sampled_from([1, 1, 9]), st.booleans()
+        ),
+        max_size=40,
+    )
+)
+def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
+    works: list[tuple[int, str, int, bool]],
+) -> None:
+    """As `push` and `serve_whole`, whoever waits beside it."""
+    counters = []
+    for at_once in (False, True):
+        queue, pool = FairQueue(), Pool()
+        queue.set_tenant_weight("b", 3.0)
+        for root, tenant, size, waits in works:
+            number = 10 * root + ord(tenant)
+            work = make_work(number, 1 if not waits else size, LengthFile(pool, 30), tenant=tenant)
+            if waits:
+                queue.push(work)
+            elif at_once:
+                queue.serve_at_once(work)
+            else:
+                queue.push(work)
+                queue.serve_whole(work)
+            if not waits:
+                assert work.remaining == 0
+                assert not queue.holds(work)
+        served = {10 * root + ord(tenant) for root, tenant, _, waits in works if not waits}
+        counters.append([queue.statistics(), {root: queue.service(root) for root in served}])
+    assert counters[0] == counters[1]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("tenants", [("t", "t"), ("t", "u")])
+def test_who_is_charged_beside_its_works_is_served_so_much_less(
+    waits: bool, tenants: tuple[str, str]
+) -> None:
+    queue, pool = FairQueue(COSTS), Pool()
+    queue.push(make_work(2, 400, LengthFile(pool), tenant=tenants[1]))
+    if waits:
+        queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
+    queue.charge(1, tenants[0], 1.0, 0.1)
+    queue.pay(tenants[0], 0.1)
+    if not waits:
+        queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
+    served: Counter[int] = Counter()
+    while served[1] < 50:
+        work, cost = serve_first(queue, 10)
+        served[work.root] += round(cost)
+    assert served[1] == 50
+    assert 140 <= served[2] <= 160
+    assert queue.served(1) == pytest.approx(150, rel=0.01)
+    queue.forget_lip(1)
+    queue.forget_lip(2)
+    assert queue.first() is None
+
+
+@pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
+def test_what_is_no_cost_is_charged_to_nobody(cost: float) -> None:
+    queue = FairQueue(COSTS)
+    work = make_work(1, 1, LengthFile(Pool(100)))
+    queue.push(work)
+    with pytest.raises(KernelBug):
+        queue.charge(work.root, work.tenant, 1.0, cost)
+    assert queue.first() is work

@@ -1,0 +1,247 @@
+"""Tokens a minute: a tenant over its rate is slowed down, its LIPs in turn, and nobody else."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_kernel.fairness.rate_limit import Throttle
+from symphony_kernel.kvfs.quotas import UNLIMITED
+from symphony_kernel.platform.clock import VirtualClock
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernel.crashes import DyingRig, with_dying_kernel
+from tests.support.kernel.rig import A, Gateway, Worker, tokens
+from tests.support.worker.guests import DECODE
+from tests.support.worker.rig import TENANT, Rig
+
+RATE = 60  # tokens a minute: one a second
+
+
+class File:
+    """Counts what is given back."""
+
+    def __init__(self) -> None:
+        self.unreserved = 0
+
+    def unreserve(self) -> None:
+        self.unreserved += 1
+
+
+class Pred:
+    """As much of a work as the throttle looks at."""
+
+    def __init__(self, name: str, root: int, count: int = 1, tenant: str = "acme") -> None:
+        self.name, self.root, self.count, self.tenant = name, root, count, tenant
+        self.instance, self.file, self.finished = root, File(), False
+        self.ended: list[Any] = []
+
+    def done(self, result: Any) -> None:
+        self.ended.append(result)
+
+
+class Queue:
+    """A scheduler that notes what comes."""
+
+    def __init__(self) -> None:
+        self.came: list[str] = []
+        self.cancelled: list[str] = []
+        self.forgotten: list[tuple[int, int | None]] = []
+
+    def submit(self, work: Any) -> None:
+        self.came.append(work.name)
+
+    def cancel(self, work: Any) -> None:
+        self.cancelled.append(work.name)
+
+    def forget(self, root: int, instance: int | None = None) -> None:
+        self.forgotten.append((root, instance))
+
+    def charge(self, root: int, tenant: str, weight: float, cost: float) -> None: ...
+
+    def trace(self, root: int) -> None: ...
+
+
+class Stage:
+    """A throttle before a queue, in virtual time."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.queue, self.reached, self.woken = Queue(), [], 0
+        self.throttle: Any = Throttle(self.queue, clock.now, self.reached.append, self._wake)
+
+    reached: list[str]
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def submit(self, *works: Pred) -> None:
+        for work in works:
+            self.throttle.submit(work)
+
+
+def test_without_a_rate_calls_are_the_schedulers_own() -> None:
+    stage = Stage(VirtualClock())
+    assert stage.throttle.submit == stage.queue.submit
+    stage.throttle.limit("acme", RATE)
+    assert stage.throttle.submit != stage.queue.submit
+    assert stage.throttle.left("acme") == [RATE, 0]
+    assert stage.throttle.left("others") is None
+    stage.throttle.limit("acme", UNLIMITED)
+    assert stage.throttle.submit == stage.queue.submit
+
+
+def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
+    clock = VirtualClock()
+
+    async def course() -> None:
+        stage = Stage(clock)
+        stage.throttle.limit("acme", RATE)
+        stage.submit(Pred("large", 1, count=RATE + 2))
+        assert stage.throttle.left("acme") == [0, 3_000]
+        stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
+        stage.submit(Pred("other", 3, tenant="others"))
+        assert stage.throttle.left("acme") == [0, 7_000]
+        assert stage.queue.came == ["large", "other"]
+        assert stage.reached == ["acme"]
+        await asyncio.sleep(3.01)
+        assert stage.queue.came[2:] == ["a0"]
+        await asyncio.sleep(3)
+        assert stage.queue.came[2:] == ["a0", "b0", "a1", "a2"]
+        assert stage.woken > 0
+        # What nobody took meanwhile may be taken at once, a minute's worth at most.
+        await asyncio.sleep(600)
+        assert stage.throttle.left("acme") == [RATE, 0]
+
+    clock.run(course())
+
+
+def test_what_is_held_can_be_cancelled_and_forgotten() -> None:
+    clock = VirtualClock()
+
+    async def course() -> None:
+        stage = Stage(clock)
+        stage.throttle.limit("acme", RATE)
+        stage.submit(Pred("large", 1, count=RATE))
+        gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)
+        stage.submit(gone, lost, kept)
+        stage.throttle.cancel(gone)
+        assert (gone.ended, gone.finished) == ([-Errno.ECANCELED], True)
+        stage.throttle.forget(2)
+        assert (lost.ended, lost.finished, lost.file.unreserved) == ([], True, 1)
+        assert stage.queue.forgotten == [(2, None)]
+        await asyncio.sleep(30)
+        assert stage.queue.came == ["large", "kept"]
+        stage.throttle.cancel(kept)
+        assert stage.queue.cancelled == ["kept"]
+
+    clock.run(course())
+
+
+class Counted(Pred):
+    """Counts who asks how many tokens it has."""
+
+    asked = 0
+
+    @property
+    def count(self) -> int:
+        Counted.asked += 1
+        return 2
+
+    @count.setter
+    def count(self, _: int) -> None: ...
+
+
+def test_what_is_left_is_known_without_a_look_at_what_is_held() -> None:
+    # Each request of an OpenAI route asks it, and a tenant may hold a hundred thousand preds.
+    clock = VirtualClock()
+
+    async def course() -> None:
+        stage = Stage(clock)
+        stage.throttle.limit("acme", RATE)
+        stage.submit(Pred("large", 1, count=RATE))
+        held = [Counted(f"held{i}", i % 3) for i in range(30)]
+        stage.submit(*held)
+        asked = Counted.asked
+        assert stage.throttle.left("acme") == [0, 61_000]
+        assert Counted.asked == asked
+        stage.throttle.cancel(held[0])
+        stage.throttle.forget(1)
+        assert stage.throttle.left("acme") == [0, 39_000]
+        await asyncio.sleep(3600)
+        assert len(stage.queue.came) == 1 + 19
+        assert stage.throttle.left("acme") == [RATE, 0]
+
+    clock.run(course())
+
+
+def test_another_rate_counts_at_once() -> None:
+    clock = VirtualClock()
+
+    async def course() -> None:
+        stage = Stage(clock)
+        stage.throttle.limit("acme", RATE)
+        stage.submit(Pred("large", 1, count=10 * RATE), Pred("held", 1), Pred("more", 1))
+        stage.throttle.limit("acme", 60 * RATE)
+        await asyncio.sleep(10)
+        assert stage.queue.came == ["large", "held", "more"]
+        stage.submit(Pred("much", 1, count=100 * RATE), Pred("last", 1))
+        stage.throttle.limit("acme", UNLIMITED)
+        assert stage.queue.came[3:] == ["much", "last"]
+        stage.throttle.close()
+
+    clock.run(course())
+
+
+def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> None:
+    clock = VirtualClock()
+
+    async def course() -> None:
+        async with Rig(clock=clock) as rig:
+            await rig.gateway.ask("limit_tenant", tenant=TENANT, limits={"tokens_per_minute": RATE})
+            began = clock.now()
+            for _ in range(2):
+                assert (await rig.run(DECODE, bytes([RATE]), seconds=1_000)).status == "exited"
+            assert 60 <= clock.now() - began < 62
+            assert await rig.gateway.ask("tokens_left", tenant=TENANT) == [0, 1_000]
+            found = (await rig.gateway.ask("metrics"))["tenants"][TENANT]
+            assert found["hit:tokens_per_minute"] >= 1
+            await rig.gateway.ask("limit_tenant", tenant=TENANT, limits={"tokens_per_minute": None})
+            assert await rig.gateway.ask("tokens_left", tenant=TENANT) is None
+
+    clock.run(course())
+
+
+def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(tmp_path: Path) -> None:
+    async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
+        own = {"tokens_per_minute": RATE, "kv_names": 7}
+        await gateway.ask("limit_tenant", tenant="t", limits=own)
+        await gateway.register(1, tenant="t")
+        worker.tell(1, Op.KV_CREATE, A)
+        await worker.pred(1, A, tokens(*range(1, RATE + 1)))
+        held = worker.pred(1, A, tokens(1))
+        await asyncio.sleep(0.1)
+        assert not held.done()
+        rig.die(random.Random(0))
+        rig.boot()
+        assert isinstance(await asyncio.wait_for(held, 90), bytes)
+        assert rig.kernel._kvfs.tenant("t").limits.names == 7
+        left = (await gateway.ask("tokens_left", tenant="t")).value
+        assert left is not None
+        assert left[0] < RATE
+
+    with_dying_kernel(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "limits", [[], {"live_runs": 1}, {"kv_names": -1}, {"kv_names": "x"}, {"kv_names": True}]
+)
+def test_what_is_no_limit_of_a_tenant_is_refused(limits: Any) -> None:
+    async def course() -> None:
+        async with Rig() as rig:
+            with pytest.raises(SyscallError) as refused:
+                await rig.gateway.ask("limit_tenant", tenant=TENANT, limits=limits)
+            assert refused.value.errno is Errno.EINVAL
+
+    asyncio.run(course())

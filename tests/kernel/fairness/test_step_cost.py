@@ -1,0 +1,162 @@
+"""What a step takes, learned from the steps that end."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from symphony_kernel.fairness.step_cost import DENSE, ENTRIES, FORMED, TRUNCATED, Load, StepCost
+from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
+from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
+
+from tests.support.kernel.scheduling import LengthFile, Pool, make_work
+
+
+def load(tokens: int, **features: float) -> Load:
+    """Return a load of so many tokens, with features by name."""
+    found = Load()
+    found.tokens = tokens
+    names = {"entries": ENTRIES, "truncated": TRUNCATED, "dense": DENSE, "formed": FORMED}
+    for name, amount in features.items():
+        found.features[names[name]] = amount
+    return found
+
+
+def learned(base: float, token: float, steps: int = 500) -> StepCost:
+    """Return costs of a device whose steps take so many seconds, and so many more a token."""
+    costs = StepCost()
+    for _ in range(steps):
+        costs.learn(load(1), base + token)
+        costs.learn(load(65), base + 65 * token)
+    return costs
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    base=st.floats(1e-4, 0.1),
+    token=st.floats(1e-6, 1e-2),
+    context=st.floats(0.0, 3.0),
+    kind=st.floats(0.0, 40.0),
+    seed=st.integers(0, 1 << 16),
+)
+def test_costs_of_a_linear_device_are_found_from_any_steps(
+    base: float, token: float, context: float, kind: float, seed: int
+) -> None:
+    """Rows of a kind that costs 40 times a plain one are among them, and long contexts."""
+    dice, costs = random.Random(seed), StepCost()
+
+    def draw() -> tuple[Load, float]:
+        tokens = dice.choice([1, 2, 3, 5, 16, 40, 100, 256, 500])
+        entries, places = dice.choice([0.0, 0.1, 8.0]) * tokens, dice.randint(0, min(tokens, 20))
+        seconds = base + token * tokens + token * (context * entries + kind * places)
+        return load(tokens, entries=entries, truncated=float(places)), seconds
+
+    for _ in range(600):
+        costs.learn(*draw())
+    for _ in range(50):
+        one, seconds = draw()
+        assert costs.seconds(one) == pytest.approx(seconds, rel=0.35)
+
+
+def test_a_step_that_takes_longer_than_before_is_believed_within_a_few() -> None:
+    costs = learned(base=0.010, token=0.001)
+    for _ in range(6):
+        costs.learn(load(1), 0.050)
+    assert costs.base(1) == pytest.approx(0.050, rel=0.2)
+
+
+def test_a_single_step_that_was_held_up_changes_little() -> None:
+    costs = learned(base=0.010, token=0.001)
+    costs.learn(load(1), 5.0)
+    assert costs.base(1) < 0.033
+
+
+def test_steps_smaller_than_any_that_were_seen_are_taken_for_short() -> None:
+    """Were they taken for long, none would run, and their cost would never be learned."""
+    costs = StepCost()
+    costs.learn(load(256), 0.256)
+    assert costs.base(2) <= 0.256 / 10
+    assert costs.base(1024) > 0.256
+
+
+def test_what_the_host_adds_is_told_apart() -> None:
+    costs = StepCost()
+    for _ in range(300):
+        costs.learn(load(2), 0.001)
+        costs.learn(load(2, formed=1.0), 0.0015)
+    assert costs.host_seconds == pytest.approx(0.0005, rel=0.1)
+    assert costs.base(2) == pytest.approx(0.001, rel=0.1)
+
+
+def test_a_row_is_charged_by_what_it_asks() -> None:
+    costs, pool = StepCost(), Pool()
+    for _ in range(300):
+        costs.learn(load(16), 0.016)
+        costs.learn(load(16, dense=16.0), 0.480)
+    plain, dense = (
+        make_work(1, 1, LengthFile(pool), options=PredOptions(get=get))
+        for get in (Get.ARGMAX, Get.LOGITS)
+    )
+    assert costs.cost(dense, 1) / costs.cost(plain, 1) == pytest.approx(30, rel=0.2)
+
+
+def test_chunks_cost_what_the_whole_does() -> None:
+    costs, pool = StepCost(), Pool()
+    near, far = (make_work(1, 1, LengthFile(pool, length)) for length in (0, 10_000))
+    assert costs.cost(far, 1) > 1.5 * costs.cost(near, 1)
+    prompt = make_work(1, 100, LengthFile(pool, 1000))
+    whole = costs.cost(prompt, 100)
+    prompt.placed = 40
+    rest = costs.cost(prompt, 60)
+    prompt.placed = 0
+    assert costs.cost(prompt, 40) + rest == pytest.approx(whole)
+
+
+def test_kinds_of_rows_are_told_apart() -> None:
+    found, pool = Load(), Pool()
+    sampling = Sampling(top_k=40)
+    options = PredOptions(get=Get.SAMPLE, sampling=sampling, logprobs=3, at="all")
+    found.add(make_work(1, 9, LengthFile(pool, 100), options=options), 0, 9)
+    assert found.tokens == 9
+    assert found.features[TRUNCATED] == 9.0
+    assert found.features[ENTRIES] == 0.0
+
+
+# -- Prompts beside decodes of one tenant ----------------------------------------------------------
+def test_a_prompt_gets_what_is_left_of_the_time() -> None:
+    costs = learned(base=0.010, token=0.001)
+    assert costs.prompt_tokens(1, 0.100, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS) in range(
+        65, 85
+    )
+    assert costs.prompt_tokens(1, 0.050, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS) in range(
+        29, 37
+    )
+
+
+def test_where_decodes_take_all_of_it_a_prompt_goes_on_at_any_cost() -> None:
+    for token in (0.0, 1e-320, 0.001):
+        costs = learned(base=0.3, token=token)
+        found = costs.prompt_tokens(1, 0.2, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS)
+        assert found == PREFILL_TOKENS_MIN
+    cheap = learned(base=0.01, token=0.0)
+    found = cheap.prompt_tokens(1, 0.2, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS)
+    assert found <= 2 * 65, "no more than twice what was tried"
+
+
+def test_while_nothing_is_known_it_gets_a_quantum() -> None:
+    found = StepCost().prompt_tokens(4, 0.2, PREFILL_TOKENS_MIN, PREFILL_QUANTUM_TOKENS)
+    assert found == PREFILL_QUANTUM_TOKENS
+
+
+def test_times_below_zero_do_not_spoil_what_was_learned() -> None:
+    """As they once did: to no number, which a LIP was charged, and then no work was ever first."""
+    costs = learned(base=0.010, token=0.001)
+    for _ in range(2_000):
+        costs.learn(load(1), -1e-6)
+        costs.learn(load(65), 0.080)
+    assert 0.0 < costs.token_seconds <= 0.080 / 64
+    before = costs.base(1), costs.base(65)
+    for strange in (float("nan"), float("inf"), float("-inf")):
+        costs.learn(load(1), strange)
+        costs.learn(load(65), strange)
+    assert (costs.base(1), costs.base(65)) == before

@@ -1,0 +1,45 @@
+"""The checker's process: what it has given up before a stranger's text comes."""
+
+import os
+from pathlib import Path
+
+import pytest
+from symphony_kernel.grammar import checker
+from symphony_kernel.grammar.checker import Checker
+from symphony_kernel.grammar.compiler import STACK_BYTES
+from symphony_kernel.grammar.source import GrammarError, Kind, make_tokenizer
+from symphony_kernel.protocol.errno import Errno
+
+from tests.support.kernel.constrained import EOS, assets
+
+
+def test_what_would_take_the_kernel_long_does_not_get_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer = make_tokenizer(assets().tokenizer_json, 4_096, (EOS,))
+    assert checker._compiled(tokenizer, Kind.REGEX, "a+")
+    monkeypatch.setattr(checker, "CONSTRAINT_BUILD_MS_MAX", 0.0)
+    with pytest.raises(GrammarError) as raised:
+        checker._compiled(tokenizer, Kind.REGEX, "a+")
+    assert raised.value.errno is Errno.EFBIG
+
+
+def test_it_has_little_to_break_things_with() -> None:
+    mine = Checker(assets().tokenizer_json, 4_096, (EOS,))
+    try:
+        assert mine.check(Kind.REGEX, "a+")[0] == 0
+        assert mine._child is not None
+        about = Path(f"/proc/{mine._child.pid}")
+        limits = {}
+        for line in (about / "limits").read_text().splitlines()[1:]:
+            limits[line[:26].strip()] = line[26:].split()[:2]
+        status = dict(line.split(":\t", 1) for line in (about / "status").read_text().splitlines())
+        niceness = os.getpriority(os.PRIO_PROCESS, mine._child.pid)
+    finally:
+        mine.close()
+    assert niceness == min(os.getpriority(os.PRIO_PROCESS, 0) + 10, 19)  # the kernel goes first
+    assert limits["Max file size"] == limits["Max core file size"] == ["0", "0"]
+    assert int(limits["Max open files"][1]) <= 64
+    # What passes here must not break the kernel.
+    assert 2 * int(limits["Max stack size"][1]) <= STACK_BYTES
+    assert status["NoNewPrivs"] == "1"

@@ -1,0 +1,111 @@
+"""The boot: which kernel comes of which journal, and what the operator hears."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from symphony_kernel.__main__ import revive
+from symphony_kernel.config import Configuration
+from symphony_kernel.executor.simulated import SimulatedExecutor
+from symphony_kernel.journal.recorder import Recorder
+from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.platform.clock import RealClock
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.sessions import SessionState
+
+from tests.support.kernel.rig import ASSETS
+
+
+def configuration(folder: Path, **given: object) -> Configuration:
+    kernel = {"socket": Path("none"), "secrets": {"gateway": b"s"}, "journal": folder, **given}
+    return Configuration(**kernel)  # type: ignore[arg-type]
+
+
+def make() -> Kernel:
+    clock = RealClock()
+    return Kernel(SimulatedExecutor(clock, 64), describe(ASSETS), clock)
+
+
+def lives(test: Callable[[], None]) -> None:
+    async def main() -> None:
+        test()
+
+    asyncio.run(main())
+
+
+def live(settings: Configuration) -> int:
+    """Boot, let an instance more live, and die; return how many lived before."""
+    kernel = revive(settings, make)
+    before: int = kernel.statistics()["instances"]
+    port = kernel.port("w")
+    if port is None:
+        kernel.enter(kernel.session(SessionState(b"w" * 16), "w"), "w")
+        kernel.enter(kernel.session(SessionState(b"g" * 16), "gateway"), "gateway")
+    gateway = kernel.port("gateway")
+    assert gateway is not None
+    gateway.on_frame(m.encode(m.Register(1, secrets.randbits(40), "t", "w", 0, 0, {})))
+    assert kernel.statistics()["instances"] == before + 1
+    if kernel.scribe is not None:
+        kernel.scribe.abandon()
+    return before
+
+
+def test_kernels_go_on_from_each_other(tmp_path: Path) -> None:
+    def test() -> None:
+        assert [live(configuration(tmp_path)) for _ in range(4)] == [0, 1, 2, 3]
+
+    lives(test)
+
+
+def test_without_a_journal_each_begins_anew() -> None:
+    def test() -> None:
+        settings = configuration(Path("none"), journal=None)
+        assert [live(settings) for _ in range(2)] == [0, 0]
+
+    lives(test)
+
+
+@pytest.mark.parametrize("other", [{"dtype": "bf16"}, {"model": "other"}, {"quantize": "int8"}])
+def test_a_journal_of_other_settings_is_refused_loudly(
+    tmp_path: Path, other: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def test() -> None:
+        assert live(configuration(tmp_path)) == 0
+        assert live(configuration(tmp_path, **other)) == 0
+        assert "SET ASIDE" in caplog.text
+        assert live(configuration(tmp_path, **other)) == 1
+
+    with caplog.at_level(logging.ERROR):
+        lives(test)
+
+
+def test_one_that_leads_nowhere_is_set_aside_and_the_kernel_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def test() -> None:
+        assert live(configuration(tmp_path)) == 0
+        kernel = revive(configuration(tmp_path), make)
+        assert isinstance(kernel.scribe, Recorder)
+        kernel.scribe.done(77, 0)
+        kernel.scribe.commit()
+        kernel.scribe.abandon()
+        assert live(configuration(tmp_path)) == 0
+        assert "does not lead anywhere" in caplog.text
+        assert (tmp_path / "aside").exists()
+        assert live(configuration(tmp_path)) == 1
+
+    lives(test)
+
+
+def test_a_directory_that_cannot_be_used_is_told_and_the_kernel_runs_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def test() -> None:
+        (tmp_path / "file").write_text("no directory")
+        assert [live(configuration(tmp_path / "file")) for _ in range(2)] == [0, 0]
+        assert "THERE IS NO JOURNAL" in caplog.text
+
+    lives(test)

@@ -1,0 +1,160 @@
+"""Texts under constraints when the kernel dies: nobody notices, since they follow from tokens."""
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jsonschema
+import numpy as np
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.grammar.matcher import Guide
+from symphony_kernel.grammar.source import Kind
+from symphony_kernel.journal.snapshot import Imager, Kept
+from symphony_kernel.journal.snapshot_classes import MANY
+from symphony_kernel.kernel import Kernel, describe
+from symphony_kernel.platform.clock import RealClock
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernel.constrained import (
+    JSON_SCHEMA,
+    PERSON,
+    PROMPT,
+    REGEX,
+    assets,
+    constraint,
+    sampled,
+    schema,
+    text_of,
+)
+from tests.support.kernel.crashes import DyingRig, differences
+from tests.support.kernel.grammars import Text, drawn, grammar_of, make_vocabulary, masked
+from tests.support.kernel.grammars import constraint as compiled
+from tests.support.kernel.rig import A, B, Gateway, Worker, ids, options, tokens
+
+T = TypeVar("T")
+STEP = CostModel(fixed_us=2_000)  # so that there is time to die in
+
+
+class SpeakingRig(DyingRig):
+    """Its model has a tokenizer, and its time is real."""
+
+    def make(self) -> Kernel:
+        clock = RealClock()
+        device = SimulatedExecutor(clock, 256, assets().model, STEP, hashed=True)
+        return Kernel(device, describe(assets()), clock)
+
+    async def die_now(self, chance: random.Random) -> None:
+        dead = self.kernel
+        self.die(chance)
+        dead.constraints.end()  # a process's end would do that
+        await asyncio.sleep(chance.choice([0.0, 0.02]))
+        self.boot()
+
+
+def with_dying(
+    folder: Path, test: Callable[[SpeakingRig, Gateway, Worker], Coroutine[Any, Any, T]]
+) -> T:
+    async def main() -> T:
+        rig = SpeakingRig(RealClock(), folder, log_bytes=20_000)  # type: ignore[arg-type]
+        gateway, worker = await rig.join()
+        try:
+            return await test(rig, gateway, worker)
+        finally:
+            await rig.close()
+
+    return asyncio.run(main())
+
+
+async def course(worker: Worker) -> list[Any]:
+    """A generation, a loop of preds that forks, and texts that are compiled meanwhile."""
+    person = await constraint(worker, JSON_SCHEMA, schema(PERSON))
+    made = worker.generate(1, A, PROMPT, max=120, constraint=person, get=sampled(3))
+    worker.tell(1, Op.KV_CREATE, B)
+    digits = await constraint(worker, REGEX, b"([a-f][0-9]){12}")
+    assert await worker.call(1, Op.CONSTRAINT_CLOSE, person) == 0
+    first, found = PROMPT, []
+    for _ in range(8):
+        packed = options(constraint=digits, get=sampled(5))
+        (token,) = ids(await worker.pred(1, B, first, packed))
+        found.append(token)
+        first = tokens(token)
+    worker.tell(1, Op.KV_FORK, B + 1, B)
+    rest = worker.generate(1, B + 1, first, max=60, constraint=digits, get=sampled(6))
+    assert await rest.end == b""
+    assert await made.end == b""
+    return [made.ids, found + rest.ids]
+
+
+def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
+    async def undisturbed(_: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        return await course(worker)
+
+    async def dying(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
+        chance = random.Random(7)
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        running = asyncio.ensure_future(course(worker))
+        for _ in range(6):
+            await asyncio.wait({running}, timeout=chance.random() / 5)
+            await rig.die_now(chance)
+        found = await running
+        assert not any(peer.lost for peer in rig.peers)
+        await gateway.check_integrity()
+        return found
+
+    wanted = with_dying(tmp_path / "twin", undisturbed)
+    jsonschema.validate(json.loads(text_of(wanted[0])), PERSON)
+    assert with_dying(tmp_path / "dying", dying) == wanted
+
+
+def test_the_journal_says_where_each_text_begins(tmp_path: Path) -> None:
+    async def test(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> None:
+        await gateway.register(1)
+        worker.tell(1, Op.KV_CREATE, A)
+        await course(worker)
+        asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
+        worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
+        await worker.call(1, Op.KV_LEN, B)
+        assert not differences(rig.recovered_image(), rig.image())
+        assert await asked == 3
+
+    with_dying(tmp_path, test)
+
+
+@dataclass(slots=True)
+class Root:
+    guide: Guide | None = None
+
+
+def test_a_text_by_masks_that_were_known_goes_on_from_its_tokens_alone() -> None:
+    pattern, vocabulary = "([a-f][0-9]){12}", make_vocabulary()
+    made = compiled(vocabulary, Kind.REGEX, pattern)
+    text = drawn(made, 3)  # whatever comes in its states is known from now on
+    file = Text([])
+    guide = Guide(made, file, 1, kept=False)
+    guide.tell(np.empty(0, np.uint32))
+    entries = [7, *text]
+    half = len(text) // 2
+    for n in range(half):
+        masked(guide, n, [entries[n]])
+    grammar = grammar_of(made)
+    assert grammar.era is not None
+    before = grammar.era.masks
+    file.ids = entries[:half]
+
+    root, classes = Root(), (*MANY, Kept(Root), Kept(Text))
+    image = Imager(classes, {"root": Root(guide)}, {}).write()
+    Imager(classes, {"root": root}, {}).read(image)
+    again = root.guide
+    assert again is not None
+    again.constraint.grammar = compiled(vocabulary, Kind.REGEX, pattern).grammar  # another process
+    again.tell(np.array(entries[half : half + 1], np.uint32))
+    for n in range(half, len(text)):
+        assert np.array_equal(masked(again, n, [entries[n]]), masked(guide, n, [entries[n]]))
+    assert grammar.era.masks == before, "who did not die went by masks that were known"

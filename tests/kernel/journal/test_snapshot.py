@@ -1,0 +1,149 @@
+"""Images: the same graph in another process, or no image at all."""
+
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from symphony_kernel.journal.snapshot import ImageError, Imager, Kept
+from symphony_kernel.protocol.errno import Errno, KernelBug
+
+
+class Slotted:
+    __slots__ = ("later", "name", "next")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.next: Slotted | None = None
+        self.later: int
+
+    def greet(self, other: str) -> str:
+        return f"{self.name} greets {other}"
+
+
+@dataclass(slots=True, eq=False)
+class Root:
+    values: Any = None
+    counter: int = 0
+    listener: Any = None
+    scratch: list[int] = field(default_factory=list)
+
+
+class Loose:
+    def __init__(self) -> None:
+        self.a, self.cache = 1, {"x": 1}
+
+
+CLASSES = (
+    Kept(Slotted),
+    Kept(Root, {"listener": lambda: None}),
+    Kept(Loose, {"cache": dict}),
+    Kept(Errno),
+)
+NOTHING = object()
+
+
+def copy(values: Any) -> Any:
+    """Return what another process would have."""
+    image = Imager(CLASSES, {"root": Root(values)}, {"nothing": NOTHING}).write()
+    other = Root(listener="mine")
+    Imager(CLASSES, {"root": other}, {"nothing": NOTHING}).read(image)
+    assert other.listener == "mine"
+    return other.values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, -1, 1 << 63, 0.1, "text", b"bytes", (), (1, (2,)), [1, [2]], {"a": {1: 2}},
+        {1, 2}, frozenset({3}), deque([1, 2]), bytearray(b"x"), Counter({"a": 2}), Errno.EIO,
+        OrderedDict([("b", 1), ("a", 2)]), {(1, 2): [3]}, Path("some/where"),
+    ],
+)  # fmt: skip
+def test_values_are_what_they_were_with_their_types(value: Any) -> None:
+    made = copy(value)
+    assert made == value
+    assert type(made) is type(value)
+    assert list(made) == list(value) if isinstance(value, dict) else True
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(7, dtype=np.int32),
+        np.zeros((3, 0), np.float32),
+        np.arange(12.0).reshape(3, 4).T,
+        np.zeros(100_000, np.uint32),
+        np.concatenate((np.arange(50_000), np.full(50_000, -1))).astype(np.int32),
+        np.arange(100_000).reshape(100, 1000),
+        np.eye(5, dtype=np.bool_),
+    ],
+)
+def test_arrays_are_kept_and_can_be_written(array: Any) -> None:
+    made = copy([array])[0]
+    assert made.dtype == array.dtype
+    assert np.array_equal(made, array)
+    made[...] = 0
+
+
+def test_an_even_end_of_a_large_array_is_not_written() -> None:
+    root = Root(np.zeros(1 << 20, np.int64))
+    root.values[5] = 1
+    assert len(Imager(CLASSES, {"root": root}, {}).write()) < 1000
+
+
+def test_objects_are_the_same_ones_wherever_they_stand_and_in_circles() -> None:
+    one, two = Slotted("one"), Slotted("two")
+    one.next, two.next = two, one
+    made = copy([one, two, {one: two}, NOTHING])
+    assert made[0].next is made[1]
+    assert made[1].next is made[0]
+    assert made[2][made[0]] is made[1]
+    assert made[3] is NOTHING
+    assert not hasattr(made[0], "later")
+
+
+def test_a_chain_of_any_length() -> None:
+    first = last = Slotted("0")
+    for n in range(20_000):
+        last.next = Slotted(str(n))
+        last = last.next
+    made, count = copy(first), 0
+    while made is not None:
+        made, count = made.next, count + 1
+    assert count == 20_001
+
+
+def test_code_is_kept_by_name() -> None:
+    greet = copy(partial(Slotted("I").greet, "you"))
+    assert greet() == "I greets you"
+
+
+def test_what_is_made_anew() -> None:
+    loose = Loose()
+    loose.a, loose.cache = 5, {"y": 2}
+    made = copy(loose)
+    assert (made.a, made.cache) == (5, {})
+
+
+@pytest.mark.parametrize("value", [object(), lambda: None, {1: print}, partial(print, end="")])
+def test_what_was_not_declared_is_a_fault(value: Any) -> None:
+    with pytest.raises(KernelBug):
+        copy(value)
+
+
+def test_an_image_of_something_else_is_refused() -> None:
+    image = Imager(CLASSES, {"root": Root([Slotted("x")])}, {}).write()
+    for classes, roots in (
+        (CLASSES[1:], {"root": Root()}),
+        (CLASSES, {"other": Root()}),
+        ((Kept(Slotted, {"name": str}), *CLASSES[1:]), {"root": Root()}),
+    ):
+        with pytest.raises(ImageError):
+            Imager(classes, roots, {}).read(image)
+    for damaged in (b"", b"\xc0", image[:-5], b"\x93\x07" + image[2:]):
+        with pytest.raises(ImageError):
+            Imager(CLASSES, {"root": Root()}, {}).read(damaged)

@@ -1,0 +1,258 @@
+"""Files: sharing, copy-on-write, room that is reserved, and the copies asked of the executor."""
+
+import numpy as np
+import pytest
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.tiers.page_transfers import group_copies
+from symphony_kernel.protocol.errno import Errno, SyscallError
+
+from tests.support.kernel.page_device import extend, make_account, make_kvfs, take_copies
+
+PAGES = 16
+
+
+@pytest.fixture
+def kvfs() -> KVFS:
+    return make_kvfs(PAGES)
+
+
+@pytest.fixture
+def account(kvfs: KVFS) -> Account:
+    return make_account(kvfs)
+
+
+def filled(kvfs: KVFS, account: Account, length: int) -> KVFile:
+    file = kvfs.create("t", account)
+    if length:
+        extend(file, *range(100, 100 + length))
+    return file
+
+
+def close_all(kvfs: KVFS, *files: KVFile) -> None:
+    for file in files:
+        kvfs.release(file)
+    kvfs.check_integrity({})
+    assert kvfs.pool.free == PAGES
+
+
+def test_a_fork_shares_every_page_until_one_side_writes(kvfs: KVFS, account: Account) -> None:
+    parent = filled(kvfs, account, 21)
+    child = kvfs.fork(parent, account)
+    assert child.pages.tolist() == parent.pages.tolist()
+    assert kvfs.pool.free == PAGES - 2
+    last = parent.pages[1]
+    extend(child, 7)
+    assert parent.pages[1] == last
+    assert child.pages[0] == parent.pages[0]
+    assert child.pages[1] != last
+    (group,) = take_copies(kvfs)
+    assert group.tolist() == [
+        [last * 16 + i for i in range(5)],
+        [child.pages[1] * 16 + i for i in range(5)],
+    ]
+    close_all(kvfs, parent, child)
+
+
+def test_the_last_holder_of_a_page_writes_in_place(kvfs: KVFS, account: Account) -> None:
+    parent = filled(kvfs, account, 21)
+    child = kvfs.fork(parent, account)
+    extend(parent, 7)
+    take_copies(kvfs)
+    table = child.pages.tolist()
+    extend(child, 8)
+    assert child.pages.tolist() == table
+    assert take_copies(kvfs) == []
+    assert parent.tokens.tolist() == [*range(100, 121), 7]
+    assert child.tokens.tolist() == [*range(100, 121), 8]
+    close_all(kvfs, parent, child)
+
+
+def test_a_file_that_ends_with_a_page_copies_nothing(kvfs: KVFS, account: Account) -> None:
+    parent = filled(kvfs, account, 32)
+    child = kvfs.fork(parent, account)
+    extend(child, 1)
+    assert take_copies(kvfs) == []
+    close_all(kvfs, parent, child)
+
+
+@pytest.mark.parametrize(("length", "n", "needed"), [(0, 1, 1), (15, 1, 0), (16, 1, 1), (5, 28, 2)])
+def test_room_costs_what_it_was_said_to_cost(
+    kvfs: KVFS, account: Account, length: int, n: int, needed: int
+) -> None:
+    file = filled(kvfs, account, length)
+    free = kvfs.pool.free
+    assert file.pages_needed(n) == needed
+    file.reserve(n)
+    assert kvfs.pool.free == free - needed
+    file.reserve(n)
+    assert kvfs.pool.free == free - needed
+    assert len(file.block_table(length + n)) == len(file.pages)
+    file.unreserve()
+    assert kvfs.pool.free == free
+    assert file.length == length
+    close_all(kvfs, file)
+
+
+def test_a_shared_partial_page_counts_as_room(kvfs: KVFS, account: Account) -> None:
+    parent = filled(kvfs, account, 5)
+    child = kvfs.fork(parent, account)
+    assert child.pages_needed(0) == 0
+    assert child.pages_needed(1) == 1
+    assert child.pages_needed(12) == 2
+    close_all(kvfs, parent, child)
+
+
+def test_without_pages_nothing_changes(kvfs: KVFS, account: Account) -> None:
+    parent = filled(kvfs, account, 16 * (PAGES - 1) - 3)
+    child = kvfs.fork(parent, account)
+    before = child.pages.tolist()
+    with pytest.raises(SyscallError) as caught:
+        child.reserve(20)
+    assert caught.value.errno is Errno.ENOMEM
+    with pytest.raises(SyscallError):
+        child.append(parent, np.arange(40) + 1)
+    assert child.pages.tolist() == before
+    assert kvfs.pool.free == 1
+    assert take_copies(kvfs) == []
+    close_all(kvfs, parent, child)
+
+
+def test_a_quota_holds_for_an_instance_and_all_above_it(kvfs: KVFS) -> None:
+    run = make_account(kvfs, pages=3)
+    instance = kvfs.ledger.open("child", run, 100, 1 << 20)
+    file, other = kvfs.create("t", run), kvfs.create("t", instance)
+    extend(file, *range(32))
+    extend(other, *range(16))
+    with pytest.raises(SyscallError) as caught:
+        other.reserve(1)
+    assert caught.value.errno is Errno.EDQUOT
+    file.truncate(16)
+    other.reserve(1)
+    close_all(kvfs, file, other)
+
+
+def test_a_limit_of_entries_is_exact(kvfs: KVFS) -> None:
+    account = make_account(kvfs, pages=1, entries=10)
+    file = kvfs.create("t", account)
+    file.reserve(10)
+    with pytest.raises(SyscallError) as caught:
+        file.reserve(11)
+    assert caught.value.errno is Errno.EDQUOT
+    close_all(kvfs, file)
+
+
+def test_truncating_what_is_shared_leaves_the_other_side(kvfs: KVFS, account: Account) -> None:
+    parent = filled(kvfs, account, 40)
+    child = kvfs.fork(parent, account)
+    child.truncate(20)
+    extend(child, 1, 2)
+    assert parent.tokens.tolist() == list(range(100, 140))
+    assert child.tokens.tolist() == [*range(100, 120), 1, 2]
+    child.truncate(0)
+    assert len(child.pages) == 0
+    close_all(kvfs, parent, child)
+
+
+def test_append_shares_pages_that_line_up(kvfs: KVFS, account: Account) -> None:
+    source, target = filled(kvfs, account, 40), filled(kvfs, account, 16)
+    free = kvfs.pool.free
+    target.append(source, np.arange(16, 40))
+    assert kvfs.pool.free == free
+    assert target.pages[1:].tolist() == source.pages[1:].tolist()
+    assert take_copies(kvfs) == []
+    assert target.tokens.tolist() == [*range(100, 116), *range(116, 140)]
+    close_all(kvfs, source, target)
+
+
+def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: Account) -> None:
+    source, target = filled(kvfs, account, 40), filled(kvfs, account, 3)
+    target.append(source, np.arange(10, 35))
+    (group,) = take_copies(kvfs)
+    assert group.shape == (2, 25)
+    assert target.tokens.tolist() == [100, 101, 102, *range(110, 135)]
+    assert target.positions.tolist() == [0, 1, 2, *range(10, 35)]
+    close_all(kvfs, source, target)
+
+
+def test_append_fills_the_last_page_and_shares_the_rest(kvfs: KVFS, account: Account) -> None:
+    source, target = filled(kvfs, account, 48), filled(kvfs, account, 5)
+    target.append(source, np.arange(5, 48))
+    (group,) = take_copies(kvfs)
+    assert group.shape == (2, 11)
+    assert target.pages[1:].tolist() == source.pages[1:].tolist()
+    close_all(kvfs, source, target)
+
+
+def test_append_takes_ranges_in_any_order_and_twice(kvfs: KVFS, account: Account) -> None:
+    source, target = filled(kvfs, account, 40), kvfs.create("t", account)
+    target.append(source, np.concatenate([np.arange(16, 32), np.arange(0, 20), [39, 39]]))
+    assert target.pages[0] == source.pages[1]
+    assert target.pages[1] == source.pages[0]
+    assert target.tokens.tolist() == [*range(116, 132), *range(100, 120), 139, 139]
+    close_all(kvfs, source, target)
+
+
+def test_a_file_appends_itself(kvfs: KVFS, account: Account) -> None:
+    file = filled(kvfs, account, 32)
+    file.append(file, np.arange(0, 32))
+    assert file.pages.tolist()[:2] == file.pages.tolist()[2:]
+    assert kvfs.pool.free == PAGES - 2
+    file.truncate(24)
+    extend(file, 1)
+    assert file.tokens.tolist() == [*range(100, 124), 1]
+    close_all(kvfs, file)
+
+
+def test_a_step_that_was_cancelled_keeps_its_own_table(kvfs: KVFS, account: Account) -> None:
+    file, other = filled(kvfs, account, 16), filled(kvfs, account, 32)
+    file.reserve(32)
+    table = file.block_table(48)
+    promised = table.tolist()
+    file.unreserve()
+    file.append(other, np.arange(0, 32))
+    assert file.pages.tolist() != promised
+    assert table.tolist() == promised
+    close_all(kvfs, file, other)
+
+
+def test_a_replaced_page_does_not_show_in_a_table_given_out(kvfs: KVFS, account: Account) -> None:
+    file = filled(kvfs, account, 5)
+    table = file.block_table(5)
+    promised = table.tolist()
+    child = kvfs.fork(file, account)
+    file.reserve(1)
+    assert file.pages.tolist() != promised
+    assert table.tolist() == promised
+    close_all(kvfs, file, child)
+
+
+def slots(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(values, np.int64)
+
+
+def test_copies_that_do_not_depend_on_each_other_are_one_group() -> None:
+    groups = group_copies([(slots(1, 2), slots(11, 12)), (slots(1), slots(13))])
+    assert [group.tolist() for group in groups] == [[[1, 2, 1], [11, 12, 13]]]
+    assert group_copies([]) == []
+
+
+@pytest.mark.parametrize("second", [(slots(11), slots(20)), (slots(5), slots(12))])
+def test_a_copy_of_or_over_a_copy_comes_after_it(
+    second: tuple[np.ndarray[tuple[int], np.dtype[np.int64]], ...],
+) -> None:
+    first = (slots(1, 2), slots(11, 12))
+    third = (slots(7), slots(30))
+    groups = group_copies([first, (second[0], second[1]), third])
+    assert [group.shape[1] for group in groups] == [2, 2]
+
+
+def test_a_source_that_is_overwritten_later_stays_in_one_order() -> None:
+    """A page is freed and used again while copies from it are pending."""
+    store = np.arange(40)
+    for sources, destinations in group_copies(
+        [(slots(1), slots(11)), (slots(2), slots(1)), (slots(1), slots(12))]
+    ):
+        store[destinations] = store[sources]
+    assert store[[11, 1, 12]].tolist() == [1, 2, 2]

@@ -1,0 +1,100 @@
+"""Where pages may be: how much room there is by default, and what moves are measured to cost."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.quotas import UNLIMITED
+from symphony_kernel.kvfs.tiers.config import (
+    Places,
+    available_memory,
+    measure_moves,
+    open_disk,
+    pages_of,
+    places_for,
+)
+from symphony_kernel.platform.clock import VirtualClock
+from symphony_kernel.protocol.limits import HOST_POOL_MEMORY_SHARE, TOKENS_PAGES_MAX
+
+FRAMES = 64
+
+
+def executor(clock: VirtualClock | None = None, **costs: float) -> SimulatedExecutor:
+    return SimulatedExecutor(clock or VirtualClock(), FRAMES, costs=CostModel(**costs))
+
+
+def test_the_host_has_as_much_room_as_the_device() -> None:
+    places = places_for(executor(), None, available=lambda: 1 << 40)
+    assert (places.host_slots, places.disk_slots) == (FRAMES, 0)
+    assert places.pages(FRAMES) == 4 * FRAMES
+
+
+def test_but_no_more_than_a_share_of_the_memory_that_is_left() -> None:
+    page = executor().layout.page_bytes
+    left = 10 * page / HOST_POOL_MEMORY_SHARE
+    places = places_for(executor(), None, available=lambda: int(FRAMES * page + left))
+    assert places.host_slots == 10
+    assert places_for(executor(), None, available=lambda: page).host_slots == 0
+    assert places.pages(FRAMES) == 4 * FRAMES, "the same pages, however much memory there was"
+
+
+def test_an_operator_says_how_much(tmp_path: Path) -> None:
+    places = places_for(executor(), 100 * 16 + 5, 300 * 16, tmp_path)
+    assert (places.host_slots, places.disk_slots) == (100, 300)
+    assert places.pages(FRAMES) == FRAMES + 400
+    assert places_for(executor(), 0, 300 * 16, tmp_path).disk_slots == 0
+    assert (pages_of(None), pages_of(33)) == (UNLIMITED, 2)
+
+
+def test_the_disk_tier_takes_at_most_half_of_the_disk_s_budget(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = executor().layout.page_bytes
+    most = 600 * page
+    enough = places_for(executor(), 100 * 16, 300 * 16, tmp_path, disk_bytes_max=most)
+    assert (enough.disk_slots, caplog.records) == (300, [])
+    less = places_for(executor(), 100 * 16, 301 * 16, tmp_path, disk_bytes_max=most)
+    assert less.disk_slots == 300
+    assert f"disk_bytes_max ({most})" in caplog.text
+
+
+def test_there_are_not_too_many_pages() -> None:
+    assert Places(pages_a_frame=4).pages(1 << 20) == (1 << 20) + TOKENS_PAGES_MAX
+    assert Places().pages(8) == 8
+    assert available_memory() > 1 << 20
+
+
+def test_what_a_move_costs_is_measured_and_changes_nothing() -> None:
+    clock = VirtualClock()
+    device = executor(clock, page_move_us=7)
+    device.open_host(32)
+
+    async def main() -> None:
+        kvfs = KVFS(FRAMES, clock.now, places=Places(host_slots=32))
+        before = await device.read_frames(np.arange(FRAMES, dtype=np.int32))
+        await measure_moves(kvfs.tiers, device)
+        assert kvfs.tiers.cost.page_seconds == pytest.approx(7e-6)
+        after = await device.read_frames(np.arange(FRAMES, dtype=np.int32))
+        np.testing.assert_array_equal(before, after)
+        kvfs.check_integrity({})
+
+    clock.run(main())
+
+
+def test_the_disk_tier_is_a_file_that_has_no_name(tmp_path: Path) -> None:
+    async def main() -> None:
+        device = executor()
+        device.open_host(16)
+        places = Places(host_slots=16, disk_slots=8, disk_directory=tmp_path)
+        kvfs = KVFS(FRAMES, lambda: 0.0, places=places)
+        open_disk(kvfs, device, places)
+        assert kvfs.tiers.spilling.slots == 8
+        kvfs.tiers.spilling.close()
+        with pytest.raises(OSError, match="No such"):
+            open_disk(kvfs, device, Places(16, 8, tmp_path / "away"))
+
+    asyncio.run(main())
+    assert list(tmp_path.iterdir()) == []

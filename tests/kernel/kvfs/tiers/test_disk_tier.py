@@ -1,0 +1,101 @@
+"""A kernel whose pages go on to disk: everybody ends, with the same output."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.disk_file import Spill
+from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
+from symphony_kernel.kvfs.tiers.tiers import Tier
+
+from tests.support.kernel.rig import ANY_MS, A, Rig, decode, ids, start, tokens, with_kernel
+
+T = TypeVar("T")
+FRAMES, HOST_SLOTS, DISK_SLOTS = 44, 64, 512
+LIPS = 20
+
+
+class SlowRunner:
+    """Does each work after some virtual time, one after the other."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+        self.fails = False
+
+    def start(self, work: Callable[[], T]) -> Outcome[T]:
+        outcome: Outcome[T] = Outcome()
+        loop = asyncio.get_running_loop()
+        self.free_at = max(self.free_at, loop.time()) + 0.003
+
+        def do() -> None:
+            if self.fails:
+                outcome.fail(OSError("worn out"))
+            else:
+                outcome.finish(work())
+
+        loop.call_at(self.free_at, do)
+        return outcome
+
+    def stop(self) -> None:
+        pass
+
+
+def give_disk(rig: Rig, directory: Path) -> SlowRunner:
+    """Open a disk tier in virtual time."""
+    kernel, runner = rig.kernel, SlowRunner()
+    tiers, executor = kernel._kvfs.tiers, kernel._executor
+    spill = Spill(directory, DISK_SLOTS, len(executor.host_page(0)), runner)
+    tiers.spilling = DiskTier(tiers, spill, executor.host_page)
+    # No page may be dropped: what is not on the device is on the host or on disk.
+    tiers.token_seconds = lambda: 1.0
+    return runner
+
+
+async def talk(rig: Rig, instance: int) -> list[int]:
+    worker = await start(rig, instance)
+    out: list[int] = []
+    for turn in range(3):
+        text = tokens(*(instance * 100 + turn * 10 + i for i in range(100)))
+        (first,) = ids(await worker.pred(instance, A, text))
+        out += [first, *await decode(worker, instance, A, first, 6)]
+        await asyncio.sleep(0.3)
+    await rig.gateway.end(instance)
+    return out
+
+
+async def talks(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
+    outputs = await asyncio.gather(*(talk(rig, i) for i in range(1, LIPS + 1)))
+    await rig.gateway.check_integrity()
+    return list(outputs), await rig.gateway.statistics()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    outputs, _ = with_kernel(talks, pages=4_096, costs=ANY_MS)
+    return outputs
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["a disk", "a disk that fails"])
+def test_what_went_to_disk_comes_to_the_same(
+    tmp_path: Path, expected: list[list[int]], fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
+        runner = give_disk(rig, tmp_path)
+        if fails:
+            asyncio.get_running_loop().call_later(2.0, lambda: setattr(runner, "fails", True))
+        return await talks(rig)
+
+    places = Places(host_slots=HOST_SLOTS, pages_a_frame=64)
+    options = KernelOptions(places=places)
+    outputs, found = with_kernel(test, pages=FRAMES, kernel_options=options, costs=ANY_MS)
+    assert outputs == expected
+    assert found["tiers_spilled_pages"] > 100
+    assert found["tiers_read_pages"] > 0
+    assert found["waiting_for_pages"] == 0
+    assert ("nothing more" in caplog.text) == fails
+    assert Tier.DISK.word == "disk"

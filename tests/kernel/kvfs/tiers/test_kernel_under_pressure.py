@@ -1,0 +1,257 @@
+"""A device that is too small for what programs hold: everybody ends, with the same output."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs.tiers.advice import Hint
+from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limits import KV_AHEAD_PAGES_MIN, PAGE_TOKENS, PAGER_SLICE_TOKENS
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernel.rig import ANY_MS, A, B, Rig, decode, ids, start, tokens, with_kernel
+
+ROOMY = 4_096
+
+
+def crowded(test: Callable[[Rig], Coroutine[Any, Any, Any]], pages: int, **places: Any) -> Any:
+    """Run with so few frames, but pages enough."""
+    options = KernelOptions(places=Places(pages_a_frame=64, poison=True, **places))
+    return with_kernel(test, pages=pages, kernel_options=options, costs=ANY_MS)
+
+
+def prompt(instance: int, n: int) -> bytes:
+    return tokens(*((instance * 1_000 + i) % 4_000 + 1 for i in range(n)))
+
+
+async def talk(rig: Rig, instance: int, turns: int, prompt_tokens: int, decodes: int) -> list[int]:
+    """Some turns of a prompt and a decoded answer each, with a pause that makes the file idle."""
+    worker = await start(rig, instance)
+    out: list[int] = []
+    for turn in range(turns):
+        (first,) = ids(await worker.pred(instance, A, prompt(10 * instance + turn, prompt_tokens)))
+        out += [first, *await decode(worker, instance, A, first, decodes)]
+        await asyncio.sleep(0.01 * (instance % 3) + 0.2 * (turn % 2))
+    await rig.gateway.end(instance)
+    return out
+
+
+async def talks(rig: Rig, lips: int, **how: int) -> tuple[list[list[int]], dict[str, Any]]:
+    outputs = await asyncio.gather(*(talk(rig, i, **how) for i in range(1, lips + 1)))
+    await rig.gateway.check_integrity()
+    return list(outputs), await rig.gateway.statistics()
+
+
+@pytest.mark.parametrize(
+    "places",
+    [{}, {"host_slots": 64}, {"host_slots": 512}],
+    ids=["tokens only", "a little host", "host"],
+)
+def test_ten_times_more_than_the_device_holds_comes_to_the_same(places: dict[str, int]) -> None:
+    async def test(rig: Rig) -> tuple[list[list[int]], dict[str, Any]]:
+        return await talks(rig, 20, turns=3, prompt_tokens=100, decodes=12)
+
+    # Twenty files of 22 pages each: 440 pages on 44 frames.
+    expected, _ = with_kernel(test, pages=ROOMY, costs=ANY_MS)
+    outputs, statistics = crowded(test, 44, **places)
+    assert outputs == expected
+    assert statistics["preds_starved"] == 0
+    assert statistics["waiting_for_pages"] == 0
+
+
+@pytest.mark.parametrize(("host_slots", "most"), [(0, 14), (16, 16)])
+def test_what_can_never_fit_hears_enomem_at_once(host_slots: int, most: int) -> None:
+    """Without a host an eighth of the device is for what nobody could compute again."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        assert await worker.pred(1, A, prompt(1, most * PAGE_TOKENS + 1)) == -Errno.ENOMEM
+        assert isinstance(await worker.pred(1, A, prompt(1, most * PAGE_TOKENS)), bytes)
+        assert await worker.pred(1, A, prompt(1, 1)) == -Errno.ENOMEM
+
+    crowded(test, 16, host_slots=host_slots)
+
+
+def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
+    """What is copied while it is away takes no frames and no time; there are only so many pages."""
+
+    async def test(rig: Rig) -> Any:
+        worker = await start(rig, tenant="greedy")
+        await worker.pred(1, A, prompt(1, 20 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        made, heard = 0, {}
+        for count in (8 * PAGE_TOKENS, 1):
+            while count not in heard:
+                made += 1
+                call = worker.call(1, Op.KV_EXTRACT, A + made, A, tokens(1, 1 + count))
+                if (result := await call) != 0:
+                    heard[count] = result
+        assert set(heard.values()) == {-Errno.ENOMEM}
+        assert made > 10
+        await start(rig, 2, tenant="other")
+        return await worker.pred(2, A, prompt(2, 40))
+
+    options = KernelOptions(places=Places(pages_a_frame=4, poison=True, host_slots=16))
+    assert isinstance(with_kernel(test, pages=32, kernel_options=options), bytes)
+
+
+def test_a_file_that_is_held_makes_nobody_wait_for_its_end() -> None:
+    async def test(rig: Rig) -> list[int]:
+        worker = await start(rig)
+        await start(rig, 2)
+        await worker.pred(1, A, prompt(1, 13 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        (first,) = ids(await worker.pred(2, A, prompt(2, 13 * PAGE_TOKENS)))
+        rig.worker.tell(1, Op.KV_FORK, B, A)
+        return [first, *ids(await worker.pred(1, B, tokens(5)))]
+
+    assert crowded(test, 16) == with_kernel(test, pages=ROOMY)
+
+
+def test_forks_of_a_file_that_was_dropped_build_it_again_once() -> None:
+    async def test(rig: Rig) -> tuple[list[int], int]:
+        worker = await start(rig)
+        await start(rig, 2)
+        await worker.pred(1, A, prompt(1, 10 * PAGE_TOKENS + 5))
+        rig.worker.tell(1, Op.KV_FORK, B, A)
+        await asyncio.sleep(1)
+        await worker.pred(2, A, prompt(2, 14 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        await rig.gateway.end(2)
+        before = (await rig.gateway.statistics())["tokens_computed"]
+        replies = [worker.pred(1, handle, tokens(7)) for handle in (A, B)]
+        out = [token for reply in replies for token in ids(await reply)]
+        return out, (await rig.gateway.statistics())["tokens_computed"] - before
+
+    (expected, alone), (out, computed) = (
+        with_kernel(test, pages=ROOMY),
+        crowded(test, 16),
+    )
+    assert out == expected
+    assert out[0] == out[1]
+    assert alone == 2
+    # The pages that had to go, once; the partial page of each; and the preds themselves.
+    assert 7 * PAGE_TOKENS < computed <= 10 * PAGE_TOKENS + 2 * 5 + 2
+
+
+def test_wishes_move_no_more_than_a_little_between_two_steps() -> None:
+    """A program may wish for its files in turn as often as it likes: others' steps go on."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, prompt(1, 40 * PAGE_TOKENS))
+        await worker.call(1, Op.KV_CREATE, B)
+        await worker.pred(1, B, prompt(2, 40 * PAGE_TOKENS))
+        await asyncio.sleep(1)
+        before = (await rig.gateway.statistics())["tiers_loaded_pages"]
+        calls: list[tuple[Any, ...]] = []
+        for away, near in ((A, B), (B, A)) * 200:
+            calls.append((1, Op.KV_ADVISE, away, int(Hint.DO_NOT_NEED), 0))
+            calls.append((1, Op.KV_ADVISE, near, int(Hint.WILL_NEED), 0))
+        assert await asyncio.gather(*worker.calls(*calls)) == [0] * 800
+        loaded = (await rig.gateway.statistics())["tiers_loaded_pages"] - before
+        assert 0 < loaded <= 2 * KV_AHEAD_PAGES_MIN
+
+    crowded(test, 64, host_slots=128)
+
+
+# -- Whose turn it is --------------------------------------------------------------------------
+async def hog(rig: Rig, instance: int, tenant: str, over: asyncio.Event) -> int:
+    """Decode without a pause behind 150 entries; return how many tokens."""
+    worker = await start(rig, instance, tenant=tenant)
+    (token,) = ids(await worker.pred(instance, A, prompt(instance, 150)))
+    made = 0
+    while not over.is_set():
+        (token,) = ids(await worker.pred(instance, A, tokens(token)))
+        made += 1
+        if made % 50 == 0:
+            await worker.call(instance, Op.KV_TRUNCATE, A, 150)
+    return made
+
+
+def test_tenants_share_a_device_that_is_too_small_as_they_share_any() -> None:
+    """Four LIPs of one tenant and one of another: it has half of what it has alone, or more."""
+
+    async def test(rig: Rig, many: int) -> tuple[int, int]:
+        over = asyncio.Event()
+        lips = [asyncio.create_task(hog(rig, i, "many", over)) for i in range(1, 1 + many)]
+        lips.append(asyncio.create_task(hog(rig, 9, "one", over)))
+        await asyncio.sleep(20)
+        over.set()
+        made = await asyncio.gather(*lips)
+        return sum(made[:-1]), made[-1]
+
+    _, alone = crowded(partial(test, many=0), 28, host_slots=256)
+    many, one = crowded(partial(test, many=4), 28, host_slots=256)  # two of the five files fit
+    assert one >= alone / 2 - PAGER_SLICE_TOKENS / 8
+    assert many >= alone / 2, "and the other tenant has the rest"
+
+
+def test_nobody_waits_for_ever_behind_a_lip_that_never_pauses() -> None:
+    async def test(rig: Rig) -> list[float]:
+        over, loop = asyncio.Event(), asyncio.get_running_loop()
+        hogs = [asyncio.create_task(hog(rig, i, "t", over)) for i in (1, 2, 3)]
+        await asyncio.sleep(2)
+        worker, waits = await start(rig, 9), []
+        for turn in range(3):
+            began = loop.time()
+            assert isinstance(await worker.pred(9, A, prompt(turn, 40)), bytes)
+            waits.append(loop.time() - began)
+            await asyncio.sleep(0.3)
+        over.set()
+        await asyncio.gather(*hogs)
+        return waits
+
+    waits = crowded(test, 30, host_slots=256)
+    # A step takes 10 ms, a slice is at most 256 of them, and three LIPs share the device.
+    assert max(waits) < 3 * 256 * 0.011
+
+
+async def spoil(rig: Rig, instance: int) -> list[int]:
+    """Make files that nobody can compute again, as many as one may; return what was heard."""
+    worker = await start(rig, instance, tenant="spoiler")
+    heard: list[int] = []
+    for made in range(1, 41):
+        source, file = A + 2 * made, A + 2 * made + 1
+        worker.tell(instance, Op.KV_CREATE, source)
+        assert isinstance(await worker.pred(instance, source, prompt(instance, 60)), bytes)
+        made_so = await worker.call(instance, Op.KV_EXTRACT, file, source, tokens(30, 60))
+        assert isinstance(made_so, int)
+        heard.append(made_so)
+        if made_so == 0:
+            grown = await worker.pred(instance, file, prompt(instance, 12))
+            heard.append(0 if isinstance(grown, bytes) else grown)
+        worker.tell(instance, Op.KV_CLOSE, source)
+        await asyncio.sleep(0.02)
+    return heard
+
+
+@pytest.mark.parametrize("host_slots", [0, 8, 64])
+def test_who_makes_what_nobody_can_compute_again_hears_it_and_others_do_not(
+    host_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_kernel.kvfs.lineage.book.LINEAGE_ENTRIES_MAX", 3)
+
+    async def test(rig: Rig) -> tuple[list[int], list[list[int]]]:
+        spoiler = asyncio.create_task(spoil(rig, 50))
+        outputs, statistics = await talks(rig, 6, turns=4, prompt_tokens=70, decodes=8)
+        assert statistics["preds_starved"] == 0
+        heard = await spoiler
+        # With all of it still there a work comes that needs the largest part of the device.
+        await start(rig, 60)
+        assert isinstance(await rig.worker.pred(60, A, prompt(60, 38 * PAGE_TOKENS)), bytes)
+        await rig.gateway.check_integrity()
+        return heard, outputs
+
+    heard, outputs = crowded(test, 44, host_slots=host_slots)
+    everything, expected = with_kernel(test, pages=ROOMY, costs=ANY_MS)
+    assert outputs == expected
+    assert set(everything) == {0}
+    # ENOMEM while others hold the frames for a copy: nothing else is at hand to make it from.
+    assert set(heard) <= {0, -Errno.EDQUOT, -Errno.ENOMEM}
+    assert 0 in heard
+    assert host_slots == 64 or -Errno.EDQUOT in heard

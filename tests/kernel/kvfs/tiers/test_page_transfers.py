@@ -1,0 +1,85 @@
+"""What the device owes: one batch as long as a batch's own order is the order asked for."""
+
+import numpy as np
+from symphony_kernel.executor.base import Batch, Int32, Int64
+from symphony_kernel.kvfs.tiers.page_transfers import Moves
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+
+def numbers(*given: int) -> Int32:
+    return np.array(given, np.int32)
+
+
+def entry(frame: int) -> Int64:
+    return np.array([frame * PAGE_TOKENS], np.int64)
+
+
+def moves() -> Moves:
+    made = Moves()
+    made.page = numbers(*range(100, 108))  # page 100 is in frame 0, and so on
+    return made
+
+
+def kinds(batches: list[Batch]) -> list[str]:
+    return [
+        "s" * (batch.saves is not None) + "c" * bool(batch.copies) + "l" * (batch.loads is not None)
+        for batch in batches
+    ]
+
+
+def test_what_can_go_together_goes_together() -> None:
+    made = moves()
+    made.load(numbers(1), numbers(5))
+    made.copy(entry(2), entry(3))
+    made.save(numbers(4), numbers(0))
+    (batch,) = made.take()
+    assert kinds([batch]) == ["scl"]
+    assert batch.note.saved.tolist() == [104]
+    assert batch.note.loaded.tolist() == [105]
+    assert (batch.note.sources.tolist(), batch.note.targets.tolist()) == ([102], [103])
+    assert not made.pending
+    assert made.take() == []
+
+
+def test_a_copy_of_what_is_loaded_comes_after_it() -> None:
+    for source, destination in ((5, 3), (3, 5)):
+        made = moves()
+        made.load(numbers(1), numbers(5))
+        made.copy(entry(source), entry(destination))
+        assert kinds(made.take()) == ["l", "c"]
+
+
+def test_a_save_of_what_is_written_comes_after_it() -> None:
+    made = moves()
+    made.copy(entry(2), entry(3))
+    made.save(numbers(3), numbers(0))
+    made.load(numbers(4), numbers(6))
+    made.save(numbers(6), numbers(2))
+    assert kinds(made.take()) == ["c", "sl", "s"]
+
+
+def test_a_host_slot_is_read_before_it_is_written_again() -> None:
+    made = moves()
+    made.load(numbers(1), numbers(5))
+    made.save(numbers(2), numbers(1))
+    made.save(numbers(3), numbers(1))
+    assert kinds(made.take()) == ["l", "s", "s"]
+
+
+def test_a_frame_is_loaded_twice_in_order() -> None:
+    made = moves()
+    made.load(numbers(1), numbers(5))
+    made.load(numbers(2), numbers(5))
+    assert kinds(made.take()) == ["l", "l"]
+
+
+def test_only_frames_that_are_still_free_are_poisoned() -> None:
+    made = moves()
+    made.page[[1, 2]] = -1
+    made.poison.append(numbers(1, 2))
+    made.poison.append(numbers(2, 3))
+    assert made.pending
+    assert not made.urgent
+    (batch,) = made.take()
+    assert batch.poison is not None
+    assert batch.poison.tolist() == [1, 2]

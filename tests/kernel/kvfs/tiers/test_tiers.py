@@ -1,0 +1,426 @@
+"""Tiers call by call: who goes where, what moves and what does not, budgets, and faults."""
+
+import errno
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from symphony_kernel.executor.base import Int32
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.tiers.tiers import Tier
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+from tests.support.kernel.page_device import extend, make_account
+from tests.support.kernel.tier_device import ManualRunner, Store, make_tiered, settle
+
+
+def tiered(frames: int = 8, host: int = 6, **limits: int) -> tuple[KVFS, Store, KVFile]:
+    """A file of 40 entries, whose values are in the store."""
+    kvfs, store = make_tiered(frames, host, limits=limits)
+    return kvfs, store, computed(kvfs, store, 40)
+
+
+def computed(kvfs: KVFS, store: Store, entries: int, tenant: str = "t") -> KVFile:
+    file = kvfs.create(tenant, make_account(kvfs, tenant))
+    extend(file, *range(entries))
+    settle(kvfs, store)
+    store.values[file.slots(np.arange(entries))] = np.arange(entries)
+    return file
+
+
+def tiers(kvfs: KVFS, file: KVFile) -> list[Tier]:
+    return [Tier(tier) for tier in kvfs.tiers.tier_of(file.pages).tolist()]
+
+
+def check(kvfs: KVFS, *files: KVFile) -> None:
+    kvfs.check_integrity(Counter(files))
+
+
+def values(store: Store, file: KVFile) -> list[int]:
+    found: list[int] = store.values[file.slots(np.arange(file.length))].tolist()
+    return found
+
+
+# -- Device and host -----------------------------------------------------------------------------
+def test_a_file_goes_to_the_host_and_comes_back() -> None:
+    kvfs, store, file = tiered()
+    assert file.tier is Tier.DEVICE
+    left = kvfs.tiers.evict(file.pages)
+    assert left.tolist() == file.pages.tolist()
+    assert kvfs.pool.free_frames == 8
+    assert file.tier.word == "host"
+    assert file.absent_pages().tolist() == file.pages.tolist()
+    with pytest.raises(AssertionError, match="no frame"):
+        file.block_table(40)
+    settle(kvfs, store)
+    other = computed(kvfs, store, 80)
+    kvfs.release(other)
+    fetched = kvfs.tiers.fetch(file.pages)
+    assert (len(fetched.loaded), len(fetched.reading), len(fetched.lost)) == (3, 0, 0)
+    settle(kvfs, store)
+    assert values(store, file) == list(range(40))
+    check(kvfs, file)
+
+
+def test_a_fork_s_pages_move_once_for_both() -> None:
+    kvfs, store, file = tiered()
+    fork = kvfs.fork(file, make_account(kvfs))
+    kvfs.tiers.evict(file.pages)
+    assert fork.tier is Tier.HOST
+    settle(kvfs, store)
+    kvfs.tiers.fetch(fork.pages)
+    settle(kvfs, store)
+    assert values(store, file) == values(store, fork) == list(range(40))
+    assert kvfs.tiers.statistics().saved_pages == 3
+
+
+def test_to_evict_what_has_not_changed_moves_nothing() -> None:
+    kvfs, store, file = tiered()
+    kvfs.tiers.evict(file.pages)
+    kvfs.tiers.fetch(file.pages)
+    settle(kvfs, store)
+    kvfs.tiers.evict(file.pages)
+    assert all(batch.saves is None for batch in settle(kvfs, store))
+    assert kvfs.tiers.statistics().saved_pages == 3
+    kvfs.tiers.fetch(file.pages)
+    # The last page is written: only that one has to be saved again.
+    extend(file, 40)
+    kvfs.tiers.evict(file.pages)
+    assert kvfs.tiers.statistics().saved_pages == 4
+
+
+def test_copies_of_pages_on_the_device_make_way() -> None:
+    kvfs, store, file = tiered(host=4)
+    kvfs.tiers.evict(file.pages)
+    kvfs.tiers.fetch(file.pages)
+    settle(kvfs, store)
+    assert kvfs.tiers.free_slots == 1
+    other = computed(kvfs, store, 64)
+    kvfs.tiers.evict(other.pages)
+    assert tiers(kvfs, other) == [Tier.HOST] * 4
+    assert kvfs.tiers.host[file.pages].tolist() == [-1, -1, -1]
+    check(kvfs, file, other)
+
+
+def test_what_finds_no_room_becomes_tokens_or_stays() -> None:
+    kvfs, _, file = tiered(host=2)
+    left = kvfs.tiers.evict(file.pages[::-1], keep=True)
+    assert left.tolist() == file.pages[:0:-1].tolist()
+    assert tiers(kvfs, file) == [Tier.DEVICE, Tier.HOST, Tier.HOST]
+    assert kvfs.tiers.evict(file.pages).tolist() == file.pages[:1].tolist()
+    assert tiers(kvfs, file) == [Tier.TOKENS, Tier.HOST, Tier.HOST]
+    assert file.tier.word == "tokens"
+    fetched = kvfs.tiers.fetch(file.pages)
+    assert fetched.lost.tolist() == file.pages[:1].tolist()
+    assert kvfs.tiers.statistics().dropped_pages == 1
+
+
+def test_without_the_host_nothing_is_saved() -> None:
+    kvfs, store, file = tiered()
+    kvfs.tiers.evict(file.pages, host=False)
+    assert tiers(kvfs, file) == [Tier.TOKENS] * 3
+    assert all(batch.saves is None for batch in settle(kvfs, store))
+
+
+def test_a_fetch_that_has_no_frames_changes_nothing() -> None:
+    kvfs, store, file = tiered(frames=4)
+    kvfs.tiers.evict(file.pages)
+    other = computed(kvfs, store, 32)
+    with pytest.raises(SyscallError) as caught:
+        kvfs.tiers.fetch(file.pages)
+    assert caught.value.errno is Errno.ENOMEM
+    assert file.tier is Tier.HOST
+    check(kvfs, file, other)
+
+
+def test_pages_come_to_be_computed_again() -> None:
+    kvfs, store, file = tiered()
+    kvfs.tiers.evict(file.pages, host=False)
+    kvfs.tiers.give_frames(file.pages)
+    assert file.tier.word == "tokens"
+    assert len(file.absent_pages()) == 3
+    check(kvfs, file)
+    frames = file.rebuild_table(40).astype(np.int64)
+    slots = (frames[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).ravel()[:40]
+    store.values[slots] = np.arange(40)
+    kvfs.tiers.filled(file.pages)
+    assert file.tier is Tier.DEVICE
+    assert file.block_table(40).tolist() == frames.tolist()
+    assert values(store, file) == list(range(40))
+
+
+def test_freed_pages_leave_nothing_anywhere() -> None:
+    kvfs, store, file = tiered()
+    kvfs.tiers.evict(file.pages[:2])
+    slots = file.pages.copy()
+    kvfs.release(file)
+    settle(kvfs, store)
+    check(kvfs)
+    assert kvfs.tiers.free_slots == 6
+    assert kvfs.pool.free_frames == 8
+    assert (kvfs.pool.tokens.reshape(-1, PAGE_TOKENS)[slots] == 0xFFFFFFFF).all()
+    assert kvfs.tenant("t").account.absent == kvfs.tenant("t").account.host == 0
+
+
+# -- Budgets -------------------------------------------------------------------------------------
+def test_a_tenant_s_budget_counts_what_is_on_the_device() -> None:
+    kvfs, store, file = tiered(pages=4)
+    account = file.owner
+    with pytest.raises(SyscallError) as caught:
+        extend(file, *range(40))
+    assert caught.value.errno is Errno.EDQUOT
+    assert account.device_room == 1
+    kvfs.tiers.evict(file.pages)
+    assert account.device_room == 4
+    assert account.pages == 3, "what it holds is what it held"
+    extend(computed(kvfs, store, 40), *range(20))
+
+
+def test_the_host_s_budget_sends_what_is_past_it_further_down() -> None:
+    kvfs, store, file = tiered(host_pages=2)
+    kvfs.tiers.evict(file.pages)
+    assert tiers(kvfs, file) == [Tier.HOST, Tier.HOST, Tier.TOKENS]
+    other = computed(kvfs, store, 32, tenant="u")
+    kvfs.tiers.evict(other.pages)
+    assert tiers(kvfs, other) == [Tier.HOST] * 2
+    check(kvfs, file, other)
+
+
+def test_what_a_tenant_asks_for_past_its_budget_is_refused() -> None:
+    kvfs, _, file = tiered(host_pages=2, disk_pages=1)
+    kvfs.ledger.allow_tier(file.owner, host=2, disk=1)
+    for host, disk in ((3, 0), (0, 2)):
+        with pytest.raises(SyscallError) as caught:
+            kvfs.ledger.allow_tier(file.owner, host, disk)
+        assert caught.value.errno is Errno.EDQUOT
+
+
+def test_whoever_takes_over_a_page_takes_over_where_it_is() -> None:
+    kvfs, store, file = tiered()
+    kvfs.tiers.evict(file.pages[:1])
+    settle(kvfs, store)
+    heir = make_account(kvfs, "u")
+    kvfs.ledger.move(file.pages, heir)
+    root = kvfs.tenant("u").account
+    assert (root.pages, root.absent, root.host) == (3, 1, 1)
+    check(kvfs, file)
+
+
+# -- Costs ---------------------------------------------------------------------------------------
+def test_moving_is_dearer_where_computing_is_cheap() -> None:
+    kvfs, store, file = tiered()
+    assert kvfs.tiers.cheaper_to_move(1), "nothing is known yet"
+    kvfs.tiers.token_seconds = lambda: 1e-3
+    kvfs.tiers.evict(file.pages)
+    (batch,) = kvfs.take_moves()
+    store.do(batch)
+    batch.moved_seconds = 3 * 2e-3
+    kvfs.moved(batch)
+    assert kvfs.tiers.cost.page_seconds == pytest.approx(2e-3)
+    assert kvfs.tiers.cheaper_to_move(5), "4 ms against 16"
+    kvfs.tiers.token_seconds = lambda: 1e-4
+    assert not kvfs.tiers.cheaper_to_move(5)
+
+
+# -- Faults --------------------------------------------------------------------------------------
+def test_a_save_that_fails_leaves_tokens() -> None:
+    kvfs, store, file = tiered()
+    kvfs.tiers.evict(file.pages)
+    (batch,) = kvfs.take_moves()
+    store.fail(batch)
+    kvfs.lose_moves(batch)
+    assert tiers(kvfs, file) == [Tier.TOKENS] * 3
+    assert file.error is None
+    check(kvfs, file)
+
+
+def test_a_load_that_fails_is_told_to_whoever_has_the_page_or_a_copy() -> None:
+    kvfs, store, file = tiered()
+    other = computed(kvfs, store, 16)
+    kvfs.tiers.evict(file.pages)
+    settle(kvfs, store)
+    kvfs.tiers.fetch(file.pages)
+    (batch,) = kvfs.take_moves()
+    copy = kvfs.create("t", make_account(kvfs))
+    copy.append(file, np.arange(3, 9))  # of the step to come
+    store.fail(batch)
+    kvfs.lose_moves(batch)
+    assert (file.error, copy.error, other.error) == (Errno.EIO, Errno.EIO, None)
+    check(kvfs, file, copy, other)
+
+
+def test_an_audit_finds_slots_that_are_wrong() -> None:
+    kvfs, store, file = tiered()
+    kvfs.tiers.evict(file.pages)
+    settle(kvfs, store)
+    kvfs.tiers.page_in[kvfs.tiers.host[file.pages[0]]] = file.pages[1]
+    with pytest.raises(KernelBug, match="host slots"):
+        check(kvfs, file)
+    kvfs.tiers.page_in[kvfs.tiers.host[file.pages[0]]] = file.pages[0]
+    file.owner.root.host += 1
+    with pytest.raises(KernelBug, match="off the device"):
+        check(kvfs, file)
+
+
+# -- Disk ----------------------------------------------------------------------------------------
+@pytest.fixture
+def runner() -> ManualRunner:
+    return ManualRunner()
+
+
+@pytest.fixture
+def disk(tmp_path: Path, runner: ManualRunner) -> Iterator[tuple[KVFS, Store, KVFile]]:
+    """Four host slots, one kept for reading; of four pages three go to the host, and on to disk."""
+    kvfs, store = make_tiered(8, 4, 8, tmp_path, runner)
+    file = computed(kvfs, store, 64)
+    kvfs.tiers.evict(file.pages[:3], keep=True)
+    settle(kvfs, store)
+    yield kvfs, store, file
+    kvfs.tiers.spilling.close()
+
+
+def off_the_device(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> tuple[KVFS, Store, KVFile]:
+    """Have three of the file's pages on the host, and one on disk."""
+    kvfs, store, file = disk
+    while runner.works:
+        runner.do()
+    kvfs.tiers.evict(file.pages[3:], keep=True)
+    settle(kvfs, store)
+    return disk
+
+
+def test_pages_go_on_to_disk_while_few_host_slots_are_free(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> None:
+    kvfs, store, file = disk
+    while runner.works:
+        runner.do()
+    assert (kvfs.tiers.disk[file.pages[:3]] >= 0).all()
+    # So their slots can be had at once.
+    assert len(kvfs.tiers.evict(file.pages[3:], keep=True)) == 1
+    settle(kvfs, store)
+    assert sorted(tiers(kvfs, file)) == [Tier.HOST] * 3 + [Tier.DISK]
+    check(kvfs, file)
+
+
+def test_the_disk_gets_nothing_that_the_device_has_not_saved(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> None:
+    kvfs, store, file = disk
+    while runner.works:
+        runner.do()
+    kvfs.tiers.evict(file.pages[3:], keep=True)
+    assert not runner.works
+    (batch,) = kvfs.take_moves()
+    assert not runner.works
+    store.do(batch)
+    kvfs.moved(batch)
+    runner.stop()
+    (slot,) = kvfs.tiers.host[file.pages[3:]].tolist()
+    assert kvfs.tiers.outstanding[slot] == 0
+    assert kvfs.tiers.disk[file.pages[3]] >= 0
+
+
+def test_a_page_on_disk_comes_by_way_of_the_host(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> None:
+    kvfs, store, file = off_the_device(disk, runner)
+    arrived: list[Int32] = []
+    kvfs.tiers.arrived = arrived.append
+    fetched = kvfs.tiers.fetch(file.pages)
+    assert (len(fetched.loaded), len(fetched.reading)) == (3, 1)
+    assert len(file.absent_pages()) == 1
+    assert len(kvfs.tiers.evict(fetched.reading)) == 0, "it stays until it is there"
+    settle(kvfs, store)
+    runner.stop()
+    assert [page.tolist() for page in arrived] == [fetched.reading.tolist()]
+    settle(kvfs, store)
+    assert values(store, file) == list(range(64))
+    check(kvfs, file)
+
+
+def test_a_page_that_is_written_while_it_is_read_is_waited_for_no_more(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> None:
+    """It was on its way for ever, and a copy into it looped until it had a frame, or had none."""
+    kvfs, store, file = off_the_device(disk, runner)
+    arrived: list[Int32] = []
+    kvfs.tiers.arrived = arrived.append
+    (page,) = kvfs.tiers.fetch(file.pages).reading.tolist()
+    kvfs.tiers.written(page)
+    assert [pages.tolist() for pages in arrived] == [[page]], "whoever waits looks again"
+    assert kvfs.pool.frame[page] < 0
+    assert kvfs.tiers.tier_of(np.array([page], np.int32)).tolist() == [Tier.TOKENS]
+    settle(kvfs, store)
+    runner.stop()
+    assert kvfs.pool.frame[page] < 0
+    check(kvfs, file)
+
+
+def test_a_disk_that_cannot_be_read_leaves_tokens(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    kvfs, _, file = off_the_device(disk, runner)
+    reading = kvfs.tiers.fetch(file.pages).reading
+    runner.failing = OSError("worn out")
+    runner.stop()
+    assert "could not be read" in caplog.text
+    assert kvfs.tiers.fetch(file.pages).lost.tolist() == reading.tolist()
+    check(kvfs, file)
+
+
+def test_a_page_may_end_while_the_disk_has_its_slot(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner
+) -> None:
+    kvfs, store, file = disk
+    assert runner.works
+    kvfs.release(file)
+    check(kvfs)
+    assert kvfs.tiers.free_slots < 4
+    runner.stop()
+    settle(kvfs, store)
+    check(kvfs)
+    assert kvfs.tiers.free_slots == 4
+    assert kvfs.tiers.spilling.used == 0
+
+
+@pytest.mark.parametrize("limits", [{"disk_pages": 1}, {"disk_bytes": 1}])
+def test_a_tenant_past_its_budget_on_disk_holds_up_no_other(
+    tmp_path: Path, runner: ManualRunner, limits: dict[str, int]
+) -> None:
+    """A page's bytes are one here."""
+    runner.at_once = True
+    kvfs, store = make_tiered(12, 4, 8, tmp_path, runner, limits)
+    first, second = computed(kvfs, store, 32), computed(kvfs, store, 32, "u")
+    kvfs.tiers.evict(first.pages, keep=True)
+    settle(kvfs, store)
+    kvfs.tiers.evict(second.pages[:1], keep=True)
+    settle(kvfs, store)
+    on_disk = kvfs.tiers.disk >= 0
+    assert (on_disk[first.pages].sum(), on_disk[second.pages].sum()) == (1, 1)
+    check(kvfs, first, second)
+    kvfs.tiers.spilling.close()
+
+
+def test_a_disk_that_was_full_is_written_again(
+    disk: tuple[KVFS, Store, KVFile], runner: ManualRunner, caplog: pytest.LogCaptureFixture
+) -> None:
+    kvfs, store, file = disk
+    runner.failing = OSError(errno.ENOSPC, "no space is left")
+    while runner.works:
+        runner.do()
+    assert (kvfs.tiers.disk < 0).all()
+    check(kvfs, file)
+    runner.failing = None
+    kvfs.tiers.evict(file.pages[3:], keep=True)
+    settle(kvfs, store)
+    runner.stop()
+    assert (kvfs.tiers.disk[file.pages] >= 0).any()
+    assert not caplog.records
+    check(kvfs, file)

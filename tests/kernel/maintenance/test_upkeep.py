@@ -1,0 +1,110 @@
+"""A kernel audits itself while it is idle, and not while it is not."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.maintenance.upkeep import AuditOptions, Upkeep
+from symphony_kernel.maintenance.watchdog import Stalls
+from symphony_kernel.platform.clock import Clock, VirtualClock
+from symphony_kernel.protocol.errno import KernelBug
+
+from tests.support.kernel.rig import ASSETS, A, Rig, start, tokens, with_kernel
+
+EVERY_SECOND = AuditOptions(seconds=1.0, ms_max=1e9)
+
+
+def look_after(
+    audit: AuditOptions,
+    idle: Callable[[], bool] = lambda: True,
+    check: Callable[[], object] = lambda: 0,
+    seconds: float = 10.5,
+) -> tuple[Upkeep, list[BaseException]]:
+    """Return an upkeep after some virtual seconds, and the faults that it told of."""
+    clock = VirtualClock()
+    faults: list[BaseException] = []
+
+    async def main() -> Upkeep:
+        executor = SimulatedExecutor(clock, 8)
+        kvfs = KVFS(8, clock.now)
+        kernel = Kernel(executor, describe(ASSETS), clock)
+        watch = Stalls(kernel._scheduler, kernel._stepper, 0.0)
+        upkeep = Upkeep(kvfs, executor, Places(), audit, idle, check, faults.append, watch)
+        await upkeep.open()
+        await clock.sleep(seconds)
+        upkeep.close()
+        return upkeep
+
+    return clock.run(main()), faults
+
+
+def test_an_idle_kernel_audits_itself() -> None:
+    upkeep, faults = look_after(EVERY_SECOND)
+    assert 5 <= upkeep.statistics.audits <= 10
+    assert upkeep.statistics.audit_ms > 0
+    assert faults == []
+
+
+def test_a_busy_one_does_not_and_neither_does_one_that_is_told_so() -> None:
+    busy, _ = look_after(EVERY_SECOND, idle=lambda: False)
+    quiet, _ = look_after(AuditOptions())
+    assert busy.statistics.audits == quiet.statistics.audits == 0
+
+
+def test_an_audit_that_takes_too_long_is_not_done_again_at_once() -> None:
+    upkeep, _ = look_after(AuditOptions(seconds=1.0, ms_max=0.0))
+    assert upkeep.statistics.audits == 1
+    assert upkeep.statistics.audits_skipped >= 5
+
+
+def test_what_an_audit_finds_is_told_once() -> None:
+    def find() -> None:
+        raise KernelBug("a page is lost")
+
+    upkeep, faults = look_after(EVERY_SECOND, check=find)
+    assert [str(fault) for fault in faults] == ["a page is lost"]
+    assert upkeep.statistics.audits == 0
+
+
+def test_a_kernel_that_finds_a_fault_in_itself_stops() -> None:
+    clock = VirtualClock()
+
+    async def main() -> None:
+        options = KernelOptions(audit=EVERY_SECOND)
+        kernel = Kernel(SimulatedExecutor(clock, 64), describe(ASSETS), clock, options)
+        running = asyncio.create_task(kernel.run())
+        rig = Rig(kernel)
+        worker = await start(rig)
+        await worker.pred(1, A, tokens(1, 2, 3))
+        await clock.sleep(3)
+        assert kernel.statistics()["audits"] > 0
+        kernel._kvfs.pool.references[5] += 1
+        with pytest.raises(KernelBug, match="wrong count"):
+            await running
+        await kernel.close()
+
+    clock.run(main())
+
+
+def test_statistics_tell_where_pages_are() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await worker.pred(1, A, tokens(*range(1, 41)))
+        found = rig.kernel.statistics()
+        assert (found["tiers_device_pages"], found["tiers_host_slots"]) == (3, 32)
+        assert found["tiers_move_page_ms"] == pytest.approx(0.004)
+        await rig.gateway.end(1)
+
+    with_kernel(
+        test,
+        executor=_moving,
+        kernel_options=KernelOptions(places=Places(host_slots=32)),
+    )
+
+
+def _moving(clock: Clock) -> SimulatedExecutor:
+    return SimulatedExecutor(clock, 64, costs=CostModel(fixed_us=10, page_move_us=4))

@@ -1,0 +1,68 @@
+"""A kernel whose schedulers have lost a work says so, goes on, and lets nobody wait for ever."""
+
+import logging
+
+import pytest
+from symphony_kernel.executor.base import Batch
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.scheduler.batcher import Step
+
+from tests.support.kernel.rig import PROMPT, A, Rig, start, with_kernel
+
+WATCHED = KernelOptions(stall_seconds=2.0)
+
+
+async def pred(rig: Rig) -> int | bytes:
+    worker = await start(rig)
+    result = await worker.pred(1, A, PROMPT)
+    await rig.gateway.end(1)
+    return result
+
+
+def test_a_step_that_nobody_computes_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    async def lost(rig: Rig) -> tuple[int | bytes, int]:
+        # As if the device had been done with it before it became a step.
+        rig.kernel._scheduler._steps.append(Step([], Batch([]), 0))
+        result = await pred(rig)
+        return result, (await rig.gateway.statistics())["stalls"]
+
+    with caplog.at_level(logging.ERROR):
+        result, stalls = with_kernel(lost, kernel_options=WATCHED)
+    assert isinstance(result, bytes)
+    assert stalls == 1
+    assert "A STALL" in caplog.text
+    assert "1 works queued" in caplog.text
+
+
+def test_what_cannot_go_on_ends_with_an_error(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def blind(rig: Rig) -> tuple[int | bytes, int | bytes]:
+        with monkeypatch.context() as context:
+            context.setattr(rig.kernel._scheduler, "poll", lambda: None)
+            first = await pred(rig)
+        return first, await pred(rig)
+
+    with caplog.at_level(logging.ERROR):
+        first, second = with_kernel(blind, kernel_options=WATCHED)
+    assert first == -Errno.EIO
+    assert isinstance(second, bytes)
+    assert "1 works end with EIO" in caplog.text
+
+
+def test_who_waits_for_a_program_is_no_stall() -> None:
+    async def waits(rig: Rig) -> int:
+        worker = await start(rig)
+        made = worker.generate(1, A, PROMPT, eager=False, ahead=2, max=10)
+        while len(made.records) < 3:
+            await rig.kernel._clock.sleep(0.1)
+        for _ in range(200):  # nobody takes what it has given
+            await rig.kernel._clock.sleep(0.1)
+        made.cancel()
+        await made.end
+        await rig.gateway.end(1)
+        stalls: int = (await rig.gateway.statistics())["stalls"]
+        return stalls
+
+    assert with_kernel(waits, kernel_options=WATCHED) == 0

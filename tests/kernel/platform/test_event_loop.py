@@ -1,0 +1,133 @@
+"""The kernel's loop: timers below a millisecond, in order, cancelled or not, beside the others."""
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("there is no timerfd", allow_module_level=True)
+
+from symphony_kernel.platform.event_loop import FineLoop
+
+PATIENCE_S = 20
+
+
+def run(main: Callable[[asyncio.AbstractEventLoop], Awaitable[None]]) -> None:
+    """Run something on a loop of its own."""
+
+    async def within() -> None:
+        await asyncio.wait_for(main(asyncio.get_running_loop()), PATIENCE_S)
+
+    with asyncio.Runner(loop_factory=FineLoop) as runner:
+        runner.run(within())
+
+
+def test_timers_come_in_their_order_and_never_early() -> None:
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        delays = [0.004, 0.0003, 0.02, 0.00005, 0.0011, 0.0004]
+        came: list[int] = []
+        early: list[float] = []
+        over = asyncio.Event()
+
+        def ring(number: int) -> None:
+            came.append(number)
+            if loop.time() < timers[number].when():
+                early.append(delays[number])
+            if len(came) == len(delays):
+                over.set()
+
+        # A busy machine may stop between two of these for longer than they are apart.
+        timers = [loop.call_later(delay, ring, number) for number, delay in enumerate(delays)]
+        await over.wait()
+        assert came == sorted(range(len(delays)), key=lambda number: timers[number].when())
+        assert not early
+
+    run(main)
+
+
+def test_what_is_cancelled_does_not_come_and_holds_nothing_up() -> None:
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        came: list[str] = []
+        over = asyncio.Event()
+        first = loop.call_later(0.0005, came.append, "first")
+        middle = loop.call_later(0.002, came.append, "middle")
+        loop.call_later(0.004, came.append, "last")
+        first.cancel()
+        first.cancel()
+        middle.cancel()
+        loop.call_later(0.006, over.set)
+        await over.wait()
+        assert came == ["last"]
+        assert first.cancelled()
+
+    run(main)
+
+
+def test_a_timer_may_set_and_cancel_others() -> None:
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        came: list[int] = []
+        over = asyncio.Event()
+        doomed = loop.call_later(0.05, came.append, -1)
+
+        def again(left: int) -> None:
+            came.append(left)
+            doomed.cancel()  # by the first, behind which it comes even on a machine that stops
+            if left:
+                loop.call_later(0.0002, again, left - 1)
+            else:
+                loop.call_later(0.06, over.set)
+
+        loop.call_later(0.0002, again, 20)
+        await over.wait()
+        assert came == list(range(20, -1, -1))
+
+    run(main)
+
+
+def test_a_callback_that_fails_takes_no_other_along() -> None:
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        failures: list[dict[str, Any]] = []
+        over = asyncio.Event()
+        loop.set_exception_handler(lambda _loop, context: failures.append(context))
+
+        def fail() -> None:
+            raise ValueError("as it should")
+
+        loop.call_later(0.001, fail)
+        loop.call_later(0.001, over.set)
+        await over.wait()
+        assert [str(each["exception"]) for each in failures] == ["as it should"]
+
+    run(main)
+
+
+def test_short_and_long_waits_go_beside_frames() -> None:
+    async def main(loop: asyncio.AbstractEventLoop) -> None:
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        busy = asyncio.create_task(turn())
+        began = loop.time()
+        await asyncio.sleep(0.0005)
+        assert loop.time() >= began + 0.0005
+        await asyncio.sleep(0.15)
+        busy.cancel()
+        assert turns
+
+    run(main)
+
+
+def test_a_loop_is_closed_with_timers_that_have_not_come() -> None:
+    loop = FineLoop()
+    loop.call_later(0.01, print, "never")
+    loop.close()
+    loop.close()
+    assert loop.is_closed()

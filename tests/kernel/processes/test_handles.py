@@ -1,0 +1,79 @@
+"""Handles: numbers that the worker chose, and what the kernel makes of them."""
+
+from typing import Any
+
+import pytest
+from symphony_kernel.processes.handles import APPEND, READ, TRUNCATE, HandleTable
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
+
+from tests.support.kernel.page_device import make_account, make_kvfs
+
+FIRST = 1 << 16
+
+
+def table_with(number: int, rights: int) -> HandleTable:
+    kvfs = make_kvfs(4)
+    table = HandleTable()
+    table.insert(table.check_new(number), kvfs.create("t", make_account(kvfs)), rights)
+    return table
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        0,
+        -1,
+        FIRST - 1,
+        FIRST,
+        FIRST + (1 << 16),
+        FIRST + INSTANCE_HANDLES_MAX,
+        1 << 31,
+        1 << 63,
+        True,
+        "x",
+        None,
+        1.0,
+        b"",
+        [FIRST],
+        {},
+    ],
+)
+def test_only_a_free_number_in_range_can_be_new(number: Any) -> None:
+    table = table_with(FIRST, READ)
+    with pytest.raises(SyscallError) as caught:
+        table.check_new(number)
+    assert caught.value.errno is Errno.EBADF
+    assert table.check_new(FIRST + 1) == FIRST + 1
+
+
+@pytest.mark.parametrize(
+    "number", [0, -1, 1, FIRST + 1, FIRST + (1 << 16), 1 << 64, True, "x", None, 1.5, b"", [], {}]
+)
+def test_another_number_is_no_handle(number: Any) -> None:
+    table = table_with(FIRST, READ)
+    for take in (table.get, table.remove):
+        with pytest.raises(SyscallError) as caught:
+            take(number)
+        assert caught.value.errno is Errno.EBADF
+    assert len(table) == 1
+
+
+def test_rights_are_checked_and_none_is_added() -> None:
+    table = table_with(FIRST, READ | APPEND)
+    assert table.get(FIRST, READ | APPEND).rights == READ | APPEND
+    with pytest.raises(SyscallError) as caught:
+        table.get(FIRST, READ | TRUNCATE)
+    assert caught.value.errno is Errno.EACCES
+
+
+def test_a_closed_number_stays_closed_and_its_index_is_free() -> None:
+    table = table_with(FIRST, READ)
+    handle = table.remove(FIRST)
+    with pytest.raises(SyscallError):
+        table.get(FIRST)
+    again = FIRST + (1 << 16)
+    table.insert(table.check_new(again), handle.file, READ)
+    assert [h.number for h in table] == [again]
+    assert [h.number for h in table.clear()] == [again]
+    assert len(table) == 0

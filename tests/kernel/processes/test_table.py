@@ -1,0 +1,258 @@
+"""The process table: who is registered, what limits do, and that an end gives everything back."""
+
+from typing import Any
+
+import pytest
+from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
+from symphony_kernel.protocol.limits import RUN_CHILD_DEPTH_MAX, RUN_CHILDREN_MAX
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernel.syscalls import SyscallRig, handle, u32
+
+A, B, C = (handle(index) for index in range(3))
+
+
+def refusal(rig: SyscallRig, instance: int, **given: Any) -> Errno:
+    with pytest.raises(SyscallError) as caught:
+        rig.register(instance, **given)
+    rig.processes.check_integrity()
+    return caught.value.errno
+
+
+def test_a_registration_is_checked() -> None:
+    rig = SyscallRig()
+    assert refusal(rig, 1) is Errno.EEXIST
+    assert refusal(rig, 0) is Errno.EINVAL
+    assert refusal(rig, 1 << 63) is Errno.EINVAL
+    assert refusal(rig, 2, tenant="") is Errno.EINVAL
+    assert refusal(rig, 2, parent=9) is Errno.ENOENT
+    assert refusal(rig, 2, parent=1, tenant="other") is Errno.EINVAL
+    assert refusal(rig, 2, parent=1, worker="worker-1") is Errno.EINVAL
+    assert refusal(rig, 2, parent=1, stage=5) is Errno.ENOENT
+    assert refusal(rig, 2, stage=5) is Errno.ENOENT
+    rig.finish()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"x": 1}, {"weight": 0}, {"weight": "1"}, {"weight": float("nan")}, {"kv_tokens": -1},
+     {"tokens": 1.5}, {"tokens": True}],
+)  # fmt: skip
+def test_options_are_checked(options: dict[str, Any]) -> None:
+    rig = SyscallRig()
+    assert refusal(rig, 2, options=options) is Errno.EINVAL
+    rig.finish()
+
+
+def test_children_are_bounded_in_depth_and_number() -> None:
+    rig = SyscallRig()
+    for depth in range(1, RUN_CHILD_DEPTH_MAX + 1):
+        assert rig.register(depth + 1, parent=depth).depth == depth
+    assert refusal(rig, 100, parent=RUN_CHILD_DEPTH_MAX + 1) is Errno.EDQUOT
+    for child in range(RUN_CHILDREN_MAX - RUN_CHILD_DEPTH_MAX):
+        rig.register(1000 + child, parent=1)
+    assert refusal(rig, 5000, parent=1) is Errno.EDQUOT
+    rig.processes.end(1000)
+    rig.register(5000, parent=1)
+    rig.finish()
+
+
+def test_a_stage_is_taken_once_and_given_back_when_nobody_comes() -> None:
+    rig = SyscallRig()
+    rig.call(1, Op.KV_CREATE, A)
+    rig.call(1, Op.STAGE, 5, [[A, 31, "x"]])
+    assert rig.call(1, Op.STAGE, 5, [[A, 31, "x"]]) == -Errno.EEXIST
+    rig.register(2, parent=1, stage=5)
+    assert refusal(rig, 3, parent=1, stage=5) is Errno.ENOENT
+    rig.call(1, Op.STAGE, 6, [[A, 31, "x"]])
+    assert refusal(rig, 2, parent=1, stage=6) is Errno.EEXIST
+    assert rig.file(A).references == 2
+    for stage in range(100, 100 + RUN_CHILDREN_MAX + 10):
+        assert rig.call(1, Op.STAGE, stage, [[A, 31, "x"]]) == 0
+    assert rig.file(A).references == 2 + RUN_CHILDREN_MAX
+    assert refusal(rig, 3, parent=1, stage=100) is Errno.ENOENT
+    rig.finish()
+
+
+def test_a_runs_tokens_run_out_once_for_all_its_instances() -> None:
+    rig = SyscallRig()
+    rig.register(7, options={"tokens": 5})
+    rig.register(8, parent=7)
+    for instance in (7, 8):
+        rig.call(instance, Op.KV_CREATE, A)
+    rig.send(7, Op.PRED, A, u32(1, 2, 3), None, b"")
+    rig.scheduler.compute()
+    assert rig.call(8, Op.PRED, A, u32(1, 2, 3), None, b"") == -Errno.EDQUOT
+    assert rig.call(7, Op.PRED, A, u32(1, 2, 3), None, b"") == -Errno.EDQUOT
+    assert rig.exceeded == [(7, "the run has used up its 5 tokens")]
+    rig.finish()
+
+
+def test_a_runs_entries_are_bounded_with_its_childrens() -> None:
+    rig = SyscallRig()
+    rig.register(7, options={"kv_tokens": 32})
+    rig.register(8, parent=7)
+    for instance in (7, 8):
+        rig.call(instance, Op.KV_CREATE, A)
+    rig.send(7, Op.PRED, A, u32(*range(32)), None, b"")
+    rig.scheduler.compute()
+    seq = rig.send(8, Op.PRED, A, u32(1), None, b"")
+    rig.scheduler.compute()
+    assert rig.reply(seq) == -Errno.EDQUOT
+    rig.call(7, Op.KV_TRUNCATE, A, 16)
+    seq = rig.send(8, Op.PRED, A, u32(1), None, b"")
+    rig.scheduler.compute(b"ok")
+    assert rig.reply(seq) == b"ok"
+    rig.finish()
+
+
+def busy(rig: SyscallRig) -> None:
+    """Instance 1 with children 2 and 3: files, grants, stages, preds in flight and calls behind."""
+    rig.call(1, Op.KV_CREATE, A)
+    rig.call(1, Op.STAGE, 5, [[A, 31, "x"]])
+    rig.call(1, Op.STAGE, 6, [[A, 31, "x"]])
+    rig.register(2, parent=1, stage=5)
+    rig.register(3, parent=2)
+    rig.call(2, Op.KV_GRANTED, A, "x")
+    rig.call(2, Op.KV_GRANT, A, 3, 31, "y")
+    rig.call(2, Op.KV_GRANT, A, 1, 31, "unused")
+    rig.call(3, Op.KV_GRANTED, A, "y")
+    for instance in (1, 2, 3, 2, 1):
+        rig.send(instance, Op.PRED, A, u32(*range(20)), None, b"")
+        rig.send(instance, Op.KV_LEN, A)
+    for index, instance in enumerate((1, 2, 3)):
+        rig.send(instance, Op.KV_FORK, B, A)
+        rig.send(instance, Op.PRED, B, u32(index), None, b"")
+        rig.send(instance, Op.KV_APPEND, A, B, 0, 5)
+    rig.processes.check_integrity()
+
+
+@pytest.mark.parametrize("computed", [0, 1, 3])
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 1, 3), (2, 3, 1)])
+def test_any_order_of_ends_gives_everything_back(order: tuple[int, ...], computed: int) -> None:
+    rig = SyscallRig()
+    busy(rig)
+    for _ in range(computed):
+        rig.scheduler.compute()
+    for instance in order:
+        answered = len(rig.replies)
+        rig.processes.end(instance)
+        rig.processes.check_integrity()
+        assert all(work.instance != instance for work in rig.scheduler.works)
+        assert all(reply[0] != instance for reply in rig.replies[answered:])
+    rig.finish()
+    assert rig.processes.statistics().lips == 0
+    assert rig.kvfs.tenant("t").account.pages == 0
+
+
+def test_the_others_go_on_after_an_end() -> None:
+    rig = SyscallRig()
+    busy(rig)
+    rig.processes.end(2)
+    while rig.scheduler.works:
+        rig.scheduler.compute()
+    answers = [result for instance, _, result in rig.replies if instance in (1, 3)]
+    assert rig.call(1, Op.KV_LEN, A) == 3 * 20 + 2 * 5
+    assert all(isinstance(result, bytes) or result >= 0 for result in answers)
+    rig.finish()
+
+
+def test_what_an_ended_instance_should_have_filled_says_so() -> None:
+    rig = SyscallRig()
+    rig.register(2, parent=1)
+    rig.call(2, Op.KV_CREATE, A)
+    rig.send(2, Op.PRED, A, u32(1), None, b"")
+    rig.send(2, Op.KV_FORK, B, A)
+    rig.call(2, Op.KV_GRANT, B, 1, 31, "fork")
+    rig.processes.end(2)
+    rig.call(1, Op.KV_GRANTED, C, "fork")
+    assert rig.call(1, Op.KV_LEN, C) == -Errno.ECANCELED
+    rig.finish()
+
+
+def test_a_dead_worker_ends_its_own_instances_only() -> None:
+    rig = SyscallRig()
+    rig.register(2, worker="worker-1")
+    rig.register(3)
+    assert sorted(rig.processes.end_worker("worker-0")) == [1, 3]
+    assert rig.processes.get(2) is not None
+    with pytest.raises(SyscallError) as caught:
+        rig.processes.end(4)
+    assert caught.value.errno is Errno.ENOENT
+    rig.finish()
+
+
+def test_what_a_dead_workers_instances_used_is_told_once() -> None:
+    rig = SyscallRig()
+    rig.call(1, Op.KV_CREATE, A)
+    rig.send(1, Op.PRED, A, u32(*range(40)), None, b"")
+    rig.scheduler.compute()
+    rig.processes.end_worker("worker-0")
+    assert rig.processes.end(1)["prompt_tokens"] == 40
+    with pytest.raises(SyscallError):
+        rig.processes.end(1)
+    rig.register(2)
+    rig.processes.end_worker()  # the gateway has gone: nobody will ask
+    with pytest.raises(SyscallError):
+        rig.processes.end(2)
+
+
+def test_a_tenants_use_is_counted_while_its_programs_live_and_after() -> None:
+    rig = SyscallRig()
+    rig.register(2, tenant="other")
+    for lip in (1, 2):
+        rig.call(lip, Op.KV_CREATE, A)
+        rig.send(lip, Op.PRED, A, u32(*range(20 * lip)), None, b"")
+        rig.scheduler.compute()
+    rig.call(2, Op.KV_SAVE, A, "kept", 0)
+    live = rig.processes.tenants()
+    assert (live["t"]["prompt_tokens"], live["t"]["lips"], live["t"]["pages"]) == (20, 1, 2)
+    assert (live["other"]["prompt_tokens"], live["other"]["lips"]) == (40, 1)
+    rig.processes.end(2)
+    after = rig.processes.tenants()
+    assert after["t"] == live["t"]
+    assert after["other"] == {**live["other"], "lips": 0, "handles": 0, "files": 1}
+    rig.finish(names=1)
+
+
+def test_pages_that_outlive_their_instance_are_paid_for_above_it() -> None:
+    rig = SyscallRig()
+    rig.register(2, parent=1)
+    rig.call(2, Op.KV_CREATE, A)
+    rig.send(2, Op.PRED, A, u32(*range(40)), None, b"")
+    rig.scheduler.compute()
+    rig.call(2, Op.KV_GRANT, A, 1, 31, "a")
+    rig.processes.end(2)
+    rig.processes.check_integrity()
+    run = rig.processes.get(1)
+    assert run is not None
+    assert run.lip.account.own == 3
+    rig.call(1, Op.KV_GRANTED, A, "a")
+    rig.send(1, Op.PRED, A, u32(*range(40)), None, b"")
+    rig.scheduler.compute()
+    rig.processes.check_integrity()
+    assert run.lip.account.pages == 5
+    rig.finish()
+
+
+def test_an_audit_finds_a_lost_reference_and_a_wrong_quota() -> None:
+    rig = SyscallRig()
+    rig.call(1, Op.KV_CREATE, A)
+    rig.file(A).references += 1
+    with pytest.raises(KernelBug, match="references"):
+        rig.processes.check_integrity()
+    rig.file(A).references -= 1
+    tenant = rig.kvfs.tenant("t")
+    tenant.handles += 1
+    with pytest.raises(KernelBug, match="handles"):
+        rig.processes.check_integrity()
+    tenant.handles -= 1
+    tenant.files += 1
+    with pytest.raises(KernelBug, match="files"):
+        rig.processes.check_integrity()
+    tenant.files -= 1
+    tenant.account.pages += 1
+    with pytest.raises(KernelBug, match="pay"):
+        rig.processes.check_integrity()
+    tenant.account.pages -= 1
+    rig.finish()

@@ -1,0 +1,130 @@
+"""How long a launch waits for the LIPs of the last step."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX, DECODING_MS_MAX
+from symphony_kernel.scheduler.anticipation import Answers
+
+STEP = 0.010  # seconds
+
+
+@dataclass
+class Queue:
+    """Works that are ready: how many of each LIP."""
+
+    lips: dict[int, int]
+
+    @property
+    def works(self) -> int:
+        return sum(self.lips.values())
+
+    @property
+    def lips_active(self) -> int:
+        return len(self.lips)
+
+    def waits(self, root: int) -> bool:
+        return root in self.lips
+
+
+def ready(*roots: int) -> Queue:
+    return Queue(Counter(roots))
+
+
+def stepped(replies: dict[int, int], step_seconds: float = STEP) -> Answers:
+    answers = Answers()
+    answers.stepped(replies, 1.0, step_seconds)
+    return answers
+
+
+def test_two_groups_of_one_lip_come_together_again() -> None:
+    answers = stepped({7: 8})
+    # Its other eight branches are ready; the answers to these take a fifth of a step.
+    assert answers.wait_seconds(1.0, ready(*[7] * 8)) == pytest.approx(STEP * BATCH_WAIT_SHARE_MAX)
+    assert answers.wait_seconds(1.0 + STEP / 6, ready(*[7] * 8)) > 0
+    for _ in range(8):
+        answers.heard(7, 1.0 + STEP / 5)
+    assert answers.wait_seconds(1.0 + STEP / 5, ready(*[7] * 16)) == 0
+
+
+def test_many_wait_for_one_only_as_long_as_it_pays() -> None:
+    answers = stepped({7: 1})
+    assert answers.wait_seconds(1.0, ready(*range(8, 71))) == pytest.approx(STEP / 64)
+    assert answers.wait_seconds(1.0 + STEP / 60, ready(*range(8, 71))) == 0
+
+
+def test_a_long_step_is_no_reason_to_wait_long() -> None:
+    assert stepped({7: 8}, 1.0).wait_seconds(1.0, ready(*[7] * 8)) == pytest.approx(
+        BATCH_WAIT_MS_MAX / 1000
+    )
+
+
+def test_who_has_ended_is_not_waited_for() -> None:
+    answers = stepped({7: 8, 8: 1})
+    answers.forget(7)
+    assert answers.wait_seconds(1.0, ready(*range(9, 18))) == pytest.approx(STEP / 10)
+    answers.forget(8)
+    assert answers.wait_seconds(1.0, ready(*range(9, 18))) == 0
+
+
+def test_a_thousand_branches_do_not_outvote_a_stream() -> None:
+    answers = stepped({7: 1})
+    wait = answers.wait_seconds(1.0, ready(*[8] * 1000))
+    assert wait == pytest.approx(STEP * BATCH_WAIT_SHARE_MAX)
+
+
+def test_who_has_had_a_result_lately_decodes() -> None:
+    answers = stepped({7: 1, 8: 0})
+    soon, later = 1.0 + DECODING_MS_MAX / 2000, 1.0 + DECODING_MS_MAX / 500
+    assert answers.anybody_decodes(soon, besides=7)
+    assert not answers.anybody_decodes(later)
+    answers.stepped({7: 1}, soon, STEP)
+    assert answers.anybody_decodes(soon, besides=7), "LIP 8 has not been forgotten"
+    answers.forget(8)
+    assert not answers.anybody_decodes(soon, besides=7)
+    assert answers.anybody_decodes(soon)
+
+
+def learned(seconds: list[float]) -> Answers:
+    """Return what is known after a LIP has taken so long to answer one step after the other."""
+    answers = Answers()
+    for number, taken in enumerate(seconds, 1):
+        answers.stepped({7: 1}, float(number), STEP)
+        answers.heard(7, number + taken)
+    answers.stepped({7: 1}, 100.0, STEP)
+    return answers
+
+
+def test_who_thinks_for_long_now_and_then_is_still_waited_for() -> None:
+    answers = learned([STEP / 20] * 7 + [0.05] + [STEP / 20] * 2)
+    assert answers.wait_seconds(100.0, ready(8)) > STEP / 20
+
+
+def test_who_always_thinks_for_long_is_not() -> None:
+    assert learned([0.05] * 10).wait_seconds(100.0, ready(8)) == 0
+
+
+def test_the_last_of_many_is_waited_for_while_it_is_about_to_answer() -> None:
+    answers = learned([STEP / 20, STEP / 10] * 5)
+    crowd = ready(*range(8, 71))
+    assert answers.wait_seconds(100.0, crowd) == 0, "too long a wait for one of 64"
+    assert answers.wait_seconds(100.0 + STEP * 0.095, crowd) > 0, "most of it is over"
+
+
+def test_who_answers_late_is_not_known_to_answer_soon() -> None:
+    answers = stepped({7: 1})
+    assert answers.soon(7)
+    assert answers.soon(8), "nothing is known of it"
+    for number in range(4):
+        answers.heard(7, 2.0 + number)
+        answers.stepped({7: 1}, 2.5 + number, STEP)
+    assert not answers.soon(7)
+
+
+def test_a_result_that_was_there_is_answered_like_one_of_a_step() -> None:
+    answers = stepped({7: 1})
+    answers.heard(7, 1.0001)
+    assert answers.wait_seconds(1.0002, ready(8)) == 0
+    answers.replied(7, 1.0002)
+    assert answers.wait_seconds(1.0002, ready(8)) > 0

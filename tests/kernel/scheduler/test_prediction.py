@@ -1,0 +1,369 @@
+"""Preds that are computed before they come: nobody can tell but by the clock."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from symphony_kernel.executor.simulated import CostModel
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.messages import Op
+from symphony_kernel.scheduler.prediction import Caution
+
+from tests.support.garbage import left_to_collector
+from tests.support.kernel.rig import A, B, C, Rig, Worker, decode, ids, options, start, tokens
+from tests.support.kernel.rig import with_kernel as with_any_kernel
+
+STEP = CostModel(fixed_us=10_000)
+BOLD = Caution(least=0, odd=0, vain=0)  # whatever could be guessed is
+SEEDED = options(get={"sample": {"temperature": 5.0, "seed": 7}})
+BEST = options(get={"top": 3})
+
+
+def with_kernel(
+    test: Callable[[Rig], Awaitable[Any]], caution: Caution | None = BOLD, **given: Any
+) -> Any:
+    """Run a test beside a kernel that guesses with so much caution, or not at all."""
+
+    async def checked(rig: Rig) -> Any:
+        result = await test(rig)
+        await rig.gateway.check_integrity()
+        return result
+
+    given = {"costs": STEP} | given
+    return with_any_kernel(checked, kernel_options=KernelOptions(guesses=caution), **given)
+
+
+def guessed(rig: Rig) -> tuple[int, int]:
+    """Return how many preds were computed before they came, and how many rows for none."""
+    found = rig.kernel.statistics()
+    return found["preds_guessed"], found["preds_guessed_in_vain"]
+
+
+async def think(worker: Worker, instance: int, count: int, opts: bytes = b"", ms: float = 2) -> Any:
+    """Decode with a pause behind each token; return what came, as bytes."""
+    token, results = instance, []
+    for _ in range(count):
+        result = await worker.pred(instance, A, tokens(token), opts)
+        assert isinstance(result, bytes), result
+        results.append(result)
+        await asyncio.sleep(ms / 1000)
+        token = int.from_bytes(result[:4], "little")
+    return results
+
+
+# -- What it is for ----------------------------------------------------------------------------
+@pytest.mark.parametrize("opts", [b"", SEEDED, BEST], ids=["argmax", "seeded", "top"])
+@pytest.mark.parametrize("ms", [2, 10, 13, 35])
+def test_programs_get_what_they_would_get_and_sooner(opts: bytes, ms: float) -> None:
+    async def test(rig: Rig) -> tuple[list[Any], float, dict[str, Any]]:
+        for instance in (1, 2, 3):
+            worker = await start(rig, instance)
+        began = asyncio.get_running_loop().time()
+        made = await asyncio.gather(*(think(worker, each, 50, opts, ms) for each in (1, 2, 3)))
+        took = asyncio.get_running_loop().time() - began
+        read = [await worker.call(each, Op.KV_TOKENS, A, 0, 50) for each in (1, 2, 3)]
+        return [made, read], took, rig.kernel.statistics()
+
+    plain, plain_took, before = with_kernel(test, None)
+    found, took, after = with_kernel(test)
+    assert found == plain
+    assert took < 0.9 * plain_took
+    assert before["preds_guessed"] == 0
+    assert after["preds_guessed"] >= 95, "two of three at least"
+    assert after["preds"] == before["preds"] == after["decode_rows"]
+
+
+def test_the_device_does_not_wait_for_programs() -> None:
+    async def test(rig: Rig) -> dict[str, Any]:
+        worker = await start(rig)
+        await think(worker, 1, 60)
+        return rig.kernel.statistics()
+
+    plain, found = with_kernel(test, None), with_kernel(test)
+    assert plain["device_steps_ahead"] == 0
+    assert found["device_steps_ahead"] >= 57
+    assert found["device_pause_ms"] < 0.1 * plain["device_pause_ms"]
+
+
+def test_generations_and_preds_go_on_together() -> None:
+    async def test(rig: Rig) -> tuple[list[int], list[bytes]]:
+        await start(rig, 2)
+        worker = await start(rig)
+        made = worker.generate(1, A, tokens(1), max=40)
+        results = await think(worker, 2, 30)
+        assert await made.end == b""
+        return made.ids, results
+
+    async def counted(rig: Rig) -> Any:
+        found = await test(rig)
+        assert guessed(rig)[0] > 20
+        return found
+
+    assert with_kernel(counted) == with_kernel(test, None)
+
+
+def test_what_has_ended_leaves_nothing_to_the_collector() -> None:
+    """With circles among what a token is made of, everybody would rest while they are found."""
+
+    async def test(rig: Rig) -> tuple[set[str], tuple[int, int]]:
+        await start(rig, 2)
+        worker = await start(rig)
+        await think(worker, 2, 20)
+        with left_to_collector("symphony_kernel") as left:
+            made = worker.generate(1, A, tokens(1), max=20)
+            await think(worker, 2, 40)
+            assert await made.end == b""
+        return left, guessed(rig)
+
+    left, (hits, _) = with_kernel(test)
+    assert hits > 40
+    assert left == set()
+
+
+# -- Whatever else comes -----------------------------------------------------------------------
+async def length_of(worker: Worker) -> int:
+    length = await worker.call(1, Op.KV_LEN, A)
+    assert isinstance(length, int)
+    return length
+
+
+async def truncate(worker: Worker, length: int) -> None:
+    assert await worker.call(1, Op.KV_TRUNCATE, A, length - 1) == 0
+    await worker.pred(1, A, tokens(5))
+
+
+async def truncate_and_come_back(worker: Worker, length: int) -> None:
+    """The same length, and another token before."""
+    await truncate(worker, length)
+    assert await worker.call(1, Op.KV_LEN, A) == length
+
+
+async def fork(worker: Worker, length: int) -> None:
+    assert await worker.call(1, Op.KV_FORK, B, A) == 0
+    await worker.pred(1, B, tokens(9))
+
+
+async def append(worker: Worker, length: int) -> None:
+    assert await worker.call(1, Op.KV_APPEND, A, A, 0, 2) == 0
+
+
+async def generate(worker: Worker, length: int) -> None:
+    made = worker.generate(1, A, tokens(3), max=2)
+    assert await made.end == b""
+
+
+async def aside(worker: Worker, length: int) -> None:
+    await worker.pred(1, A, tokens(3), options(keep=False))
+
+
+async def cancel(worker: Worker, length: int) -> None:
+    reply = worker.pred(1, A, tokens(4))
+    worker.tell(1, Op.CANCEL, worker._seq)
+    await reply
+
+
+async def evict(worker: Worker, length: int) -> None:
+    """Another file needs nearly all frames, for a moment."""
+    worker.tell(1, Op.KV_CREATE, C)
+    await worker.pred(1, C, tokens(*range(1, 14 * PAGE_TOKENS)))
+    assert await worker.call(1, Op.KV_CLOSE, C) == 0
+
+
+async def another_place(worker: Worker, length: int) -> None:
+    await worker.pred(1, A, tokens(4), positions=tokens(length + 3))
+
+
+EVENTS = [
+    truncate, truncate_and_come_back, fork, append, generate, aside, cancel, evict, another_place,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
+@pytest.mark.parametrize("ms", [1, 12])
+def test_what_was_guessed_is_gone_when_anything_else_comes(
+    event: Callable[[Worker, int], Awaitable[None]], ms: int
+) -> None:
+    """`ms`: while it computes, and when its result is kept."""
+
+    async def test(rig: Rig) -> list[Any]:
+        worker = await start(rig)
+        seen: list[Any] = []
+        token = 1
+        for number in range(40):
+            result = await worker.pred(1, A, tokens(token))
+            seen.append(result)
+            await asyncio.sleep(ms / 1000)
+            (token,) = ids(result)
+            if number % 7 == 6:
+                await event(worker, await length_of(worker))
+                seen.append(await worker.call(1, Op.KV_STAT, A))
+                length = await length_of(worker)
+                seen.append(await worker.call(1, Op.KV_TOKENS, A, 0, length))
+                if event is fork:
+                    seen.append(ids(await worker.pred(1, B, tokens(token))))
+                    assert await worker.call(1, Op.KV_CLOSE, B) == 0
+        return seen
+
+    async def counted(rig: Rig) -> list[Any]:
+        found: list[Any] = await test(rig)
+        assert guessed(rig)[0] > 5
+        return found
+
+    assert with_kernel(counted, pages=20) == with_kernel(test, None, pages=20)
+
+
+def test_a_pred_that_another_handle_makes_is_as_good() -> None:
+    """What counts is the file: a child that was granted it goes on with the same token."""
+
+    async def test(rig: Rig) -> list[Any]:
+        worker = await start(rig)
+        await start(rig, 2, parent=1)
+        seen: list[Any] = await think(worker, 1, 10)
+        assert await worker.call(1, Op.KV_GRANT, A, 2, 31, "x") == 0
+        assert await worker.call(2, Op.KV_GRANTED, B, "x") == 31
+        (token,) = ids(seen[-1])
+        for handle, instance in ((B, 2), (A, 1)) * 5:
+            result = await worker.pred(instance, handle, tokens(token))
+            seen.append(result)
+            (token,) = ids(result)
+        return seen
+
+    assert with_kernel(test) == with_kernel(test, None)
+
+
+# -- What nobody sees --------------------------------------------------------------------------
+def test_a_guess_holds_no_page_and_no_quota() -> None:
+    """One entry behind a full page: the next page is nobody's until its pred comes."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, kv_tokens=2 * PAGE_TOKENS)
+        free = rig.kernel.statistics()["pages_free"]
+        made = await think(worker, 1, PAGE_TOKENS)
+        await asyncio.sleep(0.05)
+        assert rig.kernel.statistics()["pages_free"] == free - 1
+        stat = await worker.call(1, Op.KV_STAT, A)
+        assert isinstance(stat, bytes)
+        before = guessed(rig)[0]
+        await decode(worker, 1, A, ids(made[-1])[0], 1)
+        assert guessed(rig)[0] == before + 1, "it was computed into a spare frame"
+        assert rig.kernel.statistics()["pages_free"] == free - 2
+
+    with_kernel(test)
+
+
+def test_spare_frames_are_for_whoever_wants_them() -> None:
+    async def test(rig: Rig) -> Any:
+        worker = await start(rig)
+        worker.tell(1, Op.KV_CREATE, B)
+        made = await think(worker, 1, PAGE_TOKENS)
+        await asyncio.sleep(0.05)  # the next entry lies in a spare frame: the last but one
+        whole = await worker.pred(1, B, tokens(*range(1, PAGE_TOKENS + 2)))
+        assert isinstance(whole, bytes), "there was room"
+        return [*made, await worker.pred(1, B, tokens(1)), await worker.call(1, Op.KV_LEN, B)]
+
+    assert with_kernel(test, pages=3) == with_kernel(test, None, pages=3)
+
+
+def test_nothing_but_what_has_come_is_charged() -> None:
+    async def test(rig: Rig) -> Any:
+        worker = await start(rig, tokens=20)
+        results = [await worker.pred(1, A, tokens(1))]
+        while isinstance(results[-1], bytes):
+            await asyncio.sleep(0.015)
+            results.append(await worker.pred(1, A, results[-1][:4]))
+        return results, rig.gateway.exceeded, rig.kernel.statistics()["decode_tokens"]
+
+    assert with_kernel(test) == with_kernel(test, None)
+
+
+def test_an_instance_that_ends_leaves_nothing() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await think(worker, 1, 15)
+        await rig.gateway.end(1)
+        await asyncio.sleep(0.05)
+        found = rig.kernel.statistics()
+        assert found["pages_free"] == found["pages"]
+        assert guessed(rig)[1] <= 2
+
+    with_kernel(test)
+
+
+def test_who_comes_is_in_the_next_step() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await start(rig, 2)
+        loop = asyncio.get_running_loop()
+        going = asyncio.create_task(think(worker, 1, 60))
+        for at in range(1, 12):
+            await asyncio.sleep(0.0217 + at * 0.0007)
+            asked = loop.time()
+            await worker.pred(2, A, tokens(4_000 - at))
+            assert loop.time() - asked <= 2 * 0.01 + 0.0034, "the step under way and its own"
+        await going
+
+    with_kernel(test, Caution(least=0, odd=0, vain=0))
+
+
+# -- For whom ----------------------------------------------------------------------------------
+def test_who_is_not_to_be_guessed_costs_the_device_little() -> None:
+    """Every other token is its own: by its past it is not guessed about for long."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        token = 1
+        for number in range(200):
+            (token,) = ids(await worker.pred(1, A, tokens(token)))
+            await asyncio.sleep(0.001)
+            if number % 2:
+                token = 1 + number
+        hits, misses = guessed(rig)
+        assert misses <= 4
+        assert hits <= 8
+
+    with_kernel(test, Caution())
+
+
+def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        for piece in range(8):
+            made = await think(worker, 1, 40)
+            assert made
+            assert await worker.call(1, Op.KV_TRUNCATE, A, 0) == 0
+            await asyncio.sleep(0.1 if piece % 2 else 0)
+        hits, misses = guessed(rig)
+        assert hits > 200
+        assert misses <= 0.06 * 320
+
+    with_kernel(test, Caution())
+
+
+def test_short_programs_are_soon_not_guessed_about() -> None:
+    """Of six preds one row for nothing is too many: their tenant's next ones begin without."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await think(worker, 1, 60)  # it has paid for this one
+        await rig.gateway.end(1)
+        await asyncio.sleep(0.05)
+        before = guessed(rig)[1]
+        for instance in range(2, 40):
+            await start(rig, instance)
+            await think(worker, instance, 6)
+            await rig.gateway.end(instance)
+            await asyncio.sleep(0.05)
+        assert guessed(rig)[1] - before <= 6
+
+    with_kernel(test, Caution())
+
+
+def test_unseeded_draws_are_not_guessed() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig)
+        await think(worker, 1, 30, options(get={"sample": {}}))
+        assert guessed(rig) == (0, 0)
+
+    with_kernel(test)

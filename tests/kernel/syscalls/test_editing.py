@@ -1,0 +1,309 @@
+"""What editing is for, against dense attention with the equivalent mask and positions.
+
+Each scenario runs on the native kernels and on plain torch, on a model that sees everything and on
+one with a sliding window. Every distribution of every pred is compared (see `support.editing`).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from symphony_kernel.scheduler.batcher import StepLimits
+
+from tests.support.executor.models import VOCAB, Checkpoint, make_checkpoint
+from tests.support.executor.native import native_library
+from tests.support.kernel.editing import Desk, at_a_desk
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "windowed": ("mistral", {"sliding_window": 24}),
+}
+NARROW = StepLimits(tokens=40, rows=3, quantum=8)  # a prompt comes in many chunks
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Checkpoint:
+    kind, settings = MODELS[request.param]
+    directory: Path = tmp_path_factory.mktemp("model")
+    return make_checkpoint(directory, kind, **settings)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Small products gain nothing from two threads, and threads that spin disturb the neighbours.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(params=["native", "torch"], autouse=True)
+def _network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "native":
+        native_library()
+    monkeypatch.setenv("SYMPHONY_NATIVE", "1" if request.param == "native" else "0")
+
+
+def ids(count: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
+    return found
+
+
+def best(logits: Any) -> int:
+    return int(np.argmax(logits))
+
+
+def test_attention_sinks_keep_the_positions_of_what_they_saw(checkpoint: Checkpoint) -> None:
+    """StreamingLLM (2309.17453): the first tokens and a window; positions go on as they were."""
+
+    async def scenario(desk: Desk) -> None:
+        stream = desk.create()
+        logits = await desk.pred(stream, ids(50))
+        position = 50
+        for _ in range(3):
+            kept = desk.extract(stream, (0, 4), (len(stream) - 19, len(stream)))
+            desk.close(stream)
+            stream = kept
+            for _ in range(5):
+                logits = await desk.pred(stream, [best(logits[-1])], [position])
+                position += 1
+
+    at_a_desk(checkpoint, scenario)
+
+
+def test_attention_sinks_with_positions_numbered_anew(checkpoint: Checkpoint) -> None:
+    """Positions inside the cache: the window's tokens are computed again behind the sinks."""
+
+    async def scenario(desk: Desk) -> None:
+        stream = desk.create()
+        text = ids(60)
+        await desk.pred(stream, text)
+        for step in range(3):
+            kept = desk.extract(stream, (0, 4))
+            window = text[-20:]
+            logits = await desk.pred(kept, window)  # at 4, 5, ..: behind what the file has
+            for _ in range(6):
+                text.append(best(logits[-1]))
+                logits = await desk.pred(kept, text[-1:])
+            # The very same tokens at positions said one by one.
+            other = desk.extract(stream, (0, 4))
+            again = await desk.pred(other, window + text[-6:], range(4, 30))
+            assert np.allclose(again[-1], logits[-1], rtol=1e-3, atol=1e-4), step
+            desk.close(kept)
+
+    at_a_desk(checkpoint, scenario, NARROW)
+
+
+def test_a_window_slides_a_token_at_a_time(checkpoint: Checkpoint) -> None:
+    async def scenario(desk: Desk) -> None:
+        stream = desk.create()
+        logits = await desk.pred(stream, ids(30))
+        for position in range(30, 42):
+            kept = desk.extract(stream, (len(stream) - 15, len(stream)))
+            desk.close(stream)
+            stream = kept
+            logits = await desk.pred(stream, [best(logits[-1])], [position])
+
+    at_a_desk(checkpoint, scenario)
+
+
+@pytest.mark.parametrize("limits", [StepLimits(), NARROW], ids=["wide", "narrow"])
+def test_pruned_contexts(checkpoint: Checkpoint, limits: StepLimits) -> None:
+    """Any entries taken out of the middle, at any token and not at pages' ends."""
+
+    async def scenario(desk: Desk) -> None:
+        random = np.random.default_rng(3)
+        stream = desk.create()
+        await desk.pred(stream, ids(70))
+        position = 70
+        for _ in range(4):
+            kept = np.flatnonzero(random.random(len(stream)) < 0.7)
+            bounds = [(int(i), int(i) + 1) for i in kept]
+            pruned = desk.extract(stream, *bounds)
+            count = int(random.integers(1, 30))
+            await desk.pred(pruned, ids(count, position), range(position, position + count))
+            position += count
+            stream = pruned
+
+    at_a_desk(checkpoint, scenario, limits)
+
+
+def test_modules_are_appended_in_any_order(checkpoint: Checkpoint) -> None:
+    """Prompt Cache (2311.04934): modules computed alone, each at positions of its own."""
+
+    async def scenario(desk: Desk) -> None:
+        sizes = [16, 7, 33, 1]
+        modules, begin = [], 8
+        for index, size in enumerate(sizes):
+            module = desk.create()
+            await desk.pred(module, ids(size, index), range(begin, begin + size))
+            modules.append(module)
+            begin += size
+        system = desk.create()
+        await desk.pred(system, ids(8, 99))
+        for order in ([0, 1, 2, 3], [2, 0], [3, 1, 2, 0], [1, 1]):
+            prompt = desk.fork(system)
+            for index in order:
+                desk.append(prompt, modules[index], 0, sizes[index])
+            await desk.pred(prompt, ids(11, 50), range(begin, begin + 11))
+            await desk.pred(prompt, ids(1, 51), [begin + 11])
+
+    at_a_desk(checkpoint, scenario)
+
+
+def test_a_module_with_a_union_of_parts(checkpoint: Checkpoint) -> None:
+    """Parts of one module, and of a file that grew behind modules, appended elsewhere."""
+
+    async def scenario(desk: Desk) -> None:
+        one, other = desk.create(), desk.create()
+        await desk.pred(one, ids(40, 1))
+        await desk.pred(other, ids(25, 2), range(100, 125))
+        desk.append(one, other, 3, 22)
+        await desk.pred(one, ids(9, 3), range(125, 134))
+        target = desk.create()
+        await desk.pred(target, ids(5, 4))
+        desk.append(target, one, 35, 64)
+        desk.append(target, target, 0, 20)
+        desk.append(target, other, 20, 25)
+        await desk.pred(target, ids(20, 5), range(140, 160))
+        desk.truncate(target, 37)
+        await desk.pred(target, ids(2, 6))
+
+    at_a_desk(checkpoint, scenario)
+
+
+def test_speculation_verified_as_a_chain_and_truncated(checkpoint: Checkpoint) -> None:
+    """Each draft is half right: what was accepted, and one token more, equals plain decoding."""
+
+    async def scenario(desk: Desk) -> None:
+        plain, fast = desk.create(), desk.create()
+        prompt = ids(33)
+        logits = await desk.pred(plain, prompt)
+        expected = [best(logits[-1])]
+        for _ in range(24):
+            logits = await desk.pred(plain, expected[-1:])
+            expected.append(best(logits[-1]))
+        logits = await desk.pred(fast, prompt)
+        out = [best(logits[-1])]
+        while len(out) < 18:
+            right = expected[len(out) : len(out) + 3]
+            drafts = [*right, (expected[len(out) + 3] + 1) % VOCAB, 5]
+            found = await desk.pred(fast, [out[-1], *drafts])
+            said = [best(each) for each in found]
+            accepted = 0
+            while accepted < len(drafts) and said[accepted] == drafts[accepted]:
+                accepted += 1
+            desk.truncate(fast, len(fast) - len(drafts) + accepted)
+            out += said[: accepted + 1]
+        assert out == expected[: len(out)]
+
+    at_a_desk(checkpoint, scenario)
+
+
+def test_speculation_verified_as_a_tree_and_cut_to_its_path(checkpoint: Checkpoint) -> None:
+    """Three drafts a token in one pass (SpecInfer, 2305.09781); the accepted path is extracted."""
+
+    async def scenario(desk: Desk) -> None:
+        plain, fast = desk.create(), desk.create()
+        prompt = ids(40)
+        logits = await desk.pred(plain, prompt)
+        expected = [best(logits[-1])]
+        for _ in range(20):
+            logits = await desk.pred(plain, expected[-1:])
+            expected.append(best(logits[-1]))
+        logits = await desk.pred(fast, prompt)
+        out = [best(logits[-1])]
+        while len(out) < 16:
+            right = expected[len(out) : len(out) + 2]
+            # Node 0 is the token itself; below it wrong drafts stand before the right ones.
+            drafts = [out[-1], right[0] ^ 1, right[0], 3, right[1] ^ 2, right[1]]
+            found = await desk.pred(fast, drafts, parents=[-1, 0, 0, 1, 2, 2])
+            before = len(fast) - 6
+            assert [best(found[0]), best(found[2])] == right
+            kept = desk.extract(fast, (0, before + 1), (before + 2, before + 3),
+                                (before + 5, before + 6))  # fmt: skip
+            desk.close(fast)
+            fast = kept
+            out += [*right, best(found[5])]
+        assert out == expected[: len(out)]
+
+    at_a_desk(checkpoint, scenario)
+
+
+def test_a_tree_is_decoded_a_level_at_a_time(checkpoint: Checkpoint) -> None:
+    """All branches in one file, and rolled back to any level; parents within one pass only."""
+
+    async def scenario(desk: Desk) -> None:
+        trunk = desk.create()
+        await desk.pred(trunk, ids(37))
+        branches = [desk.fork(trunk) for _ in range(3)]
+        for index, branch in enumerate(branches):
+            parents = [-1, 0, 0, 1, 1, 2, 2, 3, 3, 3, -1, 10, 11]
+            await desk.pred(branch, ids(13, index), parents=parents)
+            desk.truncate(branch, 37 + 13 - 2 * index - 1)
+            await desk.pred(branch, ids(3, index), [45, 46, 47])
+        # Two roots only, siblings without children, at positions that the program says.
+        await desk.pred(trunk, [9, 8, 7], [60, 60, 60], [-1, -1, -1])
+        await desk.pred(trunk, ids(5), parents=[-1, 0, 1, 2, 3], keep=False)
+        await desk.pred(trunk, ids(4))
+
+    at_a_desk(checkpoint, scenario)
+
+
+def test_a_tree_deeper_than_the_window(checkpoint: Checkpoint) -> None:
+    async def scenario(desk: Desk) -> None:
+        file = desk.create()
+        await desk.pred(file, ids(21))
+        # A chain of 40 with a sibling before each link: depth is not the place in the file.
+        parents = [-1, -1]
+        for link in range(1, 40):
+            parents += [2 * link - 1, 2 * link - 1]
+        await desk.pred(file, ids(80, 4), parents=parents)
+        await desk.pred(file, ids(3, 5))
+
+    at_a_desk(checkpoint, scenario, StepLimits())
+
+
+def test_a_file_may_hold_an_entry_twice_and_in_any_order(checkpoint: Checkpoint) -> None:
+    async def scenario(desk: Desk) -> None:
+        file = desk.create()
+        await desk.pred(file, ids(45))
+        jumbled = desk.extract(file, (16, 32), (40, 45), (0, 3), (41, 43), (0, 0), (44, 45))
+        await desk.pred(jumbled, ids(7, 1), [3, 1, 4, 1, 5, 9, 2])
+        await desk.pred(jumbled, ids(2, 2))
+
+    at_a_desk(checkpoint, scenario)
+
+
+@pytest.mark.parametrize("pages", [60, 24])
+def test_edited_files_are_computed_again_where_they_do_not_all_fit(
+    checkpoint: Checkpoint, pages: int
+) -> None:
+    """They take turns on a device that holds a part of them, and say what they always said."""
+
+    async def scenario(desk: Desk) -> None:
+        random = np.random.default_rng(8)
+        text, other = desk.create(), desk.create()
+        await desk.pred(text, ids(90))
+        await desk.pred(other, ids(40, 1), range(200, 240))
+        sinks = desk.extract(text, (0, 4), (61, 90))
+        await desk.pred(sinks, ids(25, 2), range(90, 115))
+        window = desk.extract(sinks, (0, 4), (30, 58))
+        tree = desk.fork(text)
+        await desk.pred(tree, ids(6, 3), parents=[-1, 0, 0, 1, 2, 2])
+        path = desk.extract(tree, (0, 91), (92, 93), (95, 96))
+        mixed = desk.extract(other, (5, 40))
+        desk.append(mixed, text, 16, 70)
+        desk.append(mixed, sinks, 30, 50)
+        files = [text, other, sinks, window, tree, path, mixed]
+        for turn in range(28):
+            file = files[turn % 7] if turn < 14 else files[int(random.integers(7))]
+            await desk.pred(file, ids(int(random.integers(1, 4)), turn))
+        pager = desk.rig.kernel._scheduler._pager
+        assert pager is not None
+        assert (pager.rebuilt_tokens > 0) == (pages == 24), pager.rebuilt_tokens
+
+    at_a_desk(checkpoint, scenario, pages=pages)

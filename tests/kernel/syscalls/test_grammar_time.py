@@ -1,0 +1,189 @@
+"""What masks and grammars may take of the kernel: in turns, beside the steps, and charged."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from symphony_kernel.executor.base import Batch
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.grammar.compiler import Grammar
+from symphony_kernel.grammar.matcher import Guide
+from symphony_kernel.platform.clock import RealClock
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernel.constrained import (
+    EOS,
+    PROMPT,
+    REGEX,
+    Rig,
+    assets,
+    constraint,
+    generated,
+    ids_of,
+    kernel_with_text,
+    preds,
+    refused,
+    sampled,
+    with_text,
+)
+from tests.support.kernel.rig import A, B, ids, options, start, tokens
+
+
+def test_masks_that_take_long_are_made_in_turns() -> None:
+    """Rows of a slow grammar do not all come in one step: others would wait for all of them."""
+    steps: list[list[bool]] = []
+
+    class Watched(SimulatedExecutor):
+        async def run(self, batch: Batch) -> list[bytes | SyscallError]:
+            steps.append([row.guide is not None for row in batch.rows])
+            return await super().run(batch)
+
+    async def main() -> None:
+        device = Watched(RealClock(), 512, assets().model, CostModel(fixed_us=200.0), hashed=True)
+        async with kernel_with_text(device) as rig:
+            worker = await start(rig)
+            handle = await constraint(worker, REGEX, b"[a-z]{300}")
+            grammars = rig.kernel.constraints._grammars
+            (grammar,) = grammars._live["t"]
+            grammar.took = lambda seconds: None  # type: ignore[method-assign]
+            grammar.seconds = 0.009  # two of them fit
+            for file in range(B, B + 6):
+                worker.tell(1, Op.KV_CREATE, file)
+            made = [
+                worker.generate(1, file, tokens(9), max=8, constraint=handle)
+                for file in range(B, B + 6)
+            ]
+            plain = worker.generate(1, A, tokens(9), max=8)
+            for each in (*made, plain):
+                assert await each.end == b""
+                assert len(each.ids) == 8
+
+    asyncio.run(main())
+    assert max(map(sum, steps)) == 2
+    assert sum(map(sum, steps)) >= 6 * 8  # drafts that never begin are counted, too
+
+
+def test_grammars_are_compiled_beside_the_steps_and_their_texts_are_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One whose states are used up, and one of a kernel before; others go on meanwhile."""
+    built: list[str] = []
+    build = Grammar.build
+
+    def watched(grammar: Grammar) -> None:
+        built.append(threading.current_thread().name)
+        build(grammar)
+
+    async def test(rig: Rig) -> None:
+        handle = await constraint(rig.worker, REGEX, b"[a-f]{1,9}( [a-f]{1,9}){40}")
+        wanted = await generated(rig, 1, handle)
+        (grammar,) = rig.kernel.constraints._grammars._live["t"]
+        rig.worker.tell(1, Op.KV_CREATE, B)
+        began = rig.worker.generate(
+            1, B, PROMPT, max=300, constraint=handle, get=sampled(1), ahead=2
+        )
+        while len(began.records) < 2:  # noqa: ASYNC110 - they come by themselves
+            await asyncio.sleep(0.001)
+        assert grammar.era is not None
+        grammar.era.worn = True
+        rig.worker.tell(1, Op.KV_CREATE, B + 1)
+        began.take(300)
+        plain = rig.worker.generate(1, B + 1, PROMPT, max=60)
+        assert await plain.end == b""
+        assert await began.end == b""
+        assert began.ids == wanted
+        grammar.era = None
+        rig.worker.tell(1, Op.KV_CREATE, B + 2)
+        assert await generated(rig, 1, handle, B + 2) == wanted
+        assert built[0].startswith("grammars")
+        assert len(built) == 3
+        assert len(set(built)) == 1, "the same thread, and no other"
+
+    monkeypatch.setattr(Grammar, "build", watched)
+    with_text(test)
+
+
+def test_texts_that_take_steps_to_follow_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rows come again until they are followed, and their pages stay theirs."""
+
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        handle = await constraint(worker, REGEX, b"[a-f ]*")
+        text = tokens(*ids_of("abc def fed cab" * 12))
+        asked: dict[str, Any] = {"constraint": handle, "since": 0, "bias": {EOS: -50.0}}
+        for file in (B, B + 1):
+            worker.tell(1, Op.KV_CREATE, file)
+        wanted = await preds(worker, A, text, 5, **asked)
+        before = (await rig.gateway.statistics())["steps"]
+        monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)
+        (grammar,) = rig.kernel.constraints._grammars._live["t"]
+        grammar.era = None  # nothing is kept of it
+        assert await preds(worker, B, text, 5, **asked) == wanted
+        assert (await rig.gateway.statistics())["steps"] > before + 5 + len(text) // 4 // 8
+        looked = worker.pred(1, B + 1, text, options(get=sampled(5), keep=False, **asked))
+        assert ids(await looked)[0] == wanted[0]
+
+    with_text(test)
+
+
+def test_a_text_that_nobody_knows_has_not_begun_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("symphony_kernel.syscalls.pending.SINCE_TOKENS_MAX", 20)
+
+    async def test(rig: Rig) -> None:
+        worker = rig.worker
+        handle = await constraint(worker, REGEX, b"[a-f ]*")
+        text = tokens(*ids_of("abcdef")[:1] * 15)
+        near, bias = {"constraint": handle, "since": 0}, {EOS: -50.0}
+        assert await worker.pred(1, A, PROMPT, options(**near)) == -Errno.EFBIG
+        (token,) = await preds(worker, A, text, 1, bias=bias, **near)
+        rest = await preds(worker, A, tokens(token), 30, bias=bias, **near)
+        assert len(rest) == 30, "it is known by now"
+        other = await constraint(worker, REGEX, b"[a-g ]*")
+        far = options(constraint=other, since=1)
+        assert await worker.pred(1, A, tokens(token), far) == -Errno.EFBIG
+
+    with_text(test)
+
+
+def test_what_takes_the_kernel_long_to_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(rig: Rig) -> None:
+        monkeypatch.setattr("symphony_kernel.grammar.compiler.CONSTRAINT_BUILD_MS_MAX", 0.0)
+        errno, words = await refused(rig.worker, REGEX, b"a+")
+        assert (errno, "ms" in words) == (Errno.EFBIG, True)
+        monkeypatch.undo()
+        assert await constraint(rig.worker, REGEX, b"a+") == 1
+
+    with_text(test)
+
+
+def test_time_for_masks_is_charged_to_the_lip() -> None:
+    async def test(rig: Rig) -> None:
+        charged: list[tuple[int, float]] = []
+        queue = rig.kernel._scheduler._queue
+        charge = queue.charge
+
+        def watched(root: int, tenant: str, weight: float, seconds: float) -> None:
+            charged.append((root, seconds))
+            charge(root, tenant, weight, seconds)
+
+        queue.charge = watched  # type: ignore[method-assign]
+        handle = await constraint(rig.worker, REGEX, b"[a-z]{20}")
+        await start(rig, 2)
+        plain = rig.worker.generate(2, A, PROMPT, max=30)
+        fill = Guide.fill
+
+        def slow(guide: Guide, *given: Any) -> SyscallError | None:
+            guide.spent += 0.01
+            return fill(guide, *given)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Guide, "fill", slow)
+            given = await generated(rig, 1, handle, max=10)
+        assert await plain.end == b""
+        assert {root for root, _ in charged} == {1}
+        assert len(charged) >= len(given)
+        assert all(cost > 0 for _, cost in charged)
+
+    with_text(test)

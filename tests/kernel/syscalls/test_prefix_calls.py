@@ -1,0 +1,292 @@
+"""kv_offer and kv_match: whose they are, what they take, in which order, and what they cost."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.processes.handles import ALL_RIGHTS, APPEND, READ
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX, PRED_TOKENS_MAX
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernel.rig import Rig, start, with_kernel
+from tests.support.kernel.syscalls import SyscallRig, handle, u32
+
+A, B, C, D = (handle(index) for index in range(4))
+
+
+@pytest.fixture
+def rig() -> Iterator[SyscallRig]:
+    rig = SyscallRig()
+    yield rig
+    rig.finish()
+
+
+def pred(rig: SyscallRig, number: int, *tokens: int, positions: Any = None, **options: Any) -> int:
+    packed = msgpack.packb(options) if options else b""
+    return rig.send(1, Op.PRED, number, u32(*tokens), positions, packed)
+
+
+def filled(rig: SyscallRig, number: int, length: int) -> None:
+    rig.call(1, Op.KV_CREATE, number)
+    pred(rig, number, *range(length))
+    rig.scheduler.compute()
+
+
+def upto(n: int) -> bytes:
+    return u32(*range(n))
+
+
+def test_what_was_offered_is_found_again(rig: SyscallRig) -> None:
+    assert rig.call(1, Op.KV_MATCH, B, upto(50)) == -Errno.ENOENT
+    filled(rig, A, 40)
+    assert rig.call(1, Op.KV_OFFER, A) == 32
+    assert rig.unpack(1, Op.KV_STAT, A)["shared"] == 0
+    assert rig.call(1, Op.KV_MATCH, B, upto(50)) == 32
+    assert rig.unpack(1, Op.KV_STAT, A)["shared"] == 2
+    assert rig.call(1, Op.KV_LEN, B) == 32
+    assert rig.call(1, Op.KV_TOKENS, B, 0, 32) == upto(32)
+    assert rig.unpack(1, Op.KV_STAT, B)["rights"] == ALL_RIGHTS
+    assert rig.file(A).pages[:2].tolist() == rig.file(B).pages.tolist()
+
+
+@pytest.mark.parametrize(
+    ("n", "known"), [(1, None), (16, None), (17, 16), (32, 16), (33, 32), (49, 32), (90, 32)]
+)
+def test_one_token_is_left_to_compute(rig: SyscallRig, n: int, known: int | None) -> None:
+    filled(rig, A, 40)
+    rig.call(1, Op.KV_OFFER, A)
+    found = rig.call(1, Op.KV_MATCH, B, upto(n))
+    assert found == (-Errno.ENOENT if known is None else known)
+
+
+def test_an_offer_outlives_its_program_and_costs_it_nothing(rig: SyscallRig) -> None:
+    filled(rig, A, 64)
+    rig.call(1, Op.KV_OFFER, A)
+    assert rig.kvfs.tenant("t").account.pages == 4
+    rig.call(1, Op.KV_CLOSE, A)
+    assert rig.kvfs.tenant("t").account.pages == 0
+    rig.processes.end(1)
+    rig.register(2)
+    assert rig.call(2, Op.KV_MATCH, A, upto(65)) == 64
+    usage = rig.processes.end(2)
+    assert (usage["cached_tokens"], usage["prompt_tokens"]) == (64, 0)
+
+
+def test_time_in_the_cache_is_nobodys(rig: SyscallRig) -> None:
+    filled(rig, A, 64)
+    rig.call(1, Op.KV_OFFER, A)
+    rig.call(1, Op.KV_CLOSE, A)
+    rig.time.seconds += 100
+    assert rig.processes.end(1)["kv_token_ms"] == 0
+
+
+def test_nothing_crosses_tenants(rig: SyscallRig) -> None:
+    filled(rig, A, 64)
+    rig.call(1, Op.KV_OFFER, A)
+    rig.register(2, "other")
+    assert rig.call(2, Op.KV_MATCH, A, upto(65)) == -Errno.ENOENT
+    assert rig.call(2, Op.KV_OFFER, A) == -Errno.EBADF
+    assert rig.call(1, Op.KV_MATCH, B, upto(65)) == 64
+
+
+def test_offers_take_their_turn(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    pred(rig, A, *range(32))
+    offer = rig.send(1, Op.KV_OFFER, A)
+    pred(rig, A, *range(16))
+    later = rig.send(1, Op.KV_OFFER, A)
+    assert rig.call(1, Op.KV_MATCH, B, upto(40)) == -Errno.ENOENT
+    rig.scheduler.compute()
+    assert (rig.reply(offer), rig.reply(later)) == (32, None)
+    assert rig.call(1, Op.KV_MATCH, B, upto(40)) == 32
+    rig.scheduler.compute()
+    assert rig.reply(later) == 48
+
+
+def test_an_offer_ends_with_its_program(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    pred(rig, A, *range(32))
+    rig.send(1, Op.KV_OFFER, A)
+    rig.processes.end(1)
+    assert rig.kvfs.prefix_cache.statistics().offered_pages == 0
+
+
+def test_only_what_depends_on_its_tokens_alone_is_taken(rig: SyscallRig) -> None:
+    filled(rig, A, 40)
+    rig.call(1, Op.KV_EXTRACT, B, A, u32(16, 32))
+    assert rig.call(1, Op.KV_OFFER, B) == -Errno.EINVAL
+    rig.call(1, Op.KV_CREATE, C)
+    rig.call(1, Op.KV_APPEND, C, A, 0, 20)
+    rig.call(1, Op.KV_APPEND, C, A, 20, 40)
+    assert rig.call(1, Op.KV_OFFER, C) == -Errno.EINVAL
+    rig.call(1, Op.KV_TRUNCATE, C, 20)
+    assert rig.call(1, Op.KV_OFFER, C) == 16
+    rig.call(1, Op.KV_FORK, D, B)
+    assert rig.call(1, Op.KV_OFFER, D) == -Errno.EINVAL
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({}, 48),
+        ({"positions": u32(*range(32, 48))}, 48),
+        ({"positions": u32(*range(33, 49))}, -Errno.EINVAL),
+        ({"positions": u32(*range(32, 47), 46)}, -Errno.EINVAL),
+        ({"parents": [-1] * 16}, -Errno.EINVAL),
+        ({"parents": [-1] * 16, "positions": u32(*range(32, 48))}, -Errno.EINVAL),
+        ({"keep": False}, 32),
+        ({"bias": {1: 2.0}, "get": {"sample": {"seed": 1}}}, 48),
+    ],
+)
+def test_positions_and_trees(rig: SyscallRig, given: dict[str, Any], taken: int) -> None:
+    filled(rig, A, 32)
+    pred(rig, A, *range(32, 48), **given)
+    rig.scheduler.compute()
+    assert rig.call(1, Op.KV_OFFER, A) == taken
+    rig.call(1, Op.KV_TRUNCATE, A, 32)
+    assert rig.call(1, Op.KV_OFFER, A) == 32
+
+
+def test_one_token_at_a_wrong_position_spoils_a_file(rig: SyscallRig) -> None:
+    filled(rig, A, 16)
+    pred(rig, A, 5, positions=u32(17))
+    rig.scheduler.compute()
+    assert rig.call(1, Op.KV_OFFER, A) == -Errno.EINVAL
+
+
+def test_what_a_file_gets_later_is_not_the_cache_s(rig: SyscallRig) -> None:
+    filled(rig, A, 48)
+    rig.call(1, Op.KV_OFFER, A)
+    rig.call(1, Op.KV_TRUNCATE, A, 40)
+    pred(rig, A, *[99] * 8)
+    rig.scheduler.compute()
+    assert rig.call(1, Op.KV_MATCH, B, upto(49)) == 48
+    assert rig.call(1, Op.KV_TOKENS, B, 40, 8) == u32(*range(40, 48))
+    assert rig.call(1, Op.KV_TOKENS, A, 40, 8) == u32(*[99] * 8)
+
+
+def test_rights_and_foreign_handles(rig: SyscallRig) -> None:
+    filled(rig, A, 32)
+    rig.register(2, parent=1)
+    for rights, name in ((READ, "read"), (ALL_RIGHTS & ~READ, "rest")):
+        rig.call(1, Op.KV_GRANT, A, 2, rights, name)
+    rig.call(2, Op.KV_GRANTED, A, "read")
+    rig.call(2, Op.KV_GRANTED, B, "rest")
+    assert rig.call(2, Op.KV_OFFER, A) == 32
+    assert rig.call(2, Op.KV_OFFER, B) == -Errno.EACCES
+    for number in (C, 0, -1, handle(0, 2), "x", None):
+        assert rig.call(2, Op.KV_OFFER, number) == -Errno.EBADF
+    assert APPEND & READ == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "errno"),
+    [
+        (b"", Errno.EINVAL), (b"123", Errno.EINVAL), (None, Errno.EINVAL), ([1], Errno.EINVAL),
+        ("1234", Errno.EINVAL), (b"\xff" * 8, Errno.EINVAL),
+        (bytes(4 * (PRED_TOKENS_MAX + 1)), Errno.EFBIG), (bytes(4 * 501), Errno.EFBIG),
+    ],
+)  # fmt: skip
+def test_wrong_tokens(rig: SyscallRig, tokens: Any, errno: Errno) -> None:
+    assert rig.call(1, Op.KV_MATCH, A, tokens) == -errno
+    assert rig.call(1, Op.KV_CREATE, A) == 0, "the handle was not used up"
+
+
+@pytest.mark.parametrize("number", [0, -1, 1, INSTANCE_HANDLES_MAX + (1 << 16), "x", 1 << 40])
+def test_a_match_needs_a_new_handle(rig: SyscallRig, number: Any) -> None:
+    assert rig.call(1, Op.KV_MATCH, number, upto(20)) == -Errno.EBADF
+
+
+def test_a_match_counts_in_the_quotas() -> None:
+    rig = SyscallRig(limits=TenantLimits(pages=64, files=2, handles=2))
+    filled(rig, A, 32)
+    rig.call(1, Op.KV_OFFER, A)
+    assert rig.call(1, Op.KV_MATCH, B, upto(33)) == 32
+    assert rig.call(1, Op.KV_MATCH, C, upto(33)) == -Errno.EDQUOT
+    rig.call(1, Op.KV_CLOSE, B)
+    assert rig.call(1, Op.KV_MATCH, C, upto(33)) == 32
+    rig.finish()
+
+
+def test_quota_cannot_be_got_round_by_offering() -> None:
+    """Offer, close and match again: what a program holds is charged to it all the same."""
+    rig = SyscallRig(pages=64)
+    rig.register(2, options={"kv_tokens": 64})
+    for number, first in ((A, 0), (B, 1), (C, 2)):
+        rig.call(2, Op.KV_CREATE, number)
+        rig.send(2, Op.PRED, number, u32(*range(first, first + 48)), None, b"")
+        rig.scheduler.compute()
+        rig.call(2, Op.KV_OFFER, number)
+        rig.call(2, Op.KV_CLOSE, number)
+    assert rig.call(2, Op.KV_MATCH, A, u32(*range(60))) == 48
+    assert rig.call(2, Op.KV_MATCH, B, u32(*range(1, 61))) == -Errno.EDQUOT
+    rig.finish()
+
+
+# --- With the whole kernel -----------------------------------------------------------------------
+
+
+def test_cached_pages_make_way_at_once() -> None:
+    """A pred whose pages only the cache holds waits for nobody and fails nobody."""
+
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, 1)
+        await worker.pred(1, A, upto(400))
+        assert await worker.call(1, Op.KV_OFFER, A) == 32 * 16 // 2
+        await rig.gateway.end(1)
+        await start(rig, 2)
+        before = asyncio.get_running_loop().time()
+        assert isinstance(await worker.pred(2, A, u32(*range(500, 1012))), bytes)
+        assert asyncio.get_running_loop().time() - before < 0.05
+        found = await rig.gateway.statistics()
+        assert found["prefix_cache_evicted_pages"] == 16
+        assert found["prefix_cache_pages"] == 0
+        await rig.gateway.check_integrity()
+
+    with_kernel(test, pages=32)
+
+
+def test_the_counters_tell_what_was_found() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, 1)
+        await worker.pred(1, A, upto(100))
+        assert await worker.call(1, Op.KV_OFFER, A) == 96
+        assert await worker.call(1, Op.KV_MATCH, B, upto(200)) == 96
+        assert await worker.call(1, Op.KV_MATCH, C, u32(5, *range(30))) == -Errno.ENOENT
+        found = await rig.gateway.statistics()
+        counters = {key: found[f"prefix_cache_{key}"] for key in (
+            "pages", "idle_pages", "queries", "query_tokens", "hits", "hit_tokens",
+            "offered_pages", "evicted_pages")}  # fmt: skip
+        assert list(counters.values()) == [6, 0, 2, 231, 1, 96, 6, 0]
+
+    with_kernel(test)
+
+
+def test_a_thousand_programs_offer_without_end() -> None:
+    async def test(rig: Rig) -> None:
+        worker = await start(rig, 1)
+        for instance in range(2, 1002):
+            await start(rig, instance, tenant=f"tenant {instance % 10}")
+        for turn in range(3):
+            text = np.arange(33, dtype="<u4")
+            preds = []
+            for instance in range(1, 1002):
+                text[0] = instance + 1001 * turn
+                preds.append(worker.pred(instance, A, text.tobytes()))
+                for _ in range(5):
+                    worker.tell(instance, Op.KV_OFFER, A)
+                worker.tell(instance, Op.KV_TRUNCATE, A, 0)
+            answers = await asyncio.gather(*preds)
+            assert all(isinstance(answer, bytes) for answer in answers)
+            found = await rig.gateway.statistics()
+            assert found["prefix_cache_pages"] <= 64
+            await rig.gateway.check_integrity()
+        assert found["prefix_cache_offered_pages"] == 3 * 2 * 1001
+
+    with_kernel(test, pages=4096, kernel_options=KernelOptions(prefix_cache_share=1 / 64))

@@ -1,0 +1,390 @@
+"""Each syscall's work, in its order, with everything given back at the end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.protocol.errno import Errno
+from symphony_kernel.protocol.limits import INSTANCE_CALLS_PENDING_MAX, LIST_ITEMS_MAX
+from symphony_kernel.protocol.messages import Op
+
+from tests.support.kernel.syscalls import FIRST, WORKER, SyscallRig, handle, u32
+
+A, B, C, D = (handle(index) for index in range(4))
+
+
+@pytest.fixture
+def rig() -> Iterator[SyscallRig]:
+    rig = SyscallRig()
+    yield rig
+    names = rig.kvfs.statistics().names
+    rig.finish(names)
+
+
+def pred(rig: SyscallRig, number: int, *tokens: int, instance: int = 1, **options: Any) -> int:
+    packed = msgpack.packb(options) if options else b""
+    return rig.send(instance, Op.PRED, number, u32(*tokens), None, packed)
+
+
+def filled(rig: SyscallRig, number: int, length: int) -> None:
+    rig.call(1, Op.KV_CREATE, number)
+    pred(rig, number, *(token % 100 for token in range(length)))
+    rig.scheduler.compute()
+
+
+def test_a_pred_becomes_work_and_its_result_a_reply(rig: SyscallRig) -> None:
+    assert rig.call(1, Op.KV_CREATE, A) == 0
+    seq = pred(rig, A, 1, 2, 3)
+    (work,) = rig.scheduler.works
+    assert (work.instance, work.root, work.tenant, work.seq) == (1, 1, "t", seq)
+    assert work.tokens.tolist() == [1, 2, 3]
+    assert work.positions.tolist() == [0, 1, 2]
+    assert rig.reply(seq) is None
+    rig.scheduler.compute(b"12345678")
+    assert rig.reply(seq) == b"12345678"
+    assert rig.call(1, Op.KV_LEN, A) == 3
+    assert rig.call(1, Op.KV_TOKENS, A, 1, 2) == u32(2, 3)
+
+
+def test_positions_continue_or_are_given(rig: SyscallRig) -> None:
+    filled(rig, A, 5)
+    pred(rig, A, 9)
+    assert rig.scheduler.compute().positions.tolist() == [5]
+    rig.send(1, Op.PRED, A, u32(1, 2), u32(40, 7), b"")
+    assert rig.scheduler.compute().positions.tolist() == [40, 7]
+    assert rig.file(A).positions.tolist() == [0, 1, 2, 3, 4, 5, 40, 7]
+
+
+def test_a_trees_positions_are_its_depths(rig: SyscallRig) -> None:
+    filled(rig, A, 4)
+    pred(rig, A, 1, 2, 3, 4, parents=[-1, 0, 0, 2])
+    assert rig.scheduler.compute().positions.tolist() == [4, 5, 5, 6]
+
+
+def test_a_seed_is_the_programs_or_drawn(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    for sample, seed in (({"seed": 7}, 7), ({}, 4321)):
+        pred(rig, A, 1, get={"sample": sample})
+        assert rig.scheduler.compute().seed == seed
+
+
+def test_calls_on_a_file_wait_for_the_pred_before_them(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    first = pred(rig, A, 1, 2)
+    length = rig.send(1, Op.KV_LEN, A)
+    rig.send(1, Op.KV_FORK, B, A)
+    cut = rig.send(1, Op.KV_TRUNCATE, A, 1)
+    second = pred(rig, A, 3)
+    of_fork = rig.send(1, Op.KV_TOKENS, B, 0, 2)
+    assert [rig.reply(seq) for seq in (first, length, cut, second, of_fork)] == [None] * 5
+    assert len(rig.scheduler.works) == 1
+    rig.scheduler.compute()
+    assert rig.reply(length) == 2
+    assert rig.reply(cut) == 0
+    assert rig.reply(of_fork) == u32(1, 2)
+    rig.scheduler.compute()
+    assert rig.call(1, Op.KV_TOKENS, A, 0, 2) == u32(1, 3)
+
+
+def test_an_append_waits_for_both_files(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    rig.call(1, Op.KV_CREATE, B)
+    pred(rig, A, 1, 2)
+    pred(rig, B, 3, 4)
+    appended = rig.send(1, Op.KV_APPEND, A, B, 1, 2)
+    other_way = rig.send(1, Op.KV_APPEND, B, A, 0, 3)
+    rig.scheduler.compute()
+    assert rig.reply(appended) is None
+    rig.scheduler.compute()
+    assert rig.reply(appended) == 0
+    assert rig.reply(other_way) == 0
+    assert rig.file(A).tokens.tolist() == [1, 2, 4]
+    assert rig.file(B).tokens.tolist() == [3, 4, 1, 2, 4]
+
+
+def test_files_without_a_queue_do_not_wait(rig: SyscallRig) -> None:
+    filled(rig, A, 20)
+    rig.call(1, Op.KV_FORK, B, A)
+    pred(rig, A, 1)
+    pred(rig, B, 2)
+    assert len(rig.scheduler.works) == 2
+    rig.scheduler.compute()
+    rig.scheduler.compute()
+    assert rig.file(A).tokens.tolist()[-1] == 1
+    assert rig.file(B).tokens.tolist()[-1] == 2
+
+
+def test_what_an_edit_copies_is_charged_and_what_it_shares_is_not(rig: SyscallRig) -> None:
+    filled(rig, A, 64)
+    assert rig.call(1, Op.KV_EXTRACT, B, A, u32(0, 64)) == 0
+    assert rig.scheduler.charged == {}
+    assert rig.call(1, Op.KV_EXTRACT, C, A, u32(1, 33)) == 0
+    (once,) = rig.scheduler.charged.values()
+    assert rig.call(1, Op.KV_APPEND, C, A, 8, 40) == 0
+    assert rig.scheduler.charged == {1: 2 * once}
+
+
+def test_extract_keeps_positions_and_rights(rig: SyscallRig) -> None:
+    filled(rig, A, 40)
+    assert rig.call(1, Op.KV_EXTRACT, B, A, u32(16, 32, 3, 5)) == 0
+    assert rig.file(B).positions.tolist() == [*range(16, 32), 3, 4]
+    status = rig.unpack(1, Op.KV_STAT, B)
+    assert status == {
+        "len": 18,
+        "pages": 2,
+        "shared": 1,
+        "tier": "device",
+        "rights": 31,
+        "path": "",
+        "expires_ms": 0,
+    }
+
+
+def test_a_failed_call_is_its_files_answer_until_it_is_closed(rig: SyscallRig) -> None:
+    filled(rig, A, 4)
+    assert rig.call(1, Op.KV_EXTRACT, B, A, u32(2, 5)) == -Errno.EINVAL
+    for op, *args in ((Op.KV_LEN,), (Op.KV_STAT,), (Op.KV_TRUNCATE, 0), (Op.KV_SAVE, "x", 0)):
+        assert rig.call(1, op, B, *args) == -Errno.EINVAL
+    assert rig.reply(pred(rig, B, 1)) == -Errno.EINVAL
+    assert rig.call(1, Op.KV_FORK, C, B) == -Errno.EINVAL
+    assert rig.call(1, Op.KV_LEN, C) == -Errno.EINVAL
+    assert rig.call(1, Op.KV_APPEND, A, B, 0, 0) == -Errno.EINVAL
+    assert rig.call(1, Op.KV_LEN, A) == -Errno.EINVAL
+    for number in (A, B, C):
+        assert rig.call(1, Op.KV_CLOSE, number) == 0
+        assert rig.call(1, Op.KV_LEN, number) == -Errno.EBADF
+
+
+def test_a_bad_append_fails_in_its_turn(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    before = pred(rig, A, 1)
+    bad = rig.send(1, Op.KV_APPEND, A, D, 0, 1)
+    after = pred(rig, A, 2)
+    assert rig.reply(bad) is None
+    rig.scheduler.compute(b"ok")
+    assert rig.reply(before) == b"ok"
+    assert rig.reply(bad) == -Errno.EBADF
+    assert rig.reply(after) == -Errno.EBADF
+
+
+def test_a_closed_file_finishes_what_was_asked_before(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    seq = pred(rig, A, 1)
+    rig.call(1, Op.KV_CLOSE, A)
+    assert rig.call(1, Op.KV_LEN, A) == -Errno.EBADF
+    rig.scheduler.compute(b"ok")
+    assert rig.reply(seq) == b"ok"
+    assert rig.kvfs.statistics().files == 0
+
+
+def test_cancel_drops_a_pred_wherever_it_is(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    running, waiting, last = pred(rig, A, 1), pred(rig, A, 2), pred(rig, A, 3)
+    length = rig.send(1, Op.KV_LEN, A)
+    assert rig.call(1, Op.CANCEL, waiting) == 0
+    assert rig.reply(waiting) == -Errno.ECANCELED
+    assert rig.call(1, Op.CANCEL, running) == 0
+    assert rig.reply(running) == -Errno.ECANCELED
+    rig.scheduler.compute(b"ok")
+    assert rig.reply(last) == b"ok"
+    assert rig.reply(length) == 1
+    for gone in (last, length, 0, 10_000):
+        assert rig.call(1, Op.CANCEL, gone) == 0
+    assert rig.file(A).tokens.tolist() == [3]
+
+
+def test_keep_false_appends_nothing(rig: SyscallRig) -> None:
+    filled(rig, A, 5)
+    seq = pred(rig, A, 1, 2, keep=False)
+    rig.scheduler.compute(b"ok")
+    assert rig.reply(seq) == b"ok"
+    assert rig.call(1, Op.KV_LEN, A) == 5
+
+
+def test_a_pred_past_the_context_is_too_big(rig: SyscallRig) -> None:
+    filled(rig, A, 499)
+    assert rig.reply(pred(rig, A, 1, 2)) == -Errno.EFBIG
+    assert rig.call(1, Op.KV_APPEND, A, A, 0, 2) == -Errno.EFBIG
+
+
+def test_a_saved_file_is_opened_as_it_was(rig: SyscallRig) -> None:
+    filled(rig, A, 20)
+    assert rig.call(1, Op.KV_SAVE, A, "/notes/a", 0) == 0
+    pred(rig, A, 7)
+    rig.scheduler.compute()
+    assert rig.call(1, Op.KV_OPEN, B, b"notes/a", 3) == 3
+    assert rig.call(1, Op.KV_LEN, B) == 20
+    assert rig.unpack(1, Op.KV_STAT, B)["path"] == "notes/a"
+    assert rig.call(1, Op.KV_TRUNCATE, B, 0) == -Errno.EACCES
+    assert rig.call(1, Op.KV_SAVE, A, "notes/a", 0) == -Errno.EEXIST
+    assert rig.call(1, Op.KV_SAVE, A, "notes/a", 1) == 0
+    assert rig.call(1, Op.KV_LEN, B) == 20
+    listed = {"path": "notes/a", "len": 21, "pages": 2, "tier": "device"}
+    listed |= {"durable": False, "public": False, "expires_ms": 0}
+    assert rig.unpack(1, Op.KV_LIST, "notes/") == [listed]
+    assert rig.unpack(1, Op.KV_LIST, "other") == []
+    assert rig.syscalls.named.kv_list("t", "") == [listed]
+    tiers = {"device": 2, "host": 0, "disk": 0, "tokens": 0}
+    more = {"shared": 2, "tiers": tiers, "disk_bytes": 0}
+    assert rig.syscalls.named.kv_stat("t", "notes/a") == listed | more
+    assert rig.call(1, Op.KV_REMOVE, "notes/a") == 0
+    assert rig.call(1, Op.KV_REMOVE, "notes/a") == -Errno.ENOENT
+    assert rig.call(1, Op.KV_LEN, B) == 20
+
+
+def test_a_listing_has_a_largest_size(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    for number in range(LIST_ITEMS_MAX + 1):
+        rig.call(1, Op.KV_SAVE, A, f"{number:06}", 0)
+    assert rig.call(1, Op.KV_LIST, "") == -Errno.EFBIG
+    assert len(rig.unpack(1, Op.KV_LIST, "0000")) == 100
+    first = rig.syscalls.named.kv_list("t")
+    assert len(first) == LIST_ITEMS_MAX
+    (last,) = rig.syscalls.named.kv_list("t", after=first[-1]["path"])
+    assert last["path"] == f"{LIST_ITEMS_MAX:06}"
+    some = rig.unpack(1, Op.KV_LIST_AFTER, "0000", "000041", 3)
+    assert [item["path"] for item in some] == ["000042", "000043", "000044"]
+    for limit in (0, -1, LIST_ITEMS_MAX + 1, "3", None):
+        assert rig.call(1, Op.KV_LIST_AFTER, "", "", limit) == -Errno.EINVAL
+
+
+def test_a_name_outlives_the_run_and_is_its_tenants_own(rig: SyscallRig) -> None:
+    filled(rig, A, 20)
+    rig.call(1, Op.KV_SAVE, A, "a", 0)
+    rig.processes.end(1)
+    rig.processes.check_integrity()
+    assert rig.kvfs.pool.free == rig.kvfs.pool.pages - 2
+    rig.register(2, tenant="other")
+    assert rig.call(2, Op.KV_OPEN, A, "a", 31) == -Errno.ENOENT
+    assert rig.unpack(2, Op.KV_LIST, "") == []
+    assert rig.call(2, Op.KV_REMOVE, "a") == -Errno.ENOENT
+    rig.register(3)
+    assert rig.call(3, Op.KV_OPEN, A, "a", 31) == 31
+    assert rig.call(3, Op.KV_REMOVE, "a") == 0
+
+
+def test_what_is_not_there_yet_says_so(rig: SyscallRig) -> None:
+    filled(rig, A, 1)
+    for flags in (2, 3):  # this kernel has no directory
+        assert rig.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.ENOSYS
+    for flags in (4, 6, 7):  # and its operator lets nobody publish
+        assert rig.call(1, Op.KV_SAVE, A, "a", flags) == -Errno.EACCES
+    assert rig.call(1, Op.KV_OPEN, B, "/public/t/a", 1) == -Errno.ENOENT
+    assert rig.call(1, Op.KV_SAVE, A, "public/t/a", 0) == -Errno.EACCES
+    assert rig.call(1, 99) == -Errno.ENOSYS
+
+
+def test_usage_counts_what_was_computed_and_what_was_not(rig: SyscallRig) -> None:
+    filled(rig, A, 20)
+    rig.time.seconds = 2.0
+    rig.call(1, Op.KV_FORK, B, A)
+    rig.call(1, Op.KV_EXTRACT, C, A, u32(0, 4))
+    rig.call(1, Op.KV_APPEND, C, A, 0, 3)
+    wanted: list[dict[str, Any]] = [{}, {"get": {"sample": {}}}, {"get": "logits"}, {"get": "none"}]
+    for options in wanted:
+        pred(rig, B, 1, **options)
+        rig.scheduler.compute()
+    pred(rig, B, 1)
+    rig.call(1, Op.CANCEL, rig._seq)
+    usage = rig.processes.end(1)
+    assert usage["prompt_tokens"] == 20
+    assert usage["cached_tokens"] == 20 + 4 + 3
+    # The prompt's one place, and two single tokens with a choice.
+    assert usage["completion_tokens"] == 3
+    assert usage["kv_token_ms"] == 2 * 16 * 2000
+
+
+def test_grants_go_to_a_child_and_back(rig: SyscallRig) -> None:
+    filled(rig, A, 5)
+    assert rig.call(1, Op.STAGE, 9, [[A, 17, "prefix"], [A, 1, "again"]]) == 0
+    rig.register(2, parent=1, stage=9)
+    assert rig.call(2, Op.KV_GRANTED, A, "prefix") == 17
+    assert rig.call(2, Op.KV_GRANTED, B, "prefix") == -Errno.ENOENT
+    assert rig.call(2, Op.KV_LEN, A) == 5
+    assert rig.reply(pred(rig, A, 1, instance=2)) == -Errno.EACCES
+    assert rig.call(2, Op.KV_CREATE, C) == 0
+    assert rig.call(2, Op.KV_GRANT, C, 1, 3, "result") == 0
+    assert rig.call(2, Op.KV_GRANT, C, 1, 3, "result") == -Errno.EEXIST
+    assert rig.call(2, Op.KV_GRANT, A, 1, 31, "shrunk") == 0
+    assert rig.call(1, Op.KV_GRANTED, B, "shrunk") == 17
+    rig.processes.end(2)
+    assert rig.call(1, Op.KV_GRANTED, C, "result") == 3
+    pred(rig, C, 1)
+    rig.scheduler.compute()
+    assert rig.call(1, Op.KV_LEN, C) == 1
+
+
+def test_a_grant_goes_to_nobody_else(rig: SyscallRig) -> None:
+    filled(rig, A, 1)
+    rig.register(2, parent=1)
+    rig.register(3, parent=2)
+    rig.register(4, tenant="other")
+    for stranger in (0, 1, 3, 4, 99):
+        assert rig.call(1, Op.KV_GRANT, A, stranger, 1, "x") == -Errno.ENOENT
+    rig.call(3, Op.KV_CREATE, A)
+    assert rig.call(3, Op.KV_GRANT, A, 1, 1, "x") == -Errno.ENOENT
+
+
+def test_quotas_say_so_and_the_handle_answers() -> None:
+    rig = SyscallRig(limits=TenantLimits(pages=2, files=2, handles=3))
+    rig.call(1, Op.KV_CREATE, A)
+    rig.call(1, Op.KV_CREATE, B)
+    assert rig.call(1, Op.KV_CREATE, C) == -Errno.EDQUOT
+    assert rig.call(1, Op.KV_LEN, C) == -Errno.EDQUOT
+    rig.call(1, Op.KV_CLOSE, B)
+    assert rig.call(1, Op.KV_FORK, B, A) == 0
+    assert rig.call(1, Op.KV_FORK, D, A) == -Errno.EDQUOT
+    seq = pred(rig, A, *range(33))
+    rig.scheduler.compute()
+    assert rig.reply(seq) == -Errno.EDQUOT
+    assert rig.call(1, Op.KV_LEN, A) == 0
+    assert rig.call(1, Op.KV_SAVE, A, "a", 0) == -Errno.EDQUOT
+    rig.finish()
+
+
+def test_too_many_calls_are_put_off(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    for _ in range(INSTANCE_CALLS_PENDING_MAX):
+        pred(rig, A, 1)
+    assert rig.reply(pred(rig, A, 1)) == -Errno.EAGAIN
+    assert rig.call(1, Op.KV_LEN, A) == -Errno.EAGAIN
+    assert rig.call(1, Op.KV_FORK, B, A) == -Errno.EAGAIN
+    assert rig.call(1, Op.KV_CLOSE, B) == 0
+
+
+def test_only_the_instances_own_worker_is_heard(rig: SyscallRig) -> None:
+    dropped = rig.syscalls.statistics().dropped
+    rig.syscalls.execute("worker-1", [[1, int(Op.KV_CREATE), 5, FIRST]])
+    rig.syscalls.execute(WORKER, [[2, int(Op.KV_CREATE), 5, FIRST]])
+    assert rig.replies == []
+    assert rig.syscalls.statistics().dropped == dropped + 2
+
+
+def test_a_call_without_seq_is_not_answered(rig: SyscallRig) -> None:
+    rig.syscalls.execute(
+        WORKER, [[1, int(Op.KV_CREATE), 0, A], [1, int(Op.PRED), 0, A, u32(1), None, b""]]
+    )
+    rig.scheduler.compute()
+    rig.syscalls.execute(WORKER, [[1, int(Op.KV_LEN), 0, B]])
+    assert rig.replies == []
+    assert rig.syscalls.statistics().failed == 1
+
+
+def test_a_seq_in_use_is_invalid(rig: SyscallRig) -> None:
+    rig.call(1, Op.KV_CREATE, A)
+    rig.syscalls.execute(WORKER, 2 * [[1, int(Op.PRED), 77, A, u32(1), None, b""]])
+    assert rig.replies[-1] == (1, 77, -Errno.EINVAL)
+    assert len(rig.scheduler.works) == 1
+
+
+def test_copies_that_a_failed_step_lost_spoil_the_file(rig: SyscallRig) -> None:
+    filled(rig, A, 5)
+    rig.call(1, Op.KV_FORK, B, A)
+    pred(rig, B, 1)
+    rig.scheduler.compute()
+    (batch,) = rig.kvfs.take_moves()
+    rig.kvfs.lose_moves(batch)
+    assert rig.call(1, Op.KV_LEN, B) == -Errno.EIO
+    assert rig.call(1, Op.KV_LEN, A) == 5

@@ -1,0 +1,362 @@
+"""Every command, as its user types it, against a real server."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+from symphony_runtime.cli.main import main
+
+from tests.e2e import programs as guests
+from tests.support.server.server import RunningServer
+
+COMMAND = [sys.executable, "-m", "symphony_runtime.cli"]
+SECONDS_MAX = 60
+
+
+def symphony(
+    server: RunningServer, *arguments: str, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        env=server.environment,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+
+
+def program(tmp_path: Path, name: str, wasm: bytes) -> str:
+    path = tmp_path / f"{name}.wasm"
+    path.write_bytes(wasm)
+    return str(path)
+
+
+def test_run_a_file_then_by_name(simulated_server: RunningServer, tmp_path: Path) -> None:
+    echo = program(tmp_path, "echo", guests.ECHO_WASM)
+    first = symphony(simulated_server, "run", echo, "--input", '"häh"')
+    assert (first.returncode, first.stdout, first.stderr) == (7, "häh", "")
+    second = symphony(simulated_server, "run", "echo", "--input", '{"a":1}')
+    assert (second.returncode, second.stdout) == (7, '{"a": 1}')
+    third = symphony(simulated_server, "run", "echo", "--input", "no json")
+    assert third.stdout == "no json"
+    (tmp_path / "input").write_text("from a file")
+    fourth = symphony(simulated_server, "run", "echo", "--input", f"@{tmp_path / 'input'}")
+    assert fourth.stdout == "from a file"
+
+
+@pytest.mark.parametrize(
+    ("wasm", "arguments", "code", "words"),
+    [
+        (guests.TRAP_WASM, [], 134, "trapped: "),
+        (guests.SPIN_WASM, ["--limit", "cpu_ms=50"], 137, "was killed: cpu"),
+        (guests.SPIN_WASM, ["--limit", "wall_ms=1e9"], 2, "NAME=NUMBER"),
+        (guests.SPIN_WASM, ["--limit", "walls=1"], 1, "unknown limits: walls"),
+        (guests.SPIN_WASM, ["--entry", "nothing"], 1, "no entry 'nothing'"),
+        (guests.REFUSED_WASM, [], 1, "path_open"),
+        (b"no wasm", [], 1, "not a WebAssembly module"),
+    ],
+)
+def test_a_run_that_does_not_end_well(
+    simulated_server: RunningServer,
+    tmp_path: Path,
+    wasm: bytes,
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    done = symphony(simulated_server, "run", program(tmp_path, "bad", wasm), *arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+
+
+def test_lines_of_stdin_are_messages(simulated_server: RunningServer, tmp_path: Path) -> None:
+    parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
+    talk = symphony(simulated_server, "run", parrot, "-i", "-v", stdin="one\ntwo\n")
+    assert (talk.returncode, talk.stdout) == (0, "onetwo")
+    assert talk.stderr == "warning: bye\n"
+    silent = symphony(simulated_server, "run", parrot, stdin="not read\n")
+    assert (silent.returncode, silent.stdout) == (0, "")
+
+
+def test_errors_of_a_program_are_shown(simulated_server: RunningServer, tmp_path: Path) -> None:
+    complainer = program(tmp_path, "complainer", guests.COMPLAINER_WASM)
+    failed = symphony(simulated_server, "run", complainer)
+    assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", "error: why\n")
+    verbose = symphony(simulated_server, "run", complainer, "-v")
+    assert verbose.stderr == "error: why\ninfo: more\n"
+
+
+def on_a_terminal(
+    server: RunningServer, *arguments: str, typed: bytes = b"", until: bytes | None = None
+) -> tuple[int, str]:
+    """Run a command on a terminal on which this was typed; interrupt it when it shows `until`."""
+    screen, terminal = pty.openpty()
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdin=terminal, stdout=terminal, stderr=terminal,
+        env=server.environment, start_new_session=True,
+    ) as running:  # fmt: skip
+        os.close(terminal)
+        os.write(screen, typed)
+        shown = b""
+        while True:
+            try:
+                shown += os.read(screen, 1 << 16)
+            except OSError:  # how a terminal ends that nobody holds any longer
+                break
+            if until is not None and until in shown:
+                running.send_signal(signal.SIGINT)
+                until = None
+    os.close(screen)
+    after = shown.replace(b"\r\n", b"\n").rpartition(b"\x1b[K")[2]  # what stays of its progress
+    return running.returncode, after.decode()
+
+
+def test_on_a_terminal_everything_but_the_text_has_its_own_line(
+    simulated_server: RunningServer, tmp_path: Path
+) -> None:
+    speaker = program(tmp_path, "speaker", guests.SPEAKER_WASM)
+    end = "symphony: the run trapped: unreachable instruction\n"
+    shown = on_a_terminal(simulated_server, "run", speaker, "-v")
+    assert shown == (134, f"hello\nwarning: bye\n{end}")
+    assert on_a_terminal(simulated_server, "run", speaker) == (134, f"hello\n{end}")
+    piped = symphony(simulated_server, "run", speaker, "-v")
+    assert (piped.stdout, piped.stderr) == ("hello", f"warning: bye\n{end}")
+
+
+def test_lines_ends_each_message(simulated_server: RunningServer, tmp_path: Path) -> None:
+    parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
+    talk = symphony(simulated_server, "run", parrot, "-i", "--lines", stdin="one\n\ntwo")
+    assert talk.stdout == "one\n\ntwo\n"
+
+
+def test_ctrl_c_ends_a_conversation(simulated_server: RunningServer, tmp_path: Path) -> None:
+    parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
+    talk = on_a_terminal(
+        simulated_server, "run", parrot, "-i", typed=b"hello\n", until=b"\x1b[Khello"
+    )
+    assert talk == (130, "hello\n")
+
+
+def test_events_as_json(simulated_server: RunningServer, tmp_path: Path) -> None:
+    echo = program(tmp_path, "echo", guests.ECHO_WASM)
+    done = symphony(simulated_server, "run", echo, "--input", "x", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in events] == ["run", "status", "message", "usage", "status"]
+    assert done.returncode == 7
+    listed = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "1").stdout)
+    assert events[0]["run"] == listed[0]["id"]
+
+
+def test_listings(simulated_server: RunningServer, tmp_path: Path) -> None:
+    hello = program(tmp_path, "greeter", guests.HELLO_WASM)
+    uploaded = symphony(simulated_server, "upload", hello, "--json")
+    assert json.loads(uploaded.stdout)["name"] == "greeter"
+    assert symphony(simulated_server, "upload", hello, "--name", "other").stdout.startswith("other")
+    listed = symphony(simulated_server, "programs")
+    assert "other" in listed.stdout
+    assert json.loads(symphony(simulated_server, "programs", "--json").stdout)[0]["name"] == "other"
+    run = symphony(simulated_server, "run", "other", "--detach").stdout.strip()
+    runs = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "3").stdout)
+    assert runs[0]["id"] == run
+    assert run in symphony(simulated_server, "runs").stdout
+    assert symphony(simulated_server, "programs", "rm", "other").returncode == 0
+    gone = symphony(simulated_server, "run", "other")
+    assert (gone.returncode, gone.stderr) == (1, "symphony: there is no such program\n")
+
+
+def test_logs_and_cancel(simulated_server: RunningServer, tmp_path: Path) -> None:
+    parrot = program(tmp_path, "parrot", guests.PARROT_WASM)
+    run = symphony(simulated_server, "run", parrot, "--detach").stdout.strip()
+    assert symphony(simulated_server, "logs", run).stdout == ""
+    cancelled = symphony(simulated_server, "cancel", run)
+    assert cancelled.stdout == "killed it was cancelled\n"
+    done = json.loads(symphony(simulated_server, "run", parrot, "--detach", "--json").stdout)["id"]
+    follow = subprocess.Popen(
+        [*COMMAND, "logs", "-f", done],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=simulated_server.environment,
+    )
+    assert json.loads(symphony(simulated_server, "cancel", done, "--json").stdout)["id"] == done
+    assert follow.communicate(timeout=SECONDS_MAX)[0] == ""
+
+
+def test_kv_files_are_fetched_and_brought(simulated_server: RunningServer, tmp_path: Path) -> None:
+    def kv(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, "kv", *arguments],
+            capture_output=True,
+            text=True,
+            env=simulated_server.environment,
+            timeout=SECONDS_MAX,
+            check=False,
+            cwd=tmp_path,
+        )
+
+    save = program(tmp_path, "save", guests.SAVE_WASM)
+    assert symphony(simulated_server, "run", save).returncode == 0
+    got = kv("get", "notes/first")
+    assert (got.returncode, got.stderr) == (0, "")
+    file = tmp_path / "first.safetensors"
+    assert got.stdout == f"first.safetensors  {file.stat().st_size} bytes\n"
+    assert load_file(file)["tokens"].tolist() == [7, 8, 9]
+    assert json.loads(kv("get", "notes/first", "-o", "other", "--json").stdout)["file"] == "other"
+    assert kv("put", "other", "brought/one").stdout == "brought/one  3 tokens\n"
+    again = kv("put", "other", "brought/one", "--keep-old")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert "to be kept" in again.stderr
+    (tmp_path / "other").write_bytes(b"junk")
+    assert "safetensors" in kv("put", "other", "brought/two").stderr
+    put = kv("put", "first.safetensors", "brought/two", "--rebuild", "--keep-ms=600000", "--json")
+    assert json.loads(put.stdout)["expires_ms"] > 0
+    listed = kv("list", "brought/").stdout.splitlines()
+    assert [line.split()[:5] for line in listed[1:]] == [
+        ["brought/one", "3", "1", "disk", "durable"], ["brought/two", "3", "1", "disk", "durable"],
+    ]  # fmt: skip
+    assert kv("get", "nothing").returncode == 1
+    assert "No such file" in kv("put", "nothing", "a").stderr
+    for path in ("notes/first", "notes/second", "brought/one", "brought/two"):
+        assert kv("rm", path).returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "first.safetensors", "other", "save.wasm",
+    ]  # fmt: skip
+
+
+def test_kv(simulated_server: RunningServer, tmp_path: Path) -> None:
+    save = program(tmp_path, "save", guests.SAVE_WASM)
+    assert symphony(simulated_server, "run", save).returncode == 0
+    listed = symphony(simulated_server, "kv", "list", "notes/")
+    assert [line.split()[:2] for line in listed.stdout.splitlines()] == [
+        ["PATH", "TOKENS"], ["notes/first", "3"], ["notes/second", "3"],
+    ]  # fmt: skip
+    stat = symphony(simulated_server, "kv", "stat", "notes/first", "--json")
+    assert json.loads(stat.stdout)["len"] == 3
+    assert json.loads(stat.stdout)["tiers"] == {"device": 1, "host": 0, "disk": 0, "tokens": 0}
+    words = symphony(simulated_server, "kv", "stat", "notes/first").stdout
+    assert "tiers       1 device\n" in words
+    assert "expires_ms  never\n" in words
+    for name in ("first", "second"):
+        assert symphony(simulated_server, "kv", "rm", f"notes/{name}").returncode == 0
+    assert json.loads(symphony(simulated_server, "kv", "list", "--json").stdout) == []
+    assert symphony(simulated_server, "kv", "stat", "notes/first").returncode == 1
+
+
+def test_ctrl_c_cancels_the_run(simulated_server: RunningServer, tmp_path: Path) -> None:
+    spin = program(tmp_path, "spin", guests.SPIN_WASM)
+    running = subprocess.Popen(
+        [*COMMAND, "run", spin], env=simulated_server.environment, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < deadline:
+        runs = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "1").stdout)
+        if runs and runs[0]["program_name"] == "spin" and runs[0]["status"] == "running":
+            break
+    running.send_signal(signal.SIGINT)
+    assert running.wait(SECONDS_MAX) == 130
+    (run,) = json.loads(symphony(simulated_server, "runs", "--json", "--limit", "1").stdout)
+    assert run["status"] == "killed"
+    assert running.stderr is not None
+    running.stderr.close()
+
+
+def test_doctor_knows_the_server(simulated_server: RunningServer) -> None:
+    checks = json.loads(symphony(simulated_server, "doctor", "--json").stdout)
+    found = {check["name"]: check for check in checks}
+    assert found["server"]["good"]
+    assert found["python"]["good"]
+    assert found["wasmtime"]["good"]
+    missing = symphony(simulated_server, "doctor", "--model", "/nowhere")
+    assert missing.returncode == 1
+    assert "MISSING model" in missing.stdout
+
+
+def test_the_local_server_is_found_and_its_key_goes_nowhere_else(
+    simulated_server: RunningServer,
+) -> None:
+    environment = {
+        name: value
+        for name, value in simulated_server.environment.items()
+        if not name.startswith("SYMPHONY_")
+    }
+
+    def runs(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*COMMAND, "runs", *more],
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+
+    assert runs().returncode == 0
+    other = simulated_server.url.replace("127.0.0.1", "localhost")
+    refused = runs("--server", other)  # another server, for all that the command knows
+    assert refused.returncode == 1
+    assert "Authorization" in refused.stderr
+    assert runs("--server", other, "--key", simulated_server.key).returncode == 0
+
+
+def test_without_a_server_there_are_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("SYMPHONY_SERVER", raising=False)
+    assert main(["runs"]) == 1
+    assert "symphony serve" in capsys.readouterr().err
+    assert main(["runs", "--server", "http://127.0.0.1:9"]) == 1
+    told = capsys.readouterr().err
+    assert told == "symphony: no server at 127.0.0.1:9: Connection refused\n"
+    assert main(["runs", "--server", "localhost:8700"]) == 1
+    assert "localhost:8700 is no server's address" in capsys.readouterr().err
+
+
+def test_wrong_arguments_are_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for wrong in (
+        ["nonsense"],
+        [],
+        ["run"],
+        ["serve", "--device", "tpu"],
+        ["runs", "--limit", "0"],
+    ):
+        with pytest.raises(SystemExit) as told:
+            main(wrong)
+        assert told.value.code == 2
+    config = tmp_path / "symphony.toml"
+    wrong_files = ("port = 'x'", "ports = 1", "port = 99999", "not toml", "device = 'tpu'",
+                   "threads = 0", "pool_bytes = -1", "drain_seconds = nan")  # fmt: skip
+    for text in wrong_files:
+        config.write_text(text)
+        assert main(["serve", "--config", str(config), "--data-dir", str(tmp_path)]) == 1
+    capsys.readouterr()
+    assert not (tmp_path / "lock").exists()
+
+
+def test_new_and_build_make_a_program(simulated_server: RunningServer, tmp_path: Path) -> None:
+    made = subprocess.run(
+        [*COMMAND, "new", "answer", "--lang", "rust", "--directory", str(tmp_path)],
+        capture_output=True, text=True, timeout=SECONDS_MAX, check=True,
+    )  # fmt: skip
+    project = made.stdout.splitlines()[0]
+    assert Path(project).is_dir()
+    built = subprocess.run(
+        [*COMMAND, "build", project],
+        capture_output=True, text=True, timeout=2 * SECONDS_MAX, check=False,
+    )  # fmt: skip
+    if "no Rust compiler" in built.stderr:
+        pytest.skip("no Rust compiler with the wasm32 target")
+    assert built.returncode == 0, built.stderr
+    wasm = built.stdout.strip()
+    assert Path(wasm).read_bytes().startswith(b"\0asm")
+    assert Path(wasm).stat().st_size < 1 << 20
+    uploaded = symphony(simulated_server, "upload", wasm)
+    assert uploaded.returncode == 0, uploaded.stderr

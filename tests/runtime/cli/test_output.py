@@ -1,0 +1,17 @@
+"""What commands show on a terminal."""
+
+from argparse import Namespace
+
+import pytest
+from symphony_runtime.cli.output import print_listing
+
+
+def test_a_listing_shows_no_controls_that_a_stranger_has_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The path of a request without a key stands in the audit log, which an operator looks at.
+    rows = [("/v1/\x1b]0;owned\x07", "two\nlines\x9b2J\u202e\ud800")]
+    print_listing(Namespace(json=False), [], ("WHERE", "WORDS"), rows)
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["WHERE", "WORDS"]
+    assert row.split() == ["/v1/?]0;owned?", "two?lines?2J??"]

@@ -1,0 +1,89 @@
+"""The epoch's ticker: it preempts who runs for a tick, and sleeps while nobody does."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from symphony_kernel.protocol.limits import EPOCH_TICK_MS
+from symphony_runtime.engine.epoch_ticker import Alarm, EventAlarm, Ticker, TimerAlarm
+
+TICK_S = EPOCH_TICK_MS / 1000
+ALARMS: list[Callable[[], Alarm]] = [EventAlarm]
+if sys.platform == "linux":
+    ALARMS.append(TimerAlarm)
+
+
+class Ticking:
+    """A ticker, and the ticks that it has made."""
+
+    def __init__(self, alarm: Alarm) -> None:
+        self.ticks = 0
+        self.ticked = threading.Event()
+        self.ticker = Ticker(self._tick, alarm)
+
+    def _tick(self) -> None:
+        self.ticks += 1
+        self.ticked.set()
+
+    def begin(self) -> None:
+        self.ticker.board.since = time.perf_counter()
+        if not self.ticker.board.armed:
+            self.ticker.arm()
+
+    def end(self) -> None:
+        self.ticker.board.since = 0.0
+
+
+@pytest.fixture(params=ALARMS, ids=lambda alarm: alarm.__name__)
+def ticking(request: pytest.FixtureRequest) -> Iterator[Ticking]:
+    made = Ticking(request.param())
+    yield made
+    made.end()
+    made.ticker.close()
+
+
+def test_whoever_runs_for_a_tick_is_preempted_again_and_again(ticking: Ticking) -> None:
+    ticking.begin()
+    for _ in range(5):
+        assert ticking.ticked.wait(20)
+        ticking.ticked.clear()
+        ticking.begin()
+    assert ticking.ticks >= 5
+    assert ticking.ticker.board.epoch >= 4
+
+
+def test_one_that_was_alone_for_long_is_noticed_beside_others(ticking: Ticking) -> None:
+    until = time.monotonic() + 0.05
+    while time.monotonic() < until:
+        ticking.begin()
+        ticking.end()
+    ticking.ticked.clear()
+    ticking.begin()
+    assert ticking.ticked.wait(20)
+
+
+def test_one_that_begins_while_the_ticker_falls_asleep_is_not_forgotten(ticking: Ticking) -> None:
+    for pause in range(12):
+        ticking.begin()
+        ticking.end()
+        time.sleep(pause * TICK_S)
+        ticking.begin()
+        assert ticking.ticked.wait(20), f"after {pause} ticks"
+        ticking.end()
+        ticking.ticked.clear()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a timerfd is Linux's")
+def test_a_run_that_ends_before_its_tick_wakes_nobody() -> None:
+    ticking, quiet = Ticking(TimerAlarm()), 0
+    for _ in range(20):
+        looks = ticking.ticker.looks
+        ticking.begin()
+        ticking.end()
+        ticking.ticker.rest(time.perf_counter())
+        time.sleep(4 * TICK_S)
+        quiet += ticking.ticker.looks == looks
+    ticking.ticker.close()
+    assert quiet >= 5  # the machine may have been away between a begin and its rest

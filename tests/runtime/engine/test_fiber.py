@@ -1,0 +1,354 @@
+"""The private C bindings: what the worker relies on, pinned release by release."""
+
+import gc
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import GUEST_STACK_BYTES
+from symphony_runtime.abi import Signature
+from symphony_runtime.engine.fiber import EndKind, Fiber, FiberHost, HostFault, Import, new_engine
+from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, ENDED, PREEMPTED
+from wasmtime import Module, wat2wasm
+
+MIB = 1 << 20
+IMPORTS = [
+    Import("lip", "first", Signature(("i32", "i64", "i32"), ("i32",))),
+    Import("lip", "wide", Signature((), ("i64",))),
+    Import("lip", "void", Signature(("i32",), ())),
+]
+HEAD = """
+(import "lip" "first" (func $first (param i32 i64 i32) (result i32)))
+(import "lip" "wide" (func $wide (result i64)))
+(import "lip" "void" (func $void (param i32)))
+(memory (export "memory") 1)
+"""
+
+
+@pytest.fixture
+def host(crossing: Crossing | None) -> Iterator[FiberHost]:
+    host = FiberHost(IMPORTS, crossing)
+    yield host
+    host.close()
+
+
+def fiber(host: FiberHost, body: str, *parts: str, memory: int = MIB) -> Fiber:
+    source = f'(module {HEAD} (func (export "lip_main") (result i32) {body}) {" ".join(parts)})'
+    artefact = bytes(Module(new_engine(), wat2wasm(source)).serialize())
+    return Fiber(host, host.load(artefact), "lip_main", memory)
+
+
+def until_stop(guest: Fiber) -> int:
+    """Poll past preemptions, which any poll may meet."""
+    while (state := guest.poll()) == PREEMPTED:
+        pass
+    return state
+
+
+def test_a_call_leaves_its_arguments_and_takes_a_result(host: FiberHost) -> None:
+    guest = fiber(host, "(call $first (i32.const -1) (i64.const -2) (i32.const 7))")
+    assert until_stop(guest) == CALLED
+    assert (guest.call, guest.args) == (0, (0xFFFFFFFF, -2, 7))
+    guest.resume(-38)
+    assert until_stop(guest) == ENDED
+    assert guest.end is not None
+    assert (guest.end.kind, guest.end.code) == (EndKind.RETURNED, -38)
+    assert guest.close() == 65_536
+
+
+def test_wide_results_and_calls_without_result(host: FiberHost) -> None:
+    guest = fiber(
+        host, "(call $void (i32.const 5)) (i32.wrap_i64 (i64.shr_u (call $wide) (i64.const 40)))"
+    )
+    assert until_stop(guest) == CALLED
+    assert (guest.call, guest.args) == (2, (5,))
+    guest.resume(0)
+    assert until_stop(guest) == CALLED
+    assert (guest.call, guest.args) == (1, ())
+    guest.resume(3 << 40, wide=True)
+    assert until_stop(guest) == ENDED
+    assert guest.end is not None
+    assert guest.end.code == 3
+    guest.close()
+
+
+def test_many_fibers_interleave(host: FiberHost) -> None:
+    guests = [
+        fiber(host, f"(drop (call $wide)) (drop (call $wide)) (i32.const {n})") for n in range(50)
+    ]
+    for _ in range(2):
+        assert [until_stop(guest) for guest in guests] == [CALLED] * 50
+        for guest in reversed(guests):
+            guest.resume(0, wide=True)
+    assert [until_stop(guest) for guest in reversed(guests)] == [ENDED] * 50
+    assert [guest.end.code for guest in guests if guest.end] == list(range(50))
+    for guest in guests:
+        guest.close()
+
+
+def test_calls_from_any_depth_of_the_stack_get_their_own_results(host: FiberHost) -> None:
+    deep = """(func $deep (param i32) (result i32)
+        (if (i32.eqz (local.get 0)) (then (return (i32.const 0))))
+        (call $void (i32.mul (local.get 0) (i32.const 10)))
+        (i32.add (call $first (local.get 0) (i64.const 1) (i32.const 2))
+                 (i32.add (call $deep (i32.sub (local.get 0) (i32.const 1)))
+                          (i32.wrap_i64 (call $wide)))))"""
+    guest = fiber(host, "(call $deep (i32.const 30))", deep)
+    made = []
+    while until_stop(guest) == CALLED:
+        made.append((guest.call, guest.args))
+        if guest.call == 0:
+            guest.resume(guest.args[0] * 1_000)
+        elif guest.call == 1:
+            guest.resume(1, wide=True)
+        else:
+            guest.resume_void()
+    down = [call for n in range(30, 0, -1) for call in ((2, (10 * n,)), (0, (n, 1, 2)))]
+    assert made == down + [(1, ())] * 30
+    assert guest.end is not None
+    assert guest.end.code == 1_000 * sum(range(31)) + 30
+    guest.close()
+
+
+def test_memory_is_read_and_written_while_a_call_is_pending(host: FiberHost) -> None:
+    guest = fiber(
+        host,
+        "(i32.store (i32.const 8) (i32.const 42)) (call $void (i32.const 8)) "
+        "(i32.load (i32.const 65532))",
+    )
+    assert until_stop(guest) == CALLED
+    assert guest.read(8, 4) == b"\x2a\0\0\0"
+    guest.write(65_532, b"\x07\0\0\0")
+    guest.resume(0)
+    until_stop(guest)
+    assert guest.end is not None
+    assert guest.end.code == 7
+    guest.close()
+
+
+@pytest.mark.parametrize(
+    ("pointer", "length"),
+    [
+        (65_536, 1),
+        (65_533, 4),
+        (0, 65_537),
+        (0xFFFFFFFF, 1),
+        (0xFFFFFFFF, 0xFFFFFFFF),
+        (65_537, 0),
+        (2**64 - 1, 1),
+        (1, 2**64 - 1),
+        (2**64 - 1, 2**64 - 1),
+    ],
+)
+def test_what_lies_outside_memory_is_a_fault(host: FiberHost, pointer: int, length: int) -> None:
+    guest = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
+    until_stop(guest)
+    with pytest.raises(SyscallError) as caught:
+        guest.check(pointer, length)
+    assert caught.value.errno is Errno.EFAULT
+    with pytest.raises(SyscallError):
+        guest.read(pointer, length)
+    with pytest.raises(SyscallError):
+        guest.write(pointer, bytes(min(length, 65_537)))
+    guest.close()
+
+
+def test_the_edges_of_memory_are_inside(host: FiberHost) -> None:
+    guest = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
+    until_stop(guest)
+    assert guest.read(65_536, 0) == b""
+    assert guest.read(0, 65_536) == bytes(65_536)
+    guest.close()
+
+
+def test_growth_is_seen_does_not_move_memory_and_stops_at_the_limit(host: FiberHost) -> None:
+    grow = "(call $void (memory.grow (i32.const 3)))"
+    guest = fiber(host, f"{grow} {grow} {grow} (i32.const 0)", memory=5 * 65_536)
+    seen = []
+    while until_stop(guest) == CALLED:
+        seen.append((guest.args, guest.size, guest.base))
+        guest.resume(0)
+    base = seen[0][2]
+    assert seen == [
+        ((1,), 4 * 65_536, base),
+        ((0xFFFFFFFF,), 4 * 65_536, base),
+        ((0xFFFFFFFF,), 4 * 65_536, base),
+    ]
+    assert guest.close() == 4 * 65_536
+
+
+def test_a_memory_over_the_limit_is_refused(host: FiberHost) -> None:
+    guest = fiber(host, "(i32.const 0)", memory=0)
+    assert until_stop(guest) == ENDED
+    assert guest.end is not None
+    assert guest.end.kind is EndKind.REFUSED
+    guest.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("unreachable", "unreachable instruction"),
+        ("(i32.load (i32.const -4))", "out-of-bounds memory access"),
+        ("(i32.div_s (i32.const 1) (i32.const 0))", "integer division by zero"),
+        ("(i32.div_s (i32.const -2147483648) (i32.const -1))", "integer overflow"),
+        ("(i32.trunc_f32_s (f32.const nan))", "conversion of a float"),
+        ("(call_indirect (result i32) (i32.const 0))", "indirect call to a null function"),
+        ("(call_indirect (result i32) (i32.const 9))", "out-of-bounds table access"),
+        ("(call_indirect (result i32) (i32.const 1))", "indirect call to a function of another"),
+    ],
+)
+def test_traps_have_words(host: FiberHost, body: str, words: str) -> None:
+    guest = fiber(host, body, "(table 2 2 funcref) (elem (i32.const 1) $f) (func $f)")
+    assert until_stop(guest) == ENDED
+    assert guest.end is not None
+    assert guest.end.kind is EndKind.TRAPPED
+    assert words in guest.end.words
+    guest.close()
+
+
+RECURSION = (
+    "(func $down (param i32) (result i32) (i32.add (i32.const 1) (call $down (i32.const 0))))"
+)
+
+
+def test_deep_recursion_is_a_stack_overflow(host: FiberHost) -> None:
+    for _ in range(3):
+        guest = fiber(host, "(call $down (i32.const 0))", RECURSION)
+        assert until_stop(guest) == ENDED
+        assert guest.end is not None
+        assert guest.end.words.startswith("stack overflow")
+        guest.close()
+
+
+def test_a_call_from_the_last_of_the_stack_has_room(host: FiberHost) -> None:
+    """Each level makes a call: some is made with hardly any guest stack left."""
+    down = "(func $down (call $void (i32.const 0)) (call $down) (call $void (i32.const 1)))"
+    guest = fiber(host, "(call $down) (i32.const 0)", down)
+    depth = 0
+    while until_stop(guest) == CALLED:
+        depth += 1
+        guest.resume(0)
+    assert guest.end is not None
+    assert guest.end.words.startswith("stack overflow")
+    assert depth > GUEST_STACK_BYTES // 256
+    guest.close()
+
+
+def test_a_guest_that_computes_is_preempted_and_others_run(host: FiberHost) -> None:
+    hog = fiber(host, "(loop $l (br $l)) (i32.const 0)")
+    neighbour = fiber(host, "(drop (call $wide)) (i32.const 3)")
+    slices = []
+    for _ in range(20):
+        began = time.thread_time()  # what the guest had of a processor, however busy that is
+        assert hog.poll() == PREEMPTED
+        slices.append(time.thread_time() - began)
+    assert min(slices) < 0.050  # on a machine that does nothing else each is 1.1 ms
+    assert until_stop(neighbour) == CALLED
+    neighbour.resume(0, wide=True)
+    assert until_stop(neighbour) == ENDED
+    hog.close()
+    neighbour.close()
+
+
+@pytest.mark.parametrize("when", ["new", "preempted", "in a call", "resumed", "ended"])
+def test_a_fiber_can_be_closed_at_any_moment(host: FiberHost, when: str) -> None:
+    body = "(loop $l (br $l))" if when == "preempted" else "(call $void (i32.const 0))"
+    guest = fiber(host, f"{body} (i32.const 0)")
+    if when == "preempted":
+        assert guest.poll() == PREEMPTED
+    elif when != "new":
+        assert until_stop(guest) == CALLED
+    if when in ("resumed", "ended"):
+        guest.resume(0)
+    if when == "ended":
+        assert until_stop(guest) == ENDED
+    guest.close()
+    assert guest.close() == 0  # closing again does nothing
+
+
+def test_closed_fibers_leave_nothing_behind(host: FiberHost) -> None:
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        of_desk, of_class = map(sys.getrefcount, (host.desk, host.fiber_class))
+        return of_desk, of_class, sum(issubclass(type(each), Fiber) for each in gc.get_objects())
+
+    def one_of_each() -> None:
+        pending = fiber(host, "(call $void (i32.const 0)) (i32.const 0)")
+        ended = fiber(host, "(i32.const 0)")
+        trapped = fiber(host, "(unreachable)")
+        new = fiber(host, "(i32.const 0)")
+        assert [until_stop(each) for each in (pending, ended, trapped)] == [CALLED, ENDED, ENDED]
+        for each in (pending, ended, trapped, new):
+            each.close()
+            host.unload(each.program)
+
+    one_of_each()
+    before = held()
+    for _ in range(3):
+        one_of_each()
+    assert held() == before
+
+
+def test_what_has_ended_is_not_polled_again(
+    host: FiberHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Fiber) -> bool:
+        raise KeyboardInterrupt
+
+    guest = fiber(host, "(i32.const 0)")
+    with monkeypatch.context() as patched:
+        patched.setattr(Fiber, "over", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            until_stop(guest)
+    with pytest.raises(RuntimeError):
+        guest.poll()
+    guest.close()
+
+
+def test_start_functions_and_initialize_run_first_and_may_call(host: FiberHost) -> None:
+    guest = fiber(
+        host,
+        "(call $void (i32.const 3)) (i32.const 0)",
+        "(func $begin (call $void (i32.const 1))) (start $begin)",
+        '(func (export "_initialize") (call $void (i32.const 2)))',
+    )
+    calls = []
+    while until_stop(guest) == CALLED:
+        calls.append(guest.args[0])
+        assert guest.read(0, 4) == bytes(4)
+        guest.resume(0)
+    assert calls == [1, 2, 3]
+    guest.close()
+
+
+def test_a_start_function_that_loops_is_preempted(host: FiberHost) -> None:
+    guest = fiber(host, "(i32.const 0)", "(func $begin (loop $l (br $l))) (start $begin)")
+    assert [guest.poll() for _ in range(3)] == [PREEMPTED] * 3
+    guest.close()
+
+
+def test_foreign_artefacts_and_entries_are_refused(host: FiberHost) -> None:
+    with pytest.raises(HostFault):
+        host.load(b"not an artefact")
+    source = f'(module {HEAD} (func (export "_start")))'
+    program = host.load(bytes(Module(new_engine(), wat2wasm(source)).serialize()))
+    assert (program.entries, program.default_entry) == ({"_start": 0}, "_start")
+    with pytest.raises(KeyError):
+        Fiber(host, program, "lip_main", MIB)
+    host.unload(program)
+
+
+def test_the_ticker_sleeps_when_nothing_runs(host: FiberHost) -> None:
+    guest = fiber(host, "(drop (call $wide)) (loop $l (br $l)) (i32.const 0)")
+    until_stop(guest)
+    deadline = time.monotonic() + 10
+    while host.ticker.board.armed:  # nobody says that nothing runs any more: it finds out
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    guest.resume(0, wide=True)
+    assert guest.poll() == PREEMPTED  # and is woken by a guest that runs
+    guest.close()

@@ -1,0 +1,172 @@
+"""A run that cannot be served soon is refused, with an estimate of when it could be."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_runtime.client import Client, ServerError
+from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
+from symphony_runtime.gateway.admission.load import Load, Wait
+from symphony_runtime.gateway.admission.memory import Memory
+from symphony_runtime.gateway.errors import Problem
+
+from tests.e2e import programs as guests
+from tests.runtime.gateway.admission.test_pace import Time
+from tests.support.gateway.system import House
+from tests.support.worker.guests import main
+
+
+class KnownLoad(Load):
+    """A load whose waits are known."""
+
+    def __init__(self, waits: dict[str, Wait]) -> None:
+        super().__init__(self._nobody)
+        self.waits = waits
+
+    async def _nobody(self) -> dict[str, Any]:
+        raise AssertionError
+
+    def look(self) -> None:
+        pass
+
+    def wait(self, tenant: str) -> Wait:
+        return self.waits.get(tenant, Wait())
+
+
+def admission(
+    time: Time, waits: dict[str, Wait] | None = None, left: int | None = 1 << 40, **bounds: Any
+) -> Admission:
+    memory = Memory(lambda: left, time)
+    return Admission(AdmissionBounds(**bounds), KnownLoad(waits or {}), memory, time)
+
+
+def refused(of: Admission, tenant: str = "a", tenant_runs: int = 0, runs: int = 0) -> Problem:
+    with pytest.raises(Problem) as problem:
+        of.check(tenant, tenant_runs, runs)
+    return problem.value
+
+
+def test_what_a_run_would_wait_is_bounded() -> None:
+    waits = {"own": Wait(50.0, 90.0), "others": Wait(10.0, 45.5), "ok": Wait(29.0, 30.0)}
+    here = admission(Time(), waits, queue_seconds=30.0)
+    here.check("ok", 0, 0)
+    here.check("nobody", 0, 0)
+    own, others = refused(here, "own"), refused(here, "others")
+    assert (own.status, own.headers["Retry-After"]) == (429, "20")
+    assert (others.status, others.headers["Retry-After"]) == (503, "16")
+    assert here.figures.refused == {"tenant_queue": 1, "queue": 1}
+    admission(Time(), waits, queue_seconds=0).check("own", 0, 0)
+
+
+def test_no_run_begins_when_memory_is_short() -> None:
+    time = Time()
+    here = admission(time, left=99, memory_free_bytes=100)
+    for _ in range(4):
+        here.ended("a", 1)
+        time.now += 6.0
+    problem = refused(here)
+    assert (problem.status, problem.headers["Retry-After"]) == (503, "6")
+    admission(time, left=100, memory_free_bytes=100).check("a", 0, 0)
+    admission(time, left=None).check("a", 0, 0)
+    admission(time, left=0, memory_free_bytes=0).check("a", 0, 0)
+
+
+def test_a_tenants_limit_is_waited_for_at_its_own_pace() -> None:
+    time = Time()
+    here = admission(time, tenant_runs=2, runs=100)
+    for number in range(20):
+        here.ended("fast", 1)
+        if number % 10 == 0:
+            here.ended("slow", 1)
+        time.now += 2.0
+    fast, slow = refused(here, "fast", 2), refused(here, "slow", 2)
+    assert (fast.status, fast.headers["Retry-After"]) == (429, "2")
+    assert (slow.status, slow.headers["Retry-After"]) == (429, "20")
+    assert slow.fields == {"limit": 2}
+    everybody = refused(here, "slow", 0, 100)
+    assert (everybody.status, everybody.headers["Retry-After"]) == (503, "2")
+
+
+def test_while_it_shuts_down_the_rest_of_the_drain_is_told() -> None:
+    time = Time()
+    here = admission(time, drain_seconds=20.0)
+    here.drain()
+    assert here.draining
+    time.now += 5.0
+    problem = refused(here)
+    assert (problem.status, problem.headers["Retry-After"]) == (503, "17")
+
+
+def test_what_is_away_is_told_as_long_as_it_is_away() -> None:
+    time = Time()
+    here = admission(time)
+    assert here.away("kernel", "gone").headers["Retry-After"] == "1"
+    time.now += 8.0
+    assert here.away("kernel", "gone").headers["Retry-After"] == "8"
+    assert here.away("worker", "gone").headers["Retry-After"] == "1"
+    here.there()
+    assert here.away("kernel", "gone").headers["Retry-After"] == "1"
+
+
+async def refusal(client: Client) -> ServerError:
+    """Start runs until one is refused."""
+    async with asyncio.timeout(20):
+        while True:
+            error = await started(client)
+            if error is not None:
+                return error
+            await asyncio.sleep(0.05)
+
+
+async def started(client: Client) -> ServerError | None:
+    """Start a run and end it; return why it may not begin."""
+    try:
+        run = await client.start("hang")
+    except ServerError as error:
+        return error
+    await client.cancel(run)
+    return None
+
+
+# --- With a real kernel --------------------------------------------------------------------------
+# Starts eight preds of 4,096 tokens, and waits for none of them.
+FLOOD = guests.wasm(
+    main(
+        """(loop $more
+             (drop (call $pred (call $kv_create) (i32.const 0) (i32.const 4096) (i32.const 0)
+                               (i32.const 0) (i32.const 0)))
+             (local.set $n (i32.add (local.get $n) (i32.const 1)))
+             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
+           (call $await (call $sleep (i64.const 86400000))) (i32.const 0)""",
+        locals_="(local $n i32)",
+    )
+)
+
+
+def test_a_flood_is_refused_and_the_rest_gets_through(tmp_path: Path) -> None:
+    """One tenant's preds wait for longer than they may; probes, cancels and deletes go on."""
+
+    async def scenario() -> None:
+        async with (
+            House(tmp_path, step_ms=50.0, queue_seconds_max=5.0) as house,
+            house.client() as client,
+        ):
+            await client.upload(FLOOD, "flood")
+            await client.upload(guests.HANG_WASM, "hang")
+            await client.upload(guests.HELLO_WASM, "hello")
+            ended = (await client.run("hello"))["id"]
+            live = [await client.start("flood") for _ in range(4)]
+            error = await refusal(client)
+            assert (error.status, error.problem["type"]) == (429, "urn:symphony:problem:queue-full")
+            assert error.retry_after is not None
+            assert error.retry_after >= 1
+            assert (await client.ready())[0]
+            await client.delete_run(ended)
+            for run in live:
+                assert (await client.cancel(run))["status"] == "killed"
+            async with asyncio.timeout(20):
+                while await started(client):  # noqa: ASYNC110 - there is nothing to wait on
+                    await asyncio.sleep(0.1)
+
+    asyncio.run(scenario())

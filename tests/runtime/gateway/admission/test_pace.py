@@ -1,0 +1,51 @@
+from symphony_kernel.protocol.limits import RETRY_SECONDS_MAX
+from symphony_runtime.gateway.admission.pace import Absence, Pace, retry_after
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_pace_is_the_mean_of_late() -> None:
+    time = Time()
+    pace = Pace(time)
+    assert pace.seconds() == 1.0
+    for _ in range(10):
+        pace.happened()
+        time.now += 3.0
+    assert pace.seconds() == 3.0
+
+
+def test_after_a_pause_it_may_be_as_long_again() -> None:
+    time = Time()
+    pace = Pace(time)
+    for _ in range(10):
+        pace.happened()
+        time.now += 1.0
+    time.now += 200.0
+    assert pace.seconds() == 201.0
+    pace.happened()
+    time.now += 0.5
+    assert pace.seconds() < 202.0
+    time.now += 61.0
+    assert 61.0 < pace.seconds() < 62.0, "what was before the pause is forgotten"
+
+
+def test_what_is_away_may_be_as_long_again() -> None:
+    time = Time()
+    absence = Absence(time)
+    assert absence.seconds() == 0.0
+    time.now += 7.0
+    assert absence.seconds() == 7.0
+    absence.over()
+    assert absence.seconds() == 0.0
+
+
+def test_retry_after_is_whole_and_bounded() -> None:
+    assert [retry_after(s) for s in (0.0, 0.2, 1.0, 1.2, 59.0)] == [1, 1, 1, 2, 59]
+    for much in (1e9, float("inf"), float("nan")):
+        assert retry_after(much) == RETRY_SECONDS_MAX

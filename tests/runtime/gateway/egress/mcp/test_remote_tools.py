@@ -1,0 +1,171 @@
+"""Tool servers that are reached by HTTP."""
+
+import asyncio
+import gzip
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from symphony_kernel.protocol.errno import Errno
+from symphony_runtime.client import Client
+
+from tests.support.gateway.egress import ask, finish, start
+from tests.support.gateway.system import House
+
+ECHO = {"name": "echo", "description": "", "inputSchema": {"type": "object"}}
+
+
+class McpSite:
+    """An MCP server over HTTP, by hand: a session, answers as JSON or as an event stream."""
+
+    def __init__(self) -> None:
+        self.session = ""
+        self.calls: list[str] = []
+        self.asked: list[web.Request] = []
+        self.cancelled = 0
+        self.url = ""
+        self.port = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request)
+        if request.method != "POST":
+            return web.Response(status=405)
+        message = await request.json()
+        method, number = message["method"], message.get("id")
+        if method == "initialize":
+            self.session = uuid.uuid4().hex
+            version = message["params"]["protocolVersion"]
+            about = {"protocolVersion": version, "capabilities": {"tools": {}},
+                     "serverInfo": {"name": "site", "version": "1"}}  # fmt: skip
+            return self._answer(number, about, headers={"mcp-session-id": self.session})
+        if method == "server/discover":
+            error = {"code": -32601, "message": "unknown"}
+            return web.json_response({"jsonrpc": "2.0", "id": number, "error": error})
+        if request.headers.get("mcp-session-id") != self.session:
+            return web.Response(status=404)
+        if number is None:
+            self.cancelled += method == "notifications/cancelled"
+            return web.Response(status=202)
+        if method == "tools/list":
+            return self._answer(number, {"tools": [ECHO]})
+        return await self._call(request, number, message["params"]["arguments"])
+
+    async def _call(self, request: web.Request, number: int, given: Any) -> web.StreamResponse:
+        how = given.get("how", "json")
+        self.calls.append(how)
+        result = {"content": [{"type": "text", "text": how}]}
+        if how == "events":
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await response.prepare(request)
+            body = json.dumps({"jsonrpc": "2.0", "id": number, "result": result})
+            await response.write(f"event: message\ndata: {body}\n\n".encode())
+            await response.write_eof()
+            return response
+        if how == "slow":
+            await asyncio.sleep(600)
+        if how == "away":
+            return web.Response(status=307, headers={"Location": "http://127.0.0.2:1/"})
+        if how == "broken":
+            return web.Response(status=500)
+        if how == "huge":
+            result["content"] = [{"type": "text", "text": "x" * (5 << 20)}]
+        if how == "bomb":
+            packed = gzip.compress(b" " * (50 << 20))
+            return web.Response(body=packed, content_type="application/json",
+                                headers={"Content-Encoding": "gzip"})  # fmt: skip
+        return self._answer(number, result)
+
+    def _answer(self, number: Any, result: Any, **more: Any) -> web.Response:
+        return web.json_response({"jsonrpc": "2.0", "id": number, "result": result}, **more)
+
+
+@asynccontextmanager
+async def mcp_site(found: McpSite) -> AsyncIterator[McpSite]:
+    app = web.Application()
+    app.router.add_route("*", "/mcp", found.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", found.port).start()
+    found.port = runner.addresses[0][1]
+    found.url = f"http://127.0.0.1:{found.port}/mcp"
+    try:
+        yield found
+    finally:
+        await runner.cleanup()
+
+
+Scenario = Callable[[McpSite, Client], Awaitable[None]]
+
+
+def with_site(tmp_path: Path, scenario: Scenario, **options: Any) -> None:
+    async def main() -> None:
+        async with mcp_site(McpSite()) as there:
+            tables = {"s": {"url": there.url, "tenants": ["default"], **options}}
+            async with House(tmp_path, tools=tables) as house, house.client() as client:
+                await scenario(there, client)
+
+    asyncio.run(main())
+
+
+def call(how: str, **more: Any) -> dict[str, Any]:
+    return {"name": "s.echo", "arguments": {"how": how}, **more}
+
+
+def test_tools_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+
+    async def scenario(there: McpSite, client: Client) -> None:
+        for how in ("json", "events"):
+            assert (await ask(client, "tool", call(how))).value == {"ok": True, "content": how}
+        assert [t["name"] for t in (await ask(client, "tools")).value] == ["s.echo"]
+        assert {r.headers.get("Authorization") for r in there.asked} == {"Bearer x"}
+
+    with_site(tmp_path, scenario, headers={"Authorization": "Bearer x"})
+
+
+@pytest.mark.parametrize("how", ["away", "broken", "huge", "bomb"])
+def test_a_server_that_misbehaves_fails_the_call_in_words(tmp_path: Path, how: str) -> None:
+    """The call is made once, and others go on: if need be over a new session."""
+
+    async def scenario(there: McpSite, client: Client) -> None:
+        value = (await ask(client, "tool", call(how, timeout_ms=20_000))).value
+        assert value["ok"] is False
+        assert value["content"].startswith("the tool server s ")
+        async with asyncio.timeout(20):
+            while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert there.calls.count(how) == 1
+
+    with_site(tmp_path, scenario)
+
+
+def test_a_server_that_forgets_its_sessions_gets_a_new_one(tmp_path: Path) -> None:
+    async def scenario(there: McpSite, client: Client) -> None:
+        assert (await ask(client, "tool", call("json"))).value["ok"]
+        there.session = "forgotten"
+        assert (await ask(client, "tool", call("json"))).value["ok"] is False
+        async with asyncio.timeout(20):
+            while not (await ask(client, "tool", call("json"))).value["ok"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    with_site(tmp_path, scenario)
+
+
+def test_a_killed_run_is_told_to_the_server(tmp_path: Path) -> None:
+    async def scenario(there: McpSite, client: Client) -> None:
+        run = await start(client, "tool", call("slow"))
+        async with asyncio.timeout(20):
+            while "slow" not in there.calls:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await client.cancel(run)
+            while not there.cancelled:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        told = await finish(client, await start(client, "tool", call("slow", timeout_ms=50)))
+        assert told.errno == Errno.ETIMEDOUT
+
+    with_site(tmp_path, scenario)

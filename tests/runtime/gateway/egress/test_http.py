@@ -1,0 +1,496 @@
+"""HTTP requests of programs, against real servers on this machine."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgpack
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import (
+    HTTP_BODY_BYTES_MAX,
+    HTTP_INFORMATIONAL_MAX,
+    TENANT_HTTP_BYTES_MAX,
+)
+from symphony_runtime.abi.egress_requests import parse_http
+from symphony_runtime.config.egress import HttpRule
+from symphony_runtime.config.egress import parse_http as parse_rules
+from symphony_runtime.gateway.egress.http import Web
+from yarl import URL
+
+HERE = ["127.0.0.0/8", "::1/128"]
+Answer = dict[str, Any]
+
+
+class Names(AbstractResolver):
+    """Gives each name's addresses in turn, the last ones for ever."""
+
+    def __init__(self, names: dict[str, list[list[str]]]) -> None:
+        self._names = names
+        self.asked: list[str] = []
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        self.asked.append(host)
+        turns = self._names[host]
+        addresses = turns.pop(0) if len(turns) > 1 else turns[0]
+        return [
+            {"hostname": host, "host": address, "port": port, "proto": socket.IPPROTO_TCP,
+             "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+             "flags": socket.AI_NUMERICHOST}
+            for address in addresses
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        pass
+
+
+class Site:
+    """A server on 127.0.0.1 that tells what it was asked; `seen` is all of it."""
+
+    def __init__(self) -> None:
+        self.seen: list[web.Request] = []
+        self.bodies: list[bytes] = []
+        self.redirect_to = ""
+        self.port = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request)
+        self.bodies.append(await request.read())
+        kind = request.path.strip("/").split("/")[0]
+        if kind.isdigit():
+            return web.Response(status=int(kind), headers={"Location": self.redirect_to})
+        if kind == "large":
+            return web.Response(body=b"x" * int(request.query["bytes"]))
+        if kind == "slow":
+            await asyncio.sleep(600)
+        if kind == "endless":
+            return await self._endless(request)
+        if kind == "cookies":
+            return web.Response(headers=[("Set-Cookie", "a=1, b"), ("Set-Cookie", "c=2"),
+                                         ("X-A", "1"), ("X-A", "2")])  # fmt: skip
+        return web.json_response({"path": request.path_qs, "method": request.method})
+
+    async def _endless(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"x")
+            await asyncio.sleep(0.01)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def site() -> AsyncIterator[Site]:
+    found = Site()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", found.handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
+    await runner.setup()
+    listening = web.TCPSite(runner, "127.0.0.1", 0)
+    await listening.start()
+    found.port = runner.addresses[0][1]
+    try:
+        yield found
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def raw_server(answer: bytes) -> AsyncIterator[str]:
+    """A server that answers anything with these bytes."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+def rule(*urls: str, networks: list[str] | None = None, **more: Any) -> dict[str, Any]:
+    return {"tenants": ["t"], "urls": list(urls), "networks": networks or [], **more}
+
+
+class Everything(HttpRule):
+    """A rule that covers every URL: no operator can write one."""
+
+    def covers(self, url: URL) -> bool:
+        return True
+
+
+Ask = Callable[..., Awaitable[Answer]]
+
+
+@asynccontextmanager
+async def outside(*rules: dict[str, Any], names: Names | None = None) -> AsyncIterator[Ask]:
+    """Gives a function that makes a tenant's request."""
+    performer = Web(parse_rules(list(rules)), (lambda _: names) if names else None)
+
+    async def ask(url: str, method: str = "GET", tenant: str = "t", **more: Any) -> Answer:
+        data = msgpack.packb({"url": url, "method": method, **more})
+        async with asyncio.timeout(20):
+            found: Answer = msgpack.unpackb(await performer.call(tenant, parse_http(data)))
+        return found
+
+    try:
+        yield ask
+    finally:
+        await performer.stop()
+
+
+async def refused(call: Awaitable[Answer], errno: Errno = Errno.EACCES) -> str:
+    """Check that a call fails so; return the words."""
+    with pytest.raises(SyscallError) as caught:
+        await call
+    assert caught.value.errno is errno, caught.value
+    return caught.value.detail
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+# --- What is allowed -----------------------------------------------------------------------------
+def test_a_request_goes_out_as_it_was_meant() -> None:
+    async def main() -> None:
+        async with site() as there, outside(rule(there.url, methods=["GET", "POST"])) as ask:
+            found = await ask(there.url + "/a/../b?q=1%20#part", headers={"X-One": "ä"})
+            assert found["status"] == 200
+            assert found["headers"]["content-type"].startswith("application/json")
+            assert found["body"] == b'{"path": "/b?q=1%20", "method": "GET"}'
+            headers = there.seen[0].headers
+            assert headers["Host"] == f"127.0.0.1:{there.port}"
+            assert (headers["User-Agent"], headers["Accept-Encoding"]) == ("symphony", "identity")
+            await ask(there.url, "POST", body=b"\x00body", headers={"Content-Type": "a/b"})
+            assert there.bodies[1] == b"\x00body"
+            assert there.seen[1].headers["Content-Length"] == "5"
+            assert there.seen[1].headers["Content-Type"] == "a/b"
+            both = (await ask(there.url + "/cookies"))["headers"]
+            assert (both["set-cookie"], both["x-a"]) == ("a=1, b\nc=2", "1, 2")
+
+    run(main)
+
+
+def test_by_default_nothing_is_allowed() -> None:
+    async def main() -> None:
+        async with site() as there, outside() as ask:
+            assert "allow list" in await refused(ask(there.url))
+            assert not there.seen
+
+    run(main)
+
+
+def test_only_what_a_rule_names() -> None:
+    async def main() -> None:
+        async with site() as there, outside(rule(f"{there.url}/v1/", tenants=["t", "u"])) as ask:
+            for path in ("/v1", "/v1/", "/v1/x", "/v2/../v1/x", "/v1/a%20b", "/v1/a..;b",
+                         "/v1/...;/x", "/v1/;a"):  # fmt: skip
+                assert (await ask(there.url + path))["status"] == 200
+            for path in ("/", "/v10", "/v1/../v2", "/v1/%2e%2e/v2", "/v1/..%2fv2", "/v1/..%5cv2",
+                         "/V1/", "/v1;/../v2", "/v1/..;/v2", "/v1/..%3b/v2", "/v1/.%2e;a=b/v2",
+                         "/v1/x/%2E%2E%3Bx/v2", "/v1/.;/v2"):  # fmt: skip
+                await refused(ask(there.url + path))
+            assert "POST" in await refused(ask(f"{there.url}/v1/", "POST"))
+            await refused(ask(f"http://127.0.0.1:{there.port + 1}/v1/"))
+            await refused(ask(f"https://127.0.0.1:{there.port}/v1/"))
+            await refused(ask(f"{there.url}/v1/", tenant="v"))
+            assert (await ask(f"{there.url}/v1/", tenant="u"))["status"] == 200
+
+    run(main)
+
+
+def test_names_below_one() -> None:
+    async def main() -> None:
+        names = Names({"a.b.test": [["127.0.0.1"]], "a.b.c.b.test": [["127.0.0.1"]]})
+        async with site() as there:
+            below = rule(f"http://*.b.test:{there.port}", networks=HERE)
+            async with outside(below, names=names) as ask:
+                for host in ("a.b.test", "A.B.test", "a.b.c.b.test"):
+                    assert (await ask(f"http://{host}:{there.port}/"))["status"] == 200
+                for host in ("b.test", "ab.test", "xb.test", "a.b.test.evil", "a.b.test."):
+                    await refused(ask(f"http://{host}:{there.port}/"))
+
+    run(main)
+
+
+# --- Addresses -----------------------------------------------------------------------------------
+def test_a_name_that_means_an_inner_address_is_refused() -> None:
+    async def main() -> None:
+        inner = ["127.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "10.0.0.1", "0.0.0.0"]
+        names = Names({f"n{i}.test": [[address]] for i, address in enumerate(inner)})
+        async with site() as there:
+            everything = rule(f"http://*.test:{there.port}")
+            async with outside(everything, names=names) as ask:
+                for i in range(len(inner)):
+                    words = await refused(ask(f"http://n{i}.test:{there.port}/"))
+                    assert "no public address" in words
+            assert not there.seen
+
+    run(main)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.1",
+                                  "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "localhost",
+                                  "１２７.0.0.1", "0", "0x7f.1"])  # fmt: skip
+def test_an_inner_address_in_any_spelling_is_refused(host: str) -> None:
+    """Even under a rule that covers every URL; the real resolver knows all of these."""
+
+    async def main() -> None:
+        async with site() as there:
+            performer = Web((Everything(frozenset({"t"}), (), frozenset({"GET"})),))
+            request = parse_http(msgpack.packb({"url": f"http://{host}:{there.port}/"}))
+            try:
+                with pytest.raises(SyscallError) as caught:
+                    await performer.call("t", request)
+            finally:
+                await performer.stop()
+            # The library calls some spellings no address at all, before anybody is asked.
+            assert caught.value.errno in (Errno.EACCES, Errno.EIO), caught.value
+            assert not there.seen
+
+    run(main)
+
+
+def test_a_name_that_changes_its_mind_wins_nothing() -> None:
+    """DNS rebinding: public when it is checked, this machine when it is asked again."""
+
+    async def main() -> None:
+        async with site() as there:
+            turns = [["203.0.113.1", "127.0.0.1"], ["127.0.0.1"]]
+            names = Names({"rebind.test": turns})
+            url = f"http://rebind.test:{there.port}/"
+            async with outside(rule(url), names=names) as ask:
+                for _ in range(2):
+                    await refused(ask(url, timeout_ms=500))
+            assert names.asked == ["rebind.test"] * 2  # once a connection
+            assert not there.seen
+
+    run(main)
+
+
+def test_a_kept_connection_serves_no_other_rule_and_no_other_tenant() -> None:
+    async def main() -> None:
+        names = Names({"a.test": [["127.0.0.1"]]})
+        async with site() as there:
+            url = f"http://a.test:{there.port}"
+            inside = rule(f"{url}/in/", networks=HERE, tenants=["t"])
+            public = rule(f"{url}/out/", tenants=["t"])
+            others = rule(f"{url}/in/", tenants=["u"])
+            async with outside(inside, public, others, names=names) as ask:
+                assert (await ask(f"{url}/in/"))["status"] == 200
+                await refused(ask(f"{url}/out/"))
+                await refused(ask(f"{url}/in/", tenant="u"))
+
+    run(main)
+
+
+# --- Redirects -----------------------------------------------------------------------------------
+@pytest.mark.parametrize("target", ["http://169.254.169.254/latest/meta-data/", "http://[::1]:PORT/",
+                                    "http://127.0.0.1:PORT/", "http://2130706433:PORT/",
+                                    "http://[::ffff:127.0.0.1]:PORT/", "//127.0.0.1:PORT/secret",
+                                    "file:///etc/passwd", "gopher://x.test/", "http://u:p@a.test/",
+                                    "http://other.test/", "http://a.test:PORT/secret"])  # fmt: skip
+def test_each_redirect_is_checked_again(target: str) -> None:
+    async def main() -> None:
+        names = Names({"a.test": [["127.0.0.1"]]})
+        async with site() as there:
+            there.redirect_to = target.replace("PORT", str(there.port))
+            allowed = rule(f"http://a.test:{there.port}/302", networks=HERE)
+            async with outside(allowed, names=names) as ask:
+                with pytest.raises(SyscallError) as caught:
+                    await ask(f"http://a.test:{there.port}/302")
+                assert caught.value.errno in (Errno.EACCES, Errno.EIO)
+            assert len(there.seen) == 1
+
+    run(main)
+
+
+def test_redirects_are_followed_as_browsers_do() -> None:
+    async def main() -> None:
+        async with site() as first, site() as second:
+            both = rule(first.url, second.url, methods=["GET", "HEAD", "POST", "PUT"])
+            async with outside(both) as ask:
+                given = {"authorization": "secret", "cookie": "a=1", "x-mine": "1",
+                         "content-type": "a/b"}  # fmt: skip
+                cases = [(301, "POST", "GET"), (302, "POST", "GET"), (303, "PUT", "GET"),
+                         (307, "POST", "POST"), (308, "PUT", "PUT"), (301, "GET", "GET"),
+                         (303, "HEAD", "HEAD")]  # fmt: skip
+                for status, method, then in cases:
+                    first.redirect_to = f"{second.url}/end"
+                    body = b"body" if method in ("POST", "PUT") else b""
+                    found = await ask(f"{first.url}/{status}", method, headers=given, body=body)
+                    assert found["status"] == 200
+                    asked = second.seen[-1]
+                    assert asked.method == then
+                    assert second.bodies[-1] == (body if then == method else b"")
+                    assert asked.headers["x-mine"] == "1"
+                    assert ("content-type" in asked.headers) == (then == method)
+                    assert "authorization" not in asked.headers
+                    assert "cookie" not in asked.headers
+                first.redirect_to = "/end"  # the same origin
+                await ask(f"{first.url}/302", headers=given)
+                assert first.seen[-1].headers["authorization"] == "secret"
+
+    run(main)
+
+
+def test_redirects_have_an_end() -> None:
+    async def main() -> None:
+        async with site() as there, outside(rule(there.url)) as ask:
+            there.redirect_to = "/302"
+            assert "redirects" in await refused(ask(f"{there.url}/302"), Errno.EIO)
+            assert len(there.seen) == 6
+
+    run(main)
+
+
+# --- Limits --------------------------------------------------------------------------------------
+def test_sizes_and_times() -> None:
+    async def main() -> None:
+        async with site() as there, outside(rule(there.url)) as ask:
+            found = await ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX}")
+            assert len(found["body"]) == HTTP_BODY_BYTES_MAX
+            await refused(ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX + 1}"), Errno.EFBIG)
+            for path in ("slow", "endless"):
+                await refused(ask(f"{there.url}/{path}", timeout_ms=50), Errno.ETIMEDOUT)
+
+    run(main)
+
+
+@pytest.mark.parametrize(("method", "times"), [("GET", 2), ("PUT", 1), ("DELETE", 1), ("POST", 1)])
+def test_what_may_have_effects_is_asked_once(method: str, times: int) -> None:
+    """Of a server that hears a request and closes: a GET it hears once more, nothing else."""
+    heard = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, outside(rule(url, methods=[method])) as ask:
+            await refused(ask(url, method, body=b"x" if method == "POST" else b""), Errno.EIO)
+        assert len(heard) == times
+
+    run(main)
+
+
+def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
+    """What is being read; it is free again with the end of the calls."""
+    size, go = HTTP_BODY_BYTES_MAX - 1, asyncio.Event()
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HTTP_BODY_BYTES_MAX
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(head + b"x" * size)
+        await go.wait()
+        writer.write(b"x")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(handle, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server, outside(rule(url, tenants=["t", "u"])) as ask:
+            fit = TENANT_HTTP_BYTES_MAX // HTTP_BODY_BYTES_MAX
+            calls = {asyncio.ensure_future(ask(url)) for _ in range(fit + 1)}
+            done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            await refused(done.pop(), Errno.EAGAIN)
+            assert not done
+            go.set()
+            assert len((await ask(url, tenant="u"))["body"]) == HTTP_BODY_BYTES_MAX
+            for call in rest:
+                assert len((await call)["body"]) == HTTP_BODY_BYTES_MAX
+            assert (await ask(url))["status"] == 200
+
+    run(main)
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def test_a_few_answers_of_status_1xx_are_passed_over() -> None:
+    end = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    async def main() -> None:
+        few, many = CONTINUE * HTTP_INFORMATIONAL_MAX, CONTINUE * (HTTP_INFORMATIONAL_MAX + 1)
+        async with raw_server(few + end) as url, outside(rule(url)) as ask:
+            assert (await ask(url))["status"] == 200
+        async with raw_server(many + end) as url, outside(rule(url)) as ask:
+            assert "1xx" in await refused(ask(url), Errno.EIO)
+
+    run(main)
+
+
+MANY = b"".join(b"X-%d: %s\r\n" % (i, b"y" * 100) for i in range(100_000))
+
+
+@pytest.mark.parametrize(("answer", "errno"), [
+    (b"HTTP/1.1 200 OK\r\n" + MANY + b"\r\n", Errno.EIO),
+    (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000 + b"\r\n\r\n", Errno.EIO),
+    (b"HTTP/1.1 200 OK\r\n" + b"".join(b"X-%d: %s\r\n" % (i, b"y" * 8_000) for i in range(9))
+     + b"Content-Length: 0\r\n\r\n", Errno.EFBIG),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", Errno.EIO),
+    (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", Errno.EIO),
+    (b"this is no HTTP\r\n\r\n", Errno.EIO),
+    (b"", Errno.EIO),
+], ids=["many", "long", "together", "short", "chunks", "garbage", "nothing"])  # fmt: skip
+def test_answers_that_are_none(answer: bytes, errno: Errno) -> None:
+    async def main() -> None:
+        async with raw_server(answer) as url, outside(rule(url)) as ask:
+            await refused(ask(url), errno)
+
+    run(main)
+
+
+def test_a_compressed_answer_is_not_unpacked() -> None:
+    bomb = b"\x1f\x8b" + b"z" * 100
+
+    async def main() -> None:
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(
+            bomb
+        )
+        async with raw_server(head + bomb) as url, outside(rule(url)) as ask:
+            found = await ask(url)
+            assert (found["body"], found["headers"]["content-encoding"]) == (bomb, "gzip")
+
+    run(main)
+
+
+def test_nobody_there_and_no_such_name() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        async with outside(rule(url, "http://no-such-name.invalid")) as ask:
+            await refused(ask(url), Errno.EIO)
+            await refused(ask("http://no-such-name.invalid/"), Errno.EIO)
+
+    run(main)
+
+
+def test_an_environment_s_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with site() as proxy, site() as there, outside(rule(there.url)) as ask:
+            for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+                monkeypatch.setenv(name, proxy.url)
+            assert (await ask(there.url))["status"] == 200
+            assert not proxy.seen
+
+    run(main)

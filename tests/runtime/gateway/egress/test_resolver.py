@@ -1,0 +1,124 @@
+"""Lookups of names: one tenant's slow ones, and everybody else's."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import pytest
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import LOOKUPS_MAX, TENANT_LOOKUPS_MAX
+from symphony_runtime.abi.egress_requests import parse_http
+from symphony_runtime.config.egress import parse_http as parse_rules
+from symphony_runtime.gateway.egress.http import Web
+from symphony_runtime.gateway.egress.resolver import Lookups
+
+from tests.runtime.gateway.egress.test_http import HERE, rule, site
+
+
+class SlowNames:
+    """A lookup that answers `slow` names no sooner than it is let."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.asked: list[str] = []
+
+    def __call__(self, host: str, port: int, family: int) -> Sequence[tuple[Any, ...]]:
+        self.asked.append(host)
+        if host.startswith("slow"):
+            assert self.go.wait(60)
+        if host.startswith("none"):
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+
+async def until_asked(names: SlowNames, count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(names.asked) < count:  # noqa: ASYNC110 - of other threads
+            await asyncio.sleep(0.005)
+
+
+def test_a_tenants_slow_names_take_its_own_places_only() -> None:
+    async def main() -> None:
+        names = SlowNames()
+        lookups = Lookups(names)
+        slow, other = lookups.of("slow"), lookups.of("other")
+        waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
+        await until_asked(names, TENANT_LOOKUPS_MAX)
+        (found,) = await other.resolve("a.test", 80)
+        assert (found["host"], found["port"]) == ("127.0.0.1", 80)
+        with pytest.raises(socket.gaierror):
+            await other.resolve("none.test")
+        assert len(names.asked) == TENANT_LOOKUPS_MAX + 2
+        names.go.set()
+        assert len(await asyncio.gather(*waiting)) == 50
+
+    asyncio.run(main())
+
+
+def test_a_place_is_taken_until_its_thread_is_done() -> None:
+    """Also where nobody waits for it any more."""
+
+    async def main() -> None:
+        names = SlowNames()
+        mine = Lookups(names).of("t")
+        waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
+        await until_asked(names, TENANT_LOOKUPS_MAX)
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+        one_more = asyncio.create_task(mine.resolve("a.test"))
+        await asyncio.sleep(0.05)  # for a thread, if it got one
+        assert "a.test" not in names.asked
+        names.go.set()
+        assert len(await one_more) == 1
+
+    asyncio.run(main())
+
+
+def test_all_tenants_together_have_a_bound() -> None:
+    async def main() -> None:
+        names = SlowNames()
+        lookups = Lookups(names)
+        waiting = [
+            asyncio.create_task(lookups.of(f"t{i}").resolve("slow")) for i in range(LOOKUPS_MAX + 5)
+        ]
+        await until_asked(names, LOOKUPS_MAX)
+        given_up = waiting.pop()
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        assert len(names.asked) == LOOKUPS_MAX
+        names.go.set()
+        await asyncio.gather(*waiting)
+        assert len(await lookups.of(f"t{LOOKUPS_MAX + 4}").resolve("a.test")) == 1
+
+    asyncio.run(main())
+
+
+def test_a_slow_name_ends_its_own_calls_and_no_others() -> None:
+    async def main() -> None:
+        names = SlowNames()
+        async with site() as there:
+            allowed = rule(f"http://*.test:{there.port}", networks=HERE, tenants=["t", "u"])
+            web = Web(parse_rules([allowed]), Lookups(names).of)
+
+            async def ask(tenant: str, host: str, timeout_ms: int) -> Any:
+                asked = {"url": f"http://{host}:{there.port}/", "timeout_ms": timeout_ms}
+                return msgpack.unpackb(await web.call(tenant, parse_http(msgpack.packb(asked))))
+
+            try:
+                slow = [ask("t", f"slow{i}.test", 50) for i in range(40)]
+                ended = await asyncio.gather(*slow, return_exceptions=True)
+                for error in ended:
+                    assert isinstance(error, SyscallError)
+                    assert error.errno == Errno.ETIMEDOUT
+                assert (await ask("u", "a.test", 20_000))["status"] == 200
+                names.go.set()
+                assert (await ask("t", "a.test", 20_000))["status"] == 200
+            finally:
+                names.go.set()
+                await web.stop()
+
+    asyncio.run(main())

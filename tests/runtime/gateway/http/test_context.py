@@ -1,0 +1,100 @@
+"""Bodies of JSON: what their values count for, and how they may begin."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from symphony_runtime.client import Client
+
+from tests.e2e import programs as guests
+from tests.support.gateway.system import House, in_house
+
+
+async def start(house: House, body: bytes) -> int:
+    """Start a run, and end it; return the status of the answer."""
+    url = f"{house.url}/v1/programs/hang/runs?detach=1"
+    headers = {"Authorization": f"Bearer {house.key}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(url, data=body) as response,
+    ):
+        if response.status == 202:
+            run = (await response.json())["id"]
+            async with session.post(f"{house.url}/v1/runs/{run}/cancel") as cancelled:
+                assert cancelled.status < 300
+        return response.status
+
+
+def test_values_within_a_string_hold_no_memory_and_others_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("symphony_runtime.gateway.http.context.TENANT_BODY_BYTES_MAX", 1 << 20)
+    values: Any = [[1, 2]] * 25_000
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        text = json.dumps(values, separators=(",", ":"))
+        assert await start(house, json.dumps({"input": text}).encode()) == 202
+        assert await start(house, json.dumps({"input": values}).encode()) == 429
+        assert house.gateway.services.bodies.statistics() == {"body_bytes": 0}
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_body_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        for text in ("x", "x" * 100_000):
+            assert await start(house, b"\xef\xbb\xbf" + json.dumps({"input": text}).encode()) == 202
+        assert await start(house, json.dumps({"input": "x"}).encode("utf-16")) == 400
+
+    in_house(tmp_path, scenario)
+
+
+def test_parsing_a_large_body_is_charged_to_its_tenant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(_body: bytes, _most: int) -> int:
+        until = time.thread_time() + 0.5
+        while time.thread_time() < until:
+            pass
+        return 1
+
+    monkeypatch.setattr("symphony_runtime.gateway.http.context.parse_cost", slow)
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        charged: Counter[str] = Counter()
+        costs: Any = house.gateway.services.costs
+        costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
+        assert await start(house, json.dumps({"input": "x"}).encode()) == 202
+        assert charged["default"] < 500_000, "a small one is parsed at once"
+        assert await start(house, json.dumps({"input": "x" * 1_000_000}).encode()) == 202
+        assert charged["default"] >= 500_000
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_large_body_is_charged_and_read_no_further_while_its_tenant_rests(
+    tmp_path: Path,
+) -> None:
+    body = json.dumps({"input": "x" * 1_000_000}).encode()
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        charged: Counter[str] = Counter()
+        rests = [0.5]
+        costs: Any = house.gateway.services.costs
+        costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
+        costs.rest = lambda _tenant: rests.pop() if rests else 0.0
+        began = time.monotonic()
+        assert await start(house, body) == 202
+        assert time.monotonic() - began > 0.5
+        assert not rests
+        assert charged["default"] > 2_000, "microseconds, of a million bytes"
+
+    in_house(tmp_path, scenario)

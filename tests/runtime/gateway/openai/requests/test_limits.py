@@ -1,0 +1,140 @@
+"""What a request may ask for follows its tenant's limits, and a refusal names the limit."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
+from symphony_runtime.client import Client
+from symphony_runtime.config.limits import USUAL, Bound, TenantLimits
+from symphony_runtime.gateway.openai.errors import OpenAIError
+from symphony_runtime.gateway.openai.requests.limits import Room
+from symphony_runtime.gateway.openai.requests.model import Model
+from symphony_runtime.gateway.openai.requests.parsing import parse_chat, parse_completion
+
+from tests.support.gateway.system import House
+from tests.support.kernel.constrained import assets
+
+MODEL = Model("m", 1_000, (0,), 2_048)
+
+
+def room(**limits: int) -> Room:
+    return Room.of(TenantLimits({**USUAL, **{k: Bound(v, v) for k, v in limits.items()}}))
+
+
+def completion(given: Room, **fields: Any) -> int:
+    """Return how many answers a request gets."""
+    return parse_completion({"model": "m", "prompt": [1], **fields}, MODEL, given).choices
+
+
+def refusal(given: Room, **fields: Any) -> tuple[str, str | None]:
+    with pytest.raises(OpenAIError) as refused:
+        completion(given, **fields)
+    assert refused.value.status == 400
+    return refused.value.detail, refused.value.param
+
+
+@pytest.mark.parametrize("limit", ["handles", "tickets", "kv_files"])
+def test_answers_take_a_branch_each_and_one_for_their_prompt(limit: str) -> None:
+    given = room(**{limit: 10})
+    assert completion(given, prompt=["a"] * 10) == 10
+    assert completion(given, n=9) == 9
+    assert completion(given, n=2, prompt=["a"] * 3) == 6
+    assert completion(given, n=1, best_of=9) == 1
+    named = f"(the tenant's limit `{limit}`)"
+    assert refusal(given, n=10) == (
+        f"1 prompt with 10 answers each: they take 11 branches, at most 10 {named}", "n",
+    )  # fmt: skip
+    assert refusal(given, n=11) == (f"`n` must be an integer from 1 to 10 {named}; it is 11", "n")
+    assert refusal(given, best_of=12)[1] == "best_of"
+    words, param = refusal(given, prompt=["a"] * 11)
+    assert param == "prompt"
+    assert "11 prompts with 1 answer each: they take 11 branches, at most 10" in words
+    chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 10}
+    with pytest.raises(OpenAIError, match="they take 11 branches, at most 10"):
+        parse_chat(chat, MODEL, given)
+
+
+def test_without_an_operator_s_word_there_are_as_many_as_an_instance_may_have() -> None:
+    most = INSTANCE_HANDLES_MAX - 1
+    assert completion(room(), n=most) == most
+    assert "the tenant's limit `handles`" in refusal(room(), n=most + 1)[0]
+    # More for the run is more for its children: the program is one instance.
+    assert room(handles=1 << 20).answers_max() == (INSTANCE_HANDLES_MAX, "handles")
+
+
+def test_tokens_and_log_probabilities_have_their_limits() -> None:
+    given = room(tokens=50)
+    for field in ("max_tokens", "min_tokens"):
+        words = f"`{field}` must be an integer from 0 to 50 (the tenant's limit `tokens`); it is 51"
+        assert refusal(given, **{field: 51}) == (words, field)
+    words = "`logprobs` must be an integer from 0 to 20 (the same for every tenant); it is 21"
+    assert refusal(room(), logprobs=21) == (words, "logprobs")
+    # 65 results of 8 bytes for a token and as much for each of five others.
+    small = room(result_bytes=2 * 65 * 8 * 6)
+    assert completion(small, n=2, logprobs=5) == 2
+    words, param = refusal(small, n=3, logprobs=5)
+    assert param == "logprobs"
+    assert "at most 6240 (the tenant's limit `result_bytes`)" in words
+    assert completion(small, n=3) == 3
+
+
+# --- What the program counts ---------------------------------------------------------------------
+def asked(tmp_path: Path, quotas: Mapping[str, int], **fields: Any) -> tuple[int, dict[str, Any]]:
+    """Ask for a completion of a tenant with these quotas; return status and body."""
+
+    async def main() -> tuple[int, dict[str, Any]]:
+        async with (
+            House(tmp_path, assets=assets(), step_ms=2) as house,
+            Client(house.url, house.admin_key) as admin,
+        ):
+            await admin.change_tenant("default", quotas=dict(quotas))
+            headers = {"Authorization": f"Bearer {house.key}"}
+            model = house.kernel._executor.model.name
+            body = {"model": model, "max_tokens": 4, "ignore_eos": True, **fields}
+            async with (
+                aiohttp.ClientSession(headers=headers) as session,
+                session.post(f"{house.url}/v1/completions", json=body) as response,
+            ):
+                return response.status, await response.json()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("quotas", "fields", "words"),
+    [
+        ({"kv_tokens": 60}, {"prompt": [1] * 60},
+         "the prompt has 60 tokens, and 4 are to follow; the tenant's limit `kv_tokens` is 60"),
+        ({"tokens": 60}, {"prompt": [1] * 60},
+         "60 tokens of prompts are to be computed, and answers to follow; the tenant's limit "
+         "`tokens` of a run is 60"),
+        ({"tokens": 60}, {"prompt": [[1] * 40, [2] * 40]}, "80 tokens of prompts are to be"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_is_too_long_for_its_tenant_is_refused(
+    tmp_path: Path, quotas: dict[str, int], fields: dict[str, Any], words: str, stream: bool
+) -> None:
+    status, body = asked(tmp_path, quotas, **fields, stream=stream)
+    assert (status, body["error"]["param"]) == (400, "prompt"), body
+    assert words in body["error"]["message"]
+
+
+def test_a_limit_that_ends_the_run_is_no_fault_of_the_server_s(tmp_path: Path) -> None:
+    for limit, fields in (
+        ("tokens", {"prompt": [1] * 50, "max_tokens": 60}),
+        ("kv_tokens", {"prompt": [1] * 10, "n": 8, "max_tokens": 50}),
+        ("wall_ms", {"prompt": [1] * 10, "max_tokens": 60}),
+        ("memory_bytes", {"prompt": [1] * 10, "n": 64, "max_tokens": 60, "logprobs": 20}),
+    ):
+        most = 1 << 20 if limit == "memory_bytes" else 60
+        status, body = asked(tmp_path / limit, {limit: most}, **fields)
+        assert (status, body["error"]["code"]) == (400, "limit_exceeded"), body
+        assert f"the tenant's limit `{limit}`" in body["error"]["message"]
+    status, body = asked(tmp_path, {"tokens": 60}, prompt=[1] * 50)
+    assert status == 200, body
+    assert body["choices"][0]["finish_reason"] == "length"

@@ -1,0 +1,57 @@
+"""What the shipped program tells, however it is cut into messages."""
+
+import struct
+
+import msgpack
+import pytest
+from symphony_runtime.gateway.openai.program_messages import (
+    Failure,
+    Piece,
+    Records,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+
+
+def record(kind: bytes, payload: bytes) -> bytes:
+    return struct.pack("<I", 1 + len(payload)) + kind + payload
+
+
+def piece(choice: int, finish: int, text: str) -> bytes:
+    return record(b"p", struct.pack("<HB", choice, finish) + text.encode())
+
+
+LOGPROBS = msgpack.packb([[b"\xc3", -0.5, [[b"a", -0.25]]], [b"b", None, []]])
+TOLD = (
+    piece(0, 255, "café")
+    + piece(1, 0, "")
+    + record(b"l", struct.pack("<HBI", 2, 1, 3) + b"end" + LOGPROBS)
+    + record(b"t", struct.pack("<H3I", 2, 7, 0, 70_000))
+    + record(b"u", struct.pack("<III", 5, 1, 7))
+    + record(b"e", msgpack.packb({"status": 400, "code": "c", "param": "", "message": "m"}))
+)
+READ = [
+    Piece(0, "café", None),
+    Piece(1, "", "stop"),
+    Piece(2, "end", "length", None),
+    Tokens(2, [7, 0, 70_000]),
+    Usage(5, 1, 7),
+    Failure(400, "c", None, "m"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 4096])
+def test_records_may_span_messages(size: int) -> None:
+    records = Records()
+    read = [r for at in range(0, len(TOLD), size) for r in records.feed(TOLD[at : at + size])]
+    with_logprobs = read[2]
+    assert isinstance(with_logprobs, Piece)
+    tokens = with_logprobs.logprobs or []
+    assert [(t.token, t.logprob, t.top) for t in tokens] == [
+        (b"\xc3", -0.5, [(b"a", -0.25)]),
+        (b"b", None, []),
+    ]
+    assert isinstance(tokens[0], TokenLogprob)
+    with_logprobs.logprobs = None
+    assert read == READ

@@ -1,0 +1,228 @@
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from symphony_runtime.gateway.runs.events import stream as journals
+from symphony_runtime.gateway.runs.events.reader import PART_BYTES, Cursor, Event
+from symphony_runtime.gateway.runs.events.reader import read_all as read_cursor
+from symphony_runtime.gateway.runs.events.stream import (
+    MEMORY_BYTES_MAX,
+    Journal,
+    Reader,
+    StoredReader,
+    insert_events,
+    stored_cursor,
+)
+from symphony_runtime.gateway.storage.database import Connection
+from symphony_runtime.gateway.storage.store import Store
+
+RUN = 7
+FINALS = [("usage", {"cpu_ms": 1}), ("status", {"status": "exited"})]
+
+
+def run_with_store(
+    tmp_path: Path, scenario: Callable[[Store, Journal, list[int]], Awaitable[None]], url: str = ""
+) -> None:
+    async def main() -> None:
+        store = Store(tmp_path / "db", url)
+        credited: list[int] = []
+        try:
+            await scenario(store, Journal(store, RUN, credited.append), credited)
+        finally:
+            await store.close()
+
+    asyncio.run(main())
+
+
+async def finish(store: Store, journal: Journal) -> None:
+    row = journal.seal(FINALS)
+    await store.write(lambda connection: insert_events(connection, RUN, row))
+    journal.finish(FINALS)
+
+
+async def read_all(reader: Reader) -> list[Event]:
+    events: list[Event] = []
+    while (batch := await reader.next(5)) is not None:
+        assert batch, "nothing came"
+        assert sum(len(e.data) for e in batch if e.kind == "message") <= 2 * PART_BYTES
+        events += batch
+    reader.close()
+    return joined(events)
+
+
+def joined(parts: list[Event]) -> list[Event]:
+    """Put messages together whose parts came one behind the other."""
+    events: list[Event] = []
+    for part in parts:
+        if part.begins:
+            events.append(part)
+        else:
+            before = events.pop()
+            assert (before.id, before.ends) == (part.id, False)
+            data, ends = before.data + part.data, part.ends
+            events.append(Event(part.id, part.kind, data, part.total, True, ends))
+    assert all(event.ends for event in events)
+    return [Event(event.id, event.kind, event.data, event.total) for event in events]
+
+
+async def messages_of(cursor: Cursor) -> list[bytes]:
+    events = joined([event async for event in read_cursor(cursor)])
+    return [event.data for event in events if event.kind == "message"]
+
+
+async def settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> None:
+    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+        messages = [bytes([n % 256]) * 1000 for n in range(1000)]  # a megabyte: most is spilled
+        live = asyncio.create_task(read_all(journal.open(0)))
+        for number, message in enumerate(messages):
+            journal.append("message", message)
+            if number % 50 == 0:
+                await asyncio.sleep(0.002)
+        journal.append("log", {"level": 1, "text": "é"})
+        await finish(store, journal)
+        events = await live
+        assert [event.id for event in events] == list(range(1, 1004))
+        assert [e.data for e in events if e.kind == "message"] == messages
+        assert [event.total for event in events[:2]] == [1000, 2000]
+        assert events[-1].data == {"status": "exited"}
+        for after in (0, 1, 499, 500, 1002, 1003, 5000):
+            assert await read_all(journal.open(after)) == events[after:]
+            assert await read_all(StoredReader(store, RUN, after)) == events[after:]
+        assert await messages_of(journal.so_far()()) == messages
+        assert await messages_of(stored_cursor(store, RUN, 0, "")) == messages
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) -> None:
+    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+        sent = 0
+        for _ in range(200):
+            # A worker sends as far as its credit goes.
+            while sent - sum(credited) < 256 << 10:
+                journal.append("message", bytes(32 << 10))
+                sent += 32 << 10
+            assert journal.memory <= 2 * MEMORY_BYTES_MAX + (256 << 10)
+            await asyncio.sleep(0.001)
+        await finish(store, journal)
+        assert sum(map(len, await messages_of(journal.so_far()()))) == sent
+        assert sent > 4 << 20
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -> None:
+    async def scenario(_: Store, journal: Journal, credited: list[int]) -> None:
+        journal.append("message", b"12345")
+        await settle()
+        assert sum(credited) == 5  # nobody reads: nobody is waited for
+        quick, slow = journal.open(0), journal.open(1)
+        journal.append("message", b"1234567")
+        assert [event.data for event in await quick.next() or []] == [b"12345", b"1234567"]
+        await settle()
+        assert sum(credited) == 5
+        assert [event.data for event in await slow.next() or []] == [b"1234567"]
+        assert await quick.next(0) == []
+        await settle()
+        assert sum(credited) == 5  # the slow one was given it, and has not come back
+        slow.close()
+        await settle()
+        assert sum(credited) == 12
+        quick.close()
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Path) -> None:
+    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+        for _ in range(20):
+            journal.append("message", bytes(30_000))
+            await asyncio.sleep(0.01)
+        late = journal.open(15)
+        while await late.next(0):
+            pass
+        await settle()
+        assert sum(credited) == journal.sent == 600_000
+        journal.append("message", b"x")
+        await settle()
+        assert sum(credited) == 600_000
+        await late.next(0)
+        await late.next(0)
+        await settle()
+        assert sum(credited) == 600_001
+        late.close()
+        await finish(store, journal)
+
+    run_with_store(tmp_path, scenario)
+
+
+def fail_spills(monkeypatch: pytest.MonkeyPatch, store: Store, failures: int) -> None:
+    """Let the first spills fail, each in its commit and then alone."""
+    left = 2 * failures
+
+    def insert(connection: Connection, run: int, row: tuple[int, bytes]) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise store.errors[0]("the disk is full")
+        insert_events(connection, run, row)
+
+    monkeypatch.setattr(journals, "insert_events", insert)
+
+
+def test_an_end_while_a_spill_fails_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+        fail_spills(monkeypatch, store, 1)
+        for _n in range(20):
+            journal.append("message", bytes(10_000))
+        await finish(store, journal)
+        assert store.statistics()["failed_writes"] == 1
+        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+            assert [event.id for event in await read_all(reader)] == list(range(1, 23))
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "_AGAIN_SECONDS", 0.1)
+
+    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+        fail_spills(monkeypatch, store, 3)
+        for _n in range(30):
+            journal.append("message", bytes(10_000))
+        await asyncio.sleep(0.05)
+        journal.append("log", {"level": 1, "text": "x"})  # begins no attempt of its own
+        async with asyncio.timeout(20):
+            while sum(credited) < 300_000:  # noqa: ASYNC110 - the database is what is waited for
+                await asyncio.sleep(0.01)
+        assert store.statistics()["failed_writes"] == 3
+        await finish(store, journal)
+        for reader in (journal.open(0), StoredReader(store, RUN, 0)):
+            assert [event.id for event in await read_all(reader)] == list(range(1, 34))
+
+    run_with_store(tmp_path, scenario)
+
+
+def test_an_end_while_events_are_on_their_way_to_the_database(
+    tmp_path: Path, store_url: str
+) -> None:
+    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+        for _n in range(20):  # the first of them spill at once, the rest wait for that
+            journal.append("message", bytes(100_000))
+        await finish(store, journal)
+        await asyncio.sleep(0.1)
+        assert store.statistics()["failed_writes"] == 0
+        assert [e.id for e in await read_all(StoredReader(store, RUN, 0))] == list(range(1, 23))
+        assert sum(map(len, await messages_of(stored_cursor(store, RUN, 0, "")))) == 2_000_000
+
+    run_with_store(tmp_path, scenario, store_url)

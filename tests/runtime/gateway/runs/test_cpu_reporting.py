@@ -1,0 +1,231 @@
+"""What workers' frames cost the gateway: timed where tenants share it, and told by runs."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+from symphony_kernel.protocol import messages as m
+from symphony_runtime.gateway.links.links import KernelLink, Worker
+from symphony_runtime.gateway.openai.shipped import OWNER
+from symphony_runtime.gateway.runs.cpu_reporting import Costs
+from symphony_runtime.gateway.storage.store import Store
+
+T = TypeVar("T")
+WORKER = cast(Worker, SimpleNamespace(name="w"))
+RUNS = {1: "a", 2: "a", 3: "b"}
+SPIN_SECONDS = 0.004
+
+
+class Runs:
+    """Takes a while for each frame."""
+
+    def __init__(self, tenants: int) -> None:
+        self.tenants = tenants
+        self.taken: list[Any] = []
+
+    def worker_output(self, worker: Worker, messages: list[Any]) -> None:
+        assert worker is WORKER
+        self._take(messages)
+
+    def worker_message(self, worker: Worker, message: m.Message) -> None:
+        assert worker is WORKER
+        self._take(message)
+
+    def worker_lost(self, worker: Worker) -> None:
+        self.taken.append(worker)
+
+    def run_of(self, worker: Worker, instance: Any) -> Any:
+        assert worker is WORKER
+        known = isinstance(instance, int) and instance in RUNS
+        return SimpleNamespace(record=SimpleNamespace(seq=instance)) if known else None
+
+    def live_by_tenant(self) -> dict[str, int]:
+        return dict.fromkeys(map(str, range(self.tenants)), 1)
+
+    def _take(self, what: Any) -> None:
+        self.taken.append(what)
+        spin(SPIN_SECONDS)
+
+
+class Kernel:
+    """Hears what was spent."""
+
+    def __init__(self) -> None:
+        self.spent: dict[int | str, int] = {}
+        self.on_pace: Callable[[str, float], None] = lambda _tenant, _seconds: None
+
+    def tell_spent(self, spent: Mapping[int | str, int]) -> None:
+        for whose, microseconds in spent.items():
+            self.spent[whose] = self.spent.get(whose, 0) + microseconds
+
+
+def spin(seconds: float) -> None:
+    """Take so much of this thread."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def make(tenants: int) -> tuple[Costs, Runs, Kernel]:
+    runs, kernel = Runs(tenants), Kernel()
+    store = cast(Store, SimpleNamespace(tail=SimpleNamespace()))
+    return Costs(runs, cast(KernelLink, kernel), store), runs, kernel
+
+
+def test_while_one_tenant_has_runs_nothing_is_told() -> None:
+    costs, runs, kernel = make(1)
+    costs.worker_output(WORKER, [[1, b"x"]])
+    costs.worker_message(WORKER, m.Received(1, 1, 1))
+    costs.written([(1, 1, "message", b"x")], 1.0)
+    assert len(runs.taken) == 2
+    assert not kernel.spent
+
+
+def test_a_frame_is_divided_by_what_it_has_of_each_run() -> None:
+    costs, runs, kernel = make(2)
+    frame = [[1, b"x" * 31_744], [2, b""], [3, b"x" * 31_744], [99, b"x"], "strange", [], [None, 1]]
+    for _ in range(20):
+        costs.worker_output(WORKER, frame)
+    assert runs.taken == [frame] * 20, "all of it, whatever it is, is for whoever takes it"
+    assert set(kernel.spent) == {1, 2, 3}
+    assert kernel.spent[1] == kernel.spent[3]
+    assert 28 <= kernel.spent[1] / kernel.spent[2] <= 36
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        m.Logs([[2, 1, b"line"]]),
+        m.Ask(1, "channel_send", {"instance": 2, "name": "c", "item": b"x"}),
+        m.Ask(1, "spawn", {"parent": 2}),
+        m.Received(2, 1, 1),
+        m.Ended(2, "exited", 0, "", {}, {}),
+    ],
+)
+def test_other_messages_are_of_whom_they_speak_of(message: m.Message) -> None:
+    costs, runs, kernel = make(2)
+    for _ in range(2):
+        costs.worker_message(WORKER, message)
+    assert runs.taken == [message] * 2
+    assert set(kernel.spent) == {2}
+    costs.worker_message(WORKER, m.Unask(7))
+    costs.worker_lost(WORKER)
+    assert runs.taken[-1] is WORKER
+
+
+def test_what_is_written_down_counts_too() -> None:
+    costs, _, kernel = make(2)
+    costs.worker_message(WORKER, m.Received(1, 1, 1))
+    costs.written([(3, 1, "message", b"x"), (3, 2, "log", {"text": "x"})], 0.5)
+    while 3 not in kernel.spent:
+        costs.worker_message(WORKER, m.Received(1, 1, 1))
+    assert kernel.spent[3] == 500_000
+
+
+def test_what_is_no_runs_is_told_by_its_tenants_name_beside_others() -> None:
+    costs, _, kernel = make(1)  # tenant "0" has a run
+    costs.charge("0", 1.0)
+    assert not kernel.spent, "it is alone"
+    costs.charge(OWNER, 1.0)
+    assert not kernel.spent, "what the server does for all is nobody's"
+    while "uploads" not in kernel.spent:
+        costs.charge("uploads", 0.5)
+    assert kernel.spent == {"uploads": 500_000}
+
+
+def test_a_tenant_rests_as_the_kernel_says_while_others_have_runs() -> None:
+    costs, runs, kernel = make(1)
+    assert costs.rest("uploads") == 0.0
+    kernel.on_pace("uploads", 60.0)
+    kernel.on_pace("0", 60.0)
+    assert 0.0 < costs.rest("uploads") <= 60.0
+    assert costs.rest("another") == 0.0
+    assert costs.rest("0") == 0.0, "nobody is beside it any more"
+    kernel.on_pace("uploads", 0.0)
+    assert costs.rest("uploads") == 0.0
+    kernel.on_pace("uploads", 60.0)
+    runs.tenants = 0
+    deadline = time.monotonic() + 20
+    while costs.rest("uploads"):
+        assert time.monotonic() < deadline, "it rests although all others have gone"
+
+
+def test_commits_are_of_the_runs_and_tenants_whose_operations_they_had() -> None:
+    costs, _, kernel = make(1)
+    costs.committed({1: 0.5, "0": 0.5})
+    assert not kernel.spent, "one that is alone is not told of"
+    costs, _, kernel = make(2)
+    costs.worker_message(WORKER, m.Received(3, 1, 1))
+    while 1 not in kernel.spent or "0" not in kernel.spent:
+        costs.committed({1: 0.5, "0": 0.25})
+    assert kernel.spent[1] % 500_000 == 0
+    assert kernel.spent["0"] % 250_000 == 0
+
+
+def test_a_request_is_charged_for_what_it_takes_and_not_for_what_it_waits() -> None:
+    costs, _, kernel = make(1)
+
+    async def request() -> str:
+        for _ in range(4):
+            spin(SPIN_SECONDS)
+            await asyncio.sleep(5 * SPIN_SECONDS)
+        return "answer"
+
+    assert asyncio.run(_awaited(costs, "requests", request())) == "answer"
+    while "end" not in kernel.spent:
+        costs.charge("end", 1e-5)
+    assert 4 * SPIN_SECONDS <= kernel.spent["requests"] / 1e6 < 8 * SPIN_SECONDS
+
+
+def test_a_request_that_fails_or_is_cancelled_is_charged_and_hears_of_it() -> None:
+    costs, _, kernel = make(1)
+    heard: list[str] = []
+
+    async def fails() -> None:
+        spin(SPIN_SECONDS)
+        raise ValueError("bad")
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            spin(SPIN_SECONDS)
+            raise
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(_awaited(costs, "waits", waits()))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(ValueError, match="bad"):
+        asyncio.run(_awaited(costs, "fails", fails()))
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cancelled())
+    assert heard == ["cancelled"]
+    while not {"fails", "waits"} <= kernel.spent.keys():
+        costs.charge("end", 1e-5)
+    assert min(kernel.spent["fails"], kernel.spent["waits"]) >= 1e6 * SPIN_SECONDS
+
+
+async def _awaited(costs: Costs, tenant: str, work: Coroutine[Any, Any, T]) -> T:
+    return await costs.timed(tenant, work)
+
+
+def test_a_request_begins_when_its_tenants_account_has_paid() -> None:
+    costs, _, kernel = make(1)
+    kernel.on_pace("requests", 0.05)
+
+    async def begin() -> tuple[float, float]:
+        began = time.monotonic()
+        await costs.turn("others")
+        at_once = time.monotonic() - began
+        await costs.turn("requests")
+        return at_once, time.monotonic() - began
+
+    at_once, later = asyncio.run(begin())
+    assert at_once < 0.05 <= later

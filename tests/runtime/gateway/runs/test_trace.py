@@ -1,0 +1,404 @@
+"""Traces of runs: what they show, whose they are, how long they stay."""
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import TENANT_TRACED_RUNS_MAX, TRACE_EVENTS_MAX
+from symphony_runtime.client import Client, ServerError
+from symphony_runtime.gateway.runs.record import Record
+from symphony_runtime.gateway.runs.trace import RunTrace, trace_events
+from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.gateway.tenancy.authentication import _make_key
+
+from tests.e2e.programs import HELLO_WASM, SLEEP_AND_DECODE_WASM, SPIN_WASM, TRAP_WASM, wasm
+from tests.support.gateway.system import House, in_house
+from tests.support.worker.guests import data, main
+
+Span = dict[str, Any]
+GATEWAY, WORKER, KERNEL = 1, 2, 3
+
+# Eight branches, each with a pass of three tokens, waited for together; then a ticket on its own.
+BRANCHES = wasm(
+    main(
+        """(loop $more
+             (local.set $at (i32.shl (local.get $n) (i32.const 2)))
+             (i32.store (i32.add (i32.const 1000) (local.get $at))
+               (call $pred (call $kv_create) (i32.const 0) (i32.const 3) (i32.const 0)
+                           (i32.const 0) (i32.const 0)))
+             (local.set $n (i32.add (local.get $n) (i32.const 1)))
+             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
+           (local.set $n (i32.const 0))
+           (loop $more
+             (call $await (i32.load (i32.add (i32.const 1000)
+                                             (i32.shl (local.get $n) (i32.const 2)))))
+             (local.set $n (i32.add (local.get $n) (i32.const 1)))
+             (br_if $more (i32.lt_s (local.get $n) (i32.const 8))))
+           (call $await (call $sleep (i64.const 30)))
+           (drop (call $kv_len (i32.const 77)))
+           (i32.const 0)""",
+        locals_="(local $n i32) (local $at i32)",
+    )
+)
+
+
+def checked(trace: dict[str, Any]) -> list[Span]:
+    """Return a trace's spans; the format, and how they lie, are as viewers want them."""
+    json.dumps(trace, allow_nan=False)
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    named: set[tuple[str, int, int]] = set()
+    tracks: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+            named.add((event["name"], event["pid"], event["tid"]))
+            continue
+        assert set(event) == {"name", "cat", "ph", "pid", "tid", "ts", "dur", "args"}
+        assert event["ph"] == "X"
+        assert event["ts"] >= 0
+        assert event["dur"] >= 0
+        tracks[event["pid"], event["tid"]].append(event)
+    for (pid, tid), spans in tracks.items():
+        assert ("process_name", pid, 0) in named
+        assert ("thread_name", pid, tid) in named
+        nests(spans)
+    return [span for spans in tracks.values() for span in spans]
+
+
+def nests(spans: list[Span]) -> None:
+    """Each span lies within another of its track, or beside it."""
+    open_until: list[int] = []
+    for began, ended in sorted(map(nanoseconds, spans), key=lambda pair: (pair[0], -pair[1])):
+        while open_until and open_until[-1] <= began:
+            open_until.pop()
+        assert not open_until or ended <= open_until[-1]
+        open_until.append(ended)
+
+
+def nanoseconds(span: Span) -> tuple[int, int]:
+    began = round(span["ts"] * 1000)
+    return began, began + round(span["dur"] * 1000)
+
+
+def within(inner: Span, outer: Span) -> bool:
+    (began, ended), (first, last) = nanoseconds(inner), nanoseconds(outer)
+    return first <= began and ended <= last
+
+
+def of(spans: list[Span], pid: int, **what: Any) -> list[Span]:
+    return [s for s in spans if s["pid"] == pid and what.items() <= s.items()]
+
+
+def test_calls_waits_and_steps_of_a_run(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(BRANCHES, "branches")
+        run = await client.run("branches", trace=True)
+        assert run["status"] == "exited", run
+        trace = await client.trace(run["id"])
+        assert trace["otherData"] == {
+            "run": run["id"], "program": "branches", "status": "exited", "lost_events": 0,
+        }  # fmt: skip
+        spans = checked(trace)
+        (program,) = of(spans, WORKER, cat="instance")
+        calls = [s for s in of(spans, WORKER) if s is not program]
+        assert len(calls) == run["usage"]["syscalls"]
+        assert all(within(call, program) for call in calls)
+        assert program["args"] == {"result": 0}
+        (failed,) = of(calls, WORKER, name="kv_len")
+        assert failed["args"] == {"result": -9}
+        sleeping = of(calls, WORKER, name="wait", cat="wait")[-1]
+        assert sleeping["dur"] > 25_000
+        # The kernel's: every pred waited, and its step was one of the run's.
+        preds = of(spans, KERNEL, cat="pred")
+        assert [(p["name"], p["args"]["tokens"]) for p in preds] == [("pred", 3)] * 8
+        tickets = {s["args"]["result"] for s in of(calls, WORKER, name="pred")}
+        assert {p["args"]["ticket"] for p in preds} == tickets
+        steps = of(spans, KERNEL, tid=1)
+        assert sum(step["args"]["own_rows"] for step in steps) == 8
+        assert sum(step["args"]["own_tokens"] for step in steps) == 24
+        for pred in preds:
+            parts = [s for s in of(spans, KERNEL, tid=pred["tid"]) if s["cat"] == "step"]
+            parts = [s for s in parts if within(s, pred)]
+            assert sum(part["args"]["own"] for part in parts) == 3
+            assert {nanoseconds(part) for part in parts} <= {nanoseconds(step) for step in steps}
+            (queued,) = [s for s in of(spans, KERNEL, tid=pred["tid"], name="queued")
+                         if within(s, pred)]  # fmt: skip
+            assert nanoseconds(queued)[1] == nanoseconds(parts[0])[0]
+        # One clock: a pred is computed after its call, and before the program hears of it.
+        by_ticket = {s["args"]["result"]: s for s in of(calls, WORKER, name="pred")}
+        (run_span,) = of(spans, GATEWAY, name="running")
+        for pred in preds:
+            assert pred["ts"] >= by_ticket[pred["args"]["ticket"]]["ts"]
+            assert within(pred, run_span)
+        assert within(program, run_span)
+        assert run_span["args"] == {"status": "exited"}
+
+    in_house(tmp_path, scenario)
+
+
+def test_children_have_tracks_of_their_own(tmp_path: Path) -> None:
+    options = msgpack.packb({"entry": "child", "input": b"", "grants": []})
+    parent = f"""
+        (call $await (call $spawn (i32.const 500) (i32.const {len(options)})))
+        (call $await (call $join (i32.const 1)))
+        (i32.const 0)"""
+    child = """(func (export "child") (result i32)
+        (call $await (call $pred (call $kv_create) (i32.const 0) (i32.const 1) (i32.const 0)
+                                 (i32.const 0) (i32.const 0)))
+        (i32.const 3))"""
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(wasm(main(parent, child, data(500, options))), "family")
+        run = await client.run("family", trace=True, entry="lip_main")
+        spans = checked(await client.trace(run["id"]))
+        (own,) = of(spans, WORKER, name="program")
+        (other,) = of(spans, WORKER, name="child")
+        assert own["tid"] != other["tid"]
+        assert other["args"] == {"result": 3}
+        assert within(other, own)
+        names = [s["name"] for s in of(spans, WORKER, tid=other["tid"]) if s is not other]
+        assert sorted(names) == ["kv_create", "pred", "wait"]
+        (pred,) = of(spans, KERNEL, cat="pred")
+        assert within(pred, other)
+        (joining,) = [s for s in of(spans, WORKER, tid=own["tid"]) if s["name"] == "wait"][-1:]
+        assert nanoseconds(joining)[1] >= nanoseconds(other)[1]
+
+    in_house(tmp_path, scenario)
+
+
+def test_each_step_of_a_generation_is_shown(tmp_path: Path) -> None:
+    options = msgpack.packb({"max": 5, "ahead": 2})
+    body = f"""
+        (local.set $ticket (call $generate (call $kv_create) (i32.const 0) (i32.const 3)
+                                           (i32.const 500) (i32.const {len(options)})))
+        (loop $more
+          (br_if $more (i32.gt_s (call $claim (local.get $ticket) (i32.const 1000) (i32.const 8))
+                                 (i32.const 0))))
+        (i32.const 0)"""
+
+    async def scenario(house: House, client: Client) -> None:
+        program = main(body, data(500, options), locals_="(local $ticket i32)")
+        await client.upload(wasm(program), "generating")
+        run = await client.run("generating", trace=True)
+        assert run["usage"]["completion_tokens"] == 5
+        spans = checked(await client.trace(run["id"]))
+        (call,) = of(spans, WORKER, name="generate")
+        steps = of(spans, KERNEL, cat="pred")
+        assert [(step["name"], step["args"]["tokens"]) for step in steps] == [
+            ("generate", 3), *[("generate", 1)] * 4,
+        ]  # fmt: skip
+        assert {step["args"]["ticket"] for step in steps} == {call["args"]["result"]}
+        assert len(of(spans, KERNEL, tid=1)) == 5
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_trace_lasts_as_long_as_its_run(tmp_path: Path) -> None:
+    async def first(house: House, client: Client) -> None:
+        await client.upload(HELLO_WASM, "hello")
+        runs.append((await client.run("hello", trace=True))["id"])
+        traces.append(await client.trace(runs[0]))
+
+    async def later(house: House, client: Client) -> None:
+        assert await client.trace(runs[0]) == traces[0]
+        await client.delete_run(runs[0])
+        with pytest.raises(ServerError) as gone:
+            await client.trace(runs[0])
+        assert gone.value.status == 404
+        rows = await house.gateway.services.store.read(
+            lambda c: c.execute("SELECT COUNT(*) FROM run_traces").fetchone()[0]
+        )
+        assert rows == 0
+
+    runs: list[str] = []
+    traces: list[dict[str, Any]] = []
+    in_house(tmp_path, first)
+    in_house(tmp_path, later)
+
+
+def test_only_runs_that_ask_are_traced(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(HELLO_WASM, "hello")
+        for options in ({}, {"trace": False}):
+            run = await client.run("hello", **options)
+            with pytest.raises(ServerError) as refused:
+                await client.trace(run["id"])
+            assert refused.value.status == 404
+            assert "was not traced" in str(refused.value)
+        wrong: Any
+        for wrong in ("yes", 1, None, {}):
+            with pytest.raises(ServerError) as refused:
+                await client.run("hello", trace=wrong)
+            assert refused.value.status == 400
+
+    in_house(tmp_path, scenario)
+
+
+def test_another_tenant_gets_404(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "symphony.sqlite")
+        keys = [await _make_key(store, tmp_path / f"{t}.key", t) for t in ("default", "acme")]
+        await store.close()
+        async with (
+            House(tmp_path) as house,
+            Client(house.url, keys[0]) as owner,
+            Client(house.url, keys[1]) as other,
+        ):
+            await owner.upload(HELLO_WASM, "hello")
+            run = (await owner.run("hello", trace=True))["id"]
+            assert (await owner.trace(run))["otherData"]["run"] == run
+            for client, name in ((other, run), (owner, "run_nonsense")):
+                with pytest.raises(ServerError) as refused:
+                    await client.trace(name)
+                assert refused.value.status == 404
+
+    asyncio.run(scenario())
+
+
+def test_a_live_run_shows_what_it_did_so_far(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(SLEEP_AND_DECODE_WASM, "slow")
+        run = await client.start("slow", trace=True)
+        async with asyncio.timeout(20):
+            live = checked(await client.trace(run))
+            while not of(live, GATEWAY, name="running"):
+                live = checked(await client.trace(run))
+        assert not of(live, WORKER, cat="instance")
+        events = [event.kind async for event in client.events(run)]
+        assert events[-1] == "status"
+        ended = checked(await client.trace(run))
+        assert len(of(ended, KERNEL, cat="pred")) == 4
+
+    in_house(tmp_path, scenario)
+
+
+def test_runs_that_do_not_end_well_are_traced_too(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        for name, program in (("spin", SPIN_WASM), ("trap", TRAP_WASM)):
+            await client.upload(program, name)
+        trapped = await client.run("trap", trace=True)
+        spans = checked(await client.trace(trapped["id"]))
+        (instance,) = of(spans, WORKER, cat="instance")
+        assert instance["args"] == {"result": 134}
+        run = await client.start("spin", trace=True)
+        await asyncio.sleep(0.05)
+        await client.cancel(run)
+        trace = await client.trace(run)
+        assert trace["otherData"]["status"] == "killed"
+        (instance,) = of(checked(trace), WORKER, cat="instance")
+        assert instance["dur"] > 20_000
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_flood_of_calls_leaves_its_end(tmp_path: Path) -> None:
+    calls = TRACE_EVENTS_MAX + 5_000
+    body = f"""
+        (loop $more (drop (call $clock_ms))
+          (br_if $more (i32.lt_u (local.tee $n (i32.add (local.get $n) (i32.const 1)))
+                                 (i32.const {calls}))))
+        (call $await (call $sleep (i64.const 1)))
+        (i32.const 0)"""
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(wasm(main(body, locals_="(local $n i32)")), "flood")
+        run = await client.run("flood", trace=True)
+        assert run["status"] == "exited", run
+        trace = await client.trace(run["id"])
+        shown = of(checked(trace), WORKER)
+        assert len(shown) <= TRACE_EVENTS_MAX
+        assert [span["name"] for span in shown[-3:]] == ["sleep", "wait", "program"]
+        assert len(shown) + trace["otherData"]["lost_events"] == calls + 3
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_tenant_has_so_many_traced_runs_at_once(tmp_path: Path) -> None:
+    async def scenario(house: House, client: Client) -> None:
+        body = "(call $await (call $sleep (i64.const 86400000))) (i32.const 0)"
+        await client.upload(wasm(main(body)), "hang")
+        runs = [await client.start("hang", trace=True) for _ in range(TENANT_TRACED_RUNS_MAX)]
+        with pytest.raises(ServerError) as refused:
+            await client.start("hang", trace=True)
+        assert refused.value.status == 429
+        await client.start("hang")
+        await client.cancel(runs[0])
+        await client.start("hang", trace=True)
+
+    in_house(tmp_path, scenario)
+
+
+# --- What is kept --------------------------------------------------------------------------------
+
+
+RECORD = Record(
+    seq=5, id="run_5", tenant="t", program="sha256:00", program_name=None, entry="lip_main",
+    status="running", exit_code=None, reason="", priority=4, limits={}, usage=None, created_ms=0,
+    ended_ms=None,
+)  # fmt: skip
+
+
+def call(index: int) -> list[Any]:
+    return [5, "send", float(index), index + 0.5, 0, False]
+
+
+def pred(index: int, steps: int) -> list[Any]:
+    parts = [[index + n / steps, index + (n + 1) / steps, 1, 1, 1] for n in range(steps)]
+    return [5, index, steps, float(index), index + 1.0, 0, parts]
+
+
+def test_the_last_events_are_kept() -> None:
+    trace = RunTrace(0.0, "worker-0")
+    count = TRACE_EVENTS_MAX + 1000
+    for start in range(0, count, 200):
+        trace.take_calls([call(index) for index in range(start, start + 200)])
+    for index in range(10):
+        trace.take_preds([pred(index, steps=TRACE_EVENTS_MAX // 4)])
+    shown = trace_events(RECORD, trace.pack())
+    spans = checked(shown)
+    calls = [span["ts"] / 1e6 for span in of(spans, WORKER)]
+    assert calls[-1] == (count + 199) // 200 * 200 - 1
+    assert len(calls) <= TRACE_EVENTS_MAX
+    preds = [span["args"]["ticket"] for span in of(spans, KERNEL, cat="pred")]
+    assert preds == [7, 8, 9]
+    assert shown["otherData"]["lost_events"] == (count + 199) // 200 * 200 - len(calls) + 7
+
+
+def test_preds_that_overlap_stand_on_tracks_of_their_own() -> None:
+    trace = RunTrace(0.0, "worker-0")
+    overlapping = [[5, 1, 1, 1.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]]],
+                   [5, 2, 1, 2.0, 4.0, 0, [[3.0, 4.0, 2, 2, 1]]],
+                   [5, 3, 1, 4.0, 5.0, 0, [[4.0, 5.0, 1, 1, 1]]],
+                   [5, 4, 9, 1.5, 6.0, 125, []]]  # fmt: skip
+    trace.take_preds(overlapping)
+    spans = checked(trace_events(RECORD, trace.pack()))
+    tracks = {span["args"]["ticket"]: span["tid"] for span in of(spans, KERNEL, cat="pred")}
+    assert tracks == {1: 2, 4: 3, 2: 4, 3: 2}
+    steps = [(span["ts"], span["args"]["own_rows"]) for span in of(spans, KERNEL, tid=1)]
+    assert steps == [(3e6, 2), (4e6, 1)]
+    (dropped,) = [s for s in of(spans, KERNEL, cat="pred") if s["args"]["ticket"] == 4]
+    assert dropped["args"]["errno"] == 125
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        None, [], [5, "send", 0.0, 1.0, 0], [5, "send", 0.0, 1.0, 0, False, 0],
+        ["5", "send", 0.0, 1.0, 0, False], [5, b"send", 0.0, 1.0, 0, False],
+        [5, "s" * 65, 0.0, 1.0, 0, False], [5, "send", 1.0, 0.0, 0, False],
+        [5, "send", 0.0, float("inf"), 0, False], [5, "send", float("nan"), 1.0, 0, False],
+        [5, "send", 0, 1, 0, False], [5, "send", 0.0, 1.0, "0", False],
+        [5, "send", 0.0, 1.0, 0, 0], [5, "send", 0.0, 1.0, [[]], False],
+        [True, "send", 0.0, 1.0, 0, False],
+    ],
+)  # fmt: skip
+def test_a_worker_is_not_believed(event: Any) -> None:
+    with pytest.raises(m.MessageError):
+        RunTrace(time.monotonic(), "worker-0").take_calls([call(1), event])

@@ -1,0 +1,220 @@
+"""The tail: what readers were told outlives the gateway, in a bounded place."""
+
+import asyncio
+import os
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_runtime.gateway.cluster.recovery import fail_live_runs
+from symphony_runtime.gateway.runs.events.reader import Event
+from symphony_runtime.gateway.runs.events.stream import Journal, StoredReader, insert_events
+from symphony_runtime.gateway.runs.record import LIMITS_MAX, Record, find_run, insert_run
+from symphony_runtime.gateway.storage import crash_log as tails
+from symphony_runtime.gateway.storage.crash_log import Tail, clear_tail, read_tail
+from symphony_runtime.gateway.storage.store import Store
+
+DIED = "it died"
+
+
+def record(seq: int) -> Record:
+    return Record(
+        seq=seq, id=f"run_{seq}", tenant="t", program="sha256:00", program_name="p", entry="",
+        status="running", exit_code=None, reason="", priority=4, limits=LIMITS_MAX, usage=None,
+        created_ms=1, ended_ms=None,
+    )  # fmt: skip
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("events-*"))
+
+
+def with_store(folder: Path, scenario: Callable[[Store], Awaitable[None]]) -> None:
+    """The store is left as a kill -9 would leave it: only what is committed is there."""
+
+    async def main() -> None:
+        store = Store(folder / "db")
+        await scenario(store)
+        await store.write(lambda _: None)
+        store._queue.put(None)
+        await asyncio.to_thread(store._writer.join)
+        await store.read(lambda connection: connection.close())  # Python 3.13 asks for it
+
+    asyncio.run(main())
+
+
+def recovered(folder: Path) -> dict[int, list[Event]]:
+    """What the next gateway tells of runs 1 and 2, and that a reader may begin anywhere."""
+
+    async def main() -> dict[int, list[Event]]:
+        store = Store(folder / "db")
+        left = read_tail(folder)
+        await store.write(lambda connection: fail_live_runs(connection, left, DIED, "a gateway"))
+        clear_tail(folder)
+        told: dict[int, list[Event]] = {}
+        for run in (1, 2):
+            if await store.read(partial(find_run, tenant="t", run_id=f"run_{run}")) is None:
+                continue
+            told[run] = await read(StoredReader(store, run, 0))
+            for event in random.Random(run).sample(told[run], min(10, len(told[run]))):
+                assert await read(StoredReader(store, run, event.id)) == told[run][event.id :]
+        await store.close()
+        return told
+
+    return asyncio.run(main())
+
+
+async def read(reader: StoredReader) -> list[Event]:
+    events: list[Event] = []
+    while (batch := await reader.next()) is not None:
+        events += batch
+    return events
+
+
+async def started(store: Store, seq: int) -> Journal:
+    journal = Journal(store, seq, lambda _: None, store.tail)
+    await store.write(lambda connection: insert_run(connection, record(seq)))
+    journal.append("status", {"status": "running"})
+    return journal
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [event.kind for event in events]
+
+
+def test_what_was_told_is_there_afterwards(tmp_path: Path) -> None:
+    messages = [bytes([n % 256]) * (n * 37 % 900) for n in range(700)]
+
+    async def scenario(store: Store) -> None:
+        journal, other = await started(store, 1), await started(store, 2)
+        reader = journal.open(0)
+        for number, message in enumerate(messages):  # more than stays in memory
+            journal.append("message", message)
+            if number % 40 == 0:
+                other.append("log", {"level": 1, "text": "é"})
+                await asyncio.sleep(0.001)
+        batch = await reader.next()
+        assert batch
+
+    with_store(tmp_path, scenario)
+    told = recovered(tmp_path)
+    assert [event.data for event in told[1] if event.kind == "message"] == messages
+    assert kinds(told[1]) == ["status"] + ["message"] * 700 + ["usage", "status"]
+    assert kinds(told[2]) == ["status"] + ["log"] * 18 + ["usage", "status"]
+    assert [event.id for event in told[1]] == list(range(1, 704))
+    assert told[1][-1].data == {"status": "failed", "exit_code": None, "reason": DIED}
+    assert told[1][-1].total == sum(map(len, messages))
+    assert files(tmp_path) == []
+    assert recovered(tmp_path) == told, "once"
+
+
+def test_a_reader_gets_nothing_that_is_not_in_the_file(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        journal = await started(store, 1)
+        journal.append("message", b"at once")
+        batch = await journal.open(0).next()
+        assert batch is not None
+        assert kinds(batch) == ["status", "message"]
+        assert {1, 2} <= set(read_tail(tmp_path)[1])
+
+    with_store(tmp_path, scenario)
+
+
+def test_a_run_that_ended_and_was_deleted_stays_so(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        journal = await started(store, 1)
+        row = journal.seal([("status", {"status": "exited"})])
+        await store.write(lambda connection: insert_events(connection, 1, row))
+        journal.stored()
+        journal.finish([("status", {"status": "exited"})])
+        await store.write(lambda connection: connection.execute("DELETE FROM runs"))
+
+    with_store(tmp_path, scenario)
+    assert files(tmp_path)
+    assert recovered(tmp_path) == {}
+
+
+def test_a_record_that_was_cut_off_takes_nothing_else_along(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        journal = await started(store, 1)
+        for number in range(10):
+            journal.append("message", bytes([number]) * 50)
+            store.tail.flush()
+
+    with_store(tmp_path, scenario)
+    (name,) = files(tmp_path)
+    whole = (tmp_path / name).read_bytes()
+    for cut in range(0, len(whole), 7):
+        (tmp_path / name).write_bytes(whole[:cut])
+        found = read_tail(tmp_path).get(1, {})
+        assert sorted(found) == list(range(1, 1 + len(found)))
+        assert all(found[n + 2][1] == bytes([n]) * 50 for n in range(len(found) - 1))
+    spoiled = bytearray(whole)
+    spoiled[len(whole) // 2] ^= 1
+    (tmp_path / name).write_bytes(spoiled)
+    assert 2 < len(read_tail(tmp_path)[1]) < 11
+
+
+def test_old_files_go_when_all_of_them_is_in_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "SEGMENT_BYTES", 20_000)
+    numbers: list[int] = []
+
+    async def scenario(store: Store) -> None:
+        quiet, busy = await started(store, 1), await started(store, 2)
+        quiet.append("message", b"long ago")
+        for _ in range(300):
+            busy.append("message", bytes(1000))
+            await asyncio.sleep(0.001)
+        numbers.append(len(files(tmp_path)))
+        assert max(int(name[7:15]) for name in files(tmp_path)) >= 10
+        busy.append("message", b"the last")  # all before it may be in the database
+        row = busy.seal([])
+        await store.write(lambda c: insert_events(c, 2, row))  # as every end is before it is told
+        busy.finish([])
+        assert store.tail.unwritten == 0
+
+    with_store(tmp_path, scenario)
+    assert numbers[0] <= 3
+    told = recovered(tmp_path)
+    assert kinds(told[1]) == ["status", "message", "usage", "status"]
+    assert len(told[2]) == 304
+
+
+def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+
+    async def scenario(store: Store) -> None:
+        journal = await started(store, 1)
+        store.tail.flush()
+        monkeypatch.setattr(os, "write", lambda file, data: real(file, data[: len(data) // 2]))
+        journal.append("message", b"half of it")
+        store.tail.flush()
+        monkeypatch.setattr(os, "write", real)
+        assert store.tail.unwritten == 1
+        journal.append("message", b"again")
+        store.tail.flush()
+        assert sorted(read_tail(tmp_path)[1]) == [1, 3]
+
+    with_store(tmp_path, scenario)
+    # What is behind a gap cannot be told: ids go on without one.
+    assert kinds(recovered(tmp_path)[1]) == ["status", "usage", "status"]
+
+
+def test_a_store_that_is_closed_leaves_no_file(tmp_path: Path) -> None:
+    async def main() -> None:
+        tail = Tail(tmp_path)
+        await tail.close()
+        tail = Tail(tmp_path)
+        entry: Any = (1, 1, "message", b"x")
+        tail.add(entry)
+        tail.flush()
+        assert len(files(tmp_path)) == 1
+        await tail.close()
+        assert files(tmp_path) == []
+
+    asyncio.run(main())

@@ -1,0 +1,93 @@
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+from symphony_runtime.config.transport import is_loopback
+from symphony_runtime.gateway.app import serve
+from symphony_runtime.gateway.config import ConfigError, GatewayConfig
+from symphony_runtime.gateway.errors import Problem
+from symphony_runtime.gateway.storage.store import Store
+from symphony_runtime.gateway.tenancy.authentication import open_keys
+
+
+def config(tmp_path: Path, host: str = "127.0.0.1") -> GatewayConfig:
+    return GatewayConfig(
+        socket=tmp_path / "g",
+        secrets={},
+        secret=b"",
+        kernel_socket=tmp_path / "k",
+        data_dir=tmp_path,
+        host=host,
+        port=0,
+    )
+
+
+def test_the_first_start_makes_both_keys_and_no_later_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = Store(tmp_path / "db")
+        keys, made = await open_keys(store, config(tmp_path))
+        assert made is not None
+        for name in ("default.key", "admin.key"):
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "default.key").read_text().strip() == made
+        assert keys.tenant_of(f"Bearer {made}") == "default"
+        assert keys.tenant_of(f"bearer {made}") == "default"
+        again, made_again = await open_keys(store, config(tmp_path))
+        assert made_again is None
+        assert again.tenant_of(f"Bearer {made}") == "default"
+        admin = (tmp_path / "admin.key").read_text().strip()
+        again.check_admin(f"Bearer {admin}")
+        for refused in (admin, made[:-1], made + "0", "", "sym__", made.replace("sym", "SYM")):
+            with pytest.raises(Problem) as problem:
+                again.tenant_of(f"Bearer {refused}")
+            assert problem.value.status == 401
+        with pytest.raises(Problem):
+            again.check_admin(f"Bearer {made}")
+        await store.close()
+
+    asyncio.run(scenario())
+    stored = sqlite3.connect(tmp_path / "db")
+    rows = repr(stored.execute("SELECT * FROM keys").fetchall())
+    stored.close()
+    secret = (tmp_path / "default.key").read_text().strip().split("_", 2)[2]
+    assert secret not in rows
+
+
+def test_other_hosts_need_tenants_made_by_an_operator(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ConfigError, match=r"0\.0\.0\.0 can be reached by other machines"):
+            async with serve(config(tmp_path, "0.0.0.0")):
+                pass
+        assert not (tmp_path / "default.key").exists()
+        store = Store(tmp_path / "symphony.sqlite")
+        await open_keys(store, config(tmp_path))
+        with pytest.raises(ConfigError):
+            await open_keys(store, config(tmp_path, "::"))
+        insert = "INSERT INTO tenants (id, made_by, created_ms) VALUES ('acme', 'operator', 0)"
+        await store.write(lambda connection: connection.execute(insert).rowcount)
+        await open_keys(store, config(tmp_path, "0.0.0.0"))
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True),
+     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("example.org", False), ("", False)],
+)  # fmt: skip
+def test_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_a_configuration_with_a_wrong_key_is_refused() -> None:
+    good = {"socket": "a", "secrets": {}, "secret": "00", "kernel_socket": "b", "data_dir": "c",
+            "host": "localhost", "port": 1}  # fmt: skip
+    assert GatewayConfig.parse(dict(good)).port == 1
+    for wrong in ({"nonsense": 1}, {"secret": "xx"}, {"secrets": 3}):
+        with pytest.raises(ConfigError):
+            GatewayConfig.parse({**good, **wrong})
+    del good["host"]
+    with pytest.raises(ConfigError):
+        GatewayConfig.parse(good)

@@ -1,0 +1,134 @@
+"""Pacing: what is told of tenants' turns, and who rests; then with a kernel that holds one."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from symphony_kernel.fairness.cpu_accounts import Beside
+from symphony_kernel.kernel import KernelOptions
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
+from symphony_kernel.protocol.links import Link
+from symphony_kernel.scheduler.batcher import StepLimits
+from symphony_runtime.worker.fairness import cpu_reporting as pacing_module
+from symphony_runtime.worker.fairness.cpu_reporting import Pacing
+from symphony_runtime.worker.fairness.run_queue import Turns
+from symphony_runtime.worker.instance import Instance, Services
+from symphony_runtime.worker.run import Run
+
+from tests.support.worker import guests
+from tests.support.worker.guests import main
+from tests.support.worker.rig import Rig
+
+LISTENS = main(
+    """(loop $again (drop (call $claim (call $recv) (i32.const 64) (i32.const 8)))
+      (br $again)) (i32.const 0)"""
+)
+
+
+def _begin(turns: Turns, tenant: str, number: int) -> Run:
+    run = Run(number, {}, turns.of(tenant))
+    services = cast(Services, SimpleNamespace(now=lambda: 0.0))
+    turns.enter(run.share)
+    turns.begin(Instance(services, run, number, b""))
+    return run
+
+
+def _rests(run: Run) -> bool:
+    return run.share.rests
+
+
+def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1.0]
+    monkeypatch.setattr(pacing_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    async def test() -> None:
+        turns = Turns()
+        pacing = Pacing(turns, lambda: None)
+        one, other = _begin(turns, "one", 1), _begin(turns, "other", 2)
+        assert pacing.told() is None
+        pacing.note(one, 5_000)
+        pacing.note(one, 2_000)
+        assert pacing.told() == [m.Spent.KIND, [[1, 7]]]
+        pacing.note(other, 3_000)
+        assert pacing.told() is None, "it is not time yet"
+        pacing.note(other, 4_000)
+        clock[0] += SPENT_TOLD_SECONDS
+        assert pacing.told() == [m.Spent.KIND, [[2, 7]]]
+        pacing.close()
+
+    asyncio.run(test())
+
+
+def test_a_tenant_rests_for_as_long_as_it_was_told_last() -> None:
+    async def test() -> None:
+        turns, woken = Turns(), asyncio.Event()
+        pacing = Pacing(turns, woken.set)
+        one = _begin(turns, "one", 1)
+        pacing.hear(m.encode(m.Pace("one", 10)))
+        assert not _rests(one), "it is alone"
+        _begin(turns, "other", 2)
+        pacing.hear(m.encode(m.Pace("one", 100_000)))
+        pacing.hear(m.encode(m.Pace("one", 10)))
+        pacing.hear(m.encode(m.Pace("nobody", 10)))
+        assert _rests(one)
+        async with asyncio.timeout(20):
+            await woken.wait()
+        assert not _rests(one)
+        pacing.hear(m.encode(m.Pace("one", 100_000)))
+        pacing.close()
+
+    asyncio.run(test())
+
+
+class _Kernel:
+    """The worker's link to a kernel that lets a tenant rest on, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.asked = times, list[list[object]]()
+        self.pacing: Pacing | None = None
+
+    def send(self, frame: list[object]) -> None:
+        assert self.pacing is not None
+        self.asked.append(frame)
+        if len(self.asked) <= self.times:
+            self.pacing.hear(m.encode(m.Pace("one", 5)))
+
+
+def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
+    async def test() -> None:
+        turns, woken = Turns(), asyncio.Event()
+        pacing, kernel = Pacing(turns, woken.set), _Kernel(3)
+        kernel.pacing = pacing
+        one = _begin(turns, "one", 1)
+        _begin(turns, "other", 2)
+        pacing.tell(cast(Link, kernel))
+        pacing.note(one, 5_000)
+        assert pacing.told() == [m.Spent.KIND, [[1, 5]]]
+        pacing.hear(m.encode(m.Pace("one", 5)))
+        async with asyncio.timeout(20):
+            await woken.wait()
+        assert not _rests(one)
+        assert kernel.asked == 4 * [[m.Spent.KIND, [[1, 0]]]]
+        pacing.close()
+
+    asyncio.run(test())
+
+
+def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_the_same() -> None:
+    async def test() -> None:
+        options = KernelOptions(steps=StepLimits(beside=Beside(0.01)))
+        async with Rig(options=options) as rig:
+            loops = await rig.start(guests.SPIN, tenant="loops")
+            waits = await rig.start(LISTENS, tenant="waits")
+            async with asyncio.timeout(20):
+                while not any(share.rests for share in rig.worker._turns._shares.values()):
+                    waits.deliver(b"?")
+                    await asyncio.sleep(0.002)
+            loops.kill()
+            assert (await loops.ended).status == "killed"
+            waits.kill()
+            await waits.ended
+
+    asyncio.run(test())

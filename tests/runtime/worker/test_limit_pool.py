@@ -1,0 +1,67 @@
+"""What a run's instances have together: nobody is refused before the sum says so."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from symphony_kernel.protocol.errno import Errno, LimitError
+from symphony_runtime.worker.limit_pool import Loan, Pool
+
+MOST, EACH, LOT = 20, 12, 4
+
+
+class Holder:
+    """An instance that holds so many."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.held = 0
+        self.loan = Loan(pool, lambda: self.held)
+
+    def take(self) -> None:
+        if self.held >= self.loan.room:
+            self.loan.extend(self.held + 1)
+        self.held += 1
+
+
+def pool_of(most: int = MOST) -> Pool:
+    return Pool("tickets", Errno.EAGAIN, most, EACH, LOT)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=120))
+def test_one_is_refused_when_its_own_or_the_sum_is_full(steps: list[tuple[int, bool]]) -> None:
+    pool = pool_of()
+    holders = [Holder(pool) for _ in range(4)]
+    for index, takes in steps:
+        holder = holders[index]
+        if not takes:
+            holder.held = max(0, holder.held - 1)
+            continue
+        total = sum(each.held for each in holders)
+        if holder.held == EACH or total == MOST:
+            with pytest.raises(LimitError) as refused:
+                holder.take()
+            assert (refused.value.errno, refused.value.limit) == (Errno.EAGAIN, "tickets")
+        else:
+            holder.take()
+        assert sum(each.loan.room for each in holders) <= MOST
+        assert all(each.held <= EACH for each in holders)
+
+
+def test_what_one_gives_back_at_its_end_others_have() -> None:
+    pool = pool_of(most=EACH)
+    first, second = Holder(pool), Holder(pool)
+    for _ in range(EACH):
+        first.take()
+    with pytest.raises(LimitError):
+        second.take()
+    first.loan.give_back()
+    for _ in range(EACH):
+        second.take()
+    assert pool.loans == {second.loan}
+
+
+def test_a_limit_lower_than_an_instances_own_is_the_one_that_is_told() -> None:
+    holder = Holder(pool_of(most=3))
+    for _ in range(3):
+        holder.take()
+    with pytest.raises(LimitError, match="at most 3"):
+        holder.take()

@@ -1,0 +1,272 @@
+"""The worker's process: its links, its ends, and what it has given up."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.links import SocketLink, serve_unix
+from symphony_runtime.compiler.validation import check_and_compile
+from symphony_runtime.sandboxing.contain import open_to_workers
+from symphony_runtime.worker.__main__ import WorkerConfig
+from wasmtime import wat2wasm
+
+from tests.support.sockets import temporary_socket_folder
+from tests.support.worker import hostcalls
+from tests.support.worker.guests import HELLO, SPIN
+from tests.support.worker.rig import LIMITS
+
+SECRET = "0badcafe"
+UNKNOWN = 1_000_000  # the instance of a program that it does not have
+ABOUT = {"model": {"name": "m", "vocab_size": 10}}
+
+
+class Role:
+    """A kernel or a gateway that says Welcome and keeps what it hears."""
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        self._about = about
+        self.links: list[SocketLink] = []
+        self.heard: asyncio.Queue[m.Message] = asyncio.Queue()
+
+    def on_link(self, link: SocketLink) -> None:
+        self.links.append(link)
+        link.receive(lambda frame: self._take(link, frame), lambda: None)
+
+    def tell(self, message: m.Message) -> None:
+        self.links[-1].send(m.encode(message))
+
+    async def next(self, kind: type[m.Message]) -> Any:
+        while True:
+            message = await asyncio.wait_for(self.heard.get(), 20)
+            if isinstance(message, kind):
+                return message
+
+    def _take(self, link: SocketLink, frame: list[Any]) -> None:
+        message = m.decode(frame)
+        self.heard.put_nowait(message)
+        if isinstance(message, m.Hello):
+            link.send(m.encode(m.Welcome(os.getpid(), self._about)))
+
+
+class Scene:
+    """A worker's process between a kernel and a gateway of ours."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+        self.kernel, self.gateway = Role(ABOUT), Role({})
+
+    async def event(self) -> dict[str, Any]:
+        assert self.child.stdout is not None
+        line = await asyncio.wait_for(self.child.stdout.readline(), 20)
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    async def ready(self) -> None:
+        assert await self.event() == {"event": "ready", "pid": self.child.pid}
+
+    def start(self, source: str, instance: int = 7) -> None:
+        artefact = check_and_compile(bytes(wat2wasm(source))).artefact
+        self.gateway.tell(m.Module("program", artefact))
+        self.gateway.tell(m.Start(instance, "program", "", b"", LIMITS))
+
+    async def all_is_taken(self) -> None:
+        """Wait until the worker has taken what was sent: it reads in order, and answers this."""
+        self.gateway.tell(m.Start(UNKNOWN, "nothing", "", b"", LIMITS))
+        assert (await self.gateway.next(m.Ended)).instance == UNKNOWN
+
+    async def exit_code(self) -> int:
+        return await asyncio.wait_for(self.child.wait(), 20)
+
+
+@asynccontextmanager
+async def scene() -> AsyncIterator[Scene]:
+    with temporary_socket_folder() as folder:  # pytest's own lets nobody else in
+        open_to_workers(folder)
+        async with staged_in(folder) as made:
+            yield made
+
+
+@asynccontextmanager
+async def staged_in(folder: Path) -> AsyncIterator[Scene]:
+    sockets = {name: folder / name for name in ("kernel.sock", "gateway.sock")}
+    config = {
+        "name": "worker-0",
+        "secret": SECRET,
+        "kernel_socket": str(sockets["kernel.sock"]),
+        "gateway_socket": str(sockets["gateway.sock"]),
+    }
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "symphony_runtime.worker",
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    made = Scene(child)
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(config).encode() + b"\n")
+    servers = [
+        await serve_unix(sockets["kernel.sock"], made.kernel.on_link),
+        await serve_unix(sockets["gateway.sock"], made.gateway.on_link),
+    ]
+    try:
+        yield made
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+        child.stdin.close()
+        for role in (made.kernel, made.gateway):
+            for link in role.links:
+                link.close()
+        for server in servers:
+            server.close()
+
+
+def staged(test: Callable[[Scene], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), scene() as made:
+            await test(made)
+
+    asyncio.run(whole())
+
+
+def test_it_retires_when_it_is_told_to() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        made.gateway.tell(m.Retire())
+        assert await made.exit_code() == 0
+
+    staged(test)
+
+
+def test_it_proves_itself_and_runs_programs() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        for role in (made.kernel, made.gateway):
+            hello = await role.next(m.Hello)
+            assert (hello.role, hello.name) == ("worker", "worker-0")
+            assert (hello.secret, hello.pid) == (bytes.fromhex(SECRET), made.child.pid)
+        made.start(HELLO)
+        assert (await made.gateway.next(m.Output)).messages == [[7, b"hello"]]
+        assert (await made.gateway.next(m.Ended)).status == "exited"
+
+    staged(test)
+
+
+def of_process(pid: int, file: str) -> str:
+    return Path(f"/proc/{pid}/{file}").read_text()
+
+
+def test_it_gives_up_what_it_does_not_need() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        assert "NoNewPrivs:\t1" in of_process(made.child.pid, "status")
+        limits = of_process(made.child.pid, "limits")
+        (core,) = [line for line in limits.splitlines() if line.startswith("Max core file size")]
+        assert core.split()[4:6] == ["0", "0"]
+
+    staged(test)
+
+
+def test_it_is_contained_the_same_however_calls_cross(monkeypatch: pytest.MonkeyPatch) -> None:
+    hostcalls.compiled()
+    said = {}
+
+    async def test(made: Scene) -> None:
+        await made.ready()
+        about = (await made.gateway.next(m.Hello)).about
+        said[about["compiled"]] = about["containment"]
+        made.start(HELLO)
+        assert (await made.gateway.next(m.Ended)).status == "exited"
+
+    staged(test)
+    monkeypatch.setenv("SYMPHONY_CROSSING", "0")
+    staged(test)
+    assert set(said) == {True, False}
+    assert said[True] == said[False]  # so nothing that was loaded has started a thread
+
+
+def test_sigterm_ends_its_runs_and_itself() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        made.start(SPIN)
+        await made.all_is_taken()
+        made.child.send_signal(signal.SIGTERM)
+        ended = await made.gateway.next(m.Ended)
+        assert (ended.status, ended.reason) == ("failed", "the worker was stopped")
+        assert await made.exit_code() == 0
+
+    staged(test)
+
+
+def test_many_ends_are_told_before_it_is_gone() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        made.start(SPIN, 1)
+        for instance in range(2, 2_000):
+            made.gateway.tell(m.Start(instance, "program", "", b"", LIMITS))
+        await made.all_is_taken()
+        made.child.send_signal(signal.SIGTERM)
+        ended = {(await made.gateway.next(m.Ended)).instance for _ in range(1, 2_000)}
+        assert ended == set(range(1, 2_000))
+        assert await made.exit_code() == 0
+
+    staged(test)
+
+
+def test_it_ends_with_its_supervisor() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        assert made.child.stdin is not None
+        made.child.stdin.close()
+        assert await made.exit_code() == 0
+
+    staged(test)
+
+
+def test_when_the_kernel_dies_its_runs_fail_and_it_connects_again() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        first = await made.kernel.next(m.Hello)
+        made.start(SPIN)
+        await made.all_is_taken()
+        made.kernel.links[-1].close()
+        again = await made.kernel.next(m.Hello)
+        assert (first.received, again.session, again.received) == (-1, first.session, 0)
+        ended = await made.gateway.next(m.Ended)  # it was not known there
+        assert (ended.status, ended.reason) == ("failed", "the kernel died")
+        new = await made.kernel.next(m.Hello)
+        assert new.session != first.session
+        assert new.received == -1
+        made.start(HELLO, 8)
+        assert (await made.gateway.next(m.Ended)).status == "exited"
+
+    staged(test)
+
+
+def test_when_the_gateway_dies_it_forgets_and_connects_again() -> None:
+    async def test(made: Scene) -> None:
+        await made.ready()
+        await made.gateway.next(m.Hello)
+        made.start(SPIN)
+        await made.all_is_taken()
+        made.gateway.links[-1].close()
+        await made.gateway.next(m.Hello)
+        made.gateway.tell(m.Start(9, "program", "", b"", LIMITS))
+        ended = await made.gateway.next(m.Ended)
+        assert (ended.instance, ended.status) == (9, "failed")
+        assert ended.reason == "the worker does not have the program"
+
+    staged(test)
+
+
+@pytest.mark.parametrize("line", ["", "{}", '{"name": "x", "secret": "zz"}'])
+def test_a_configuration_must_be_whole(line: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        WorkerConfig.parse(line)

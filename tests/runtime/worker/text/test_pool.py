@@ -1,0 +1,299 @@
+"""The text pool: whose slice is next, what an end takes out of it, and what it may hold."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from symphony_kernel.protocol.errno import Errno, LimitError
+from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
+from symphony_runtime.worker.fairness.run_queue import Turns
+from symphony_runtime.worker.instance import Instance, Services
+from symphony_runtime.worker.run import Run
+from symphony_runtime.worker.text.pool import LARGE_PIECE_CHARS, SLICE_NS, TextPool
+from symphony_runtime.worker.text.tokenizer import Pieces
+
+from tests.support.executor.byte_model import byte_assets
+from tests.support.worker.guests import main
+from tests.support.worker.rig import Rig
+
+SLICES = 1e9 / SLICE_NS  # in a second
+MIB = 1 << 20
+
+
+def spin(seconds: float, next_chars: int = 1) -> Generator[int, None, None]:
+    """A piece that computes for so long."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+    yield next_chars
+
+
+class House:
+    """A pool with threads; `order`: whose texts were done, `spent`: what was charged."""
+
+    def __init__(self, threads: int = 2) -> None:
+        self.turns = Turns()
+        self.pool = TextPool(asyncio.get_running_loop(), self._charge, threads)
+        self.order: list[str] = []
+        self.spent: dict[str, int] = {}
+        self.memory_bytes: int | None = None  # of each tenant
+        self._next = 0
+
+    def _charge(self, lip: Instance, spent_ns: int) -> None:
+        tenant = lip.run.share.tenant
+        self.spent[tenant] = self.spent.get(tenant, 0) + spent_ns
+
+    def instance(self, tenant: str) -> Instance:
+        self._next += 1
+        limits = {} if self.memory_bytes is None else {"memory_total_bytes": self.memory_bytes}
+        share = self.turns.of(tenant)
+        lip = Instance(
+            cast(Services, SimpleNamespace(now=lambda: 0.0)),
+            Run(self._next, limits, share),
+            self._next,
+            b"",
+        )
+        self.turns.enter(share)
+        return lip
+
+    def submit(self, tenant: str, pieces: Pieces, size: int = MIB, label: str = "") -> Instance:
+        lip = self.instance(tenant)
+        self.pool.submit(lip, pieces, size, lambda _: self.order.append(label or tenant))
+        return lip
+
+    async def idle(self, seconds: float = 30) -> None:
+        async with asyncio.timeout(seconds):
+            while len(self.pool):  # noqa: ASYNC110 - a test waits on threads
+                await asyncio.sleep(0.001)
+
+
+def pooled(test: Callable[[House], object], threads: int = 2) -> None:
+    async def whole() -> None:
+        house = House(threads)
+        try:
+            await test(house)  # type: ignore[misc]
+        finally:
+            house.pool.close()
+
+    asyncio.run(whole())
+
+
+def work(slices: int, each: float = 1.5 / SLICES) -> Pieces:
+    """A text of so many slices."""
+    for _ in range(slices):
+        yield from spin(each)
+    return b"done"
+
+
+def test_pool_short_text_beside_a_flood_waits_for_a_slice() -> None:
+    async def test(house: House) -> None:
+        for _ in range(64):
+            house.submit("flood", work(10))
+        await asyncio.sleep(5 / SLICES)
+        house.submit("victim", work(1), size=5_000)
+        while "victim" not in house.order:  # noqa: ASYNC110 - a test waits on threads
+            await asyncio.sleep(0.001)
+        flood = house.spent["flood"]
+        # A slice of the flood in each thread before it, one after, and those of the first wait.
+        assert flood < 30 * SLICE_NS, flood
+        assert house.order.count("flood") <= 3
+
+    pooled(test)
+
+
+def test_pool_tenants_with_texts_have_the_same_time() -> None:
+    async def test(house: House) -> None:
+        for _ in range(12):
+            house.submit("many", work(20))
+        house.submit("one", work(20))
+        while "one" not in house.order:  # noqa: ASYNC110 - a test waits on threads
+            await asyncio.sleep(0.001)
+        apart = abs(house.spent["many"] - house.spent["one"])
+        assert apart < 8 * SLICE_NS, house.spent
+
+    pooled(test)
+
+
+def test_pool_ended_instance_is_dropped_within_a_slice() -> None:
+    async def test(house: House) -> None:
+        began: list[int] = []
+
+        def text(number: int) -> Pieces:
+            began.append(number)
+            yield from work(1_000)
+            return b""
+
+        lips = [house.submit("flood", text(number)) for number in range(64)]
+        await asyncio.sleep(3 / SLICES)
+        held = lips[0].run.share.memory.held
+        assert held == 64 * MIB
+        for lip in lips:
+            house.pool.cancel(lip)
+        assert len(house.pool) == 0
+        assert lips[0].run.share.memory.held == 0
+        await asyncio.sleep(10 / SLICES)
+        spent = house.spent["flood"]
+        await asyncio.sleep(10 / SLICES)
+        assert house.spent["flood"] == spent, "nothing goes on"
+        assert len(began) <= 2, "texts of one tenant are worked on one after the other"
+        assert house.order == []
+
+    pooled(test)
+
+
+def test_pool_tenants_shorter_text_goes_first() -> None:
+    async def test(house: House) -> None:
+        for number in range(4):
+            house.submit("tenant", work(4), label=f"long {number}")
+        house.submit("tenant", work(1), size=100, label="short")
+        await house.idle()
+        assert house.order[0] == "short"
+
+    pooled(test)
+
+
+def test_pool_large_pieces_leave_a_thread_to_others() -> None:
+    async def test(house: House) -> None:
+        gate, inside = threading.Event(), threading.Semaphore(0)
+
+        def large() -> Pieces:
+            yield LARGE_PIECE_CHARS + 1
+            inside.release()
+            gate.wait(30)
+            yield 0
+            return b""
+
+        for tenant in ("a", "b", "c"):
+            house.submit(tenant, large())
+        await asyncio.to_thread(inside.acquire)
+        try:
+            for _ in range(5):
+                house.submit("victim", work(1), size=5_000)
+            async with asyncio.timeout(20):
+                while house.order.count("victim") < 5:  # noqa: ASYNC110 - waits on threads
+                    await asyncio.sleep(0.001)
+            assert not inside.acquire(blocking=False), "one at a time"
+        finally:
+            gate.set()
+        await house.idle()
+        assert sorted(house.order) == ["a", "b", "c", *["victim"] * 5]
+
+    pooled(test)
+
+
+def test_pool_resting_tenant_has_no_slice() -> None:
+    async def test(house: House) -> None:
+        house.instance("other")
+        house.instance("rests")
+        share = house.turns.rest("rests")
+        assert share is not None
+        house.submit("rests", work(1))
+        house.submit("other", work(1))
+        await asyncio.sleep(10 / SLICES)
+        assert house.order == ["other"]
+        house.turns.wake(share)
+        house.pool.serve()
+        await house.idle()
+        assert house.order == ["other", "rests"]
+
+    pooled(test)
+
+
+def test_pool_texts_count_as_the_tenants_memory() -> None:
+    async def test(house: House) -> None:
+        house.memory_bytes = 3 * MIB
+        for _ in range(3):
+            house.submit("tenant", work(2))
+        with pytest.raises(LimitError) as caught:
+            house.submit("tenant", work(2))
+        assert (caught.value.errno, caught.value.limit) == (Errno.ENOMEM, "memory_total_bytes")
+        house.submit("other", work(2))
+        await house.idle()
+        assert house.turns.of("tenant").memory.held == 0
+        house.submit("tenant", work(1))
+        await house.idle()
+
+    pooled(test)
+
+
+def test_pool_failed_text_tells_its_error() -> None:
+    async def test(house: House) -> None:
+        def text() -> Pieces:
+            yield 0
+            raise ValueError("no")
+
+        got: list[bytes | Exception] = []
+        house.pool.submit(house.instance("tenant"), text(), 1, got.append)
+        await house.idle()
+        assert isinstance(got[0], ValueError)
+
+    pooled(test)
+
+
+def test_pool_panics_tell_an_error_and_take_no_thread() -> None:
+    class Panic(BaseException):
+        """As a panic in Rust reaches Python."""
+
+    async def test(house: House) -> None:
+        def text() -> Pieces:
+            yield 0
+            raise Panic("no")
+
+        got: list[bytes | Exception] = []
+        for _ in range(3):
+            house.pool.submit(house.instance("tenant"), text(), 1, got.append)
+        house.submit("other", work(1))
+        await house.idle(5)
+        assert house.order == ["other"]
+        assert [str(error) for error in got] == ["Panic: no"] * 3
+        assert isinstance(got[0], Exception)
+
+    pooled(test)
+
+
+def test_tokenize_queued_texts_past_the_tenants_memory_are_refused() -> None:
+    """Two programs whose memories fit, with room for the text of one."""
+    length = TOKENIZE_BYTES_MAX
+    program = main(
+        f"""(memory.fill (i32.const 0) (i32.const 97) (i32.const {length}))
+        (call $tokenize (i32.const 0) (i32.const {length}) (i32.const 0) (i32.const 0))""",
+        pages=17,
+    )
+
+    async def test() -> None:
+        memory = 17 * (64 << 10)
+        async with Rig(assets=byte_assets()) as rig:
+            limits = {"memory_total_bytes": 2 * memory + length + length // 2}
+            runs = [await rig.start(program, limits=limits) for _ in range(2)]
+            codes = sorted([(await run.ended).exit_code for run in runs])
+            assert codes == [-Errno.ENOMEM, length]
+
+    asyncio.run(test())
+
+
+def test_tokenize_ended_run_leaves_the_pool_and_its_cpu_limit_holds() -> None:
+    """A limit of CPU time ends a program in the midst of its text, after slices."""
+    length = TOKENIZE_BYTES_MAX
+    program = main(
+        f"""(memory.fill (i32.const 0) (i32.const 97) (i32.const {length}))
+        (loop $l (drop (call $tokenize (i32.const 0) (i32.const {length})
+          (i32.const 0) (i32.const 0))) (br $l)) (i32.const 0)""",
+        pages=17,
+    )
+
+    async def test() -> None:
+        async with Rig(assets=byte_assets()) as rig:
+            runs = [await rig.start(program, limits={"cpu_ms": 20_000}) for _ in range(8)]
+            while len(rig.worker.texts) < 8:  # noqa: ASYNC110 - a test waits on threads
+                await asyncio.sleep(0.001)
+            for run in runs:
+                run.kill()
+            for run in runs:
+                assert (await run.ended).status == "killed"
+            assert len(rig.worker.texts) == 0
+
+    asyncio.run(test())

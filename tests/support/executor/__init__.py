@@ -1,0 +1,1 @@
+"""What tests of executors share: small checkpoints, reference implementations."""

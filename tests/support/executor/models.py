@@ -1,0 +1,166 @@
+"""Small random checkpoints and a rig that drives an executor the way the kernel does."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from symphony_kernel.executor.base import Batch, Int32, Int64, Row
+from symphony_kernel.executor.torch_executor import TorchExecutor
+from symphony_kernel.protocol.errno import SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.pred_options import Get, PredOptions
+from tokenizers import Tokenizer, models
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB = 101
+POOL_PAGES = 64
+Float32 = npt.NDArray[np.float32]
+
+ALL_LOGITS = PredOptions(at="all", get=Get.LOGITS)
+
+_KINDS: dict[str, tuple[type[Any], type[Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint in a directory, and the same model in transformers."""
+
+    directory: Path
+    peer: PreTrainedModel
+
+    def logits(self, tokens: npt.ArrayLike, **given: Any) -> Float32:
+        """Return transformers' [n, vocab] logits of a sequence."""
+        ids = torch.tensor(np.asarray(tokens, np.int64))[None]
+        with torch.inference_mode():
+            out: Float32 = self.peer(ids, **given).logits[0].float().numpy()
+        return out
+
+
+def make_checkpoint(
+    directory: Path, kind: str = "llama", *, seed: int = 0, shards: bool = False, **settings: Any
+) -> Checkpoint:
+    """Write a small random model of one of the architectures; every parameter is random."""
+    config_type, model_type = _KINDS[kind]
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "max_position_embeddings": 512,
+    }  # fmt: skip
+    torch.manual_seed(seed)
+    peer = model_type(config_type(**(sizes | settings))).eval()
+    with torch.no_grad():
+        for name, parameter in peer.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.15)
+    peer.save_pretrained(directory, **({"max_shard_size": "30KB"} if shards else {}))
+    Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(directory / "tokenizer.json"))
+    return Checkpoint(directory, peer)
+
+
+def load(checkpoint: Checkpoint | Path, dtype: str = "fp32", **given: Any) -> "Rig":
+    """Load a checkpoint into a rig with a small pool and one thread."""
+    directory = checkpoint if isinstance(checkpoint, Path) else checkpoint.directory
+    executor = TorchExecutor.load(
+        directory, dtype=dtype, device="cpu", threads=1, pool_bytes=1 << 22, **given
+    )
+    return Rig(executor)
+
+
+@dataclass
+class Rig:
+    """An executor with pages handed out in random order, all poisoned before their first use."""
+
+    executor: TorchExecutor
+    free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        count = min(POOL_PAGES, self.executor.pages)
+        self.free = [int(page) for page in np.random.default_rng(7).permutation(count)]
+        asyncio.run(self.executor.poison(np.arange(count, dtype=np.int32)))
+
+    def table(self, entries: int) -> Int32:
+        """Return a block table of fresh pages for so many entries."""
+        count = -(-entries // PAGE_TOKENS)
+        pages, self.free = self.free[:count], self.free[count:]
+        assert len(pages) == count, "the test wants more pages than the rig has"
+        return np.array(pages, np.int32)
+
+    def run(self, rows: Sequence[Row], copies: Sequence[Int64] = ()) -> list[bytes | SyscallError]:
+        """Run one step."""
+        return asyncio.run(self.executor.run(Batch(list(rows), list(copies))))
+
+    def logits(self, rows: Sequence[Row], copies: Sequence[Int64] = ()) -> list[Float32]:
+        """Run one step whose rows ask for logits, and return each row's [w, vocab]."""
+        return [as_logits(result) for result in self.run(rows, copies)]
+
+    def close(self) -> None:
+        """Give the device back."""
+        asyncio.run(self.executor.close())
+
+
+def as_logits(result: bytes | SyscallError) -> Float32:
+    """Return a row's [w, vocab] logits."""
+    assert isinstance(result, bytes), result
+    return np.frombuffer(result, np.float32).reshape(-1, VOCAB)
+
+
+def make_row(
+    tokens: npt.ArrayLike,
+    table: Int32,
+    start: int = 0,
+    options: PredOptions = ALL_LOGITS,
+    *,
+    positions: npt.ArrayLike | None = None,
+    parents: npt.ArrayLike | None = None,
+    seed: int = 0,
+) -> Row:
+    """Return a row as the kernel makes it from a pred."""
+    ids = np.asarray(tokens, np.uint32)
+    count = len(ids)
+    at = options.at
+    if options.get is Get.NONE:
+        places: list[int] = []
+    elif isinstance(at, tuple):
+        places = list(at)
+    else:
+        places = [count - 1] if at == "last" else list(range(count))
+    default = np.arange(start, start + count)
+    return Row(
+        tokens=ids,
+        positions=np.asarray(default if positions is None else positions, np.int32),
+        start=start,
+        block_table=table[: -(-(start + count) // PAGE_TOKENS)],
+        places=np.array(places, np.int32),
+        options=options,
+        parents=None if parents is None else np.asarray(parents, np.int32),
+        seed=seed,
+    )
+
+
+def random_tokens(count: int, seed: int = 0) -> npt.NDArray[np.uint32]:
+    """Return random token ids."""
+    return np.random.default_rng(seed).integers(0, VOCAB, count).astype(np.uint32)
+
+
+def relative_error(found: Float32, expected: Float32) -> float:
+    """Return the largest difference as a share of the largest expected magnitude."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())

@@ -1,0 +1,1 @@
+"""Storage that fails: by a preloaded library, by full disks, by schedules of crashes."""

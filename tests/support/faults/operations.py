@@ -1,0 +1,556 @@
+"""What a client is told was done, and how to see whether it was: each done while storage fails.
+
+    prepare    what has to be there before
+    act        the operation; when it returns, it was acknowledged
+    state      "done", "not done", "died" of a run whose gateway did, or in words what is none
+
+`number` tells apart what different faults met. A `state` is asked for after a restart, too.
+"""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from symphony_runtime.client import Client, ServerError, _check, _translated
+
+from tests.e2e.programs import HANG_WASM, HELLO_WASM, PARROT_WASM, wasm
+from tests.support.server import deaths
+from tests.support.worker.guests import data, main
+
+DONE, NOT_DONE, DIED = "done", "not done", "died"
+END_SECONDS = 5.0  # for a run to end, once storage is well again
+# Saves three tokens durably under the name that its input gives.
+SAVER_WASM = wasm(
+    main(
+        """(local.set $n (call $input_read (i32.const 100) (i32.const 60)))
+           (local.set $kv (call $kv_create))
+           (drop (call $claim (call $pred (local.get $kv) (i32.const 0) (i32.const 3) (i32.const 0)
+                                          (i32.const 0) (i32.const 0))
+                              (i32.const 200) (i32.const 8)))
+           (call $kv_save (local.get $kv) (i32.const 100) (local.get $n) (i32.const 3))""",
+        data(0, b"\x07\0\0\0\x08\0\0\0\x09\0\0\0"),
+        locals_="(local $kv i32) (local $n i32)",
+    )
+)
+# Names a file, which lives no longer than the kernel, as its input says, and sends that back: who
+# looks for the name knows that it ran, even where no run is kept.
+MARKER_WASM = wasm(
+    main(
+        """(local.set $n (call $input_read (i32.const 100) (i32.const 60)))
+           (drop (call $kv_save (call $kv_create) (i32.const 100) (local.get $n) (i32.const 1)))
+           (drop (call $send (i32.const 100) (local.get $n)))
+           (i32.const 0)""",
+        locals_="(local $n i32)",
+    )
+)
+
+
+@dataclass
+class House:
+    """A server's clients, and what operations remember of what they made."""
+
+    client: Client
+    admin: Client
+    notes: dict[str, Any] = field(default_factory=dict)
+    seen: dict[Any, Any] = field(default_factory=dict)  # results of runs, since the last start
+
+    async def begin(self) -> None:
+        """Upload what the operations run."""
+        for name, program in (
+            ("marker", MARKER_WASM), ("hang", HANG_WASM), ("parrot", PARROT_WASM),
+            ("saver", SAVER_WASM),
+        ):  # fmt: skip
+            await self.client.upload(program, name)
+        assert (await self.client.run("saver", "model"))["exit_code"] == 0
+        pieces = [piece async for piece in self.client.kv_download("model")]
+        self.notes["kv"] = b"".join(pieces)
+
+
+class Operation:
+    """One kind of request.
+
+    `again`: it may be repeated when it is done, and changes nothing then. `exact`: one that was
+    answered with an error must not be done, for whoever asks again would have it twice.
+    `refusals` are statuses that are right for it beside those of the fault.
+    """
+
+    again: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
+    refusals: ClassVar[tuple[int, ...]] = ()
+
+    def __init__(self, house: House, number: int) -> None:
+        self.house, self.number = house, number
+        self.name = f"{type(self).__name__.lower()}-{number}"
+
+    @property
+    def client(self) -> Client:
+        """The tenant's, of the server as it runs now."""
+        return self.house.client
+
+    @property
+    def admin(self) -> Client:
+        """The operator's."""
+        return self.house.admin
+
+    async def prepare(self) -> None:
+        """Make what has to be there before."""
+
+    async def act(self) -> None:
+        """Do it; ServerError, ConnectionFailed: it was not acknowledged."""
+        raise AssertionError("each operation has its own")
+
+    async def settle(self) -> None:
+        """Storage is well again: let come to its end what was begun."""
+
+    async def state(self) -> str:
+        """Return "done", "not done", or in words what is wrong."""
+        raise AssertionError("each operation has its own")
+
+
+async def found(asking: Awaitable[Any]) -> Any:
+    """Return what a server says, or None for 404."""
+    try:
+        return await asking
+    except ServerError as error:
+        if error.status != 404:
+            raise
+        return None
+
+
+async def ended(client: Client, run: str) -> dict[str, Any]:
+    """Return a run's result after its end, or what there is of it when that does not come."""
+    deadline = asyncio.get_running_loop().time() + END_SECONDS
+    while True:
+        result = await client.result(run)
+        if result["ended_ms"] is not None or asyncio.get_running_loop().time() > deadline:
+            return result
+        await asyncio.sleep(0.02)
+
+
+def died(result: dict[str, Any]) -> bool:
+    """Whether a run was live when its gateway was killed: it has failed, and nothing else."""
+    return (result["status"], result["reason"]) == ("failed", deaths.DIED)
+
+
+class Upload(Operation):
+    """A program is there, and runs."""
+
+    again = True
+
+    async def act(self) -> None:
+        await self.client.upload(HELLO_WASM + _custom_section(self.name), self.name)
+
+    async def state(self) -> str:
+        listed = [p async for p in self.client.programs() if p["name"] == self.name]
+        if not listed:
+            return NOT_DONE
+        if len(listed) > 1:
+            return f"{len(listed)} programs of one name"
+        result = await self.client.run(self.name)
+        return DONE if result["status"] == "exited" else f"the program does not run: {result}"
+
+
+class DeleteProgram(Operation):
+    """A program is gone."""
+
+    async def prepare(self) -> None:
+        await self.client.upload(HELLO_WASM + _custom_section(self.name), self.name)
+
+    async def act(self) -> None:
+        await self.client.delete_program(self.name)
+
+    async def state(self) -> str:
+        if await found(self.client.program(self.name)) is None:
+            return DONE
+        result = await self.client.run(self.name)
+        return NOT_DONE if result["status"] == "exited" else f"half a program: {result}"
+
+
+class Start(Operation):
+    """A run that was asked for has run, once; its output is its input."""
+
+    exact = True
+
+    async def act(self) -> None:
+        self.house.notes[self.name] = await self.client.start("marker", self.name)
+
+    async def settle(self) -> None:
+        await asyncio.sleep(0.05)
+        for run in await self.client.live_runs():
+            await ended(self.client, run["id"])
+
+    async def state(self) -> str:
+        runs = await outputs(self.house)
+        if any(messages == [] and status == "running" for status, messages in runs.values()):
+            return "a run stays `running`"
+        mine = {r: status for r, (status, messages) in runs.items() if messages == [self.name]}
+        if len(mine) > 1:
+            return f"it ran {len(mine)} times"
+        run = self.house.notes.get(self.name)
+        status, _ = runs.get(run or "", ("", []))
+        if run is not None and list(mine) != [run] and (mine or status != DIED):
+            return f"the run that was acknowledged is {runs.get(run, 'not there')}"
+        if DIED in (status, *mine.values()):
+            return DIED
+        if any(status != "exited" for status in mine.values()):
+            return f"it ended as {mine}"
+        if not mine and await found(self.client.kv_stat(self.name)) is not None:
+            return "it ran, and there is no run"
+        return DONE if mine else NOT_DONE
+
+
+class StartOnce(Start):
+    """The same with an `Idempotency-Key`: it may be asked again, and runs once."""
+
+    again, exact = True, False
+
+    async def act(self) -> None:
+        # The client has no such argument: the request is made by hand.
+        url = f"{self.client.url}/v1/programs/marker/runs?detach=1"
+        body, headers = json.dumps({"input": self.name}), {"Idempotency-Key": self.name}
+        with _translated():
+            async with self.client._session.post(url, data=body, headers=headers) as response:
+                await _check(response)
+                self.house.notes[self.name] = json.loads(await response.read())["id"]
+
+
+async def outputs(house: House) -> dict[str, tuple[str, list[Any]]]:
+    """Return all runs of the program that sends its input back: their status and messages."""
+    runs: dict[str, tuple[str, list[Any]]] = {}
+    async for run in house.client.runs():
+        if run["program_name"] == "marker":
+            key = run["id"], run["ended_ms"]
+            if key not in house.seen:
+                result = await house.client.result(run["id"])
+                status = DIED if died(result) else result["status"]
+                house.seen[key] = status, result["messages"]
+            runs[run["id"]] = house.seen[key]
+            if run["ended_ms"] is None:
+                del house.seen[key]
+    return runs
+
+
+class End(Operation):
+    """A run that was acknowledged before ends with its output, whatever storage says meanwhile."""
+
+    async def prepare(self) -> None:
+        self.run, self.told = await self.client.start("parrot"), ""
+
+    async def act(self) -> None:
+        await self.client.send(self.run, self.name.encode(), close=True)
+        await asyncio.sleep(0.1)  # it ends
+        self.told = (await self.client.result(self.run))["status"]
+
+    async def settle(self) -> None:
+        await ended(self.client, self.run)
+
+    async def state(self) -> str:
+        result = await found(self.client.result(self.run))
+        if result is None:
+            return "the run is not there"
+        if died(result) and self.told != "exited":
+            return DIED
+        if (result["status"], result["messages"]) == ("exited", [self.name]):
+            return DONE
+        return f"it is {result['status']} with {result['messages']}: {result['reason']}"
+
+
+class Message(End):
+    """A message is received once; the run's end meets no fault."""
+
+    async def act(self) -> None:
+        await self.client.send(self.run, self.name.encode())
+
+    async def settle(self) -> None:
+        await self.client.send(self.run, b"", close=True)
+        await ended(self.client, self.run)
+
+    async def state(self) -> str:
+        result = await self.client.result(self.run)
+        if (result["status"], result["messages"]) == ("exited", []):
+            return NOT_DONE
+        return await super().state()
+
+
+class Cancel(Operation):
+    """A run is cancelled, and stays so."""
+
+    async def prepare(self) -> None:
+        self.run = await self.client.start("hang")
+
+    async def act(self) -> None:
+        await self.client.cancel(self.run)
+
+    async def settle(self) -> None:
+        await asyncio.sleep(0.1)
+        if (await self.client.result(self.run))["status"] == "running":
+            await self.client.cancel(self.run)
+        await ended(self.client, self.run)
+
+    async def state(self) -> str:
+        result = await found(self.client.result(self.run))
+        if result is None:
+            return "the run is not there"
+        if died(result):
+            return DIED
+        return DONE if result["status"] == "killed" else f"{result['status']}: {result['reason']}"
+
+
+class DeleteRun(Operation):
+    """A run is gone."""
+
+    async def prepare(self) -> None:
+        self.run = await self.client.start("parrot")
+        await self.client.send(self.run, self.name.encode(), close=True)
+        await ended(self.client, self.run)
+
+    async def act(self) -> None:
+        await self.client.delete_run(self.run)
+
+    async def state(self) -> str:
+        result = await found(self.client.result(self.run))
+        if result is None:
+            return DONE
+        return NOT_DONE if self.is_whole(result) else f"half a run: {result}"
+
+    def is_whole(self, result: dict[str, Any]) -> bool:
+        """Whether a run is as it was."""
+        return (result["status"], result["messages"]) == ("exited", [self.name])
+
+
+class DeleteEnding(DeleteRun):
+    """A run is gone that has only just ended: refused while its end is not stored."""
+
+    refusals = (409,)
+
+    async def prepare(self) -> None:
+        self.run = await self.client.start("parrot")
+        self.sent = False
+
+    async def act(self) -> None:
+        if not self.sent:
+            self.sent = True
+            await self.client.send(self.run, self.name.encode(), close=True)
+            await asyncio.sleep(0.1)  # it ends
+        await self.client.delete_run(self.run)
+
+    async def settle(self) -> None:
+        if await found(self.client.result(self.run)) is not None:
+            await ended(self.client, self.run)
+
+    def is_whole(self, result: dict[str, Any]) -> bool:
+        """Whether a run is as it was, or died when it was to end."""
+        return died(result) or super().is_whole(result)
+
+
+class CreateTenant(Operation):
+    """A tenant is there."""
+
+    async def act(self) -> None:
+        await self.admin.create_tenant(self.name, weight=7)
+
+    async def state(self) -> str:
+        tenant = await found(self.admin.tenant(self.name))
+        if tenant is None:
+            return NOT_DONE
+        return DONE if tenant["weight"] == 7 else f"half a tenant: {tenant}"
+
+
+class SuspendTenant(CreateTenant):
+    """A tenant is suspended."""
+
+    again = True
+
+    async def prepare(self) -> None:
+        await self.admin.create_tenant(self.name, weight=7)
+
+    async def act(self) -> None:
+        await self.admin.change_tenant(self.name, suspended=True)
+
+    async def state(self) -> str:
+        return DONE if (await self.admin.tenant(self.name))["suspended"] else NOT_DONE
+
+
+class DeleteTenant(CreateTenant):
+    """A tenant is gone."""
+
+    refusals = (503,)  # what the tail holds of others' runs cannot be stored now
+
+    async def prepare(self) -> None:
+        await self.admin.create_tenant(self.name, weight=7)
+
+    async def act(self) -> None:
+        await self.admin.delete_tenant(self.name, everything=True)
+
+    async def state(self) -> str:
+        before = await super().state()
+        return {DONE: NOT_DONE, NOT_DONE: DONE}.get(before, before)
+
+
+class CreateKey(Operation):
+    """A key is known, and lets its owner in."""
+
+    async def act(self) -> None:
+        made = await self.admin.create_key("default", name=self.name)
+        self.house.notes[self.name] = made["key"]
+
+    async def state(self) -> str:
+        keys = [k for k in await self.admin.keys("default") if k["name"] == self.name]
+        if len(keys) > 1:
+            return f"{len(keys)} keys"
+        key = self.house.notes.get(self.name)
+        if key is not None and keys:
+            async with Client(self.client.url, key) as holder:
+                await holder.live_runs()
+        return DONE if keys else NOT_DONE
+
+
+class RevokeKey(CreateKey):
+    """A key is not known any more, and lets nobody in."""
+
+    async def prepare(self) -> None:
+        await super().act()
+        (self.id,) = (k["id"] for k in await self.admin.keys("default") if k["name"] == self.name)
+
+    async def act(self) -> None:
+        await self.admin.revoke_key("default", self.id)
+
+    async def state(self) -> str:
+        try:
+            listed = await super().state()
+        except ServerError as error:
+            return f"it is listed, and refused with {error.status}"
+        if listed == DONE:
+            return NOT_DONE
+        if await self.lets_in(self.house.notes[self.name]):
+            return "it is not listed, and lets its owner in"
+        return DONE
+
+    async def lets_in(self, key: str) -> bool:
+        """Whether a key is one."""
+        async with Client(self.client.url, key) as holder:
+            try:
+                await holder.live_runs()
+            except ServerError as error:
+                if error.status != 401:
+                    raise
+                return False
+        return True
+
+
+class RotateKey(RevokeKey):
+    """A key has another in its place. One that was refused would have left its owner without."""
+
+    exact = True
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self.old = self.house.notes.pop(self.name)
+
+    async def act(self) -> None:
+        made = await self.admin.rotate_key("default", self.id)
+        self.house.notes[self.name] = made["key"]
+
+    async def state(self) -> str:
+        ids = [k["id"] for k in await self.admin.keys("default") if k["name"] == self.name]
+        if len(ids) != 1:
+            return f"{len(ids)} keys"
+        state = NOT_DONE if ids == [self.id] else DONE
+        for key, good in ((self.old, NOT_DONE), (self.house.notes.get(self.name), DONE)):
+            if key is not None and await self.lets_in(key) != (state == good):
+                return f"{state}, and a key is not what it should be"
+        return state
+
+
+class PutSecret(Operation):
+    """A secret is there."""
+
+    again = True
+
+    @property
+    def secret(self) -> str:
+        """Its name, which has no hyphens."""
+        return self.name.replace("-", "_")
+
+    async def act(self) -> None:
+        body = json.dumps({"value": "s" * 12, "hosts": ["example.com"]}).encode()
+        await self.client._json("PUT", f"/v1/secrets/{self.secret}", None, body)
+
+    async def state(self) -> str:
+        listed = (await self.client._json("GET", "/v1/secrets"))["data"]
+        count = sum(secret["name"] == self.secret for secret in listed)
+        return (NOT_DONE, DONE)[count]
+
+
+class DeleteSecret(PutSecret):
+    """A secret is gone."""
+
+    again = False
+
+    async def prepare(self) -> None:
+        await super().act()
+
+    async def act(self) -> None:
+        await self.client._json("DELETE", f"/v1/secrets/{self.secret}")
+
+    async def state(self) -> str:
+        return {DONE: NOT_DONE, NOT_DONE: DONE}[await super().state()]
+
+
+class PutKv(Operation):
+    """A KV file has its durable name, and all its bytes."""
+
+    again = True
+
+    async def act(self) -> None:
+        await self.client.kv_upload(self.name, self.house.notes["kv"])
+
+    async def state(self) -> str:
+        stat = await found(self.client.kv_stat(self.name))
+        if stat is None:
+            return NOT_DONE
+        pieces = [piece async for piece in self.client.kv_download(self.name)]
+        whole = stat["durable"] and len(b"".join(pieces)) and stat["len"] == 3
+        return DONE if whole else f"half a file: {stat}"
+
+
+class SaveKv(PutKv):
+    """A program saves a file; that it exits with 0 acknowledges it."""
+
+    refusals = (507,)  # ours, for the program's error
+
+    async def act(self) -> None:
+        result = await self.client.run("saver", self.name)
+        if result["exit_code"] != 0:
+            raise ServerError(507, {"title": str(result)}, None)
+
+
+class RemoveKv(PutKv):
+    """A KV file's name is gone."""
+
+    again = False
+
+    async def prepare(self) -> None:
+        await super().act()
+
+    async def act(self) -> None:
+        await self.client.kv_remove(self.name)
+
+    async def state(self) -> str:
+        there = await super().state()
+        return {DONE: NOT_DONE, NOT_DONE: DONE}.get(there, there)
+
+
+OPERATIONS: tuple[Callable[[House, int], Operation], ...] = (
+    Upload, DeleteProgram, Start, StartOnce, End, Message, Cancel, DeleteRun, DeleteEnding,
+    CreateTenant, SuspendTenant, DeleteTenant, CreateKey, RevokeKey, RotateKey, PutSecret,
+    DeleteSecret, PutKv, SaveKv, RemoveKv,
+)  # fmt: skip
+
+
+def _custom_section(name: str) -> bytes:
+    """Return a section that makes a module's bytes others than those of all the rest."""
+    content = bytes([len(name)]) + name.encode()
+    return bytes([0, len(content)]) + content

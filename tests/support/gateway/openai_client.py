@@ -1,0 +1,39 @@
+"""OpenAI's own client, and how the tests ask with it."""
+
+from typing import Any
+
+import openai
+from openai.types import Completion
+
+from tests.support.server.server import RunningServer
+
+MODEL = "tiny"
+PROMPT = "import os\n\n\ndef read_lines(path):\n    "
+LONG_PROMPT = '"""Read and write files."""\n\nimport os\n\n' * 6
+MESSAGES: Any = [{"role": "system", "content": "Code"}, {"role": "user", "content": "read a file"}]
+TOKENS = 24
+
+
+def connect(server: RunningServer, key: str | None = None) -> openai.OpenAI:
+    """A client that tries once."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key or server.key, max_retries=0)
+
+
+def complete(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> Completion:
+    # Without what the tokenizer would put before a text, so that texts and tokens are the same.
+    extra = {"add_special_tokens": False, **fields.pop("extra_body", {})}
+    fields = {"max_tokens": TOKENS, "temperature": 0, **fields, "extra_body": extra}
+    completion: Completion = client.completions.create(model=MODEL, prompt=prompt, **fields)
+    return completion
+
+
+def text(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> str:
+    return complete(client, prompt, **fields).choices[0].text
+
+
+def streamed(client: openai.OpenAI, prompt: Any = PROMPT, **fields: Any) -> list[Any]:
+    return list(complete(client, prompt, stream=True, **fields))
+
+
+def joined(chunks: list[Any]) -> str:
+    return "".join(choice.text for chunk in chunks for choice in chunk.choices)

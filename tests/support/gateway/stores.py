@@ -1,0 +1,20 @@
+"""A database for tests, opened and closed around a scenario."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from symphony_runtime.gateway.storage.store import Store
+
+
+def with_store(folder: Path, url: str, scenario: Callable[[Store], Awaitable[None]]) -> None:
+    """Run a scenario with a store: SQLite in a folder, or the PostgreSQL of a URL."""
+
+    async def main() -> None:
+        store = Store(folder / "db", url)
+        try:
+            await scenario(store)
+        finally:
+            await store.close()
+
+    asyncio.run(main())

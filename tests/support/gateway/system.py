@@ -1,0 +1,188 @@
+"""A real gateway, kernel (simulated executor) and worker in one process, on real sockets.
+
+async def scenario() -> None:
+    async with House(tmp_path) as house, house.client() as client:
+        ...
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.simulated import (
+    PAGES_DEFAULT,
+    CostModel,
+    SimulatedExecutor,
+    simulated_model,
+)
+from symphony_kernel.ipc.server import Server
+from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.platform.clock import RealClock
+from symphony_kernel.protocol.links import connect_unix
+from symphony_kernel.protocol.role_processes import Processes
+from symphony_kernel.protocol.sessions import LinkLostError
+from symphony_kernel.syscalls.durable_names import DurableOptions
+from symphony_runtime.client import Client, ClientError, ServerError
+from symphony_runtime.config.egress import parse_http, parse_tools
+from symphony_runtime.gateway.app import Gateway, serve
+from symphony_runtime.gateway.config import GatewayConfig
+from symphony_runtime.worker.worker import Worker
+
+from tests.support.gateway.routes import undocumented
+from tests.support.kernel.rig import audited
+from tests.support.sockets import make_socket_folder
+
+WORKER_SECRET = b"w" * 32
+GATEWAY_SECRET = b"g" * 32
+
+
+class House:
+    """Enter it to have all roles up and linked.
+
+    Leaving it checks the kernel's books, that the document names whatever was answered, and that
+    no error of a task or a future was dropped.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        worker: bool = True,
+        step_ms: float = 0.0,
+        processes: Processes | None = None,
+        assets: Assets | None = None,
+        **config: Any,
+    ) -> None:
+        """`processes`: the only ones that may be a worker; here its links come from this one."""
+        self._with_worker = worker
+        self._processes = processes
+        self._assets = assets or Assets(simulated_model(), b"", None, {})
+        self._cost = CostModel(fixed_us=1000 * step_ms)
+        self._sockets = make_socket_folder()
+        self.data_dir = data_dir
+        self.config = GatewayConfig(
+            socket=self._sockets / "gateway.sock",
+            secrets={"worker-0": WORKER_SECRET},
+            secret=GATEWAY_SECRET,
+            kernel_socket=self._sockets / "kernel.sock",
+            data_dir=data_dir,
+            host="127.0.0.1",
+            port=0,
+            tools=parse_tools(config.pop("tools", {})),
+            http=parse_http(config.pop("http", [])),
+            **{"drain_seconds": 0.2, **config},
+        )
+        self.gateway: Gateway
+        self.kernel: Kernel
+        self.worker: Worker
+
+    async def __aenter__(self) -> "House":
+        self._stack = contextlib.AsyncExitStack()
+        self._stack.callback(shutil.rmtree, self._sockets)
+        self._unheard: list[str] = []  # what asyncio complains of
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, told: self._unheard.append(f"{told['message']}: {told.get('exception')}")
+        )
+        await self.start_kernel()
+        serving = serve(self.config, processes=self._processes)
+        self.gateway = await self._stack.enter_async_context(serving)
+        if self._with_worker:
+            self.worker = Worker("worker-0", WORKER_SECRET)
+            await self.link_worker()
+            await self.wait_until_ready()
+        else:
+            await self.wait_until_linked()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.aclose()
+        if self._with_worker:
+            self.worker.close()
+            assert not self.worker.faults
+        await asyncio.sleep(0.01)  # the kernel hears of the ends
+        await self.stop_kernel()
+        assert not self._unheard
+        assert not undocumented(self.gateway.services.runs.figures.responses)
+
+    async def start_kernel(self) -> None:
+        assets = self._assets
+        executor = SimulatedExecutor(RealClock(), PAGES_DEFAULT, assets.model, self._cost, True)
+        options = KernelOptions(durable=DurableOptions(self.data_dir / "kv"))
+        self.kernel = Kernel(executor, describe(assets), RealClock(), audited(options))
+        self.kernel.open_names(known=False)
+        self._running = asyncio.create_task(self.kernel.run())
+        secrets = {"worker-0": WORKER_SECRET, "gateway": GATEWAY_SECRET}
+        self._server = Server(self.kernel, secrets)
+        await self._server.listen(self.config.kernel_socket)
+
+    async def stop_kernel(self) -> None:
+        await self._server.close()
+        await self.kernel.close()
+        await self._running
+
+    async def link_worker(self) -> None:
+        await self.link_worker_to_kernel()
+        await self.worker.attach_gateway(await connect_unix(self.config.socket))
+
+    async def link_worker_to_kernel(self) -> None:
+        """As often as it takes: the first attempt may tell that all is forgotten."""
+        while True:
+            with contextlib.suppress(LinkLostError):
+                await self.worker.attach_kernel(await connect_unix(self.config.kernel_socket))
+                return
+
+    async def wait_until_linked(self) -> None:
+        async with asyncio.timeout(20):
+            while True:
+                if self.gateway.services.runs.kernel.ready:
+                    return
+                await asyncio.sleep(0.005)
+
+    async def wait_until_ready(self) -> None:
+        async with asyncio.timeout(20), Client(self.url) as client:
+            while True:
+                with contextlib.suppress(ClientError):
+                    if (await client.ready())[0]:
+                        return
+                await asyncio.sleep(0.005)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    @property
+    def key(self) -> str:
+        return (self.data_dir / "default.key").read_text().strip()
+
+    @property
+    def admin_key(self) -> str:
+        return (self.data_dir / "admin.key").read_text().strip()
+
+    def client(self) -> Client:
+        return Client(self.url, self.key)
+
+
+Scenario = Callable[[House, Client], Awaitable[None]]
+
+
+def in_house(data_dir: Path, scenario: Scenario, **config: Any) -> None:
+    """Play a scenario in a house, with a client of its tenant `default`."""
+
+    async def play() -> None:
+        async with House(data_dir, **config) as house, house.client() as client:
+            await scenario(house, client)
+
+    asyncio.run(play())
+
+
+async def refusal(asked: Awaitable[Any]) -> tuple[int, str]:
+    """Return status and kind of the problem that a request ends with."""
+    try:
+        await asked
+    except ServerError as error:
+        return error.status, error.problem["type"].rpartition(":")[2]
+    raise AssertionError("the request was not refused")

@@ -1,0 +1,1 @@
+"""What tests of the kernel share: a kernel in this process, its peers, oracles."""

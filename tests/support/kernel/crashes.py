@@ -1,0 +1,223 @@
+"""A kernel with a journal that dies and comes back, and peers whose sessions outlive it."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgpack
+from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
+from symphony_kernel.ipc.server import Server
+from symphony_kernel.journal.recorder import Recorder
+from symphony_kernel.journal.replay import Replay
+from symphony_kernel.journal.store import Store
+from symphony_kernel.kernel import Kernel, KernelOptions, describe
+from symphony_kernel.platform.clock import VirtualClock
+from symphony_kernel.protocol import messages as m
+from symphony_kernel.protocol.links import Link, memory_pair
+from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
+
+from tests.support.kernel.rig import ANY_MS, ASSETS, Gateway, Worker
+
+T = TypeVar("T")
+SECRET = b"s" * 16
+IDENTITY = bytes(range(32))
+
+
+class Peer:
+    """A peer's way to the kernel: connects again whenever a connection ends."""
+
+    def __init__(self, rig: "DyingRig", role: str, name: str) -> None:
+        self._rig = rig
+        self.dialer = Dialer(role, name, SECRET, lambda _: None, self)
+        self.lost = 0  # sessions that the kernel did not know any more
+        self.begun = asyncio.Event()
+        self._task = asyncio.create_task(self._keep())
+
+    @property
+    def session(self) -> SessionLink:
+        assert self.dialer.session is not None
+        return self.dialer.session
+
+    async def _keep(self) -> None:
+        while True:
+            await self._rig.alive.wait()
+            ours, theirs = memory_pair()
+            self._rig.links.append(theirs)
+            self._rig.door.meet(theirs)
+            try:
+                over = await self.dialer.meet(ours)
+            except LinkLostError:
+                continue
+            await over.wait()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
+        self.begun.set()
+
+    def session_resumed(self, welcome: m.Welcome) -> None:
+        pass
+
+    def session_cut(self) -> None:
+        pass
+
+    def session_ended(self) -> None:
+        self.lost += 1
+
+
+class DyingRig:
+    """One kernel after the other, with one journal in `folder`."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        folder: Path,
+        *,
+        pages: int = 256,
+        log_bytes: int = 1 << 20,
+        costs: CostModel = ANY_MS,
+        options: KernelOptions | None = None,
+        device: type[SimulatedExecutor] = SimulatedExecutor,
+    ) -> None:
+        self.clock, self.folder, self._device = clock, folder, device
+        self._pages, self._log_bytes, self._costs, self._options = pages, log_bytes, costs, options
+        self.alive = asyncio.Event()
+        self.links: list[Link] = []
+        self.deaths = 0
+        self.kernel: Kernel
+        self.door: Server
+        self._running: asyncio.Task[None]
+        self.boot()
+
+    def make(self) -> Kernel:
+        """Return another kernel of the same configuration."""
+        executor = self._device(self.clock, self._pages, costs=self._costs)
+        return Kernel(executor, describe(ASSETS), self.clock, self._options)
+
+    def boot(self) -> None:
+        """Start a kernel from what is in the journal."""
+        self.kernel = self.make()
+        store = Store(self.folder, IDENTITY)
+        found = store.find(self.clock.now(), -9)
+        self.kernel.keep_journal(store, found, self._log_bytes, threads=False)
+        self.door = Server(self.kernel, {"gateway": SECRET, "w": SECRET, "v": SECRET})
+        self._running = asyncio.create_task(self.kernel.run())
+        self.alive.set()
+
+    async def join(self) -> tuple[Gateway, Worker]:
+        """Return a gateway and the worker "w" whose sessions have begun."""
+        self.peers = [Peer(self, "gateway", "gateway"), Peer(self, "worker", "w")]
+        for peer in self.peers:
+            await peer.begun.wait()
+        gateway, worker = (peer.session for peer in self.peers)
+        return Gateway(gateway), Worker(worker)
+
+    def die(self, chance: random.Random) -> None:
+        """Kill the kernel where it stands: nothing more is written, nothing more leaves."""
+        self.deaths += 1
+        self.alive.clear()
+        assert self.kernel.scribe is not None
+        self.kernel.scribe.abandon()
+        self.kernel._stepper.halt()
+        self._running.cancel()
+        links, self.links = self.links, []
+        for link in links:  # what it has written may have reached its peers, or not
+            (link.close if chance.random() < 0.5 else link.abort)()
+
+    def doom(self, chance: random.Random) -> None:
+        """Let the kernel die in the middle of its next turn's record: it is there, or it is not."""
+        recorder = self.kernel.scribe
+        assert isinstance(recorder, Recorder)
+        log, written = recorder._log, chance.random() < 0.5
+        append = log.append
+
+        def last(payload: bytes) -> None:
+            if written:
+                append(payload)
+            recorder.abandon()
+            self.alive.clear()
+            asyncio.get_running_loop().call_soon(self.die, chance)
+
+        log.append = last  # type: ignore[method-assign]
+
+    async def close(self) -> None:
+        for peer in self.peers:
+            peer.stop()
+        await self.kernel.close()
+        if self.kernel._failure is not None:
+            raise self.kernel._failure
+        await self._running
+
+    def image(self) -> bytes:
+        """Return what the kernel holds now, as its journal would."""
+        self.kernel.flush()
+        assert self.kernel._keeper is not None
+        return self.kernel._keeper.image()
+
+    def recovered_image(self) -> bytes:
+        """Return what a kernel that came back from the journal would hold, before it goes on."""
+        other = self.make()
+        store = Store(self.folder, IDENTITY)
+        found = store._newest()
+        assert found is not None
+        keeper = other.make_keeper(store, self._log_bytes, threads=False)
+        keeper.replay(found, Replay(other, other._kvfs))
+        return keeper.image()
+
+
+def with_dying_kernel(
+    folder: Path, test: Callable[[DyingRig, Gateway, Worker], Coroutine[Any, Any, T]], **given: Any
+) -> T:
+    """Run `test` beside a kernel that may die, in virtual time."""
+    clock = VirtualClock()
+
+    async def main() -> T:
+        rig = DyingRig(clock, folder, **given)
+        gateway, worker = await rig.join()
+        testing = asyncio.create_task(test(rig, gateway, worker))
+        failing = asyncio.create_task(_watch(rig))
+        await asyncio.wait({testing, failing}, return_when=asyncio.FIRST_COMPLETED)
+        failing.cancel()
+        await rig.close()
+        return await testing
+
+    return clock.run(main())
+
+
+def facts(image: bytes) -> dict[str, Any]:
+    """Return what an image says, field by field, for comparison.
+
+    But not which frames are kept: one that has been acknowledged may be kept by who comes back.
+    """
+    _, classes, roots, objects = msgpack.unpackb(image, strict_map_key=False)
+    things = {**roots, **dict(enumerate(objects))}
+    found: dict[str, Any] = {}
+    for name, (number, *values) in things.items():
+        kind, fields = classes[number]
+        if kind.endswith(".KVFile"):  # what lies behind the pages in use is anything
+            table, count = fields.index("_table"), values[fields.index("_count")]
+            values[table] = values[table][3][: 4 * count]
+        for field, value in zip(fields, values, strict=True):
+            if field == "peers":
+                value = [peer[:-1] for peer in value[1:]]
+            found[f"{name} {kind.rpartition('.')[2]}.{field}"] = value
+    return found
+
+
+def differences(one: bytes, other: bytes) -> list[str]:
+    """Return in words where two images differ."""
+    left, right = facts(one), facts(other)
+    return [
+        f"{key}: {str(left.get(key))[:300]} != {str(right.get(key))[:300]}"
+        for key in left | right
+        if left.get(key) != right.get(key)
+    ]
+
+
+async def _watch(rig: DyingRig) -> None:
+    """Return when a kernel of the rig's has gone wrong."""
+    while rig.kernel._failure is None:
+        await rig.clock.sleep(0.05)

@@ -1,0 +1,95 @@
+"""A device's slots without a device: what copies and steps leave in every slot of the pool."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.tenants import TenantLimits
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+
+POISON = -1
+
+
+class ManualTime:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def make_kvfs(pages: int, now: ManualTime | None = None, **limits: int) -> KVFS:
+    return KVFS(pages, now or ManualTime(), TenantLimits(**{"pages": pages, **limits}))
+
+
+def make_account(
+    kvfs: KVFS, tenant: str = "t", pages: int = 1 << 20, entries: int = 1 << 20
+) -> Account:
+    return kvfs.ledger.open("account", kvfs.tenant(tenant).account, pages, entries)
+
+
+def extend(file: KVFile, *tokens: int) -> None:
+    """Append tokens at continuing positions, as a pred does."""
+    start, n = file.length, len(tokens)
+    file.reserve(n)
+    file.commit(np.array(tokens, np.uint32), np.arange(start, start + n, dtype=np.int32))
+
+
+def take_copies(kvfs: KVFS) -> list[Int64]:
+    """Return the groups of slot copies that the executor would be given now."""
+    return [group for batch in kvfs.take_moves() for group in batch.copies]
+
+
+def slots_of_pages(pages: Int32) -> Int64:
+    return (pages.astype(np.int64)[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).reshape(-1)
+
+
+@dataclass
+class DeviceRow:
+    """New entries of one file. The table is a view, as an executor gets it, read when it runs."""
+
+    block_table: Int32
+    start: int
+    values: Int64
+
+    def slots(self) -> Int64:
+        indices = np.arange(self.start, self.start + len(self.values))
+        pages = self.block_table[indices // PAGE_TOKENS].astype(np.int64)
+        return pages * PAGE_TOKENS + indices % PAGE_TOKENS
+
+
+@dataclass
+class DeviceStep:
+    """One step on its way: copies, then freed pages are overwritten with junk, then rows."""
+
+    copies: list[Int64]
+    poisoned: Int64
+    rows: list[DeviceRow] = field(default_factory=list)
+
+
+class SlotStore:
+    """A value for each slot, standing for its K and V."""
+
+    def __init__(self, pages: int) -> None:
+        self.values: Int64 = np.full(pages * PAGE_TOKENS, POISON, np.int64)
+
+    def copy(self) -> "SlotStore":
+        other = SlotStore(0)
+        other.values = self.values.copy()
+        return other
+
+    def apply_copies(self, groups: list[Int64]) -> None:
+        for sources, destinations in groups:
+            assert len(np.unique(destinations)) == len(destinations), "two copies into one slot"
+            self.values[destinations] = self.values[sources]
+
+    def run(self, step: DeviceStep) -> None:
+        self.apply_copies(step.copies)
+        self.values[step.poisoned] = POISON
+        for row in step.rows:
+            self.values[row.slots()] = row.values

@@ -1,0 +1,130 @@
+"""Works without a kernel around them: files that are only lengths, and a device that counts."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from symphony_kernel.executor.base import Int32, UInt32
+from symphony_kernel.executor.simulated import CostModel
+from symphony_kernel.kvfs.file import KVFile
+from symphony_kernel.platform.clock import VirtualClock
+from symphony_kernel.protocol.errno import Errno, SyscallError
+from symphony_kernel.protocol.limits import PAGE_TOKENS
+from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
+from symphony_kernel.request import Work
+from symphony_kernel.scheduler.scheduler import Scheduler
+
+VOCAB_SIZE = 64
+
+
+class Pool:
+    """A number of free pages."""
+
+    def __init__(self, pages: int = 1 << 20) -> None:
+        self.pages = self.free = pages
+
+
+class LengthFile:
+    """A `WorkFile` of a pool: real bookkeeping of room, no contents."""
+
+    def __init__(self, pool: Pool, length: int = 0) -> None:
+        self.pool = pool
+        self.length = 0
+        self.pages = 0
+        self.error: Errno | None = None
+        self.computed_at = 0.0
+        self.reserve(length)
+        self.length = length
+
+    def pages_needed(self, n: int) -> int:
+        return max(0, -(-(self.length + n) // PAGE_TOKENS) - self.pages)
+
+    def reserve(self, n: int) -> None:
+        needed = self.pages_needed(n)
+        if needed > self.pool.free:
+            raise SyscallError(Errno.ENOMEM)
+        self.pool.free -= needed
+        self.pages += needed
+
+    def block_table(self, entries: int) -> Int32:
+        assert entries <= self.pages * PAGE_TOKENS
+        return np.arange(-(-entries // PAGE_TOKENS), dtype=np.int32)
+
+    def commit(
+        self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
+    ) -> None:
+        assert len(tokens) == len(positions)
+        self.length += len(tokens)
+        assert self.length <= self.pages * PAGE_TOKENS
+
+    def commit_one(self, token: int, position: int) -> None:
+        self.commit(np.array([token], np.uint32), np.array([position], np.int32))
+
+    def unreserve(self) -> None:
+        self._keep(-(-self.length // PAGE_TOKENS))
+
+    def close(self) -> None:
+        self.length = 0
+        self._keep(0)
+
+    def _keep(self, pages: int) -> None:
+        self.pool.free += self.pages - pages
+        self.pages = pages
+
+
+def make_work(
+    root: int,
+    tokens: int,
+    file: LengthFile | KVFile,
+    *,
+    tenant: str = "t",
+    instance: int | None = None,
+    options: PredOptions = DEFAULT,
+    weight: float = 1.0,
+    done: Callable[[bytes | int], None] = lambda _: None,
+) -> Work:
+    """Return a pred of `tokens` tokens at the end of `file`."""
+    return Work(
+        instance=root if instance is None else instance,
+        root=root,
+        tenant=tenant,
+        seq=1,
+        file=file,
+        tokens=np.arange(tokens, dtype=np.uint32) % VOCAB_SIZE,
+        positions=np.arange(file.length, file.length + tokens, dtype=np.int32),
+        options=options,
+        done=done,
+        weight=weight,
+    )
+
+
+class Device:
+    """Runs a scheduler's steps on a virtual clock, one after the other, and keeps their parts."""
+
+    def __init__(self, clock: VirtualClock, scheduler: Scheduler, costs: CostModel) -> None:
+        self.clock, self.scheduler, self.costs = clock, scheduler, costs
+        self.steps: list[list[tuple[int, int]]] = []  # (root, tokens) of each row
+
+    async def run_until_idle(self, seconds_max: float = 1e9) -> None:
+        """Launch and complete steps until nothing waits (or the time is up)."""
+        end = self.clock.now() + seconds_max
+        while self.clock.now() < end:
+            polled = self.scheduler.poll()
+            if polled is None:
+                return
+            if isinstance(polled, float):
+                await self.clock.sleep(polled)
+                continue
+            self.steps.append([(part.work.root, part.count) for part in polled.parts])
+            await self.clock.sleep(self.costs.seconds(polled.batch))
+            self.scheduler.complete(
+                polled,
+                [
+                    bytes(len(row.places) * row.options.place_bytes(VOCAB_SIZE))
+                    for row in polled.batch.rows
+                ],
+            )
+
+
+def tokens_of(steps: Iterable[list[tuple[int, int]]], root: int) -> int:
+    """Return how many tokens of a LIP the steps computed."""
+    return sum(count for step in steps for each, count in step if each == root)

@@ -1,0 +1,1 @@
+"""What tests of a whole server share: its processes, their deaths, examples over HTTP."""
