@@ -86,6 +86,7 @@ check: $(VENV)/installed
 	@$(RUNNING) ruff check .
 	@$(RUNNING) mypy
 	@$(RUNNING) lint-imports
+	@$(RUNNING) python tools/import_cycles.py
 
 format: $(VENV)/installed
 	@$(RUNNING) ruff format .

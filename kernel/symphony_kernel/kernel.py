@@ -41,7 +41,7 @@ from symphony_kernel.protocol.sessions import SessionLink, SessionState
 from symphony_kernel.scheduler.prediction import Guesses
 from symphony_kernel.scheduler.scheduler import Scheduler
 from symphony_kernel.scheduler.step_loop import Stepper
-from symphony_kernel.syscalls.durable_names import KEPT, Durability
+from symphony_kernel.syscalls.durable_names import Durability
 from symphony_kernel.syscalls.pending import Result
 from symphony_kernel.syscalls.table import Syscalls
 from symphony_kernel.syscalls.validation import tenant_limits
@@ -468,7 +468,6 @@ class Kernel:
                 "constraints": self.constraints,
                 "held": self._syscalls.held,
             },
-            kept=KEPT,
             code={"syscalls": self._syscalls, "named calls": self._syscalls.named},
         )
         return Keeper(self, parts, store, log_bytes, threads)

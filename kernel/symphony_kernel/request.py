@@ -5,7 +5,7 @@
 file. A pred is atomic: its entries exist once all of it has been computed, or none of them do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -17,7 +17,6 @@ from symphony_kernel.protocol.pred_options import PredOptions
 
 if TYPE_CHECKING:
     from symphony_kernel.grammar.matcher import Guide
-    from symphony_kernel.scheduler.lookahead import Course
 
 
 class WorkFile(Protocol):
@@ -61,6 +60,20 @@ class WorkFile(Protocol):
         """Give back the room after the present entries."""
 
 
+class Course(Protocol):
+    """How a work goes on that is submitted again as soon as it has ended: a generation's."""
+
+    @property
+    def stop(self) -> Container[int]:
+        """Tokens behind which it does not."""
+
+    def goes_on(self, steps: int) -> bool:
+        """Whether it will surely go on after `steps` more tokens, but for those of `stop`."""
+
+    def position(self, entry: int) -> Int32:
+        """Return the position ([1]) of its file's entry with that number."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Work:
     """One pred: what is to be computed, and how far it has come.
@@ -91,7 +104,7 @@ class Work:
         seed: int = 0,
         weight: float = 1.0,
         number: int = 0,
-        course: "Course | None" = None,
+        course: Course | None = None,
         guide: "Guide | None" = None,
         token: int = -1,
         position: int = 0,

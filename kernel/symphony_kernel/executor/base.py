@@ -11,18 +11,16 @@ host slot at once: as soon as no later step can read it for the old owner.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
+from symphony_kernel.executor.chained_batch import Follow
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
-
-if TYPE_CHECKING:
-    from symphony_kernel.executor.chained_batch import Follow
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -151,7 +149,7 @@ class Batch:
         saves: Int32 | None = None,
         loads: Int32 | None = None,
         poison: Int32 | None = None,
-        follow: "Follow | None" = None,
+        follow: Follow | None = None,
     ) -> None:
         self.rows = rows
         # Each group is [2, c]: source and destination slots. Within a group all reads come before

@@ -12,11 +12,12 @@ from collections.abc import Container, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from symphony_kernel.executor.base import UInt32
 from symphony_kernel.protocol.errno import SyscallError
 
-BLANK: Final[UInt32] = np.zeros(1, np.uint32)  # stands for the token of a follower's row
+# Stands for the token of a follower's row.
+BLANK: Final[npt.NDArray[np.uint32]] = np.zeros(1, np.uint32)
 BLANK.flags.writeable = False
 _TOKEN_BYTES: Final = 4  # first in a result
 

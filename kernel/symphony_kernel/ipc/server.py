@@ -16,9 +16,9 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from symphony_kernel.kernel import Kernel, Port
+from symphony_kernel.ipc.peers import Port
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import HELLO_SECONDS_MAX, WORKER_FRAME_BYTES_MAX
 from symphony_kernel.protocol.links import Link, LinkError, SocketLink, serve_unix
@@ -28,11 +28,33 @@ from symphony_kernel.protocol.sessions import BEGIN, SessionLink, SessionState
 _log = logging.getLogger(__name__)
 
 
+class ServedKernel(Protocol):
+    """What the socket's server needs of the kernel behind it."""
+
+    def welcome(self) -> m.Welcome:
+        """Return what a new peer is told first."""
+
+    def welcome_gateway(self, link: Link) -> Port:
+        """Return the port that takes the gateway's frames; an older one and all instances end."""
+
+    def welcome_worker(self, name: str, link: Link) -> Port:
+        """Return the port that takes a worker's frames; one with its name ends first."""
+
+    def session(self, state: SessionState, name: str) -> SessionLink:
+        """Return the end of a peer's session."""
+
+    def enter(self, session: SessionLink, name: str) -> Port:
+        """Give a session its port: one that begins, or one that a kernel before had."""
+
+    def port(self, name: str) -> Port | None:
+        """Return the port of "gateway" or of a worker, if there is one."""
+
+
 class Server:
     """Lets in those that know a secret; `names` maps "gateway" and workers' names to theirs."""
 
     def __init__(
-        self, kernel: Kernel, names: Mapping[str, bytes], processes: Processes | None = None
+        self, kernel: ServedKernel, names: Mapping[str, bytes], processes: Processes | None = None
     ) -> None:
         """`processes`: from which alone each may come; None: from any."""
         self._kernel = kernel

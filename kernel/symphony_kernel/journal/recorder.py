@@ -21,7 +21,6 @@ from typing import Final
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.journal.hooks import HeldSession
 from symphony_kernel.journal.log import Log
-from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.protocol.errno import Errno
 
 _log = logging.getLogger(__name__)
@@ -131,13 +130,13 @@ class Recorder:
         """Nothing is known of it yet."""
         return 0
 
-    def reserved(self, file: KVFile, n: int) -> None:
+    def reserved(self, file: int, n: int) -> None:
         """A step took pages."""
-        self._events += (RESERVED | INSIDE if self.inside else RESERVED, file.number, n)
+        self._events += (RESERVED | INSIDE if self.inside else RESERVED, file, n)
 
-    def unreserved(self, file: KVFile) -> None:
+    def unreserved(self, file: int) -> None:
         """A file gave pages back."""
-        self._events += (UNRESERVED | INSIDE if self.inside else UNRESERVED, file.number)
+        self._events += (UNRESERVED | INSIDE if self.inside else UNRESERVED, file)
 
     def lost(self, pages: Int32) -> None:
         """Pages hold what they should not."""

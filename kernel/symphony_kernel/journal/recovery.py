@@ -88,7 +88,6 @@ class Parts:
     frames: int
     now: Callable[[], float]
     others: Mapping[str, object]
-    kept: tuple[Kept, ...]
     code: Mapping[str, object]
 
 
@@ -125,7 +124,7 @@ class Keeper:
             **self._parts.others,
         }
         code = {**CONSTANTS, "limits": kvfs.limits, **self._parts.code}
-        return Imager((*SINGLE, *MANY, Kept(Remembered), *self._parts.kept), roots, code)
+        return Imager((*SINGLE, *MANY, Kept(Remembered)), roots, code)
 
     # -- Coming back -----------------------------------------------------------------------------
     def start(self, found: Found | None) -> None:

@@ -154,12 +154,12 @@ class Replay:
             file = self._files[number] = self._kvfs.file(number)
         return file
 
-    def _heard(self, kind: int, file: KVFile) -> None:
+    def _heard(self, kind: int, file: int) -> None:
         """A call has reserved or unreserved by itself: that is the next event, if there is one."""
         events = self._events
         if self._applying or not events or not events[0].inside:
             return
-        if (events[0].kind, events[0].numbers[0]) == (kind, file.number):
+        if (events[0].kind, events[0].numbers[0]) == (kind, file):
             events.popleft()
 
     def _done(self, number: int, value: int) -> None:
@@ -267,11 +267,11 @@ class Replay:
     def evicted(self, pages: Int32) -> None:
         """It is in the record."""
 
-    def reserved(self, file: KVFile, n: int) -> None:  # noqa: ARG002
+    def reserved(self, file: int, n: int) -> None:  # noqa: ARG002
         """It is in the record."""
         self._heard(r.RESERVED, file)
 
-    def unreserved(self, file: KVFile) -> None:
+    def unreserved(self, file: int) -> None:
         """It is in the record."""
         self._heard(r.UNRESERVED, file)
 

@@ -15,8 +15,9 @@ from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.snapshot import Kept
 from symphony_kernel.kvfs import file, filesystem, quotas, storage, tenants
 from symphony_kernel.kvfs import names as naming
+from symphony_kernel.kvfs.durable.names import Change, Load, Saving
 from symphony_kernel.kvfs.lineage import book, origins, spans
-from symphony_kernel.kvfs.name_tree import NameTree
+from symphony_kernel.kvfs.name_tree import Name, NameTree
 from symphony_kernel.kvfs.pages import pool, prefix_cache
 from symphony_kernel.kvfs.tiers import advice
 from symphony_kernel.processes.handles import Handle, HandleTable
@@ -26,6 +27,7 @@ from symphony_kernel.protocol.generate_options import GENERATE_DEFAULT, Generate
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
 from symphony_kernel.request import Work
 from symphony_kernel.syscalls.dispatch import HeldCalls
+from symphony_kernel.syscalls.file_requests import KvRequests
 from symphony_kernel.syscalls.grammar import ConstraintCalls, Waiting
 from symphony_kernel.syscalls.pending import Call, Generation, Pred, Turn, Turns
 from symphony_kernel.syscalls.run_ahead import RunAhead
@@ -92,13 +94,15 @@ SINGLE: Final = (
     Kept(Seeds),
     Kept(ConstraintCalls, _as(None, *ConstraintCalls.OWN)),
     Kept(HeldCalls, _as(None, *HeldCalls.OWN)),
+    Kept(Saving, _as(None, *Saving.OWN)),
+    Kept(KvRequests, _as(None, *KvRequests.OWN)),
 )  # fmt: skip
 
 MANY: Final = (
     Kept(tenants.Tenant),
     Kept(tenants.TenantLimits),
     Kept(NameTree),
-    Kept(naming.Name),
+    Kept(Name),
     Kept(naming.Expiries),
     Kept(quotas.Account, {**_as(0, "absent", "host", "disk"), "hits": dict}),
     Kept(pool.NumberStack),
@@ -131,6 +135,8 @@ MANY: Final = (
     Kept(Pred),
     Kept(Generation, _as(b"", "untold")),
     Kept(Waiting),
+    Kept(Change),
+    Kept(Load),
     Kept(Constraint, _as(None, "grammar")),
     Kept(
         Guide,

@@ -13,9 +13,10 @@ a guest says: syscalls have done that, and what is wrong here is a bug of ours.
 is between the two, no other operation touches the file (see `file_queue`).
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
 from mypy_extensions import mypyc_attr
@@ -25,6 +26,7 @@ from symphony_kernel.kvfs.lineage.book import Verdict
 from symphony_kernel.kvfs.lineage.origins import Origins
 from symphony_kernel.kvfs.lineage.planning import Step, plan
 from symphony_kernel.kvfs.lineage.spans import Trail, is_branch, is_run, planted_trail
+from symphony_kernel.kvfs.name_tree import Name
 from symphony_kernel.kvfs.pages.block_table import (
     OFFSETS,
     alike_pages,
@@ -40,10 +42,6 @@ from symphony_kernel.kvfs.tiers.advice import NO_ADVICE
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
-
-if TYPE_CHECKING:
-    from symphony_kernel.kvfs.file_queue import FileQueue
-    from symphony_kernel.kvfs.names import Name
 
 _STALE: Final = -1  # of `_moved`: the frames must be looked up
 _NO_PAGES: Int32 = np.empty(0, np.int32)
@@ -85,7 +83,7 @@ class KVFile:
         self.path = ""  # the name it was opened from or last saved under
         self.name: Name | None = None  # of one that stands in the tree of names
         self.expires_ms = 0  # Unix time; what it is saved under ends then; 0: never
-        self.queue: FileQueue | None = None
+        self.queue: OrderedDict[Any, None] | None = None  # a `FileQueue`, which knows files
         self.computed_at = 0.0  # the scheduler's: when its last pred ended
         self.root = 0  # the LIP whose pred was the last to be admitted
         self.advice = NO_ADVICE
@@ -137,7 +135,7 @@ class KVFile:
         if outgrows:
             self.tie()
         if self._storage.witness is not None:
-            self._storage.witness.reserved(self, n)
+            self._storage.witness.reserved(self.number, n)
 
     def use_spare(self, frame: int, owner: object) -> bool:
         """Have the page that was reserved last lie in a spare frame of `owner`; return whether."""
@@ -226,7 +224,7 @@ class KVFile:
         if count < self._count:
             self._shrink(count)
             if self._storage.witness is not None:
-                self._storage.witness.unreserved(self)
+                self._storage.witness.unreserved(self.number)
 
     # -- What it holds --------------------------------------------------------------------------
     @property

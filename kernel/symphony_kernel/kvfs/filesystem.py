@@ -15,8 +15,8 @@ from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.lineage.book import LineageBook, LineageStatistics
 from symphony_kernel.kvfs.lineage.spans import Trail
 from symphony_kernel.kvfs.loading import fill
-from symphony_kernel.kvfs.name_tree import PUBLIC, is_public
-from symphony_kernel.kvfs.names import Expiries, Name, NamedFile, describe, split_public
+from symphony_kernel.kvfs.name_tree import PUBLIC, Name, is_public
+from symphony_kernel.kvfs.names import Expiries, NamedFile, describe, split_public
 from symphony_kernel.kvfs.observer import Witness
 from symphony_kernel.kvfs.pages.pool import PagePool, PoolStatistics
 from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, PrefixCacheStatistics

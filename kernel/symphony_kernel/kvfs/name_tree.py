@@ -7,6 +7,7 @@ tenant's own name.
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from mypy_extensions import mypyc_attr
@@ -17,6 +18,21 @@ from symphony_kernel.protocol.limits import PATH_BYTES_MAX
 PUBLIC = "public"
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Name:
+    """What one tenant's path says of its file.
+
+    A file that is not `loaded` lies on disk only: `entries` long, `size` bytes, and its KVFile is
+    empty until somebody opens it.
+    """
+
+    durable: bool = False
+    public: bool = False
+    size: int = 0  # bytes on disk
+    entries: int = 0
+    loaded: bool = True
 
 
 def parse_path(path: str | bytes) -> str:

@@ -1,7 +1,6 @@
 """What a name is besides the file that has it: listed, shared, kept on disk, for how long."""
 
 import heapq
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
@@ -11,21 +10,6 @@ from symphony_kernel.kvfs.name_tree import PUBLIC
 from symphony_kernel.kvfs.pages.pool import page_count
 
 _STALE_MAX: Final = 64  # moments that hold no more, besides as many as do
-
-
-@dataclass(slots=True)
-class Name:
-    """What one tenant's path says of its file.
-
-    A file that is not `loaded` lies on disk only: `entries` long, `size` bytes, and its KVFile is
-    empty until somebody opens it.
-    """
-
-    durable: bool = False
-    public: bool = False
-    size: int = 0  # bytes on disk
-    entries: int = 0
-    loaded: bool = True
 
 
 class NamedFile(NamedTuple):

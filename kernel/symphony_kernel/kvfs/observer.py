@@ -5,13 +5,10 @@ clock's: when a step takes its pages and gives them back, what the prefix cache 
 frames, and which allocation finds none.
 """
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.protocol.errno import Errno
-
-if TYPE_CHECKING:
-    from symphony_kernel.kvfs.file import KVFile
 
 
 class Witness(Protocol):
@@ -30,11 +27,11 @@ class Witness(Protocol):
     def evicted(self, pages: Int32) -> None:
         """The prefix cache gave up these pages ([n]), in this order, so that others find room."""
 
-    def reserved(self, file: "KVFile", n: int) -> None:
-        """A step took pages for n entries more of a file."""
+    def reserved(self, file: int, n: int) -> None:
+        """A step took pages for n entries more of the file with this number."""
 
-    def unreserved(self, file: "KVFile") -> None:
-        """A file gave back the pages behind its entries."""
+    def unreserved(self, file: int) -> None:
+        """The file with this number gave back the pages behind its entries."""
 
     def lost(self, pages: Int32) -> None:
         """What lay in these pages ([n]) is wrong: their files answer EIO."""

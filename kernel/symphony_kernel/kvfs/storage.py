@@ -1,7 +1,7 @@
 """What all files share: the pool and the tiers below it, who pays, and what the executor owes."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from symphony_kernel.kvfs.observer import Witness
 from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache
 from symphony_kernel.kvfs.quotas import Account, Ledger
-from symphony_kernel.kvfs.tiers.disk_tier import spare_slots
+from symphony_kernel.kvfs.tiers.base import spare_slots
 from symphony_kernel.kvfs.tiers.page_transfers import Moves
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -21,27 +21,31 @@ from symphony_kernel.protocol.limits import (
     TIED_DEVICE_SHARE,
 )
 
-if TYPE_CHECKING:
-    from symphony_kernel.kvfs.file import KVFile
+
+class Holder(Protocol):
+    """A file, as far as what all files share knows of it."""
+
+    def take_pages(self) -> Int32:
+        """Return its pages ([n]), which it holds no more."""
 
 
 class Ranked(Protocol):
-    """What keeps an order over files with pages on the device (`ranking`)."""
+    """What keeps an order over files with pages on the device (`eviction_order`)."""
 
-    def add(self, file: "KVFile") -> None:
+    def add(self, file: Any) -> None:
         """A file has got pages on the device."""
 
-    def discard(self, file: "KVFile") -> None:
+    def discard(self, file: Any) -> None:
         """A file is gone."""
 
 
 class NobodyRanks:
     """No order: nothing is ever taken from a file."""
 
-    def add(self, file: "KVFile") -> None:
+    def add(self, file: Holder) -> None:
         """Do nothing."""
 
-    def discard(self, file: "KVFile") -> None:
+    def discard(self, file: Holder) -> None:
         """Do nothing."""
 
 
@@ -74,10 +78,10 @@ class Storage:
         self.relief: Callable[..., bool] = lambda _frames, *_keep: False
         self.ranking: Ranked = NobodyRanks()
         # Hears of a file whose entries change otherwise than by a pred, or that is gone.
-        self.edited: Callable[[KVFile], None] = lambda _file: None
+        self.edited: Callable[[Any], None] = lambda _file: None
 
     def allocate(
-        self, account: Account, n: int, keep: tuple["KVFile", ...] = (), tied: int = 0
+        self, account: Account, n: int, keep: tuple[Holder, ...] = (), tied: int = 0
     ) -> Int32:
         """Return n pages charged to `account`, for a step; SyscallError ENOMEM or EDQUOT.
 
@@ -98,7 +102,7 @@ class Storage:
         self,
         account: Account,
         n: int,
-        keep: tuple["KVFile", ...],
+        keep: tuple[Holder, ...],
         bare: bool | None,
         allowed: Callable[[], None] = lambda: None,
     ) -> Int32:
@@ -147,7 +151,7 @@ class Storage:
         self.usable = frames - (self.ledger.tied_room - host)
 
     def _make_room(
-        self, account: Account, n: int, keep: tuple["KVFile", ...], bare: bool | None = False
+        self, account: Account, n: int, keep: tuple[Holder, ...], bare: bool | None = False
     ) -> None:
         self.ledger.allow(account, n)
         self.leave_some(account, n)  # before anybody's offered prefixes go for nothing
@@ -176,7 +180,7 @@ class Storage:
             name = account.root.name
             raise SyscallError(Errno.ENOMEM, f"{name} would hold {held} pages, {unused} were left")
 
-    def recall(self, pages: Int32, keep: tuple["KVFile", ...]) -> bool:
+    def recall(self, pages: Int32, keep: tuple[Holder, ...]) -> bool:
         """Bring pages ([n]) back from the host as far as idle files make room; whether all came."""
         pool = self.pool
         absent = pages[pool.is_absent(pages)]
@@ -211,7 +215,7 @@ class Storage:
         self.pool.retain(pages)
         self.ledger.move(idle, account)
 
-    def clear(self, files: Sequence["KVFile"]) -> None:
+    def clear(self, files: Sequence[Holder]) -> None:
         """Let go of all pages of dead files, many at once: a program may end with thousands."""
         if len(files) == 1:
             self.release(files[0].take_pages())

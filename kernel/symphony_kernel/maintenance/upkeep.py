@@ -66,7 +66,7 @@ class Upkeep:
     async def open(self) -> None:
         """Open the disk tier, learn what moves cost here, and audit from now on."""
         try:
-            open_disk(self._kvfs, self._executor, self._places)
+            open_disk(self._kvfs.tiers, self._executor, self._places)
         except OSError as error:
             _log.error("there is no disk tier: %s", error)
         if self._places.host_slots:

@@ -17,51 +17,15 @@ ended meanwhile is dropped with what was computed for it.
 """
 
 from collections.abc import Callable, Container, Iterable
-from typing import Protocol, TypeAlias
 
-from symphony_kernel.executor.base import Batch, Int32, Results, Row
+from symphony_kernel.executor.base import Batch, Results, Row
 from symphony_kernel.executor.chained_batch import BLANK, Follow
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import DRAFTS_MAX
 from symphony_kernel.request import Work
 from symphony_kernel.scheduler.batcher import ONLY, Batcher, Part, Step
-from symphony_kernel.scheduler.prediction import Guess, Guesses, others_wait
-
-
-class Course(Protocol):
-    """How a work goes on that is submitted again as soon as it has ended: a generation's."""
-
-    @property
-    def stop(self) -> Container[int]:
-        """Tokens behind which it does not."""
-
-    def goes_on(self, steps: int) -> bool:
-        """Whether it will surely go on after `steps` more tokens, but for those of `stop`."""
-
-    def position(self, entry: int) -> Int32:
-        """Return the position ([1]) of its file's entry with that number."""
-
-
-Head: TypeAlias = Work | Guess  # whose row it is
-
-
-class Draft:
-    """A step that may be; `heads[i]` has row i of the batch."""
-
-    __slots__ = ("alive", "batch", "follow", "heads", "step")
-
-    def __init__(self, heads: list[Head], batch: Batch, follow: Follow) -> None:
-        self.heads = heads
-        self.batch = batch
-        self.follow = follow
-        self.alive = list(range(len(heads)))  # rows behind rows computed for their works
-        self.step: Step | None = None  # what it has become
-
-    @property
-    def guesses(self) -> list[tuple[int, Guess]]:
-        """Its rows that are guesses'."""
-        return [(row, head) for row, head in enumerate(self.heads) if isinstance(head, Guess)]
+from symphony_kernel.scheduler.prediction import Draft, Guess, Guesses, Head, others_wait
 
 
 class Drafts:

@@ -21,12 +21,12 @@ little where guessing has paid for its tenant's last ones, and with debts where 
 
 from collections.abc import Container
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 
-from symphony_kernel.executor.base import Executor, Int32, Row
-from symphony_kernel.executor.chained_batch import BLANK
+from symphony_kernel.executor.base import Batch, Executor, Int32, Row
+from symphony_kernel.executor.chained_batch import BLANK, Follow
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.pool import PagePool
@@ -34,10 +34,7 @@ from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import FILE_ENTRIES_MAX, PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
 from symphony_kernel.request import Work
-from symphony_kernel.scheduler.batcher import ONLY
-
-if TYPE_CHECKING:
-    from symphony_kernel.scheduler.lookahead import Draft
+from symphony_kernel.scheduler.batcher import ONLY, Step
 
 _BLANK: Final = BLANK  # a constant of this module's is found at once
 _BEST_FIRST: Final = (Get.ARGMAX, Get.SAMPLE, Get.TOP)  # results that begin with a token
@@ -77,6 +74,27 @@ class Guess:
         self.work: Work | None = None  # that has claimed it
         self.result: bytes | SyscallError | None = None  # while nobody has claimed it
         self.dropped = False
+
+
+Head: TypeAlias = Work | Guess  # whose row it is
+
+
+class Draft:
+    """A step that may be; `heads[i]` has row i of the batch."""
+
+    __slots__ = ("alive", "batch", "follow", "heads", "step")
+
+    def __init__(self, heads: list[Head], batch: Batch, follow: Follow) -> None:
+        self.heads = heads
+        self.batch = batch
+        self.follow = follow
+        self.alive = list(range(len(heads)))  # rows behind rows computed for their works
+        self.step: Step | None = None  # what it has become
+
+    @property
+    def guesses(self) -> list[tuple[int, Guess]]:
+        """Its rows that are guesses'."""
+        return [(row, head) for row, head in enumerate(self.heads) if isinstance(head, Guess)]
 
 
 @dataclass(slots=True, eq=False)

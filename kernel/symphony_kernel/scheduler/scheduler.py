@@ -29,9 +29,9 @@ from symphony_kernel.request import Work
 from symphony_kernel.scheduler.admission import Pager
 from symphony_kernel.scheduler.anticipation import Answers
 from symphony_kernel.scheduler.batcher import Batcher, Part, Step, StepLimits, add_result
-from symphony_kernel.scheduler.lookahead import Draft, Drafts
+from symphony_kernel.scheduler.lookahead import Drafts
 from symphony_kernel.scheduler.metrics import Figures
-from symphony_kernel.scheduler.prediction import Guess, Guesses
+from symphony_kernel.scheduler.prediction import Draft, Guess, Guesses
 from symphony_kernel.scheduler.trace import Emit, Traces
 
 _STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it

@@ -24,7 +24,7 @@ from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import DEVICE_PAUSE_MS_MAX
 from symphony_kernel.scheduler.batcher import Step
-from symphony_kernel.scheduler.lookahead import Draft
+from symphony_kernel.scheduler.prediction import Draft
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)

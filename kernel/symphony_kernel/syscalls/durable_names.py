@@ -7,16 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from symphony_kernel.executor.base import Executor, Int32, KVArray
-from symphony_kernel.journal.snapshot import Kept
 from symphony_kernel.kvfs.durable.directory import Directory
 from symphony_kernel.kvfs.durable.disk_io import DiskWork
 from symphony_kernel.kvfs.durable.format import Identity, layout_of
-from symphony_kernel.kvfs.durable.names import Change, Load, Saving
+from symphony_kernel.kvfs.durable.names import Saving
 from symphony_kernel.kvfs.durable.transfers import Transfers
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
@@ -249,12 +248,3 @@ def _largest_file(executor: Executor) -> int:
     entries = executor.model.max_context
     kv = page_count(entries) * executor.layout.page_bytes
     return kv + 8 * entries + KV_LINEAGE_BYTES_MAX + KV_HEADER_BYTES_MAX
-
-
-# What of it the journal keeps: of what there is once only these fields are filled in.
-KEPT: Final = (
-    Kept(Change),
-    Kept(Load),
-    Kept(Saving, dict.fromkeys(Saving.OWN, lambda: None)),
-    Kept(KvRequests, dict.fromkeys(KvRequests.OWN, lambda: None)),
-)

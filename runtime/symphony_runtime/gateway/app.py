@@ -27,6 +27,7 @@ from symphony_runtime.gateway.admission.memory import Memory
 from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, Rates
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.cluster.recovery import fail_live_runs
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
@@ -50,7 +51,7 @@ from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
 from symphony_runtime.gateway.runs.cpu_reporting import Costs
-from symphony_runtime.gateway.runs.record import next_boot, now_ms
+from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.runs.retention import Bounds, Retention
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.changes import Peers, gateway_name

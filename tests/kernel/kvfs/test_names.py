@@ -3,7 +3,8 @@
 import pytest
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.names import Expiries, Name
+from symphony_kernel.kvfs.name_tree import Name
+from symphony_kernel.kvfs.names import Expiries
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from tests.support.kernel.page_device import extend, make_account, make_kvfs

@@ -32,8 +32,7 @@ from symphony_kernel.kvfs.durable.format import KV, Content, Label
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.packing import LineageError, pack, unpack
-from symphony_kernel.kvfs.name_tree import is_public
-from symphony_kernel.kvfs.names import Name
+from symphony_kernel.kvfs.name_tree import Name, is_public
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_DISK_CALLS_MAX
 

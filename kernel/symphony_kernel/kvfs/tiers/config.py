@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from symphony_kernel.protocol.limits import (
     TOKENS_PAGES_A_FRAME,
     TOKENS_PAGES_MAX,
 )
-
-if TYPE_CHECKING:
-    from symphony_kernel.kvfs.filesystem import KVFS
 
 _log = logging.getLogger(__name__)
 _PROBE_PAGES = 16
@@ -112,14 +108,14 @@ def available_memory() -> int:
     return half if found is None else found
 
 
-def open_disk(kvfs: "KVFS", executor: Executor, places: Places) -> None:
+def open_disk(tiers: Tiers, executor: Executor, places: Places) -> None:
     """Open the disk tier, where there is one; an OSError where that cannot be."""
     if places.disk_slots:
         assert places.disk_directory is not None
         slot_bytes = len(executor.host_page(0))
         reserve = places.reserve_bytes
         spill = Spill(places.disk_directory, places.disk_slots, slot_bytes, reserve_bytes=reserve)
-        kvfs.tiers.spilling = DiskTier(kvfs.tiers, spill, executor.host_page)
+        tiers.spilling = DiskTier(tiers, spill, executor.host_page)
 
 
 async def measure_moves(tiers: Tiers, executor: Executor) -> None:

@@ -1,6 +1,6 @@
-"""What stands below the host tier: nothing, or the disk tier.
+"""The disk tier: pages below the host tier, in a file.
 
-The disk tier writes behind: while few host slots are free it copies the pages that have lain on the
+It writes behind: while few host slots are free it copies the pages that have lain on the
 host for longest to disk, so that their slots can be given up at once when room is wanted. A few
 slots are kept for reading (`spare`), so that a page on disk can always come back. It writes nothing
 while the disk has no more free than its reserve, and for no tenant more than its `disk_bytes`, or
@@ -15,122 +15,26 @@ import errno
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.device_queue import Outcome
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack
+from symphony_kernel.kvfs.tiers.base import FREE_SHARE, spare_slots
 from symphony_kernel.kvfs.tiers.disk_file import PIECES_MAX, Spill
+from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import KernelBug
-
-if TYPE_CHECKING:
-    from symphony_kernel.kvfs.tiers.tiers import Tiers
 
 _log = logging.getLogger(__name__)
 _GONE: Final = -1  # in place of a page that was freed or written while a thread had its slot
-_SPARE_MAX: Final = 8  # host slots kept for reading
-_FREE_SHARE: Final = 8  # while only one in so many host slots is free, pages are written
-
-
-def spare_slots(slots: int) -> int:
-    """Return how many of so many host slots are kept for reading, where there is a disk tier."""
-    return min(_SPARE_MAX, (slots + _FREE_SHARE - 1) // _FREE_SHARE)
-
-
-class Spilling(Protocol):
-    """What `Tiers` asks of the tier below the host. All of it runs on the event loop."""
-
-    slots: int
-    written: int  # pages, since the start
-    arrivals: int  # pages read, since the start
-    spare: int  # free host slots that are kept for reading
-
-    @property
-    def used(self) -> int:
-        """Slots in use."""
-
-    @property
-    def waiting(self) -> bool:
-        """Whether `balance` may have something to do that nothing else will tell of."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is being read or written: there may be room then, or a page."""
-
-    def saved(self, pages: Int32) -> None:
-        """Pages ([n]) have left the device, and are on the host."""
-
-    def balance(self) -> None:
-        """Begin the reads and writes for which there is reason and room."""
-
-    def make_room(self, n: int) -> None:
-        """Free up to n host slots of pages that are on disk, too."""
-
-    def read(self, pages: Int32) -> None:
-        """Bring pages ([n]) from disk to the host when there is room, and say `Tiers.read`."""
-
-    def drop(self, pages: Int32) -> None:
-        """Forget pages ([n]) that are on disk."""
-
-    def released(self, slots: Int32) -> Int32:
-        """Pages have left these host slots ([n]); return those that are free now."""
-
-    def held_slots(self) -> Int32:
-        """Return the host slots that belong to no page and are not free."""
-
-    def check_integrity(self) -> None:
-        """Compare slots with pages; KernelBug."""
-
-    def close(self) -> None:
-        """Wait for what is under way."""
-
-
-class NoDisk:
-    """Nothing below the host."""
-
-    def __init__(self) -> None:
-        self.slots = self.used = self.written = self.arrivals = self.spare = 0
-        self.waiting = self.busy = False
-
-    def saved(self, pages: Int32) -> None:
-        """Nothing is written."""
-
-    def balance(self) -> None:
-        """Nothing is to be done."""
-
-    def make_room(self, n: int) -> None:
-        """No page is anywhere else."""
-
-    def read(self, pages: Int32) -> None:
-        """No page is on disk."""
-        raise KernelBug(f"{len(pages)} pages are to be read from a disk that there is not")
-
-    def drop(self, pages: Int32) -> None:
-        """No page is on disk."""
-
-    def released(self, slots: Int32) -> Int32:
-        """All of them are free."""
-        return slots
-
-    def held_slots(self) -> Int32:
-        """None are."""
-        return np.empty(0, np.int32)
-
-    def check_integrity(self) -> None:
-        """Nothing can be wrong."""
-
-    def close(self) -> None:
-        """Nothing is under way."""
 
 
 class DiskTier:
     """The disk below `tiers`; `host_page` names the bytes of a host slot."""
 
-    def __init__(
-        self, tiers: "Tiers", spill: Spill, host_page: Callable[[int], memoryview]
-    ) -> None:
+    def __init__(self, tiers: Tiers, spill: Spill, host_page: Callable[[int], memoryview]) -> None:
         assert tiers.slots, "the disk tier reads and writes by way of host slots"
         self._tiers = tiers
         self._spill = spill
@@ -139,7 +43,7 @@ class DiskTier:
         self._free = NumberStack(spill.slots)
         self.written = self.arrivals = 0
         self.spare = spare_slots(tiers.slots)
-        self._free_wanted = self.spare + (tiers.slots + _FREE_SHARE - 1) // _FREE_SHARE
+        self._free_wanted = self.spare + (tiers.slots + FREE_SHARE - 1) // FREE_SHARE
         self._order: deque[int] = deque()  # pages that came to the host, the oldest first
         self._clean: deque[int] = deque()  # pages that were written, and were on the host then
         self._back: deque[int] = deque()  # pages that were read: their disk slots go first

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from symphony_kernel.executor.base import Batch, Int32
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Account, Ledger, TierCounts
-from symphony_kernel.kvfs.tiers.disk_tier import NoDisk, Spilling
+from symphony_kernel.kvfs.tiers.base import NoDisk, Spilling
 from symphony_kernel.kvfs.tiers.metrics import MoveCost, TierStatistics
 from symphony_kernel.kvfs.tiers.page_transfers import Moves, Note
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 from symphony_kernel.protocol.limits import KEY_GRACE_MS_MAX, SMALL_BODY_BYTES_MAX
 
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import bad_request
 from symphony_runtime.gateway.http.context import (
     answer,
@@ -19,7 +20,6 @@ from symphony_runtime.gateway.http.context import (
     read_json,
     services,
 )
-from symphony_runtime.gateway.runs.record import now_ms
 from symphony_runtime.gateway.runs.usage import COLUMNS, Chosen, usage_page
 from symphony_runtime.gateway.tenancy import audit, deletion
 from symphony_runtime.gateway.tenancy.administration import WORDS

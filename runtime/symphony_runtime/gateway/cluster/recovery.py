@@ -6,8 +6,9 @@ put together, and then each run ends as failed. A reader goes on behind the last
 
 from typing import Any
 
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.runs.events.stream import last_event, pack_final
-from symphony_runtime.gateway.runs.record import finish_run, live_records, merge_usage, now_ms
+from symphony_runtime.gateway.runs.record import finish_run, live_records, merge_usage
 from symphony_runtime.gateway.storage.database import Connection
 
 Left = dict[int, dict[int, tuple[str, Any]]]  # as `read_tail` returns it

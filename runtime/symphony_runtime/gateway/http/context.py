@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from symphony_kernel.protocol.limits import (
@@ -38,9 +38,7 @@ from symphony_runtime.gateway.storage.data_directory import DataDirectory
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.administration import Administration
 from symphony_runtime.gateway.tenancy.authentication import Keys
-
-if TYPE_CHECKING:
-    from symphony_runtime.gateway.tenancy.deletion import Forgetting
+from symphony_runtime.gateway.tenancy.deletion import Forgetting
 
 T = TypeVar("T")
 _IN_THREAD_BYTES = 64 << 10  # larger JSON would delay all other requests
@@ -109,7 +107,7 @@ class Services:
     idempotency: Idempotency
     vault: Vault
     retention: Retention
-    forgetting: "Forgetting"
+    forgetting: Forgetting
     costs: Costs
     data_directory: DataDirectory
     bodies: Bodies = field(default_factory=Bodies)

@@ -6,12 +6,10 @@ admitted -> started -> first message -> ended
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from symphony_kernel.protocol.histogram import FIRST_TOKEN_SECONDS, RUN_SECONDS, Histogram
 from symphony_kernel.protocol.limit_table import RUN_LIMITS, WORKER_TENANT_LIMITS, limit_of
-
-from symphony_runtime.gateway.runs.record import FINAL, Record
 
 # A killed run's reason in words begins with the first, or holds it; the second names it in a label.
 # What a worker says is not believed: whatever it is, it becomes one of these.
@@ -33,6 +31,15 @@ _WORKERS_LIMITS = (*(limit.name for limit in RUN_LIMITS), *WORKER_TENANT_LIMITS)
 _HITS_MAX = 1 << 48  # of one run: more is no count
 _TENANTS_MAX = 500  # with a count of their own; whoever comes later is counted among the others
 OTHERS = "(others)"  # no tenant is called so: names have no parentheses
+
+
+class EndedRun(Protocol):
+    """What is counted of a run that has ended."""
+
+    tenant: str
+    status: str
+    reason: str
+    usage: dict[str, int] | None
 
 
 @dataclass(slots=True)
@@ -92,10 +99,9 @@ class RunFigures:
         """A run has sent its first message, so long after it was admitted."""
         self.first_message_seconds.add(seconds)
 
-    def ended(self, record: Record, seconds: float) -> None:
+    def ended(self, record: EndedRun, seconds: float) -> None:
         """A run has ended, and its readers have been told, so long after it was admitted."""
         figures = self.of(record.tenant)
-        assert record.status in FINAL, record.status
         figures.ended[record.status] += 1
         if record.status == "killed":
             figures.killed[kind_of(record.reason)] += 1

@@ -8,9 +8,8 @@ import asyncio
 from importlib import resources
 
 from symphony_runtime.gateway.errors import Problem
-from symphony_runtime.gateway.programs.store import Program, Programs
+from symphony_runtime.gateway.programs.store import OWNER, Program, Programs
 
-OWNER = "~server"
 NAME = "openai"
 _FILE = "openai.wasm"
 

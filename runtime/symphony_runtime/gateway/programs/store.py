@@ -38,11 +38,11 @@ from symphony_runtime.compiler.compiler import (
     limit_of_problem,
 )
 from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found, too_large
 from symphony_runtime.gateway.metrics.counters import RunFigures
 from symphony_runtime.gateway.programs.files import ProgramFiles
 from symphony_runtime.gateway.programs.usage import Uses
-from symphony_runtime.gateway.runs.record import now_ms
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection, Row
 from symphony_runtime.gateway.storage.deletion_steps import delete_in_steps, delete_some
@@ -50,6 +50,7 @@ from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 from symphony_runtime.gateway.storage.store import Store
 
 _log = logging.getLogger(__name__)
+OWNER = "~server"  # of the programs that ship with the server: no tenant is called so
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _CACHE_BYTES_MAX = 64 << 20  # of artefacts in memory
 _KNOWN_MAX = 4_096  # programs whose rows are kept in memory

@@ -18,7 +18,7 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 
 from symphony_runtime.gateway.links.links import KernelLink, Worker, WorkerEvents
-from symphony_runtime.gateway.openai.shipped import OWNER
+from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.storage.crash_log import Entry
 from symphony_runtime.gateway.storage.store import Store

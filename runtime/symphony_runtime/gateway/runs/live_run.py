@@ -12,13 +12,14 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import CREDIT_BYTES_MIN, LOG_LINE_BYTES, TENANT_TRACED_RUNS_MAX
 
 from symphony_runtime.gateway.admission.pace import Pace, retry_after
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
 from symphony_runtime.gateway.runs.events.stream import Journal
 from symphony_runtime.gateway.runs.events.unsaved import Listener, Tape
-from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest, now_ms
+from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.trace import RunTrace
 from symphony_runtime.gateway.runs.usage import Ledger
 from symphony_runtime.gateway.storage.database import StorageError

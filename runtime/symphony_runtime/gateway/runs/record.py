@@ -2,7 +2,6 @@
 
 import base64
 import json
-import time
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ from symphony_kernel.protocol.limit_table import limit_of, run_defaults
 from symphony_kernel.protocol.limits import NAME_BYTES_MAX, RUN_INPUT_BYTES_MAX, RUN_PRIORITY_MAX
 
 from symphony_runtime.config.limits import LimitRefusedError, TenantLimits
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, bad_request, too_large
 from symphony_runtime.gateway.runs.events.stream import insert_events
 from symphony_runtime.gateway.runs.usage import add_usage
@@ -140,11 +140,6 @@ def merge_usage(worker: dict[str, Any], kernel: dict[str, int]) -> dict[str, int
     """Return a run's usage, every key present."""
     known = {**worker, **kernel}
     return {key: int(known.get(key, 0)) for key in USAGE_KEYS}
-
-
-def now_ms() -> int:
-    """Return the milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def _json(value: Any) -> str:

@@ -20,6 +20,7 @@ from symphony_kernel.protocol.errno import SyscallError
 
 from symphony_runtime.config.limits import Limits
 from symphony_runtime.gateway.admission.admission import Admission
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.config import GatewayConfig
 from symphony_runtime.gateway.egress.calls import Outside
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
@@ -57,7 +58,6 @@ from symphony_runtime.gateway.runs.record import (
     insert_run,
     list_runs,
     merge_usage,
-    now_ms,
     take_back_run,
 )
 from symphony_runtime.gateway.runs.retention import Retention

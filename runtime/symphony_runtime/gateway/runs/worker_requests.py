@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
@@ -15,12 +15,10 @@ from symphony_runtime.gateway.egress.calls import Outside
 from symphony_runtime.gateway.egress.metrics import KINDS
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.links.links import KernelAwayError, Worker
+from symphony_runtime.gateway.metrics.counters import RunFigures
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.channels import Channels, Waiter
-
-if TYPE_CHECKING:
-    from symphony_runtime.gateway.runs.live_run import Run
-    from symphony_runtime.gateway.runs.service import Runs
+from symphony_runtime.gateway.runs.live_run import Run
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +31,43 @@ class _Pending:
         self.drop = drop
 
 
+class Runs(Protocol):
+    """What is asked of the live runs (`service`)."""
+
+    @property
+    def figures(self) -> RunFigures:
+        """What is counted of runs."""
+
+    def run_of(self, worker: Worker, instance: Any) -> Run | None:
+        """Return the run of a live instance, if it is this worker's."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run something beside everything else; its failure is logged."""
+
+    def new_instance(self) -> int:
+        """Return an instance id that was never used."""
+
+    async def module_for(self, worker: Worker, program: Program) -> bytes | None:
+        """Return the artefact that a worker lacks, or None if it has it; the program is used."""
+
+    def send_module(self, worker: Worker, program: Program, artefact: bytes | None) -> None:
+        """Give a worker an artefact, unless it has got it meanwhile."""
+
+    async def register(self, run: Run, instance: int, parent: int, stage: int) -> None:
+        """Let an instance of a run call the kernel; KernelAwayError, SyscallError."""
+
+    def add_child(self, run: Run, instance: int, program: Program) -> None:
+        """A child of a run has been registered."""
+
+    def forget_child(self, run: Run, instance: int) -> None:
+        """A child could not be registered."""
+
+
 class Asks:
     """Answers every `Ask` of every worker, once, unless it is taken back."""
 
     def __init__(
-        self, runs: "Runs", programs: Programs, channels: Channels, outside: Outside
+        self, runs: Runs, programs: Programs, channels: Channels, outside: Outside
     ) -> None:
         self._runs = runs
         self._programs = programs
@@ -117,7 +147,7 @@ class Asks:
             pending = _Pending(args["instance"], drop)
             self._pending.setdefault(worker, {})[message.seq] = pending
 
-    def _count_channel(self, run: "Run", name: str) -> None:
+    def _count_channel(self, run: Run, name: str) -> None:
         """Count a name of a channel that a run uses; LimitError when it is one too many."""
         if name not in run.channels:
             if len(run.channels) >= (most := run.record.limits["channels"]):
@@ -139,7 +169,7 @@ class Asks:
         pending = _Pending(instance, task.cancel)
         self._pending.setdefault(worker, {})[message.seq] = pending
 
-    async def _make_outside(self, worker: Worker, message: m.Ask, run: "Run", request: Any) -> None:
+    async def _make_outside(self, worker: Worker, message: m.Ask, run: Run, request: Any) -> None:
         began, errno = time.monotonic(), 0
         seq, what = message.seq, message.what
         try:
@@ -203,7 +233,7 @@ class Asks:
             "entries": list(program.manifest.entries),
         }
 
-    async def _child_program(self, run: "Run", parent: int, wanted: Any) -> Program:
+    async def _child_program(self, run: Run, parent: int, wanted: Any) -> Program:
         if wanted is None:
             return run.instances.get(parent, run.program)
         found = None

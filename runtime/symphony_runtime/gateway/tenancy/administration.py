@@ -18,12 +18,12 @@ from typing import Protocol
 from aiohttp import web
 from symphony_kernel.protocol.errno import SyscallError
 
+from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import not_found
 from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.runs.live_run import Run
-from symphony_runtime.gateway.runs.record import now_ms
 from symphony_runtime.gateway.runs.usage import Ledger
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.active_requests import Visits

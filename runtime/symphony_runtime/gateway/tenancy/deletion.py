@@ -15,16 +15,22 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from functools import partial
+from typing import Protocol
 
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from symphony_runtime.gateway.cluster.members import Members
+from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import Problem, unavailable
-from symphony_runtime.gateway.http.context import Services
+from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelAwayError
+from symphony_runtime.gateway.programs.store import Programs
+from symphony_runtime.gateway.runs.channels import Channels
+from symphony_runtime.gateway.runs.retention import Retention
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.deletion_steps import delete_in_steps, delete_some
+from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.administration import Administration
 from symphony_runtime.gateway.tenancy.tenants import Change, not_empty
 
@@ -34,6 +40,46 @@ _SECRET = "value", "hosts"  # its columns of any size
 _END_SECONDS_MAX = 10.0  # that a tenant's requests, and its runs elsewhere, get to end in
 _LOOK_SECONDS = 0.1  # between looks at what has to end
 _AGAIN_SECONDS = 1.0  # after a gateway could not forget
+
+
+class Services(Protocol):
+    """What has something of a tenant (`http.context.Services`)."""
+
+    @property
+    def administration(self) -> Administration:
+        """Keys, limits, requests under way."""
+
+    @property
+    def channels(self) -> Channels:
+        """Channels."""
+
+    @property
+    def connections(self) -> Connections:
+        """Clients."""
+
+    @property
+    def forgetting(self) -> "Forgetting":
+        """Deletions that go on."""
+
+    @property
+    def idempotency(self) -> Idempotency:
+        """Keys of requests."""
+
+    @property
+    def programs(self) -> Programs:
+        """Programs."""
+
+    @property
+    def retention(self) -> Retention:
+        """Ended runs."""
+
+    @property
+    def runs(self) -> Runs:
+        """Live runs."""
+
+    @property
+    def store(self) -> Store:
+        """The database."""
 
 
 async def delete_tenant(with_: Services, tenant: str, *, everything: bool) -> None:

@@ -13,8 +13,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from symphony_runtime.gateway.openai.shipped import OWNER
-from symphony_runtime.gateway.programs.store import Programs
+from symphony_runtime.gateway.programs.store import OWNER, Programs
 from symphony_runtime.gateway.programs.usage import DAY_MS
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.database import Connection

@@ -13,16 +13,12 @@ that are ready go first; its others get a slice for each slice's time of theirs.
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TURN_MS_MAX
 
-from symphony_runtime.worker.fairness.tenant_memory import TenantMemory
+from symphony_runtime.worker.fairness.tenant_memory import Resident, TenantMemory
 from symphony_runtime.worker.fairness.virtual_time_queue import Entry, VirtualTimeQueue
-
-if TYPE_CHECKING:
-    from symphony_runtime.worker.instance import Instance
-    from symphony_runtime.worker.text.pool import TextLine
 
 SLICE_NS = int(EPOCH_TICK_MS * 1_000_000)
 TURN_NS = int(TURN_MS_MAX * 1_000_000)
@@ -46,10 +42,10 @@ class Share(Entry):
         self.tenant = tenant
         self.live = 0  # instances
         self.memory = TenantMemory()
-        self.texts: TextLine | None = None  # its line in the text pool
+        self.texts: Entry | None = None  # its line in the text pool
         self.ahead_ns = 0  # what the ready ones had since one that computes had a slice
-        self.ready: deque[Instance] = deque()
-        self.computing: deque[Instance] = deque()
+        self.ready: deque[Any] = deque()  # instances, which know their run and so this
+        self.computing: deque[Any] = deque()
         # `listed` is always true of a sole tenant.
         self.rests = False  # has had its share of the processors: stays listed, and gets no turn
         # Processor time that the kernel has not been told of, and the run that it is told of.
@@ -108,7 +104,7 @@ class Turns:
             if self._living <= 1:
                 self._reset()
 
-    def begin(self, lip: "Instance") -> None:
+    def begin(self, lip: Resident) -> None:
         """Queue an instance that has not run yet: beside others behind its tenant's replies."""
         lip.queued = True
         share = lip.run.share
@@ -143,9 +139,7 @@ class Turns:
             return self.first() is not None
         return self.sole.waits()
 
-    def play(
-        self, work: Callable[["Instance"], int], flush: Callable[[], None], *, replies: bool
-    ) -> None:
+    def play(self, work: Callable[[Any], int], flush: Callable[[], None], *, replies: bool) -> None:
         """Let instances of several tenants run, in order, until a turn's time is over.
 
         `work` gives one its slice and returns the nanoseconds that it took. It is over with one

@@ -10,15 +10,26 @@ is bounded, and nothing of this is looked at but one word (`watched`).
 Tables are counted as if each were as large as it may become: a table's size cannot be asked for.
 """
 
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from symphony_kernel.protocol.limits import RUN_MEMORY_BYTES_MAX, TENANT_MEMORY_TOTAL_BYTES_MAX
 
-if TYPE_CHECKING:
-    from symphony_runtime.worker.instance import Instance
-
 NAME: Final = "memory_total_bytes"
 _NEARLY: Final = 1 << 20  # bytes: who has less room than this has reached the limit
+
+
+class Resident(Protocol):
+    """An instance, as far as fairness between tenants knows it."""
+
+    id: int
+    queued: bool
+    memory_bytes: int
+    run: Any  # its `Run`, whose share it is counted in
+    fiber: Any
+
+    @property
+    def parent(self) -> object | None:
+        """The instance that started it."""
 
 
 class TenantMemory:
@@ -51,7 +62,7 @@ class TenantMemory:
         """Whether an instance with such tables may begin."""
         return self.held + table_bytes <= self._most
 
-    def bound(self, lip: "Instance") -> None:
+    def bound(self, lip: Resident) -> None:
         """Let an instance's memory grow into what the others have left, and no further."""
         run, fiber = lip.run, lip.fiber
         room = min(run.memory_limit, max(self._most - self.held + lip.memory_bytes, 0))
@@ -67,7 +78,7 @@ class TenantMemory:
             " in this worker"
         )
 
-    def why_refused(self, lip: "Instance", words: str) -> str:
+    def why_refused(self, lip: Resident, words: str) -> str:
         """Return why an instance could not be made, which is the engine's answer in `words`."""
         if "table" in words:
             return f"table limit: {words}"
@@ -76,7 +87,7 @@ class TenantMemory:
         self.refuse(lip)
         return self.refusal()
 
-    def refuse(self, lip: "Instance") -> None:
+    def refuse(self, lip: Resident) -> None:
         """Count that it was refused: a run's end says so itself, a child's to nobody but us."""
         lip.run.hits.pop(NAME, None)
         if lip.parent is not None:

@@ -18,18 +18,16 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any
 
 from symphony_kernel.platform.malloc import trim
 from symphony_kernel.protocol.errno import Errno, LimitError
 
+from symphony_runtime.worker.fairness.run_queue import Share
 from symphony_runtime.worker.fairness.tenant_memory import NAME as MEMORY_TOTAL
+from symphony_runtime.worker.fairness.tenant_memory import Resident
 from symphony_runtime.worker.fairness.virtual_time_queue import Entry, VirtualTimeQueue
 from symphony_runtime.worker.text.tokenizer import PIECE_CHARS, Pieces
-
-if TYPE_CHECKING:
-    from symphony_runtime.worker.fairness.run_queue import Share
-    from symphony_runtime.worker.instance import Instance
 
 THREADS = 2  # more of them would leave the programs no processor
 SLICE_NS = 10_000_000
@@ -43,7 +41,7 @@ class TextWork:
     """One call's text. `size`: bytes that it counts for; `large`: its next piece is a large one."""
 
     order: int
-    lip: "Instance"
+    lip: Resident
     pieces: Pieces
     size: int
     on_done: OnDone
@@ -65,7 +63,7 @@ class TextLine(Entry):
 
     __slots__ = ("active", "share", "works")
 
-    def __init__(self, share: "Share") -> None:
+    def __init__(self, share: Share) -> None:
         super().__init__()
         self.share = share
         self.active = 0  # slices under way
@@ -84,7 +82,7 @@ class TextPool:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        charge: Callable[["Instance", int], None],
+        charge: Callable[[Any, int], None],
         threads: int = THREADS,
     ) -> None:
         """`charge`: an instance has used so many nanoseconds of a processor."""
@@ -102,7 +100,7 @@ class TextPool:
         """Texts that wait or are worked on."""
         return len(self._works)
 
-    def submit(self, lip: "Instance", pieces: Pieces, size: int, on_done: OnDone) -> None:
+    def submit(self, lip: Resident, pieces: Pieces, size: int, on_done: OnDone) -> None:
         """Work on an instance's text; `on_done` gets the result, unless the instance ends before.
 
         Raises:
@@ -117,7 +115,7 @@ class TextPool:
         self._enqueue(work)
         self.serve()
 
-    def cancel(self, lip: "Instance") -> None:
+    def cancel(self, lip: Resident) -> None:
         """Drop an instance's text."""
         work = self._works.pop(lip.id, None)
         if work is not None:
@@ -155,6 +153,7 @@ class TextPool:
         line = share.texts
         if line is None:
             line = share.texts = TextLine(share)
+        assert isinstance(line, TextLine)
         heappush(line.works, (work.size, work.order, work))
         self._queue.add(line)
 

@@ -90,11 +90,11 @@ def test_the_disk_tier_is_a_file_that_has_no_name(tmp_path: Path) -> None:
         device.open_host(16)
         places = Places(host_slots=16, disk_slots=8, disk_directory=tmp_path)
         kvfs = KVFS(FRAMES, lambda: 0.0, places=places)
-        open_disk(kvfs, device, places)
+        open_disk(kvfs.tiers, device, places)
         assert kvfs.tiers.spilling.slots == 8
         kvfs.tiers.spilling.close()
         with pytest.raises(OSError, match="No such"):
-            open_disk(kvfs, device, Places(16, 8, tmp_path / "away"))
+            open_disk(kvfs.tiers, device, Places(16, 8, tmp_path / "away"))
 
     asyncio.run(main())
     assert list(tmp_path.iterdir()) == []

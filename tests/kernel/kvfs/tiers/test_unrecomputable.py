@@ -8,7 +8,7 @@ import pytest
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.spans import lost_trail
-from symphony_kernel.kvfs.names import Name
+from symphony_kernel.kvfs.name_tree import Name
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.config import Places
 from symphony_kernel.kvfs.tiers.tiers import Tier

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_runtime.gateway.links.links import KernelLink, Worker
-from symphony_runtime.gateway.openai.shipped import OWNER
+from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.runs.cpu_reporting import Costs
 from symphony_runtime.gateway.storage.store import Store
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgpack
 import pytest
 from symphony_runtime.client import Client, ServerError
-from symphony_runtime.gateway.openai.shipped import OWNER
+from symphony_runtime.gateway.programs.store import OWNER
 from symphony_runtime.gateway.programs.usage import DAY_MS, Uses
 from symphony_runtime.gateway.tenancy.program_expiry import Unused
 

@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 import msgpack
 from symphony_kernel.protocol.limits import REPLAY_BYTES_MAX, TENANT_REPLAY_BYTES_MAX
@@ -20,9 +20,7 @@ from symphony_kernel.protocol.limits import REPLAY_BYTES_MAX, TENANT_REPLAY_BYTE
 from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
 from symphony_runtime.gateway.storage.database import Connection
 
-if TYPE_CHECKING:
-    from symphony_runtime.gateway.storage.store import Store
-
+T = TypeVar("T")
 PART_BYTES = 3 * 2_048  # of events that a reader gets at once; base64 has no padding within
 LOG_CHARACTERS = PART_BYTES // 6  # of one log event: JSON may show each six times as long
 _EVENT_BYTES = 64  # what an event costs besides its data
@@ -129,10 +127,17 @@ class Cursor:
             self._replays.leave(self._tenant)
 
 
+class Reads(Protocol):
+    """What stored events are read from: the store."""
+
+    async def read(self, operation: Callable[[Connection], T]) -> T:
+        """Run an operation that only reads; it sees what has been committed."""
+
+
 class Replays:
     """Stored events that are read now. Belongs to the event loop."""
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: Reads) -> None:
         self._store = store
         self._readers: Counter[str] = Counter()
         self._rows: dict[str, OrderedDict[tuple[int, int], list[Event]]] = {}  # by (run, first id)
