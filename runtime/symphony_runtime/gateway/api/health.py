@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from symphony_runtime.gateway.admission.rate_limit import ASKING
 from symphony_runtime.gateway.api.metrics import CONTENT_TYPE, Scrape, render
 from symphony_runtime.gateway.http.context import Services, answer, services
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
@@ -96,7 +97,7 @@ async def _workers_in_kernel(kernel: KernelLink) -> list[str] | None:
 async def metrics(request: web.Request) -> web.StreamResponse:
     """Answer a scrape."""
     with_ = services(request)
-    tenant = with_.keys.caller_of(request.headers.get("Authorization"))
+    tenant = request.get(ASKING)
     scrape = Scrape(
         model=str(with_.runs.kernel.about.get("model", {}).get("name", "")),
         kernel=await with_.kernel_figures.latest(),

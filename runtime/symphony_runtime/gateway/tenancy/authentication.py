@@ -104,17 +104,9 @@ class Keys:
             raise Problem(403, "read-only", "this key may only read")
         return key
 
-    def tenant_of(self, authorization: str | None) -> str:
-        """Return the tenant whose key an `Authorization` header carries; Problem as `admit`."""
-        return str(self.admit(authorization).tenant)
-
     def check_admin(self, authorization: str | None) -> None:
         """Check that an `Authorization` header carries an operator's key; Problem as `admit`."""
         self.admit(authorization, tenants=False, operators=True)
-
-    def caller_of(self, authorization: str | None) -> str | None:
-        """Return the tenant whose key it is, or None for an operator's; Problem as `admit`."""
-        return self.admit(authorization, operators=True).tenant
 
     def find(self, authorization: str | None) -> Key | None:
         """Return the key that an `Authorization` header carries, whatever it may do; or None."""

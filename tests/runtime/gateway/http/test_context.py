@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from symphony_runtime.client import Client
+from symphony_runtime.gateway.tenancy.authentication import Key, Keys
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import House, in_house
@@ -41,6 +42,32 @@ def test_values_within_a_string_hold_no_memory_and_others_do(
         assert await start(house, json.dumps({"input": text}).encode()) == 202
         assert await start(house, json.dumps({"input": values}).encode()) == 429
         assert house.gateway.services.bodies.statistics() == {"body_bytes": 0}
+
+    in_house(tmp_path, scenario)
+
+
+def test_a_request_authenticates_its_key_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str | None] = []
+    find = Keys.find
+
+    def counted(keys: Keys, authorization: str | None) -> Key | None:
+        found.append(authorization)
+        return find(keys, authorization)
+
+    async def scenario(house: House, client: Client) -> None:
+        await client.upload(guests.HANG_WASM, "hang")
+        url = f"{house.url}/v1/programs/hang/runs?detach=1"
+        headers = {"Authorization": f"Bearer {house.key}"}
+        monkeypatch.setattr(Keys, "find", counted)
+        async with (
+            aiohttp.ClientSession(headers=headers) as session,
+            session.post(url, data=json.dumps({"input": "x" * 100_000})) as response,
+        ):
+            assert response.status == 202
+        monkeypatch.undo()
+        assert found == [headers["Authorization"]]
 
     in_house(tmp_path, scenario)
 

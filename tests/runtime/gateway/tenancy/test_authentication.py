@@ -31,16 +31,16 @@ def test_the_first_start_makes_both_keys_and_no_later_one(tmp_path: Path) -> Non
         for name in ("default.key", "admin.key"):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600
         assert (tmp_path / "default.key").read_text().strip() == made
-        assert keys.tenant_of(f"Bearer {made}") == "default"
-        assert keys.tenant_of(f"bearer {made}") == "default"
+        assert keys.admit(f"Bearer {made}").tenant == "default"
+        assert keys.admit(f"bearer {made}").tenant == "default"
         again, made_again = await open_keys(store, config(tmp_path))
         assert made_again is None
-        assert again.tenant_of(f"Bearer {made}") == "default"
+        assert again.admit(f"Bearer {made}").tenant == "default"
         admin = (tmp_path / "admin.key").read_text().strip()
         again.check_admin(f"Bearer {admin}")
         for refused in (admin, made[:-1], made + "0", "", "sym__", made.replace("sym", "SYM")):
             with pytest.raises(Problem) as problem:
-                again.tenant_of(f"Bearer {refused}")
+                again.admit(f"Bearer {refused}")
             assert problem.value.status == 401
         with pytest.raises(Problem):
             again.check_admin(f"Bearer {made}")
