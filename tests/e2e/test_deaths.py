@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from symphony_runtime.client import Client, ServerError
 from tests.support.server.deaths import Result, Witness, crowd, difference, kill, run, upload
 from tests.support.server.server import RunningServer, descendants, running_server
 
-SHORT, LONG = (12, 0.5), (60, 1.0)  # kills of a kernel, and seconds from one to the next
+SHORT, LONG = (12, 0.5), (60, 1.0)  # looks for a kernel to kill, seconds from one to the next
 RUNS, ROUNDS = 12, 120
 
 
@@ -52,28 +53,30 @@ def test_a_kernel_that_is_killed_changes_no_run(tmp_path: Path, seed: int) -> No
 def test_a_kernel_that_is_killed_again_and_again_before_it_is_ready(tmp_path: Path) -> None:
     """The server does not give up, and runs that wait meanwhile end as they would have.
 
-    In a few seconds; with SYMPHONY_EVERY_FAULT=1 in a minute, once a second.
+    12 looks for a kernel to kill, half a second apart; with SYMPHONY_EVERY_FAULT=1 one a second for
+    a minute. The pauses before a start grow meanwhile, so that some looks find none.
     """
-    kills, pause = LONG if os.environ.get("SYMPHONY_EVERY_FAULT") else SHORT
+    looks, pause = LONG if os.environ.get("SYMPHONY_EVERY_FAULT") else SHORT
 
     async def scenario(server: RunningServer, client: Client) -> None:
         wanted = await crowd(client, RUNS, ROUNDS)
         over = asyncio.Event()
         runs = [asyncio.create_task(again(client, number, over)) for number in range(RUNS)]
-        killed, live = set[int](), []
+        killed = dict[int, float]()  # and when, in milliseconds
         await asyncio.sleep(0.1)
-        for _ in range(kills):
-            live.append(len(await client.live_runs()))
+        for _ in range(looks):
             for pid in descendants(server.process.pid):
                 if pid not in killed and _is_kernel(pid):
                     os.kill(pid, signal.SIGKILL)
-                    killed.add(pid)
+                    killed[pid] = time.time() * 1000
             await asyncio.sleep(pause)
-        assert len(killed) > 4
         over.set()
         found = [(wanted[n], result) for n, each in enumerate(runs) for result in await each]
-        print(f"{len(killed)} kernels killed, {len(found)} runs, live at the kills: {live}")
+        spans = [(result["created_ms"], result["ended_ms"]) for _, result in found]
+        live = [sum(began <= at <= end for began, end in spans) for at in killed.values()]
+        print(f"{len(killed)} kernels killed, live runs at each: {live}, {len(found)} runs in all")
         assert [words for pair in found if (words := difference(*pair))] == []
+        assert sum(map(bool, live)) > 4
         await server.wait_until_ready()
 
     with_server(tmp_path, scenario)
