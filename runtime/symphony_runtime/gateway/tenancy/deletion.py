@@ -23,7 +23,6 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_runtime.gateway.cluster.members import Members
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import Problem, unavailable
-from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelAwayError
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
@@ -40,6 +39,13 @@ _SECRET = "value", "hosts"  # its columns of any size
 _END_SECONDS_MAX = 10.0  # that a tenant's requests, and its runs elsewhere, get to end in
 _LOOK_SECONDS = 0.1  # between looks at what has to end
 _AGAIN_SECONDS = 1.0  # after a gateway could not forget
+
+
+class RequestKeys(Protocol):
+    """Keys of requests (`http.idempotency.Idempotency`)."""
+
+    async def forget_tenant(self, tenant: str) -> None:
+        """Forget all keys of a tenant that makes no requests."""
 
 
 class Services(Protocol):
@@ -62,7 +68,7 @@ class Services(Protocol):
         """Deletions that go on."""
 
     @property
-    def idempotency(self) -> Idempotency:
+    def idempotency(self) -> RequestKeys:
         """Keys of requests."""
 
     @property
