@@ -7,7 +7,8 @@ stack, copies the arguments, and returns; the continuation is not ready, so the 
 memory meanwhile, and `Fiber.resume` gives the result and makes the continuation ready; the next
 `poll` goes on behind the call. A poll that returns without a call was preempted by the epoch.
 
-Desk and seat, which do that, are C (`crossing`) where it is compiled, else Python (`ctypes_calls`).
+Desk and seat, which do that, are C (`hostcalls/crossing.c`) where it is compiled, else Python
+(`hostcalls/ctypes_calls`).
 
 Rules that the experiment behind this file taught:
 - A callback must never raise: an unset continuation aborts the process. It does nothing else.
