@@ -146,7 +146,8 @@ def test_a_run_through_the_door(socket_folder: Path) -> None:
         gateway, worker = await process.gateway(), await process.worker()
         about = (await worker.welcome).about
         assert about["model"]["page_size"] == 16
-        assert set(about) == {"model", "tokenizer", "chat_template", "special"}
+        assert set(about) == {"model", "tokenizer", "chat_template", "special", "disk_tier_bytes"}
+        assert about["disk_tier_bytes"] == 0
         assert (await worker.welcome).pid == process.process.pid
         assert (await gateway.register(7, worker="worker-0")).errno == 0
         worker.tell(7, Op.KV_CREATE, HANDLE)
