@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 from symphony_kernel.executor.base import Batch, ModelInfo, Results
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.executor.simulated import SimulatedExecutor
 from symphony_kernel.platform.clock import RealClock
 
@@ -47,15 +47,15 @@ class ColdDevice(SimulatedExecutor):
         model = ModelInfo("cold", 4_096, (), None, _CONTEXT, "float32")
         super().__init__(RealClock(), pages, model, hashed=False)
         self._cold = cold
-        self._given: deque[tuple[Batch, Outcome[Results]]] = deque()
-        self._held: list[tuple[Outcome[Results], Results]] = []  # of a lot, not told of yet
+        self._given: deque[tuple[Batch, StepFuture[Results]]] = deque()
+        self._held: list[tuple[StepFuture[Results], Results]] = []  # of a lot, not told of yet
         self._hops = 0
         self._begun = False
         self.follows = True
         self.start = self._take  # as `SimulatedExecutor` does without costs
 
-    def _take(self, batch: Batch) -> Outcome[Results]:
-        outcome: Outcome[Results] = Outcome()
+    def _take(self, batch: Batch) -> StepFuture[Results]:
+        outcome: StepFuture[Results] = StepFuture()
         self._given.append((batch, outcome))
         if not self._hops:
             self._wait()

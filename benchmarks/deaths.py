@@ -113,23 +113,23 @@ async def gateway_deaths(server: RunningServer, given: argparse.Namespace) -> di
     """Kill the gateway while clients are told that things are done."""
     chance, away = random.Random(given.seed), []
     async with server.client() as client:
-        witness = Witness(client)
-        await witness.begin(max(1, given.runs // 4))
+        observer = Witness(client)
+        await observer.begin(max(1, given.runs // 4))
         for _ in range(given.kills):
             await asyncio.sleep(chance.uniform(*PAUSE_SECONDS))
             away.append(await kill(server, "gateway"))
-        await witness.end()
-        await witness.check()
+        await observer.end()
+        await observer.check()
     await server.wait_until_idle()
     return {
-        "programs": len(witness.programs),
-        "results": len(witness.results),
-        "saved": len(witness.saved),
-        "followed": len(witness.told),
-        "resumed": witness.resumed,
-        "lost": len(witness.problems),
+        "programs": len(observer.programs),
+        "results": len(observer.results),
+        "saved": len(observer.saved),
+        "followed": len(observer.told),
+        "resumed": observer.resumed,
+        "lost": len(observer.problems),
         "changed": 0,
-        "examples": witness.problems[:5],
+        "examples": observer.problems[:5],
         "kills": len(away),
         "away_median_s": statistics.median(away),
         "away_max_s": max(away),

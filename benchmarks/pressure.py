@@ -32,7 +32,7 @@ from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -148,7 +148,7 @@ class Runs:
 
 
 async def measure(
-    executor: Executor, clock: Clock, load: Load, places: Places
+    executor: Executor, clock: Clock, load: Load, places: TierConfig
 ) -> tuple[Measured, list[list[int]]]:
     """Run a load."""
     kernel = Kernel(executor, describe(ASSETS), clock, KernelOptions(places=places))
@@ -173,19 +173,19 @@ async def measure(
     return measured, made
 
 
-def settings(load: Load) -> dict[str, tuple[int, Places]]:
+def settings(load: Load) -> dict[str, tuple[int, TierConfig]]:
     """Return frames and places of each setting, by name."""
     all_ = load.pages + 2 * load.runs  # a step has room for the next tokens before they are there
     few = max(load.pages // SHARE, 2 + load.pages // load.runs)
     return {
-        "roomy": (all_, Places()),
-        "host": (few, Places(host_slots=all_, pages_a_frame=16)),
-        "tokens": (few, Places(pages_a_frame=32)),
+        "roomy": (all_, TierConfig()),
+        "host": (few, TierConfig(host_slots=all_, pages_a_frame=16)),
+        "tokens": (few, TierConfig(pages_a_frame=32)),
     }
 
 
 def simulate(
-    costs: CostModel, load: Load, frames: int, places: Places
+    costs: CostModel, load: Load, frames: int, places: TierConfig
 ) -> tuple[Measured, list[list[int]]]:
     """Measure in virtual time."""
     clock = VirtualClock()
@@ -196,7 +196,7 @@ def simulate(
     return measured, made
 
 
-def compute(load: Load, frames: int, places: Places) -> tuple[Measured, list[list[int]]]:
+def compute(load: Load, frames: int, places: TierConfig) -> tuple[Measured, list[list[int]]]:
     """Measure the tiny model."""
 
     async def main() -> tuple[Measured, list[list[int]]]:
@@ -213,7 +213,7 @@ def tiny(pool_bytes: int) -> TorchExecutor:
     return TorchExecutor.load(tiny_model.path(), dtype="fp32", device="cpu", pool_bytes=pool_bytes)
 
 
-Run = Callable[[Load, int, Places], tuple[Measured, list[list[int]]]]
+Run = Callable[[Load, int, TierConfig], tuple[Measured, list[list[int]]]]
 
 
 def best(run: Run, load: Load, rounds: int) -> dict[str, Measured]:

@@ -215,7 +215,7 @@ class Bench:
     def __init__(self, tokens: int, prompt: bytes, pids: dict[str, int]) -> None:
         self._tokens, self._prompt, self._pids = tokens, prompt, pids
         self._instances = count(1)
-        self._course = Course(0)
+        self._continuation = Course(0)
         self._live: set[int] = set()
         self._gone = asyncio.Event()
         self._kernel: KernelClient
@@ -237,29 +237,29 @@ class Bench:
         owner = CLIENT if what == "direct" else WORKER
         instances = [next(self._instances) for _ in range(streams)]
         await self._kernel.register(instances, owner)
-        course = self._course = Course(streams)
+        continuation = self._continuation = Course(streams)
         if what != "direct":
             self._live, self._gone = set(instances), asyncio.Event()
             for instance in instances:
                 self.tell(m.Start(instance, what, "", b"", LIMITS))
-            await course.wait_ready()
+            await continuation.wait_ready()
         await asyncio.sleep(PAUSE_SECONDS)
         before, then = self._used(), await self._kernel.statistics()
-        course.began = time.perf_counter()
+        continuation.began = time.perf_counter()
         if what == "direct":
             self._drive(instances)
         else:
             for instance in instances:
                 self.tell(m.Deliver(instance, b"go"))
-        await course.wait_end()
+        await continuation.wait_end()
         if what != "direct":
             await self._gone.wait()
         used, now = self._used(), await self._kernel.statistics()
         made = {name: now[name] - then[name] for name in DEVICE}
         await self._kernel.end(instances)
         return Times(
-            seconds=course.ended_at - course.first_at,
-            whole=course.ended_at - course.began,
+            seconds=continuation.ended_at - continuation.first_at,
+            whole=continuation.ended_at - continuation.began,
             kernel=used["kernel"] - before["kernel"],
             worker=used["worker"] - before["worker"],
             steps=made["steps"],
@@ -285,26 +285,26 @@ class Bench:
     def _on_client(self, frame: list[Any]) -> None:
         if frame[0] != m.Replies.KIND:
             return
-        course = self._course
-        waiting = len(course.first) < course.streams
+        continuation = self._continuation
+        waiting = len(continuation.first) < continuation.streams
         for instance, _, result in frame[1]:
             assert type(result) is bytes, f"errno {result}"
             if not result:
-                course.got_end(instance)
+                continuation.got_end(instance)
             elif waiting:
-                course.got_first(instance)
+                continuation.got_first(instance)
 
     def _on_worker(self, frame: list[Any]) -> None:
-        message, course = m.decode(frame), self._course
+        message, continuation = m.decode(frame), self._continuation
         if isinstance(message, m.Output):
             for instance, data in message.messages:
                 if data == b"r":
-                    course.ready += 1
-                    course.changed.set()
+                    continuation.ready += 1
+                    continuation.changed.set()
                 elif data == b"f":
-                    course.got_first(instance)
+                    continuation.got_first(instance)
                 elif data == b"e":
-                    course.got_end(instance)
+                    continuation.got_end(instance)
         elif isinstance(message, m.Ended):
             assert message.exit_code == 0, message
             self._live.discard(message.instance)

@@ -30,7 +30,7 @@ from symphony_kernel.platform.interpreter import settle
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import Frame, OnClosed, OnFrame, decode, encode
 from symphony_kernel.protocol.sessions import BEGIN
-from symphony_kernel.scheduler.prediction import Caution
+from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_runtime import event_loop
 from symphony_runtime.compiler.compiler import compile_program
 from symphony_runtime.worker.__main__ import found_crossing, tune
@@ -211,7 +211,7 @@ class KernelAlone:
             executor = SimulatedExecutor(clock, PAGES, simulated_model(), hashed=False)
         else:
             executor = ColdDevice(cold, PAGES)
-        self._kernel = Kernel(executor, {}, clock, KernelOptions(guesses=Caution()))
+        self._kernel = Kernel(executor, {}, clock, KernelOptions(predictions=PredictionOptions()))
         self._running = asyncio.create_task(self._kernel.run())
         server = Server(self._kernel, {"gateway": SECRET, WORKER: SECRET})
         gateway, self.worker = Peer(), Peer(cold)

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Batch, Int32, Row
-from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import SimulatedExecutor, simulated_model
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
@@ -127,8 +127,8 @@ async def stepping(opened: int, evicted: bool) -> float:
     """Return the least processor time of a step, in microseconds, beside `opened` files."""
     pages = OPEN[-1] * 3 + 4_096
     executor = SimulatedExecutor(RealClock(), pages, hashed=False)
-    assets = Assets(simulated_model(), b"{}", None, {})
-    places = Places(host_slots=pages, pages_a_frame=2)
+    assets = ModelAssets(simulated_model(), b"{}", None, {})
+    places = TierConfig(host_slots=pages, pages_a_frame=2)
     kernel = Kernel(executor, describe(assets), RealClock(), KernelOptions(places=places))
     running = asyncio.create_task(kernel.run())
     rig = Rig(kernel)

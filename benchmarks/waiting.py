@@ -42,7 +42,7 @@ from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.links import MemoryLink, connect_unix, memory_pair, serve_unix
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.scheduler.anticipation import Answers, Ready
+from symphony_kernel.scheduler.anticipation import Anticipation, Ready
 from symphony_runtime.compiler.compiler import compile_program
 from wasmtime import wat2wasm
 
@@ -64,7 +64,7 @@ HANDLE = 1 << 16
 
 
 # --- Rules ---------------------------------------------------------------------------------------
-class AtOnce(Answers):
+class AtOnce(Anticipation):
     """Nobody is waited for."""
 
     def wait_seconds(self, now: float, ready: Ready) -> float:  # noqa: ARG002
@@ -72,7 +72,7 @@ class AtOnce(Answers):
         return 0.0
 
 
-class All(Answers):
+class All(Anticipation):
     """Everybody is waited for, for as long as the last step took."""
 
     def wait_seconds(self, now: float, ready: Ready) -> float:  # noqa: ARG002
@@ -80,7 +80,7 @@ class All(Answers):
         return max(self._ended + self._step_seconds - now, 0.0) if self._expected else 0.0
 
 
-RULES: dict[str, type[Answers]] = {"at once": AtOnce, "all": All, "learned": Answers}
+RULES: dict[str, type[Anticipation]] = {"at once": AtOnce, "all": All, "learned": Anticipation}
 
 
 # --- Loads ---------------------------------------------------------------------------------------
@@ -225,13 +225,13 @@ class Programs:
     def _take(self, frame: list[Any]) -> None:
         if frame[0] != m.Replies.KIND:
             return
-        answers: dict[int, list[tuple[int, int]]] = {}
+        anticipation: dict[int, list[tuple[int, int]]] = {}
         loop = asyncio.get_running_loop()
         for instance, seq, _ in frame[1]:
             pred = self._branch.pop(seq)
             self.times.setdefault(pred, []).append(loop.time())
-            answers.setdefault(instance, []).append(pred)
-        for instance, preds in answers.items():
+            anticipation.setdefault(instance, []).append(pred)
+        for instance, preds in anticipation.items():
             lip = self._lips[instance - 1]
             after = self._random.uniform(*lip.answer_ms)
             self._made[instance] += 1
@@ -240,14 +240,14 @@ class Programs:
             loop.call_later(after / 1000, self._send, preds)
 
 
-def simulate(costs: CostModel, lips: list[Lip], rule: type[Answers]) -> dict[str, float]:
+def simulate(costs: CostModel, lips: list[Lip], rule: type[Anticipation]) -> dict[str, float]:
     """Return the figures of one load under one rule on a simulated device."""
     clock = VirtualClock()
     seconds = STEPS * (costs.fixed_us + 16 * costs.decode_row_us) * 1e-6
 
     async def main() -> dict[tuple[int, int], list[float]]:
         executor = SimulatedExecutor(clock, PAGES, costs=costs, hashed=False)
-        kernel = Kernel(executor, {}, clock, KernelOptions(answers=rule))
+        kernel = Kernel(executor, {}, clock, KernelOptions(anticipation=rule))
         running = asyncio.create_task(kernel.run())
         ours, gateway = memory_pair()
         kernel.attach_gateway(ours)
@@ -341,7 +341,7 @@ async def play(bench: Bench, instances: Iterator[int], lips: list[Lip]) -> float
 
 
 async def measure(
-    executor: Executor, about: dict[str, Any], rule: type[Answers], artefact: bytes
+    executor: Executor, about: dict[str, Any], rule: type[Anticipation], artefact: bytes
 ) -> dict[str, Any]:
     """Return each load's figures under one rule, on a real model with a real worker."""
     clock = RealClock()
@@ -350,7 +350,7 @@ async def measure(
     with roles_folder() as folder:
         kernel_socket, gateway_socket = folder / "kernel.sock", folder / "gateway.sock"
         keys = {"gateway": secrets.token_bytes(16), WORKER: secrets.token_bytes(16)}
-        kernel = Kernel(recorder, about, clock, KernelOptions(answers=rule))
+        kernel = Kernel(recorder, about, clock, KernelOptions(anticipation=rule))
         running = asyncio.create_task(kernel.run())
         server = Server(kernel, keys)
         await server.listen(kernel_socket)
@@ -397,9 +397,9 @@ async def measure_all(rounds: int) -> dict[str, dict[str, dict[str, float]]]:
     artefact = (await compile_program(bytes(wat2wasm(GUEST)))).artefact
     best: dict[str, dict[str, dict[str, float]]] = {name: {} for name in LOADS}
     for _ in range(rounds):
-        for rule, answers in RULES.items():
+        for rule, anticipation in RULES.items():
             for name, found in (
-                await measure(executor, describe(assets), answers, artefact)
+                await measure(executor, describe(assets), anticipation, artefact)
             ).items():
                 before = best[name].setdefault(rule, found)
                 best[name][rule] = {

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from symphony_kernel.protocol import limit_table, limits
-from symphony_kernel.protocol.limit_table import LIMITS, Limit, Of
+from symphony_kernel.protocol.limit_table import LIMITS, Limit, Scope
 
 _OF = {
-    Of.RUN: "A run, its children included",
-    Of.PROGRAM: "A program",
-    Of.INSTANCE: "An instance",
-    Of.TENANT: "A tenant",
+    Scope.RUN: "A run, its children included",
+    Scope.PROGRAM: "A program",
+    Scope.INSTANCE: "An instance",
+    Scope.TENANT: "A tenant",
 }
 _BOUND = re.compile(r"[A-Z][A-Z0-9_]*_(?:MAX|MIN)")
 _PART = re.compile(r"# --- (.*?) -+$")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from symphony_kernel.executor.base import Batch, Int32, Row
-from symphony_kernel.executor.chained_batch import BLANK, Follow
+from symphony_kernel.executor.chained_batch import BLANK, Chain
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.limits import STEP_TOKENS_MAX
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
@@ -68,7 +68,7 @@ async def direct(executor: TorchExecutor, given: Prompts, new: int) -> float:
             _decoding(prompt[-1:] if step == 0 else BLANK, count - 1 + step, table)
             for prompt, table in zip(given, tables, strict=True)
         ]
-        follow = Follow(list(range(len(rows))), [() for _ in rows]) if step else None
+        follow = Chain(list(range(len(rows))), [() for _ in rows]) if step else None
         under_way.append(executor.start(Batch(rows, follow=follow)))
         if len(under_way) > 1:
             await under_way.popleft()

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from symphony_kernel.executor.base import Batch, Int32, Row
-from symphony_kernel.executor.chained_batch import BLANK, Follow
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.chained_batch import BLANK, Chain
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.pred_options import DEFAULT
 
@@ -42,9 +42,9 @@ async def decode(executor: TorchExecutor, tables: list[Int32], context: int, ste
         token = np.ones(1, np.uint32) if step == 0 else BLANK
         rows = [Row(token, position, start, t[:pages], _LAST, DEFAULT) for t in tables]
         every = range(len(tables))
-        return Batch(rows, follow=Follow(list(every), [() for _ in every]) if step else None)
+        return Batch(rows, follow=Chain(list(every), [() for _ in every]) if step else None)
 
-    under_way: deque[Outcome[Any]] = deque()
+    under_way: deque[StepFuture[Any]] = deque()
     ends = []
     for step in range(steps):
         under_way.append(executor.start(batch(step)))
@@ -54,7 +54,7 @@ async def decode(executor: TorchExecutor, tables: list[Int32], context: int, ste
     return (ends[-1] - ends[0]) / (len(ends) - 1)
 
 
-async def _ended(outcome: Outcome[Any]) -> float:
+async def _ended(outcome: StepFuture[Any]) -> float:
     for result in await outcome:
         if not isinstance(result, bytes):
             raise result

@@ -37,7 +37,7 @@ from symphony_kernel.config import (
 )
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.fairness.cpu_accounts import Beside
+from symphony_kernel.fairness.cpu_accounts import CpuOptions
 from symphony_kernel.ipc.server import Server
 from symphony_kernel.journal.recovery import LOG_BYTES, NoRoomError
 from symphony_kernel.journal.store import Store
@@ -46,15 +46,15 @@ from symphony_kernel.kvfs.tiers.config import pages_of, places_for
 from symphony_kernel.maintenance.upkeep import AuditOptions
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.platform.cpu_count import usable_processors
-from symphony_kernel.platform.cpu_pressure import Crowding
-from symphony_kernel.platform.event_loop import FineLoop
+from symphony_kernel.platform.cpu_pressure import CpuPressure
+from symphony_kernel.platform.event_loop import PreciseTimerLoop
 from symphony_kernel.platform.interpreter import settle, take_short_turns
 from symphony_kernel.platform.log_format import log_to_stderr
 from symphony_kernel.protocol.heartbeat import beat
 from symphony_kernel.protocol.limits import BESIDE_STEPS_SHARE, LOT_MS_MAX, STALL_SECONDS
 from symphony_kernel.protocol.role_processes import Processes
 from symphony_kernel.scheduler.batcher import StepLimits
-from symphony_kernel.scheduler.prediction import Caution
+from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_kernel.syscalls.durable_names import DurableOptions
 
 _log = logging.getLogger(__name__)
@@ -109,9 +109,9 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
         steps=StepLimits(
             decode_gap_ms=configuration.max_decode_gap_ms or inf,
             lot_ms=min(configuration.delivery_ms, LOT_MS_MAX),
-            beside=Beside(
+            beside=CpuOptions(
                 BESIDE_STEPS_SHARE * processors,
-                Crowding().short,
+                CpuPressure().short,
                 device_share=1.0 / processors if on_processors else 0.0,
             ),
         ),
@@ -128,7 +128,7 @@ def _options(configuration: Configuration, executor: Executor) -> KernelOptions:
         disk_pages_max=pages_of(configuration.tenant_disk_tokens_max),
         audit=AuditOptions(configuration.audit_seconds),
         stall_seconds=STALL_SECONDS,
-        guesses=Caution() if configuration.guesses else None,
+        predictions=PredictionOptions() if configuration.predictions else None,
         tenant_weights=configuration.tenant_weights,
         durable_bytes_max=configuration.tenant_durable_bytes_max,
         durable=DurableOptions(
@@ -201,7 +201,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
     if sys.platform != "linux":
         # select() keeps waits below a millisecond, which other ways round up to one.
         return asyncio.SelectorEventLoop(selectors.SelectSelector())
-    return FineLoop()
+    return PreciseTimerLoop()
 
 
 class _Supervisor(asyncio.Protocol):

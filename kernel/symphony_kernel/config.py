@@ -12,10 +12,10 @@ from typing import Any
 
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Executor
-from symphony_kernel.executor.models.assets import Assets, load_assets
+from symphony_kernel.executor.models.assets import ModelAssets, load_assets
 from symphony_kernel.executor.models.checking import check_model
 from symphony_kernel.executor.models.config import load_config
-from symphony_kernel.executor.models.fitting import Needs
+from symphony_kernel.executor.models.fitting import MemoryNeeds
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
@@ -68,7 +68,7 @@ class Configuration:
     audit_seconds: float = AUDIT_SECONDS  # 0: never
     max_decode_gap_ms: float = DECODE_GAP_MS_DEFAULT  # see `StepLimits.decode_gap_ms`; 0: any gap
     delivery_ms: float = DELIVERY_MS_DEFAULT  # how late a generation's tokens may be told, in lots
-    guesses: bool = True  # preds are computed before they come, where they are known
+    predictions: bool = True  # preds are computed before they come, where they are known
     tenant_weights: dict[str, float] = field(default_factory=dict)  # 1.0 where none stands
     kv: Path | None = None  # the directory of durable KV files; None: nothing is durable
     publish: bool = False  # tenants may make their files public
@@ -205,7 +205,7 @@ def digest_weights(configuration: Configuration) -> str:
 
 def make_executor(
     configuration: Configuration, clock: Clock, progress: Callable[[float], None]
-) -> tuple[Executor, Assets]:
+) -> tuple[Executor, ModelAssets]:
     """Load what the configuration names; blocks, and tells `progress` the share that is done.
 
     Raises:
@@ -265,7 +265,7 @@ def _check_fits(configuration: Configuration, dtype: str, device_free: int | Non
     """
     if configuration.ended is not None:
         return
-    needs = Needs(
+    needs = MemoryNeeds(
         configuration.directory, load_config(configuration.directory), dtype,
         configuration.quantize, configuration.tensor_parallel, configuration.pool_bytes,
     )  # fmt: skip
@@ -275,14 +275,14 @@ def _check_fits(configuration: Configuration, dtype: str, device_free: int | Non
         needs.check_device(device_free)
 
 
-def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, Assets]:
+def _simulated(configuration: Configuration, clock: Clock) -> tuple[Executor, ModelAssets]:
     """Return a simulated device, with the words of a real model where there is one."""
     directory = configuration.directory
     if os.path.lexists(directory / "tokenizer.json"):
         assets = load_assets(directory, "fp32")
         assets = replace(assets, model=replace(assets.model, name="simulated"))
     else:
-        assets = Assets(simulated_model(), b"", None, {})
+        assets = ModelAssets(simulated_model(), b"", None, {})
     costs = dict(configuration.simulated)
     pages, hashed = costs.pop("pages", PAGES_DEFAULT), costs.pop("hashed", True)
     executor = SimulatedExecutor(clock, pages, assets.model, CostModel(**costs), hashed)

@@ -18,19 +18,19 @@ from typing import Any
 import msgpack
 
 from symphony_kernel.executor.base import Executor, Int32
-from symphony_kernel.fairness.cpu_reports import Spending
-from symphony_kernel.fairness.rate_limit import Throttle
-from symphony_kernel.fairness.weights import Shares
-from symphony_kernel.grammar.compiler import Grammars
+from symphony_kernel.fairness.cpu_reports import CpuReports
+from symphony_kernel.fairness.rate_limit import RateLimiter
+from symphony_kernel.fairness.weights import TenantWeights
+from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.ipc.peers import GatewayPort, Port, WorkerPort, after_hello, describe
-from symphony_kernel.journal.hooks import HeldSession, Scribe
-from symphony_kernel.journal.recovery import LOG_BYTES, Keeper, Parts, Remembered
+from symphony_kernel.journal.hooks import HeldSession, JournalHooks
+from symphony_kernel.journal.recovery import LOG_BYTES, JournaledParts, JournalRecovery, Remembered
 from symphony_kernel.journal.seeds import Seeds
 from symphony_kernel.journal.store import Found, Store
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.maintenance.counters import count_all
-from symphony_kernel.maintenance.upkeep import Upkeep
-from symphony_kernel.maintenance.watchdog import Stalls
+from symphony_kernel.maintenance.upkeep import Maintenance
+from symphony_kernel.maintenance.watchdog import Watchdog
 from symphony_kernel.options import KernelOptions
 from symphony_kernel.platform.clock import Clock, RealClock
 from symphony_kernel.processes.table import Instance, ProcessTable
@@ -38,10 +38,10 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.links import Link, decode
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
-from symphony_kernel.scheduler.prediction import Guesses
+from symphony_kernel.scheduler.prediction import Predictor
 from symphony_kernel.scheduler.scheduler import Scheduler
-from symphony_kernel.scheduler.step_loop import Stepper
-from symphony_kernel.syscalls.durable_names import Durability
+from symphony_kernel.scheduler.step_loop import StepLoop
+from symphony_kernel.syscalls.durable_names import DurableNameService
 from symphony_kernel.syscalls.pending import Result
 from symphony_kernel.syscalls.table import Syscalls
 from symphony_kernel.syscalls.validation import tenant_limits
@@ -66,15 +66,15 @@ class Kernel:
         places = options.places
         self._about = {**about, "disk_tier_bytes": places.disk_slots * places.page_bytes}
         self._executor = executor
-        self.scribe: Scribe | None = None  # with a journal (`keep_journal`)
+        self.hooks: JournalHooks | None = None  # with a journal (`keep_journal`)
         # What may happen that no peer says, by name; its arguments are plain values.
-        self.happenings: dict[str, Callable[..., None]] = {
+        self.internal_events: dict[str, Callable[..., None]] = {
             "entered": self._entered,
             "left": self._left,
             "checked": self._checked,
         }
         self._checks: list[int] = []  # asked for, by seq
-        self._keeper: Keeper | None = None
+        self._recovery: JournalRecovery | None = None
         self._seeds = Seeds()
         self._kvfs = KVFS(
             executor.pages,
@@ -89,20 +89,20 @@ class Kernel:
             executor.model.vocab_size,
             options.steps,
             self._traced,
-            options.answers(),
-            self._kvfs.pressure,
-            Guesses.beside(executor, self._kvfs, options.guesses),
+            options.anticipation(),
+            self._kvfs.eviction,
+            Predictor.beside(executor, self._kvfs, options.predictions),
         )
-        self._shares = Shares(self._scheduler.set_tenant_weight, options.tenant_weights)
-        self._throttle = Throttle(
+        self._weights = TenantWeights(self._scheduler.set_tenant_weight, options.tenant_weights)
+        self._rate_limiter = RateLimiter(
             self._scheduler,
             self._clock.now,
             lambda tenant: self._kvfs.tenant(tenant).account.hit("tokens_per_minute"),
             lambda: self._stepper.plan(),
         )
-        self._processes = ProcessTable(self._kvfs, self._throttle, self._exceeded)
-        self._spending = Spending(self._processes, self._scheduler.processors, self._clock)
-        self._durability = Durability(
+        self._processes = ProcessTable(self._kvfs, self._rate_limiter, self._exceeded)
+        self._cpu_reports = CpuReports(self._processes, self._scheduler.processors, self._clock)
+        self._durable_names = DurableNameService(
             self._kvfs,
             executor,
             options.durable,
@@ -115,10 +115,10 @@ class Kernel:
         self._workers: dict[str, WorkerPort] = {}
         self._gateway: GatewayPort | None = None
         self._dirty: set[WorkerPort] = set()  # with replies that wait
-        self._stepper: Stepper = Stepper(
+        self._stepper: StepLoop = StepLoop(
             self._clock, self._scheduler, self._kvfs, executor, self._flush, self.stop_with
         )
-        self._upkeep = self._make_upkeep(options)
+        self._maintenance = self._make_upkeep(options)
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
         self._kvfs.tiers.arrived = self._kvfs.tiers.relieved = self._pages_arrived
         self._over = asyncio.Event()  # closed, or gone wrong
@@ -129,26 +129,26 @@ class Kernel:
         syscalls = Syscalls(
             self._kvfs,
             self._processes,
-            self._throttle,
+            self._rate_limiter,
             self._executor.model,
             self._reply,
             self._seeds.draw,
-            self._durability.saving,
-            Grammars.of(self._about, self._executor.model, self._shares.weight),
+            self._durable_names.durable_names,
+            GrammarCompiler.of(self._about, self._executor.model, self._weights.weight),
             self._happen_beside,
             self._scheduler.processors,
             self._clock,
         )
         self.constraints = syscalls.constraints
-        self.happenings["compiled"] = self.constraints.compiled
-        self.happenings["released"] = syscalls.release
-        self.happenings |= self._durability.serve(
+        self.internal_events["compiled"] = self.constraints.compiled
+        self.internal_events["released"] = syscalls.release
+        self.internal_events |= self._durable_names.serve(
             syscalls.named, self._answer_gateway, self._turn_over
         )
         return syscalls
 
-    def _make_upkeep(self, options: KernelOptions) -> Upkeep:
-        return Upkeep(
+    def _make_upkeep(self, options: KernelOptions) -> Maintenance:
+        return Maintenance(
             self._kvfs,
             self._executor,
             options.places,
@@ -156,7 +156,7 @@ class Kernel:
             lambda: self._scheduler.idle,
             self._check_integrity,
             self.stop_with,
-            Stalls(self._scheduler, self._stepper, options.stall_seconds),
+            Watchdog(self._scheduler, self._stepper, options.stall_seconds),
         )
 
     # -- Peers ---------------------------------------------------------------------------------
@@ -213,17 +213,17 @@ class Kernel:
 
     def session(self, state: SessionState, name: str) -> SessionLink:
         """Return the end of a peer's session."""
-        return HeldSession(state, name, lambda: self.scribe)
+        return HeldSession(state, name, lambda: self.hooks)
 
     def _enters(self, name: str, link: Link) -> None:
         """Somebody is about to get a port; who has it now leaves."""
-        scribe = self.scribe
-        if scribe is not None and not scribe.inside:
+        hooks = self.hooks
+        if hooks is not None and not hooks.inside:
             session = link.id if isinstance(link, SessionLink) else b""
-            scribe.happened(b"entered", msgpack.packb([name, session]))
-            scribe.inside += 1
+            hooks.happened(b"entered", msgpack.packb([name, session]))
+            hooks.inside += 1
             self._leave(name)
-            scribe.inside -= 1
+            hooks.inside -= 1
             self._flush()  # before it is welcomed, and with what the turn has for others
         else:
             self._leave(name)
@@ -248,14 +248,14 @@ class Kernel:
 
     def detach(self, port: Port) -> None:
         """A peer is gone: a worker's instances end, the gateway's end with all others."""
-        scribe = self.scribe
-        if scribe is None or scribe.inside:
+        hooks = self.hooks
+        if hooks is None or hooks.inside:
             self._detach(port)
             return
-        scribe.happened(b"left", msgpack.packb([port.name]))
-        scribe.inside += 1
+        hooks.happened(b"left", msgpack.packb([port.name]))
+        hooks.inside += 1
         self._detach(port)
-        scribe.inside -= 1
+        hooks.inside -= 1
 
     def _detach(self, port: Port) -> None:
         if isinstance(port, WorkerPort):
@@ -265,7 +265,7 @@ class Kernel:
         else:
             gone = self._processes.end_worker()
             self._gateway = None
-            self._durability.requests.detached()
+            self._durable_names.requests.detached()
         _log.info("%s is gone, and with it %d instances", port.name, len(gone))
         self._turn_over()
 
@@ -277,7 +277,7 @@ class Kernel:
         """
         gateway = isinstance(port, GatewayPort)
         if isinstance(message, m.Spent):
-            self._spending.take(port, message.times, self.scribe, gateway=gateway)
+            self._cpu_reports.take(port, message.times, self.hooks, gateway=gateway)
         elif gateway and isinstance(message, m.Register):
             self._answer(message.seq, lambda: self._register(message))
         elif gateway and isinstance(message, m.End):
@@ -299,7 +299,7 @@ class Kernel:
         At once where each LIP may have made its one call; else other frames may be there already,
         of others or of branches, with which the step will be larger.
         """
-        inside = self.scribe is not None and self.scribe.inside
+        inside = self.hooks is not None and self.hooks.inside
         if count == self._processes.lips_live and not inside:
             self._stepper.look()
         else:
@@ -323,7 +323,7 @@ class Kernel:
         if message.what == "check_integrity":
             self._checks.append(message.seq)
             self._stepper.when_idle(self._check)
-        elif not self._durability.requests.take(message):
+        elif not self._durable_names.requests.take(message):
             self._answer(message.seq, lambda: self._look_up(message.what, dict(message.args)))
 
     def _look_up(self, what: str, args: dict[str, Any]) -> Any:
@@ -332,18 +332,18 @@ class Kernel:
         if not args and what in ("workers", "waiting"):
             return sorted(self._workers) if what == "workers" else self._scheduler.waiting()
         one = ("tenant",)
-        answers: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {
+        anticipation: dict[str, tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...]]] = {
             "lips": (self._processes.lips, one, ()),
-            "set_tenant_weight": (self._shares.set, ("tenant", "weight"), ()),
+            "set_tenant_weight": (self._weights.set, ("tenant", "weight"), ()),
             "limit_tenant": (self._limit_tenant, ("tenant", "limits"), ()),
-            "tokens_left": (self._throttle.left, one, ()),
+            "tokens_left": (self._rate_limiter.left, one, ()),
             "forget_prefixes": (self._kvfs.prefix_cache.forget_tenant, one, ()),
             "kv_list": (self._syscalls.named.kv_list, one, ("prefix", "after", "limit")),
             "kv_stat": (self._syscalls.named.kv_stat, ("tenant", "path"), ()),
         }
-        if what not in answers:
+        if what not in anticipation:
             raise SyscallError(Errno.ENOSYS, f"nobody answers {what!r}")
-        asked, needed, more = answers[what]
+        asked, needed, more = anticipation[what]
         if not set(needed) <= set(args) <= {*needed, *more}:
             raise SyscallError(Errno.EINVAL, f"{what}: wanted are {', '.join((*needed, *more))}")
         if not isinstance(args["tenant"], str):
@@ -352,7 +352,7 @@ class Kernel:
 
     def _limit_tenant(self, tenant: str, limits: Any) -> int:
         limited = self._kvfs.limit(tenant, tenant_limits(limits))
-        self._throttle.limit(tenant, limited.limits.tokens_per_minute)
+        self._rate_limiter.limit(tenant, limited.limits.tokens_per_minute)
         return 0
 
     def _answer(self, seq: int, work: Callable[[], Any]) -> None:
@@ -373,7 +373,7 @@ class Kernel:
 
     def _checked(self, seq: int) -> None:
         self._checks.remove(seq)
-        if self.scribe is None or not self.scribe.replaying:
+        if self.hooks is None or not self.hooks.replaying:
             self._answer(seq, self._check_integrity)
 
     def _check_integrity(self) -> int:
@@ -392,10 +392,18 @@ class Kernel:
         """Return all counters, as the gateway gets them."""
         counted = count_all(
             self._processes, self._syscalls, self._scheduler, self._kvfs, self._stepper,
-            self._executor, self._workers, self._keeper,
+            self._executor, self._workers, self._recovery,
         )  # fmt: skip
-        saving, upkeep = self._durability.saving.statistics(), self._upkeep.statistics
-        return {**counted, **saving, **asdict(upkeep), "stalls": self._upkeep.stalls_found}
+        saving, maintenance = (
+            self._durable_names.durable_names.statistics(),
+            self._maintenance.statistics,
+        )
+        return {
+            **counted,
+            **saving,
+            **asdict(maintenance),
+            "stalls": self._maintenance.stalls_found,
+        }
 
     def metrics(self) -> dict[str, Any]:
         """Return the counters with `histograms` by name and `tenants` by name: for a scrape."""
@@ -407,16 +415,16 @@ class Kernel:
 
     # -- What no peer says -----------------------------------------------------------------------
     def happen(self, what: str, arguments: list[Any]) -> None:
-        """Do one of `happenings`, with plain values: a kernel to come may have to do it again."""
-        scribe = self.scribe
-        if scribe is None:
-            self.happenings[what](*arguments)
+        """Do one of `internal_events`, with plain values: a kernel to come may have to do it again."""
+        hooks = self.hooks
+        if hooks is None:
+            self.internal_events[what](*arguments)
             return
-        if not scribe.inside:
-            scribe.happened(what.encode(), msgpack.packb(arguments))
-        scribe.inside += 1
-        self.happenings[what](*arguments)
-        scribe.inside -= 1
+        if not hooks.inside:
+            hooks.happened(what.encode(), msgpack.packb(arguments))
+        hooks.inside += 1
+        self.internal_events[what](*arguments)
+        hooks.inside -= 1
 
     def _happen_beside(self, what: str, arguments: list[Any]) -> None:
         """The disk has said something, or there is time for calls: no peer's frame leads to it."""
@@ -428,7 +436,7 @@ class Kernel:
 
     def _now(self) -> float:
         """Return the time as calls see it: while there is a journal, the turn's."""
-        return self._clock.now() if self.scribe is None else self.scribe.now()
+        return self._clock.now() if self.hooks is None else self.hooks.now()
 
     # -- The journal -----------------------------------------------------------------------------
     def keep_journal(
@@ -446,42 +454,42 @@ class Kernel:
             NoRoomError: the kernel can be used, without a journal.
             Exception: whatever a bad journal leads to; this kernel cannot be used.
         """
-        keeper = self.make_keeper(store, log_bytes, threads)
+        recovery = self.make_keeper(store, log_bytes, threads)
         if found is not None:
-            self._durability.rest()
-        keeper.start(found)
-        self._keeper = keeper
+            self._durable_names.rest()
+        recovery.start(found)
+        self._recovery = recovery
 
-    def make_keeper(self, store: Store, log_bytes: int, threads: bool) -> Keeper:
+    def make_keeper(self, store: Store, log_bytes: int, threads: bool) -> JournalRecovery:
         """Return what keeps this kernel's journal, once it is started."""
-        parts = Parts(
+        parts = JournaledParts(
             self._kvfs,
             self._processes,
             self._syscalls.turns,
-            self._throttle,
+            self._rate_limiter,
             self._executor.pages,
             self._clock.now,
             others={
                 "seeds": self._seeds,
-                "saving": self._durability.saving,
-                "requests": self._durability.requests,
+                "saving": self._durable_names.durable_names,
+                "requests": self._durable_names.requests,
                 "constraints": self.constraints,
                 "held": self._syscalls.held,
             },
             code={"syscalls": self._syscalls, "named calls": self._syscalls.named},
         )
-        return Keeper(self, parts, store, log_bytes, threads)
+        return JournalRecovery(self, parts, store, log_bytes, threads)
 
     def model(self) -> tuple[dict[str, Any], int, int]:
         """Return what a `Welcome` says of the model, the device's frames, and all pages."""
         return self._about, self._executor.pages, self._kvfs.pool.pages
 
-    def listen_with(self, scribe: Scribe | None) -> None:
+    def listen_with(self, hooks: JournalHooks | None) -> None:
         """Let a scribe hear all that happens, or nobody."""
-        self.scribe = scribe
-        self._kvfs.use(scribe)
-        self._syscalls.listen_with(scribe)
-        if scribe is not None and scribe.replaying:
+        self.hooks = hooks
+        self._kvfs.use(hooks)
+        self._syscalls.listen_with(hooks)
+        if hooks is not None and hooks.replaying:
             self.constraints.rest()
 
     def remember(self) -> Remembered:
@@ -520,13 +528,13 @@ class Kernel:
         if self._checks:
             self._stepper.when_idle(self._check)
         for tenant in self._kvfs.tenants.values():
-            self._throttle.limit(tenant.name, tenant.limits.tokens_per_minute)
-        self._durability.resume()
+            self._rate_limiter.limit(tenant.name, tenant.limits.tokens_per_minute)
+        self._durable_names.resume()
         self._syscalls.resume()
 
     def open_names(self, *, known: bool) -> None:
         """Clean up among durable files, and name them unless they are known. Blocks; OSError."""
-        self._durability.open(known=known)
+        self._durable_names.open(known=known)
 
     def flush(self) -> None:
         """Send what has gathered."""
@@ -549,8 +557,8 @@ class Kernel:
         self._syscalls.turns.tell()
         while self._dirty:
             self._dirty.pop().flush()
-        if self.scribe is not None:
-            self.scribe.commit()
+        if self.hooks is not None:
+            self.hooks.commit()
 
     # -- Steps -----------------------------------------------------------------------------------
     def _pages_arrived(self, _pages: Int32) -> None:
@@ -565,7 +573,7 @@ class Kernel:
             KernelBug: (or whatever else went wrong in the kernel itself) nothing more will be done.
         """
         if self._failure is None:
-            await self._upkeep.open()
+            await self._maintenance.open()
             if not self._over.is_set():
                 self._stepper.run()
             await self._over.wait()
@@ -576,8 +584,8 @@ class Kernel:
         """The kernel itself has gone wrong: `run` raises this."""
         if self._failure is None:
             self._failure = error
-        if self.scribe is not None:
-            self.scribe.abandon()
+        if self.hooks is not None:
+            self.hooks.abandon()
         self._stepper.halt()
         self._over.set()
 
@@ -586,15 +594,15 @@ class Kernel:
 
         A journal keeps what there was before.
         """
-        if self.scribe is not None:
-            self.scribe.abandon()
+        if self.hooks is not None:
+            self.hooks.abandon()
         for port in [*self._workers.values(), *([self._gateway] if self._gateway else [])]:
             port.link.close()
             port.on_closed()
         self._syscalls.end()
-        self._throttle.close()
-        await self._durability.close(wait=self._stepper.running)
+        self._rate_limiter.close()
+        await self._durable_names.close(wait=self._stepper.running)
         await self._stepper.stop()
-        self._upkeep.close()
+        self._maintenance.close()
         await self._executor.close()
         self._over.set()

@@ -16,10 +16,10 @@ from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.pred_options import PredOptions
 
 if TYPE_CHECKING:
-    from symphony_kernel.grammar.matcher import Guide
+    from symphony_kernel.grammar.matcher import GrammarMatcher
 
 
-class WorkFile(Protocol):
+class RequestFile(Protocol):
     """The part of `kvfs.file.KVFile` that the scheduler touches."""
 
     computed_at: float  # when its last pred ended, on the scheduler's clock; 0.0 before the first
@@ -60,7 +60,7 @@ class WorkFile(Protocol):
         """Give back the room after the present entries."""
 
 
-class Course(Protocol):
+class Continuation(Protocol):
     """How a work goes on that is submitted again as soon as it has ended: a generation's."""
 
     @property
@@ -75,7 +75,7 @@ class Course(Protocol):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Work:
+class Request:
     """One pred: what is to be computed, and how far it has come.
 
     `done` is called once, from the event loop: with the result's bytes, or with a negative errno
@@ -85,9 +85,31 @@ class Work:
 
     # No dataclass: each token makes one, and what makes a dataclass is never compiled.
     __slots__ = (
-        "_positions", "_tokens", "computed", "count", "course", "done", "file", "finished", "guide",
-        "instance", "number", "options", "passed", "placed", "position", "rebuild", "rebuilds",
-        "reserved", "result", "root", "seed", "seq", "tenant", "token", "weight",
+        "_positions",
+        "_tokens",
+        "computed",
+        "continuation",
+        "count",
+        "done",
+        "file",
+        "finished",
+        "instance",
+        "matcher",
+        "number",
+        "options",
+        "passed",
+        "placed",
+        "position",
+        "recompute",
+        "recomputes",
+        "reserved",
+        "result",
+        "root",
+        "seed",
+        "seq",
+        "tenant",
+        "token",
+        "weight",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +118,7 @@ class Work:
         root: int,
         tenant: str,
         seq: int,
-        file: WorkFile,
+        file: RequestFile,
         tokens: UInt32 | None,
         positions: Int32 | None,
         options: PredOptions,
@@ -104,8 +126,8 @@ class Work:
         seed: int = 0,
         weight: float = 1.0,
         number: int = 0,
-        course: Course | None = None,
-        guide: "Guide | None" = None,
+        continuation: Continuation | None = None,
+        matcher: "GrammarMatcher | None" = None,
         token: int = -1,
         position: int = 0,
     ) -> None:
@@ -125,8 +147,8 @@ class Work:
         self.seed = seed  # u64, with Get.SAMPLE: the options' seed, or one drawn for this call
         self.weight = weight  # of the LIP among its tenant's
         self.number = number  # of those that were ever made
-        self.course = course  # of one that is submitted again as soon as it has ended
-        self.guide = guide  # of one under a constraint
+        self.continuation = continuation  # of one that is submitted again as soon as it has ended
+        self.matcher = matcher  # of one under a constraint
         # --- Only the scheduler touches what follows ---
         self.reserved = False  # the file has room for all n tokens
         self.count = 1 if tokens is None else len(tokens)
@@ -134,8 +156,8 @@ class Work:
         self.computed = 0  # tokens of steps that have ended
         self.passed = 0  # steps that were formed while it waited for pages
         self.finished = False  # done, cancelled or forgotten: a step's result is dropped
-        self.rebuild: Work | None = None  # what is computed again before this
-        self.rebuilds = False  # it is one: it appends nothing, and its end is nobody's answer
+        self.recompute: Request | None = None  # what is computed again before this
+        self.recomputes = False  # it is one: it appends nothing, and its end is nobody's answer
         self.result: bytearray | None = None  # of a chunked pred
 
     def renew(self, token: UInt32, position: Int32) -> None:

@@ -44,7 +44,7 @@ class Marks:
         return text.replace(self.inside, "").replace(self.cut, "")
 
 
-class Guard:
+class ChatEscaping:
     """Knows the spellings of `special` tokens, which are text when a tokenizer is told so, and of
     `controls`, which never are where they stand in one piece.
     """

@@ -12,9 +12,9 @@ from pathlib import Path
 from random import Random
 from typing import TypeVar
 
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kernel import Kernel
-from symphony_kernel.kvfs.tiers.disk_file import Spill
+from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 
 T = TypeVar("T")
@@ -30,8 +30,8 @@ class _Runner:
         self._free_at = 0.0
         self._stopped = False
 
-    def start(self, work: Callable[[], T]) -> Outcome[T]:
-        outcome: Outcome[T] = Outcome()
+    def start(self, work: Callable[[], T]) -> StepFuture[T]:
+        outcome: StepFuture[T] = StepFuture()
         loop = asyncio.get_running_loop()
         self._free_at = max(self._free_at, loop.time()) + self._rng.choice(_WORK_SECONDS)
 
@@ -52,7 +52,7 @@ class _Runner:
         self._stopped = True
 
 
-class FaultySpill(Spill):
+class FaultySpill(SpillFile):
     """A disk tier's file of which operations go wrong; `met` counts what did, by its name."""
 
     def __init__(

@@ -143,7 +143,7 @@ def make(rng: Random, count: int = _FRAMES) -> Case:
     setting = Setting(
         pages=rng.choice((32, 64)),
         host=rng.choice((0, 16)),
-        guesses=rng.random() < 0.7,
+        predictions=rng.random() < 0.7,
         step_ms=rng.choice((0.1, 5.0)),
     )
     waits = (0.0, 0.0, 0.0, 0.001, 0.006, 0.02)

@@ -205,11 +205,11 @@ class Gateway:
         elif ask.what == "tools":
             self._answer(worker, ask.seq, 0, b"\x90")
         elif ask.what in ("http", "tool"):
-            self._spawn(self._outside(worker, ask))
+            self._spawn(self._egress(worker, ask))
         else:
             self._channel(worker, ask)
 
-    async def _outside(self, worker: str, ask: m.Ask) -> None:
+    async def _egress(self, worker: str, ask: m.Ask) -> None:
         await asyncio.sleep(self._rng.choice((0, 0.003, 0.06, 0.5)))
         if self._rng.random() < 0.5:
             self._answer(worker, ask.seq, -self._rng.choice(_OUTSIDE_ERRNOS), "no")

@@ -20,19 +20,19 @@ from typing import Any
 
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Executor
-from symphony_kernel.executor.models.assets import Assets, load_assets
+from symphony_kernel.executor.models.assets import ModelAssets, load_assets
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.ipc.server import Server
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import Clock, RealClock, VirtualClock
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import TENANT_PAGES_TIMES_UNUSED
 from symphony_kernel.protocol.links import Link, MemoryLink, memory_pair
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
-from symphony_kernel.scheduler.prediction import Caution
+from symphony_kernel.scheduler.prediction import PredictionOptions
 from symphony_runtime.abi import LIP, table
 from symphony_runtime.compiler.validation import check_and_compile
 from symphony_runtime.engine.fiber import Fiber
@@ -74,7 +74,7 @@ class Setting:
     pages: int = 64
     host: int = 0
     a_frame: int = 1
-    guesses: bool = True
+    predictions: bool = True
     step_ms: float = 10.0
     tenant_pages: int = 0  # 0: all of them
     native: bool = False  # the embedded model on the device's own thread, in real time
@@ -88,12 +88,12 @@ class Setting:
         return bool(self.disk or self.journal)
 
     @property
-    def places(self) -> Places:
+    def places(self) -> TierConfig:
         """How many pages there are; where the disk's are `disk.give_disk` says."""
         slots = self.host + self.disk
         # With a disk there are as many pages as there are places.
         pages_a_frame = 1 + -(-slots // self.pages) if self.disk else self.a_frame
-        return Places(host_slots=self.host, pages_a_frame=pages_a_frame)
+        return TierConfig(host_slots=self.host, pages_a_frame=pages_a_frame)
 
     def entitles(self, pages: int) -> bool:
         """Whether a tenant gets so many pages, whatever all others hold.
@@ -230,7 +230,7 @@ class House:
         setting = self.setting
         executor, assets = self._native() if setting.native else self._simulated()
         options = KernelOptions(
-            guesses=Caution(least=0, odd=0, vain=0) if setting.guesses else None,
+            predictions=PredictionOptions(least=0, odd=0, vain=0) if setting.predictions else None,
             places=setting.places,
             tenants=TenantLimits(setting.tenant_pages) if setting.tenant_pages else None,
         )
@@ -328,7 +328,7 @@ class House:
         self.losses += 1
         self.gateway.lose_kernel()
 
-    def _simulated(self) -> tuple[Executor, Assets]:
+    def _simulated(self) -> tuple[Executor, ModelAssets]:
         asyncio.get_running_loop().set_default_executor(_Inline())
         # No token ends a text: else grammars would be compiled by a process, in real time.
         setting, assets = self.setting, byte_assets(ends=False)
@@ -336,7 +336,7 @@ class House:
         cost = CostModel(fixed_us=1000 * setting.step_ms, prefill_token_us=20, page_move_us=50)
         return SimulatedExecutor(self._clock, setting.pages, assets.model, cost), assets
 
-    def _native(self) -> tuple[Executor, Assets]:
+    def _native(self) -> tuple[Executor, ModelAssets]:
         executor = TorchExecutor.load(
             tiny_model.path(), device="cpu", threads=2, pool_bytes=64 << 20
         )

@@ -44,14 +44,14 @@ class Journal:
     def differences(self, kernel: Kernel, other: Kernel) -> list[str]:
         """Return in words where `other`, come back from the journal, differs from the kernel."""
         kernel.flush()
-        assert kernel._keeper is not None
+        assert kernel._recovery is not None
         store = Store(self._folder, self._configuration.identity(*kernel.model()))
         found = store._newest()
         if found is None:
             return ["there is no journal"]
         keeper = other.make_keeper(store, self._log_bytes, threads=False)
         keeper.replay(found, Replay(other, other._kvfs))
-        return differences(keeper.image(), kernel._keeper.image())
+        return differences(keeper.image(), kernel._recovery.image())
 
     # -- Damage --------------------------------------------------------------------------------
     def harm(self, what: str, rng: Random) -> None:
@@ -147,10 +147,10 @@ def _repeat(path: Path, rng: Random) -> None:
 # -- Deaths ----------------------------------------------------------------------------------------
 def kill(kernel: Kernel) -> None:
     """Let a kernel with a journal do nothing more: nothing is written, and nothing leaves."""
-    assert kernel.scribe is not None
-    kernel.scribe.abandon()
+    assert kernel.hooks is not None
+    kernel.hooks.abandon()
     kernel._stepper.halt()
-    keeper = kernel._keeper
+    keeper = kernel._recovery
     assert keeper is not None
     keeper._recorder = None  # an image that was due is not made any more
     kernel._kvfs.tiers.spilling.close()
@@ -158,7 +158,7 @@ def kill(kernel: Kernel) -> None:
 
 def doom(kernel: Kernel, rng: Random, then: Callable[[], None]) -> None:
     """Let it die in the middle of its next turn's record, which is there then, or is not."""
-    recorder, written = kernel.scribe, rng.random() < 0.5
+    recorder, written = kernel.hooks, rng.random() < 0.5
     assert isinstance(recorder, Recorder)
     log = recorder._log
     append = log.append

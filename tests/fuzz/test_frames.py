@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from symphony_kernel.processes.table import Instance
 from symphony_kernel.protocol.messages import Calls, Op
-from symphony_kernel.syscalls.pending import Turns
+from symphony_kernel.syscalls.pending import CallContext
 
 from tests.fuzz import frames
 from tests.fuzz.house import Setting
@@ -31,13 +31,13 @@ def one(call: list[Any]) -> frames.Case:
 def test_a_call_that_is_not_answered_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     length = [frames._INSTANCES[0], int(Op.KV_LEN), 77, 5]
     assert frames.play(one(length))[0].wrong == []
-    answer = Turns.answer
+    answer = CallContext.answer
 
-    def forgets(turns: Turns, caller: Instance, seq: int, result: Any) -> None:
+    def forgets(turns: CallContext, caller: Instance, seq: int, result: Any) -> None:
         if seq != 77:
             answer(turns, caller, seq, result)
 
-    monkeypatch.setattr(Turns, "answer", forgets)
+    monkeypatch.setattr(CallContext, "answer", forgets)
     (wrong,) = frames.play(one(length))[0].wrong
     assert wrong.startswith("never answered")
 

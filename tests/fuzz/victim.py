@@ -108,7 +108,7 @@ def expected_of_victim(native: bool = False, rich: bool = False) -> bytes:
         await run.ended
         found.append(b"".join(run.messages))
 
-    seen, _ = played(Setting(guesses=False, native=native), Random(0), alone)
+    seen, _ = played(Setting(predictions=False, native=native), Random(0), alone)
     assert not seen.wrong, seen.wrong
     assert len(found[0]) == _MESSAGE.size * (2 * _TOKENS + 1 if rich else _TOKENS)
     assert all(answer == _TOKEN.size for _, answer in _MESSAGE.iter_unpack(found[0]))

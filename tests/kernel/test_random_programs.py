@@ -23,10 +23,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.scheduler.prediction import Caution
+from symphony_kernel.scheduler.prediction import PredictionOptions
 
 from tests.support.kernel.crashes import DyingRig, Peer, with_dying_kernel
 from tests.support.kernel.kvfs_reference import Reference, RefusedError
@@ -35,12 +35,12 @@ from tests.support.kernel.rig import ASSETS, Gateway, Result, Worker, options, p
 # What is edited many times over may need several times its pages to be computed again; with fewer
 # frames it would be tied, and programs hear of that (`test_tying`).
 FRAMES = 88
-PLACES = Places(host_slots=24, pages_a_frame=16, poison=True)
+PLACES = TierConfig(host_slots=24, pages_a_frame=16, poison=True)
 ENTRIES_MAX = {"t": 480, "u": 150}  # of a run: a file and what computes it again fit the device
 MARGIN = 20  # pages: what calls under way may hold for a while
 PATHS = ("a", "a/b", "c")
 NAMES = ("x", "y")
-BOLD = Caution(least=0, odd=0, vain=0)  # whatever could be guessed is
+BOLD = PredictionOptions(least=0, odd=0, vain=0)  # whatever could be guessed is
 SEQUENCES = int(os.environ.get("SYMPHONY_SEQUENCES", "120"))
 
 Operation = tuple[str, int, int, int, int]
@@ -468,7 +468,7 @@ class Player:
             await self._join(self.crew.index(gone))
 
     async def _evict(self, number: int, a: int, b: int, c: int) -> None:
-        self.rig.kernel._kvfs.pressure.make_free(FRAMES - a % 12)
+        self.rig.kernel._kvfs.eviction.make_free(FRAMES - a % 12)
 
     async def finish(self) -> None:
         """Look at everything that is there, and give it back."""
@@ -510,7 +510,7 @@ def play(program: list[Operation], seed: int) -> int:
         guessed = player.guessed + rig.kernel.statistics()["preds_guessed"]
 
     given = KernelOptions(
-        tenants=TenantLimits(pages=FRAMES), places=PLACES, prefix_cache_share=0.0, guesses=BOLD
+        tenants=TenantLimits(pages=FRAMES), places=PLACES, prefix_cache_share=0.0, predictions=BOLD
     )
     with tempfile.TemporaryDirectory() as folder:
         with_dying_kernel(Path(folder), test, pages=FRAMES, log_bytes=40_000, options=given)

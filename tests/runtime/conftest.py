@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 
 import pytest
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 
 from tests.support.server.server import RunningServer, running_server
 from tests.support.worker import hostcalls
@@ -15,6 +15,6 @@ def simulated_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runni
 
 
 @pytest.fixture(params=["ctypes", "compiled"])
-def crossing(request: pytest.FixtureRequest) -> Crossing | None:
+def crossing(request: pytest.FixtureRequest) -> CompiledHostCalls | None:
     """Both ways that guests' calls cross; `None`: through ctypes."""
     return hostcalls.compiled() if request.param == "compiled" else None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_runtime.worker.text.tokenizer import Text
+from symphony_runtime.worker.text.tokenizer import ModelTokenizer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 PLAIN = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
@@ -36,10 +36,12 @@ def tokenizer(lower: bool = False) -> Tokenizer:
     return made
 
 
-def text(template: str, lower: bool = False) -> Text:
+def text(template: str, lower: bool = False) -> ModelTokenizer:
     source = tokenizer(lower).to_str().encode()
     model = {"name": "m", "vocab_size": 300, "page_size": 16}
-    return Text({"model": model, "tokenizer": source, "chat_template": template, "special": {}})
+    return ModelTokenizer(
+        {"model": model, "tokenizer": source, "chat_template": template, "special": {}}
+    )
 
 
 TEMPLATES = {"plain": PLAIN, "spoken": SPOKEN, "calling": CALLING, "named": NAMED}
@@ -48,14 +50,14 @@ _IDS = tokenizer()
 FRAME = {_IDS.token_to_id(each): each for each in (*SPECIAL, *TOOL)}
 
 
-def frame(of: Text, messages: list[dict[str, Any]]) -> list[str]:
+def frame(of: ModelTokenizer, messages: list[dict[str, Any]]) -> list[str]:
     """Return the control tokens of a conversation, in order."""
     tokens = np.frombuffer(of.chat(msgpack.packb(messages)), "<u4").tolist()
     own = {*SPECIAL, *of._guard._controls}  # a call's, where the template writes any
     return [FRAME[token] for token in tokens if FRAME.get(token) in own]
 
 
-def said(of: Text, messages: list[dict[str, Any]]) -> str:
+def said(of: ModelTokenizer, messages: list[dict[str, Any]]) -> str:
     return of.detokenize(of.chat(msgpack.packb(messages))).decode()
 
 
@@ -162,7 +164,9 @@ def test_keys_and_words_that_templates_look_at_stay_what_they_are() -> None:
     )
     model = {"name": "m", "vocab_size": 300, "page_size": 16}
     source = made.to_str().encode()
-    of = Text({"model": model, "tokenizer": source, "chat_template": template, "special": {}})
+    of = ModelTokenizer(
+        {"model": model, "tokenizer": source, "chat_template": template, "special": {}}
+    )
     for name in ("f", "name", "name|>", "<|name|>"):
         calls = [{"type": "function", "function": {"name": name, "arguments": "<|name|>"}}]
         tokens = of.chat(msgpack.packb([{"role": "assistant", "content": "", "tool_calls": calls}]))

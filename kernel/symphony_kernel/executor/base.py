@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
-from symphony_kernel.executor.chained_batch import Follow
+from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
@@ -69,7 +69,7 @@ class KVLayout:
         return elements * self.numpy.itemsize
 
 
-class Guide(Protocol):
+class Matcher(Protocol):
     """What a constraint knows of one sequence: which tokens may come next."""
 
     ended: float  # when the last mask was made: the time, in seconds, of the thread that made it
@@ -105,7 +105,7 @@ class Row:
 
     # No dataclasses, these two: each token makes a row, and what makes a dataclass is not compiled.
     __slots__ = (
-        "block_table", "guide", "options", "parents", "places", "positions", "seed", "start",
+        "block_table", "matcher", "options", "parents", "places", "positions", "seed", "start",
         "tokens",
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ class Row:
         options: PredOptions = DEFAULT,
         parents: Int32 | None = None,
         seed: int = 0,
-        guide: Guide | None = None,
+        matcher: Matcher | None = None,
     ) -> None:
         self.tokens = tokens  # [q]
         self.positions = positions  # [q]
@@ -131,7 +131,7 @@ class Row:
         # u64 for Get.SAMPLE: options.sampling.seed, or what the kernel drew. The noise at a place
         # is a function of this seed, of the token's position (`positions[place]`) and of its id.
         self.seed = seed
-        self.guide = guide  # of a row with one place, behind its last token
+        self.matcher = matcher  # of a row with one place, behind its last token
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -149,7 +149,7 @@ class Batch:
         saves: Int32 | None = None,
         loads: Int32 | None = None,
         poison: Int32 | None = None,
-        follow: Follow | None = None,
+        follow: Chain | None = None,
     ) -> None:
         self.rows = rows
         # Each group is [2, c]: source and destination slots. Within a group all reads come before
@@ -158,7 +158,7 @@ class Batch:
         self.saves = saves  # [2, c]: frames, and the host slots to which they are copied
         self.loads = loads  # [2, c]: host slots, and the frames to which they are copied
         self.poison = poison  # frames to be filled with what shows when it is read: for tests
-        self.follow = follow  # the rows' tokens are those of the batch before: see `Follow`
+        self.follow = follow  # the rows' tokens are those of the batch before: see `Chain`
         # What saves and loads took, in seconds: set by the executor before the step ends.
         self.moved_seconds = 0.0
         self.note: Any = None  # the kernel's own, of what its pages were when it made the batch

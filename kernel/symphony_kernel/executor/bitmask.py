@@ -32,7 +32,7 @@ _NOTHING = SyscallError(Errno.EINVAL, "no token may come next")
 RowMasks: TypeAlias = dict[int, UInt32]  # of rows that have one, [ceil(vocab_size / 32)] each
 
 
-class MaskRoom:
+class BitmaskBuffers:
     """Where the masks of a step's guided rows lie, one behind the other, in the order of the rows.
 
     Kept from step to step. Who answers without Python looks whether they are there at `there_at`:
@@ -72,15 +72,15 @@ class _Step:
 
     rows: list[Row]
     tokens: list[int] | None
-    room: MaskRoom
+    room: BitmaskBuffers
 
 
-class Masks:
+class Bitmasks:
     """Makes the masks of one step at a time. Its thread starts with the first."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._own = self._room = MaskRoom(vocab_size)
+        self._own = self._room = BitmaskBuffers(vocab_size)
         self._steps: SimpleQueue[_Step | None] = SimpleQueue()
         self._busy = threading.Lock()  # taken until a step's masks are there
         self._errors: list[tuple[int, SyscallError]] = []  # by the place among the guided rows
@@ -93,7 +93,7 @@ class Masks:
         rows: Sequence[Row],
         guided: list[int],
         tokens: list[int] | None = None,
-        room: MaskRoom | None = None,
+        room: BitmaskBuffers | None = None,
     ) -> None:
         """Make the masks of a step's rows with these numbers; they have a guide and one place.
 
@@ -179,8 +179,8 @@ class Masks:
             error = _made(row, room.each[index], self._vocab_size, now, room.addresses[index])
             if error is not None:
                 errors.append((index, error))
-            assert row.guide is not None
-            now = max(now, row.guide.ended)  # a fault has not told
+            assert row.matcher is not None
+            now = max(now, row.matcher.ended)  # a fault has not told
         some: list[int] = np.bitwise_or.reduce(room.masks[: len(rows)], axis=1).tolist()
         if errors or not all(some):
             wrong = dict(errors)
@@ -202,9 +202,9 @@ def _made(
     row: Row, mask: UInt32, vocab_size: int, began: float | None, address: int
 ) -> SyscallError | None:
     """Make a mask, or what is not to be looked at. `began` is now, of the thread's time."""
-    assert row.guide is not None
+    assert row.matcher is not None
     try:
-        error = row.guide.fill(row.start, row.tokens, mask, began, address)
+        error = row.matcher.fill(row.start, row.tokens, mask, began, address)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # a panic of llguidance's is no Exception

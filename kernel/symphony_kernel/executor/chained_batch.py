@@ -22,7 +22,7 @@ BLANK.flags.writeable = False
 _TOKEN_BYTES: Final = 4  # first in a result
 
 
-class Follow:
+class Chain:
     """Ties a batch to the one given before it: row i goes on behind row `rows[i]` of that.
 
     `stops[i]` are tokens behind which row i does not go on; when no row does, it never begins.

@@ -19,7 +19,7 @@ from symphony_kernel.protocol.limits import DELIVERY_MS_DEFAULT
 T = TypeVar("T")
 
 
-class Outcome(Generic[T]):
+class StepFuture(Generic[T]):
     """A value to come, or what went wrong; of one event loop. It is finished once.
 
     `began` and `ended` are monotonic seconds between which a device computed it; 0.0: unknown.
@@ -28,13 +28,13 @@ class Outcome(Generic[T]):
     __slots__ = ("_then", "began", "done", "ended", "error", "value")
 
     def __init__(self) -> None:
-        self._then: Callable[[Outcome[T]], None] | None = None
+        self._then: Callable[[StepFuture[T]], None] | None = None
         self.done = False
         self.value: T
         self.error: BaseException | None = None
         self.began = self.ended = 0.0
 
-    def then(self, callback: Callable[["Outcome[T]"], None]) -> None:
+    def then(self, callback: Callable[["StepFuture[T]"], None]) -> None:
         """Name who is called when it is finished: at once if it is already; only one may be."""
         assert self._then is None
         self._then = callback
@@ -67,7 +67,7 @@ class Outcome(Generic[T]):
         if not self.done:
             future = asyncio.get_running_loop().create_future()
 
-            def ended(_: "Outcome[T]") -> None:
+            def ended(_: "StepFuture[T]") -> None:
                 if not future.done():  # whoever waited may have been cancelled
                     future.set_result(None)
 
@@ -78,7 +78,7 @@ class Outcome(Generic[T]):
         return self.value
 
 
-class _Work:
+class _Job:
     """What the thread has to do, and who hears of it: an outcome on its loop, or an event."""
 
     __slots__ = (
@@ -88,7 +88,7 @@ class _Work:
     def __init__(
         self,
         work: Callable[[], Any],
-        heard: Outcome[Any] | threading.Event,
+        heard: StepFuture[Any] | threading.Event,
         loop: asyncio.AbstractEventLoop | None = None,
         begin: Callable[[], bool] | None = None,
         lot: bool = False,
@@ -121,12 +121,12 @@ class _Work:
         self.ended = time.monotonic()
 
 
-def _tell(works: list[_Work]) -> None:
+def _tell(works: list[_Job]) -> None:
     """Let those who wait hear of their works' ends, when all of them can be known."""
     told = []
     for work in works:
         outcome = work.heard
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, StepFuture)
         outcome.began, outcome.ended = work.began, work.ended
         outcome.settle(work.value, work.error)
         told.append(outcome)
@@ -148,13 +148,13 @@ class DeviceThread:
         hold_seconds: float = DELIVERY_MS_DEFAULT / 1000,
     ) -> None:
         """Start it; it enters `context`, and `begin` runs on it first."""
-        self._works: SimpleQueue[_Work | None] = SimpleQueue()
+        self._works: SimpleQueue[_Job | None] = SimpleQueue()
         self._hold_seconds = hold_seconds
         # Has the next work write to an eventfd once it computes; None: it cannot.
         self.ring: Callable[[int], None] | None = None
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._loop: asyncio.AbstractEventLoop | None = None  # that hears the bell
-        self._ended: deque[list[_Work]] = deque()  # that the loop is to hear of
+        self._ended: deque[list[_Job]] = deque()  # that the loop is to hear of
         self._thread = threading.Thread(
             target=self._run, args=(begin, context), name="executor", daemon=True
         )
@@ -165,24 +165,24 @@ class DeviceThread:
         work: Callable[[], T],
         begin: Callable[[], bool] | None = None,
         lot: bool = True,
-    ) -> Outcome[T]:
+    ) -> StepFuture[T]:
         """Queue a work of the running event loop.
 
         With `begin` it follows the one before: that is called on the thread, once, when the other
         has ended and before anybody hears of it; `work` comes in any case. Without `lot` its end is
         told of at once.
         """
-        outcome: Outcome[T] = Outcome()
+        outcome: StepFuture[T] = StepFuture()
         loop = asyncio.get_running_loop()
         if begin is not None and loop is not self._loop:
             self._attach(loop)
-        self._works.put(_Work(work, outcome, loop, begin, lot and begin is not None))
+        self._works.put(_Job(work, outcome, loop, begin, lot and begin is not None))
         return outcome
 
     def call(self, work: Callable[[], T]) -> T:
         """Do a work and wait for it, on any other thread."""
         ended = threading.Event()
-        item = _Work(work, ended)
+        item = _Job(work, ended)
         self._works.put(item)
         ended.wait()
         if item.error is not None:
@@ -206,9 +206,9 @@ class DeviceThread:
                     return
                 del work  # what a step held must not live until the next one comes
 
-    def _course(self, work: _Work) -> bool:
+    def _course(self, work: _Job) -> bool:
         """Do a work and all that is there behind it; return whether more may come."""
-        ended: list[_Work] = []  # that nobody has heard of
+        ended: list[_Job] = []  # that nobody has heard of
         while True:
             work.run()
             if self._ended and work.loop is not None:  # the step has not rung, or nobody has heard
@@ -229,7 +229,7 @@ class DeviceThread:
                 return False
             work = following
 
-    def _announce(self, works: list[_Work], ring: Callable[[int], None] | None = None) -> None:
+    def _announce(self, works: list[_Job], ring: Callable[[int], None] | None = None) -> None:
         """Let those hear who wait for works that have ended: one loop, or one event.
 
         With `ring` the loop is woken up by the next step: this thread would be put aside for the
@@ -260,7 +260,7 @@ class DeviceThread:
         self._loop = loop
         loop.add_reader(self._bell, self._hear_bell)
 
-    def _may_hold(self, ended: list[_Work]) -> bool:
+    def _may_hold(self, ended: list[_Job]) -> bool:
         """Whether the first of these would not wait for too long until another step's end."""
         first, last = ended[0], ended[-1]
         until = last.ended + (last.ended - last.began)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
-from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
-from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
+from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import SyscallError
 
 
@@ -73,7 +73,7 @@ class Network(Protocol):
         On the thread that gives steps. None: it is to be computed with `forward` and `answer`.
         """
 
-    def room(self, step: Any) -> MaskRoom | None:
+    def room(self, step: Any) -> BitmaskBuffers | None:
         """Return where the masks of a prepared step's rows belong, if it has a place for them."""
 
     def compute(self, step: Any, masks: Callable[[], RowMasks] | None = None) -> Results:
@@ -89,7 +89,7 @@ class Network(Protocol):
         Returns the rows that want results, in the order in which `answer` numbers their places.
         """
 
-    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         """Return what is asked about places of the last `forward`, from `first` on.
 
         Each ask has as many places as positions (see `sampling.answer`).

@@ -28,7 +28,7 @@ _ROWS_AT_ONCE = 8  # where rows are ordered: their sorting keys fit into the pro
 
 
 @dataclass(slots=True)
-class Ask:
+class SamplingRequest:
     """What one row wants at some of its places."""
 
     options: PredOptions
@@ -37,7 +37,7 @@ class Ask:
     mask: UInt32 | None = None  # [ceil(vocab_size / 32)], in the place of the options' `allow`
 
 
-def answer(logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+def answer(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
     """Return each ask's bytes, places in order, as `options.Get` lays them out.
 
     `logits` is [w, vocab_size] float32, the asks' places one after the other; it is overwritten. An
@@ -116,7 +116,7 @@ def _shape_logits(logits: Tensor, options: PredOptions, mask: UInt32 | None) -> 
 # --- The answers of one kind ---------------------------------------------------------------------
 
 
-def _split(values: npt.NDArray[np.generic], asks: Sequence[Ask]) -> list[bytes]:
+def _split(values: npt.NDArray[np.generic], asks: Sequence[SamplingRequest]) -> list[bytes]:
     """Return the bytes of each ask's places of a [w, ...] array."""
     ends = np.cumsum([len(ask.positions) for ask in asks])
     return [part.tobytes() for part in np.split(values, ends[:-1])]
@@ -130,7 +130,7 @@ def _pairs(tokens: Tensor, logs: Tensor) -> npt.NDArray[np.void]:
     return pairs
 
 
-def _chosen(tokens: Tensor, logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+def _chosen(tokens: Tensor, logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
     """Return chosen tokens, and after each as many of the best ones as are wanted."""
     tokens = tokens[:, None]
     count = asks[0].options.logprobs
@@ -139,23 +139,23 @@ def _chosen(tokens: Tensor, logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
     return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
 
 
-def _argmax(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+def _argmax(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
     return _chosen(logits.argmax(-1), logits, asks)
 
 
-def _sample(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+def _sample(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
     samplings = [ask.options.sampling or Sampling() for ask in asks for _ in ask.positions]
     seeds = np.array([ask.seed for ask in asks for _ in ask.positions], np.uint64)
     positions = np.concatenate([ask.positions for ask in asks])
     return _chosen(sample(logits, samplings, seeds, positions), logits, asks)
 
 
-def _top(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+def _top(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
     tokens = best_tokens(logits, asks[0].options.top)
     return _split(_pairs(tokens, logits.log_softmax(-1)), asks)
 
 
-def _of(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+def _of(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
     logs = logits.log_softmax(-1)
     answers, begin = [], 0
     for ask in asks:
@@ -166,15 +166,15 @@ def _of(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
     return answers
 
 
-def _logits(logits: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+def _logits(logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
     return _split(logits.cpu().numpy().astype("<f4", copy=False), asks)
 
 
-def _nothing(_: Tensor, asks: Sequence[Ask]) -> list[bytes]:
+def _nothing(_: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes]:
     return [b""] * len(asks)
 
 
-_ANSWERS: dict[Get, Callable[[Tensor, Sequence[Ask]], list[bytes]]] = {
+_ANSWERS: dict[Get, Callable[[Tensor, Sequence[SamplingRequest]], list[bytes]]] = {
     Get.NONE: _nothing,
     Get.ARGMAX: _argmax,
     Get.SAMPLE: _sample,

@@ -28,7 +28,7 @@ from symphony_kernel.executor.base import (
     Row,
 )
 from symphony_kernel.executor.bitmask import allowed, fill
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
@@ -215,8 +215,8 @@ class SimulatedExecutor:
         for part, values in zip(self._parts(), pages.transpose(1, 0, 2), strict=True):
             part[frames] = values
 
-    def _answer_at_once(self, batch: Batch) -> Outcome[Results]:
-        outcome: Outcome[Results] = Outcome()
+    def _answer_at_once(self, batch: Batch) -> StepFuture[Results]:
+        outcome: StepFuture[Results] = StepFuture()
         outcome.began = outcome.ended = time.monotonic()
         asyncio.get_running_loop().call_soon(outcome.finish, self._constants(batch))
         return outcome
@@ -247,7 +247,7 @@ class SimulatedExecutor:
         if options.get is Get.NONE or not len(states):
             return b""
         logits = self._logits(states, options)
-        if row.guide is not None:
+        if row.matcher is not None:
             error = self._constrain(logits, row)
             if error is not None:
                 return error

@@ -24,11 +24,11 @@ from symphony_kernel.executor.base import (
     Row,
     UInt32,
 )
-from symphony_kernel.executor.bitmask import Masks, RowMasks
-from symphony_kernel.executor.chained_batch import Follow
+from symphony_kernel.executor.bitmask import Bitmasks, RowMasks
+from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.model import CudaDecoder
 from symphony_kernel.executor.cuda.network import CudaNetwork
-from symphony_kernel.executor.device_queue import DeviceThread, Outcome
+from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 from symphony_kernel.executor.models.assets import load_assets
 from symphony_kernel.executor.models.config import ModelConfig, load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
@@ -45,7 +45,7 @@ from symphony_kernel.executor.parallel.ranks import Lost, Parallel, Share
 from symphony_kernel.executor.parallel.sharding import Shard
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
-from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.platform.cpu_count import usable_processors
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import (
@@ -82,7 +82,7 @@ class TorchExecutor:
         self._network = network
         self._logits_places = logits_places
         self._thread = thread
-        self._masks = Masks(model.vocab_size)
+        self._masks = Bitmasks(model.vocab_size)
         self._last: Results = []  # of the last step, while the next one may follow it
         # What can begin with a step before the one that it follows has ended, and the step given
         # last that it prepared.
@@ -180,7 +180,7 @@ class TorchExecutor:
         """Compute one step (see `base.Executor.run`)."""
         return await self.start(batch)
 
-    def start(self, batch: Batch) -> Outcome[Results]:
+    def start(self, batch: Batch) -> StepFuture[Results]:
         """Compute one step: the same in one hop to the device's thread and one back."""
         prepared = self._network.prepare(batch.rows) if batch.rows else None
         step, follow = partial(self._step, batch, prepared), batch.follow
@@ -199,7 +199,7 @@ class TorchExecutor:
         if batch.saves is None and batch.loads is None and batch.poison is None:
             network.follow(prepared, before, batch.follow)
 
-    def _begin(self, follow: Follow, batch: Batch, prepared: Any) -> bool:
+    def _begin(self, follow: Chain, batch: Batch, prepared: Any) -> bool:
         """Go on behind the step that has just ended, if it may be; put in the tokens."""
         if not follow.begin(self._last):
             return False
@@ -309,7 +309,7 @@ class TorchExecutor:
                 self._network.copy(group)
 
     def _rows(self, batch: Batch, prepared: Any) -> Results:
-        guided = [index for index, row in enumerate(batch.rows) if row.guide is not None]
+        guided = [index for index, row in enumerate(batch.rows) if row.matcher is not None]
         if not guided:
             return self._compute(batch, prepared)
         # Their masks are made while the step computes.
@@ -356,17 +356,17 @@ class TorchExecutor:
         return results
 
 
-def _ask(row: Row, mask: UInt32 | None) -> Ask:
+def _ask(row: Row, mask: UInt32 | None) -> SamplingRequest:
     alone = len(row.positions) == 1 and len(row.places) == 1
     positions = row.positions if alone else row.positions[row.places]
-    return Ask(row.options, row.seed, positions, mask)
+    return SamplingRequest(row.options, row.seed, positions, mask)
 
 
 def _portions(
     rows: list[Row], masks: list[UInt32 | None], places_max: int
-) -> list[tuple[int, list[Ask], list[int]]]:
+) -> list[tuple[int, list[SamplingRequest], list[int]]]:
     """Split the rows' places: (first place, asks, whose they are) of each portion."""
-    portions: list[tuple[int, list[Ask], list[int]]] = [(0, [], [])]
+    portions: list[tuple[int, list[SamplingRequest], list[int]]] = [(0, [], [])]
     first = used = 0
     for owner, (row, mask) in enumerate(zip(rows, masks, strict=True)):
         positions = row.positions[row.places]
@@ -376,7 +376,7 @@ def _portions(
                 used = 0
                 portions.append((first, [], []))
             part, positions = np.split(positions, [places_max - used])
-            portions[-1][1].append(Ask(row.options, row.seed, part, mask))
+            portions[-1][1].append(SamplingRequest(row.options, row.seed, part, mask))
             portions[-1][2].append(owner)
             used += len(part)
     return portions if rows else []

@@ -37,7 +37,7 @@ def _always(_now: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class CpuOptions:
     """What all that tenants want may take of processors beside steps, while these are `short`.
 
     `device_share`: the part of the device that one processor is; 0.0 of a device of its own.
@@ -156,7 +156,7 @@ class CpuAccounts:
     """Both accounts of each tenant. `beside` says what of the processors there is to share out."""
 
     def __init__(
-        self, queue: FairQueue, present: Callable[[float], Iterable[str]], beside: Beside
+        self, queue: FairQueue, present: Callable[[float], Iterable[str]], beside: CpuOptions
     ) -> None:
         """`present` tells who shares the device at a time."""
         self._queue = queue

@@ -23,7 +23,7 @@ from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX, SPENT_US_M
 _SHORTEST_SECONDS: Final = 0.002  # of rest: for less nobody is told
 
 
-class Teller(Protocol):
+class ReportingPeer(Protocol):
     """A port whose peer tells what it has spent."""
 
     name: str
@@ -32,7 +32,7 @@ class Teller(Protocol):
         """Send one message."""
 
 
-class Replays(Protocol):
+class ReplayState(Protocol):
     """Who knows whether what is told happened to a kernel before."""
 
     replaying: bool
@@ -48,14 +48,14 @@ class Accounts(Protocol):
         """Return the seconds for which a tenant is to rest: its share will have paid by then."""
 
 
-class Spending:
+class CpuReports:
     """Charges what is told."""
 
     def __init__(self, processes: ProcessTable, accounts: Accounts, clock: Clock) -> None:
         self._processes, self._accounts, self._clock = processes, accounts, clock
 
     def take(
-        self, port: Teller, times: list[Any], scribe: Replays | None, *, gateway: bool
+        self, port: ReportingPeer, times: list[Any], hooks: ReplayState | None, *, gateway: bool
     ) -> None:
         """Charge [[instance, microseconds], ...]; answer with what is to rest there.
 
@@ -64,7 +64,7 @@ class Spending:
         Raises:
             MessageError: an item is none.
         """
-        replaying = scribe is not None and scribe.replaying
+        replaying = hooks is not None and hooks.replaying
         now, told = self._clock.now(), set[str]()
         for item in times:
             whose, spent = _parse(item)
@@ -86,7 +86,7 @@ class Spending:
             for tenant in sorted(told):
                 self._rest(port, tenant, now, REST_MS_MAX if gateway else PACE_MS_MAX)
 
-    def _rest(self, port: Teller, tenant: str, now: float, longest_ms: int) -> None:
+    def _rest(self, port: ReportingPeer, tenant: str, now: float, longest_ms: int) -> None:
         seconds = self._accounts.pause(tenant, now)
         if seconds >= _SHORTEST_SECONDS:
             port.send(m.Pace(tenant, min(round(1000 * seconds), longest_ms)))

@@ -22,7 +22,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Final
 
 from symphony_kernel.fairness.fair_queue import FairQueue
-from symphony_kernel.fairness.step_cost import FORMED, Load, StepCost
+from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad
 from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN, PRESENT_MS
 
 _MARGIN: Final = 0.9  # of the time that others may have: no prediction is exact
@@ -42,7 +42,7 @@ _ENDLESS: Final = float("inf")
 _LONG_AGO: Final = float("-inf")
 
 
-class Turn:
+class TenantShare:
     """What one tenant may have of a step, before others have had theirs."""
 
     __slots__ = ("behind", "reserve", "rows", "seconds", "tenant", "tokens")
@@ -58,13 +58,13 @@ class Turn:
         self.behind = False  # it is the one furthest behind: its first row need not fit
 
 
-class Plan:
+class StepBudget:
     """How one step is divided."""
 
     __slots__ = ("ceiling", "probe", "seconds", "slope", "tokens", "turns")
 
     def __init__(
-        self, seconds: float, slope: float, turns: list[Turn], ceiling: float, tokens: int
+        self, seconds: float, slope: float, turns: list[TenantShare], ceiling: float, tokens: int
     ) -> None:
         self.seconds = seconds  # that the step may take
         self.slope = slope  # seconds of a token, beside the base of the first
@@ -84,7 +84,7 @@ class _Demand:
 
     def __init__(self, name: str, weight: float) -> None:
         self.name, self.weight = name, weight
-        self.load, self.rows, self.decodes = Load(), 0, 0
+        self.load, self.rows, self.decodes = StepLoad(), 0, 0
         self.alone = self.others = 0.0  # seconds of its rows, and beside them
         self.most_rows = self.most_tokens = 0.0  # that it may have
         self.in_lots = False  # it may be slowed for several of its steps at once
@@ -111,7 +111,7 @@ class DeviceShares:
         self._rows, self._tokens = rows, tokens
         self._lot_seconds = lot_seconds
         self._seen: dict[str, float] = {}  # present tenants: when they had work last
-        self._loads: dict[str, Load] = {}  # theirs of the last step that they were in
+        self._loads: dict[str, StepLoad] = {}  # theirs of the last step that they were in
         self._stepwise: dict[str, float] = {}  # when a pred of one token was launched last
         self._slack = 0.0  # of virtual time, as of the last plan
         self._probed: dict[str, int] = {}  # of each tenant, up to _PROBES_FIRST
@@ -119,7 +119,7 @@ class DeviceShares:
         self._absent: list[str] = []  # present tenants that wanted nothing of the last step
 
     # -- Before a step ---------------------------------------------------------------------------
-    def plan(self, now: float) -> Plan | None:
+    def plan(self, now: float) -> StepBudget | None:
         """Return how the next step is divided; None: all that waits may run."""
         queue = self._queue
         if not queue.several:
@@ -158,7 +158,7 @@ class DeviceShares:
         ]
         seconds = min(absent, *bounds)
         if fit:
-            whole = Load()
+            whole = StepLoad()
             for each in taken:
                 whole = whole.plus(each.load)
             fit = self._costs.seconds(whole) <= seconds
@@ -200,7 +200,7 @@ class DeviceShares:
             self._look(now)
         return self._queue.present
 
-    def _others(self, name: str, load: Load, weight_sum: float, now: float) -> float:
+    def _others(self, name: str, load: StepLoad, weight_sum: float, now: float) -> float:
         """Return how much longer others may make a step than a tenant's rows do alone."""
         alone, lot = self._costs.seconds(load), 0.0
         if not load.features[FORMED]:
@@ -233,13 +233,13 @@ class DeviceShares:
         found = _Demand(name, self._queue.tenant_weight(name))
         load, costs = found.load, self._costs
         rows = max(int(2 * self._rows * found.weight / weight_sum), _LOOK_ROWS)
-        for work in self._queue.works_of(name):
-            count = min(work.count - work.placed, self._tokens - load.tokens)
-            load.add(work, work.placed, count)
-            if work.course is None or count > 1:
+        for request in self._queue.works_of(name):
+            count = min(request.count - request.placed, self._tokens - load.tokens)
+            load.add(request, request.placed, count)
+            if request.continuation is None or count > 1:
                 load.features[FORMED] = 1.0
             found.rows += 1
-            found.decodes += work.count == 1
+            found.decodes += request.count == 1
             if found.rows >= min(rows, self._rows) or load.tokens >= self._tokens:
                 break
             if not found.rows % _LOOK_ROWS and costs.seconds(load) >= most:
@@ -247,7 +247,9 @@ class DeviceShares:
         found.alone = costs.seconds(load)
         return found
 
-    def _divide(self, demands: list[_Demand], most: float, ceiling: float, probe: int) -> Plan:
+    def _divide(
+        self, demands: list[_Demand], most: float, ceiling: float, probe: int
+    ) -> StepBudget:
         """Divide a step of `most` seconds; `probe`: which tenant has it alone, or -1."""
         costs = self._costs
         first, tokens = costs.base(1), costs.tokens_within(most)
@@ -263,9 +265,9 @@ class DeviceShares:
         for index, each in enumerate(demands):
             reserve = min(slope * each.decodes, 0.5 * seconds[index])
             room = seconds[index], each.most_rows, each.most_tokens
-            turns.append(Turn(each.name, *room, reserve))
+            turns.append(TenantShare(each.name, *room, reserve))
             turns[-1].behind = each.name == behind
-        plan = Plan(most, slope, turns, ceiling, self._most_tokens)
+        plan = StepBudget(most, slope, turns, ceiling, self._most_tokens)
         plan.probe = probe >= 0
         return plan
 
@@ -283,7 +285,7 @@ class DeviceShares:
         return min(range(len(demands)), key=lambda i: demands[i].alone + demands[i].others)
 
     # -- While a step computes -------------------------------------------------------------------
-    def launched(self, loads: dict[str, Load], stepwise: Iterable[str], now: float) -> None:
+    def launched(self, loads: dict[str, StepLoad], stepwise: Iterable[str], now: float) -> None:
         """A step has been launched with rows of these tenants."""
         for name, load in loads.items():
             self._loads[name] = load
@@ -295,7 +297,7 @@ class DeviceShares:
         self._absent = [each for each in several if not (queue.is_active(each) or each in busy)]
 
     def ended(
-        self, loads: dict[str, Load], seconds: float, formed: bool, probe: bool, now: float
+        self, loads: dict[str, StepLoad], seconds: float, formed: bool, probe: bool, now: float
     ) -> None:
         """A step has ended: charge its tenants. `formed`: by the host, not a draft.
 
@@ -312,12 +314,12 @@ class DeviceShares:
             if name in queue.present:
                 queue.pay(name, least * queue.tenant_weight(name))
 
-    def _charge(self, loads: dict[str, Load], seconds: float, formed: bool) -> list[float]:
+    def _charge(self, loads: dict[str, StepLoad], seconds: float, formed: bool) -> list[float]:
         """Divide a step's time; return how far its tenants have come in virtual time."""
         queue = self._queue
         names = list(loads)
         # A machine that is slow for a moment is slow for all.
-        whole = Load()
+        whole = StepLoad()
         for load in loads.values():
             whole = whole.plus(load)
         slow = min(max(seconds / max(self._costs.seconds(whole), 1e-9), 1.0), _SLOW_MOST)
@@ -335,13 +337,13 @@ class DeviceShares:
             steps.append(part / queue.tenant_weight(name))
         return steps
 
-    def may_follow(self, loads: dict[str, Load], now: float) -> bool:
+    def may_follow(self, loads: dict[str, StepLoad], now: float) -> bool:
         """Whether the next step may have the same tenants' rows without a plan."""
         if len(loads) == 1:
             return True
         if self._shared >= _PROBE_STEPS_MOST:
             return False
-        whole = Load()
+        whole = StepLoad()
         for load in loads.values():
             whole = whole.plus(load)
         weight_sum = sum([self._queue.tenant_weight(name) for name in loads])
@@ -353,17 +355,17 @@ class DeviceShares:
         )
         return self._costs.seconds(whole) <= most
 
-    def is_ahead(self, tenant: str, loads: dict[str, Load], seconds: float) -> bool:
+    def is_ahead(self, tenant: str, loads: dict[str, StepLoad], seconds: float) -> bool:
         """Whether a tenant is to wait while those of `loads` have one more step alone."""
         if tenant in loads or tenant not in self._queue.present:
             return False
         return self._queue.counter(tenant) > self._reached(loads, 1, seconds)
 
-    def all_ahead(self, loads: dict[str, Load], steps: int, seconds: float) -> bool:
+    def all_ahead(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> bool:
         """Whether all that wait are to wait while those of `loads` have so many steps alone."""
         return self._queue.least > self._reached(loads, steps, seconds)
 
-    def _reached(self, loads: dict[str, Load], steps: int, seconds: float) -> float:
+    def _reached(self, loads: dict[str, StepLoad], steps: int, seconds: float) -> float:
         queue = self._queue
         if not loads:
             return _ENDLESS

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 
 from symphony_kernel.fairness.step_cost import StepCost
 from symphony_kernel.protocol.errno import KernelBug
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 
 _ASIDE_MAX: Final = 64  # works of one LIP that are looked at in vain, for one batch
 _NO_CEILING: Final = float("inf")
@@ -35,13 +35,13 @@ class FairQueueStatistics:
 
     tenants: int
     lips: int
-    works: int
+    requests: int
     tokens: int
     counters: dict[str, float]
 
 
 @dataclass(slots=True, eq=False)
-class _Lip:
+class _Run:
     root: int
     order: int  # breaks ties in a fixed way
     tenant: "_Tenant"
@@ -49,10 +49,10 @@ class _Lip:
     counter: float = 0.0
     served: float = 0.0  # cost over weight, never lifted
     # In order. Not a deque: a program may cancel any of a hundred thousand.
-    works: OrderedDict[Work, None] = field(default_factory=OrderedDict)
+    requests: OrderedDict[Request, None] = field(default_factory=OrderedDict)
     aside: int = 0  # works that are set aside
     # Works that the pager has, in order. A LIP with any is not idle and is not lifted.
-    away: dict[Work, None] = field(default_factory=dict)
+    away: dict[Request, None] = field(default_factory=dict)
     active: bool = False  # in its tenant's heap, under its counter
 
 
@@ -62,7 +62,7 @@ class _Tenant:
     order: int
     weight: float
     counter: float = 0.0
-    lips: "_Heap[_Lip]" = field(default_factory=list)
+    lips: "_Heap[_Run]" = field(default_factory=list)
     last: float = 0.0  # the counter of the LIP that was active last
     lips_active: int = 0
     prompts: int = 0  # works of more than one token
@@ -72,7 +72,7 @@ class _Tenant:
     ceiling: float = _NO_CEILING  # of its LIPs' counters, while a batch is formed
 
 
-_Node = TypeVar("_Node", _Lip, _Tenant)
+_Node = TypeVar("_Node", _Run, _Tenant)
 # An entry is valid while its node is active and has that counter.
 _Heap = list[tuple[float, int, _Node]]
 
@@ -89,16 +89,16 @@ class FairQueue:
         self._tenants: dict[str, _Tenant] = {}
         self._present: dict[str, _Tenant] = {}
         self._others: _Heap[_Tenant] = []  # while the queue is for one tenant alone
-        self._lips: dict[int, _Lip] = {}
+        self._lips: dict[int, _Run] = {}
         self._heap: _Heap[_Tenant] = []
         self._tenants_active = self._lips_active = 0
-        self._aside: list[tuple[_Lip, Work]] = []
+        self._aside: list[tuple[_Run, Request]] = []
         self._passed: list[_Tenant] = []  # over, until `restore`
         self._limited: list[_Tenant] = []  # those with a ceiling
         self._ceiling = _NO_CEILING  # of tenants' counters, while a batch is formed
         self._last = 0.0  # the largest counter of a tenant that was present
         self._made = 0
-        self.works = 0
+        self.requests = 0
         self.decodes = 0  # works of one token
         self.tokens = 0  # of the works, not yet placed
 
@@ -144,11 +144,11 @@ class FairQueue:
         node = self._tenants[tenant]
         return node.decodes + node.prompts
 
-    def works_of(self, tenant: str) -> Iterator[Work]:
+    def works_of(self, tenant: str) -> Iterator[Request]:
         """Give a tenant's works, each LIP's in order; those set aside are not among them."""
-        for counter, _, lip in self._tenants[tenant].lips:
-            if lip.active and lip.counter == counter:
-                yield from lip.works
+        for counter, _, run in self._tenants[tenant].lips:
+            if run.active and run.counter == counter:
+                yield from run.requests
 
     @property
     def least(self) -> float:
@@ -199,92 +199,92 @@ class FairQueue:
         assert weight > 0
         self._tenant(tenant).weight = weight
 
-    def push(self, work: Work) -> None:
+    def push(self, request: Request) -> None:
         """Queue a work behind those of its LIP."""
-        lip = self._lips.get(work.root)
-        if lip is None:
-            lip = self._new_lip(work)
-        lip.weight = work.weight
-        lip.works[work] = None
-        if work.count == 1:  # as `_entered`, for most works there are
-            self.works += 1
+        run = self._lips.get(request.root)
+        if run is None:
+            run = self._new_lip(request)
+        run.weight = request.weight
+        run.requests[request] = None
+        if request.count == 1:  # as `_entered`, for most works there are
+            self.requests += 1
             self.decodes += 1
             self.tokens += 1
-            lip.tenant.decodes += 1
+            run.tenant.decodes += 1
         else:
-            self._entered(lip.tenant, work)
-        if not lip.active:
-            self._lift(lip)
-            self._activate(lip)
+            self._entered(run.tenant, request)
+        if not run.active:
+            self._lift(run)
+            self._activate(run)
 
-    def put_back(self, work: Work) -> None:
+    def put_back(self, request: Request) -> None:
         """Queue a work before those of its LIP that has been here before: it has kept its claim."""
-        lip = self._lips[work.root]
-        lip.away.pop(work, None)
-        lip.works[work] = None
-        lip.works.move_to_end(work, last=False)
-        tenant = lip.tenant
-        self._entered(tenant, work)
+        run = self._lips[request.root]
+        run.away.pop(request, None)
+        run.requests[request] = None
+        run.requests.move_to_end(request, last=False)
+        tenant = run.tenant
+        self._entered(tenant, request)
         if not tenant.present:  # it has waited elsewhere, which is no idleness
             tenant.present = True
             self._present[tenant.name] = tenant
-        if not lip.active:
-            self._activate(lip)
+        if not run.active:
+            self._activate(run)
 
-    def remove(self, work: Work) -> bool:
+    def remove(self, request: Request) -> bool:
         """Take out a work that waits or is away; return whether it waited here."""
-        lip = self._lips.get(work.root)
-        if lip is None:
+        run = self._lips.get(request.root)
+        if run is None:
             return False
-        lip.away.pop(work, None)
-        if work not in lip.works:
+        run.away.pop(request, None)
+        if request not in run.requests:
             return False
-        del lip.works[work]
-        self._forgot(work)
-        if not lip.works:
-            self._deactivate(lip)
+        del run.requests[request]
+        self._forgot(request)
+        if not run.requests:
+            self._deactivate(run)
         return True
 
-    def send_away(self, work: Work) -> None:
+    def send_away(self, request: Request) -> None:
         """Take a waiting work out until `put_back` or `remove`; its LIP keeps its claim."""
-        self.remove(work)
-        self._lips[work.root].away[work] = None
+        self.remove(request)
+        self._lips[request.root].away[request] = None
 
-    def away(self, root: int, instance: int | None) -> list[Work]:
+    def away(self, root: int, instance: int | None) -> list[Request]:
         """Return the works of an instance, or of a LIP (None), that are away."""
-        lip = self._lips.get(root)
-        works = () if lip is None else lip.away
-        return [work for work in works if instance in (None, work.instance)]
+        run = self._lips.get(root)
+        requests = () if run is None else run.away
+        return [request for request in requests if instance in (None, request.instance)]
 
-    def forget_instance(self, root: int, instance: int) -> list[Work]:
+    def forget_instance(self, root: int, instance: int) -> list[Request]:
         """Take out all works of one instance of the LIP `root` and return them."""
-        lip = self._lips.get(root)
-        if lip is None:
+        run = self._lips.get(root)
+        if run is None:
             return []
-        gone = [work for work in lip.works if work.instance == instance]
+        gone = [request for request in run.requests if request.instance == instance]
         if gone:
-            for work in gone:
-                del lip.works[work]
-                self._forgot(work)
-            if not lip.works:
-                self._deactivate(lip)
+            for request in gone:
+                del run.requests[request]
+                self._forgot(request)
+            if not run.requests:
+                self._deactivate(run)
         return gone
 
-    def forget_lip(self, root: int) -> list[Work]:
+    def forget_lip(self, root: int) -> list[Request]:
         """Take out a LIP with all its works and return these; its counter is forgotten."""
-        lip = self._lips.pop(root, None)
-        if lip is None:
+        run = self._lips.pop(root, None)
+        if run is None:
             return []
-        gone = list(lip.works)
-        lip.works.clear()
-        for work in gone:
-            self._forgot(work)
-        if lip.active:
-            self._deactivate(lip)
+        gone = list(run.requests)
+        run.requests.clear()
+        for request in gone:
+            self._forgot(request)
+        if run.active:
+            self._deactivate(run)
         return gone
 
     # -- Forming a batch -----------------------------------------------------------------------
-    def first(self) -> Work | None:
+    def first(self) -> Request | None:
         """Return the work that has the best claim to run, if any waits that is not set aside."""
         return _first(self._heap[0][2].lips[0][2]) if self._heap else None
 
@@ -295,29 +295,29 @@ class FairQueue:
         hold up its own branches.
         """
         tenant = self._heap[0][2]
-        lip = tenant.lips[0][2]
-        works = lip.works
-        work = next(iter(works))
-        self._charge(lip, work, tokens)
-        if work.placed < work.count:
-            works.move_to_end(work)
+        run = tenant.lips[0][2]
+        requests = run.requests
+        request = next(iter(requests))
+        self._charge(run, request, tokens)
+        if request.placed < request.count:
+            requests.move_to_end(request)
         else:
-            del works[work]
-            if work.count == 1:  # as `_left`, for most works there are
-                self.works -= 1
+            del requests[request]
+            if request.count == 1:  # as `_left`, for most works there are
+                self.requests -= 1
                 self.decodes -= 1
                 tenant.decodes -= 1
             else:
-                self._left(tenant, work)
-        self._reorder_first(tenant, lip, bool(works))
+                self._left(tenant, request)
+        self._reorder_first(tenant, run, bool(requests))
 
     def set_aside(self) -> None:
         """Pass over the first work until `restore`; over its LIP, too, when that has had many."""
         tenant = self._heap[0][2]
-        lip = tenant.lips[0][2]
-        self._aside.append((lip, lip.works.popitem(last=False)[0]))
-        lip.aside += 1
-        self._reorder_first(tenant, lip, bool(lip.works) and lip.aside < _ASIDE_MAX)
+        run = tenant.lips[0][2]
+        self._aside.append((run, run.requests.popitem(last=False)[0]))
+        run.aside += 1
+        self._reorder_first(tenant, run, bool(run.requests) and run.aside < _ASIDE_MAX)
 
     def set_prompts_aside(self) -> bool:
         """Pass over the first work's tenant until `restore` if it has prompts only; return whether.
@@ -372,49 +372,49 @@ class FairQueue:
     def drop(self) -> None:
         """Take the first work out for good, because it has failed."""
         tenant = self._heap[0][2]
-        lip = tenant.lips[0][2]
-        self._forgot(lip.works.popitem(last=False)[0])
-        self._reorder_first(tenant, lip, bool(lip.works))
+        run = tenant.lips[0][2]
+        self._forgot(run.requests.popitem(last=False)[0])
+        self._reorder_first(tenant, run, bool(run.requests))
 
-    def extend(self, work: Work, tokens: int) -> None:
+    def extend(self, request: Request, tokens: int) -> None:
         """Serve a work that need not be the first with `tokens` tokens more.
 
         For room that is left in a batch when no other LIP can use it; only after `restore`.
         """
-        lip = self._lips[work.root]
-        tenant = lip.tenant
-        self._deactivate(lip)
+        run = self._lips[request.root]
+        tenant = run.tenant
+        self._deactivate(run)
         if tenant.active:
             self._remove(tenant)
-        self._charge(lip, work, tokens)
-        if not work.remaining:
-            del lip.works[work]
-            self._left(tenant, work)
-        tenant.last = lip.counter
-        if lip.works:
-            self._activate(lip)
+        self._charge(run, request, tokens)
+        if not request.remaining:
+            del run.requests[request]
+            self._left(tenant, request)
+        tenant.last = run.counter
+        if run.requests:
+            self._activate(run)
         elif tenant.lips_active:
             self._insert(tenant)
 
-    def serve_whole(self, work: Work) -> None:
+    def serve_whole(self, request: Request) -> None:
         """Serve a waiting work with all its tokens, though it need not be the first."""
-        self.extend(work, work.remaining)
+        self.extend(request, request.remaining)
 
-    def serve_at_once(self, work: Work) -> None:
+    def serve_at_once(self, request: Request) -> None:
         """Serve a work that has just come with all its tokens: it never waits."""
-        lip = self._lips.get(work.root)
-        if lip is None:
-            lip = self._new_lip(work)
-        tenant = lip.tenant
+        run = self._lips.get(request.root)
+        if run is None:
+            run = self._new_lip(request)
+        tenant = run.tenant
         if tenant.active:
-            self.push(work)
-            self.serve_whole(work)
+            self.push(request)
+            self.serve_whole(request)
             return
-        lip.weight = work.weight
-        self._lift(lip)
-        self.tokens += work.remaining
-        self._charge(lip, work, work.remaining)
-        tenant.last = lip.counter
+        run.weight = request.weight
+        self._lift(run)
+        self.tokens += request.remaining
+        self._charge(run, request, request.remaining)
+        tenant.last = run.counter
 
     def charge(self, root: int, tenant: str, weight: float, seconds: float) -> None:
         """Charge a LIP, not its tenant, for time beside its works; not while a batch is formed.
@@ -425,30 +425,30 @@ class FairQueue:
         """
         if not 0.0 <= seconds < _NO_CEILING:
             raise KernelBug(f"LIP {root} is charged {seconds}")
-        lip = self._lips.get(root)
-        if lip is None:
+        run = self._lips.get(root)
+        if run is None:
             self._made += 1
-            lip = self._lips[root] = _Lip(root, self._made, self._tenant(tenant), weight)
-        home = lip.tenant
-        if lip.active:
-            self._deactivate(lip)
+            run = self._lips[root] = _Run(root, self._made, self._tenant(tenant), weight)
+        home = run.tenant
+        if run.active:
+            self._deactivate(run)
         else:
-            self._lift(lip)
-        self._pay_lip(lip, seconds / self._costs.service_seconds)
-        if lip.works:
-            self._activate(lip)
+            self._lift(run)
+        self._pay_lip(run, seconds / self._costs.service_seconds)
+        if run.requests:
+            self._activate(run)
         else:
-            home.last = lip.counter
+            home.last = run.counter
 
     def restore(self) -> None:
         """Put what was set aside back to where it was: in front, with its counter as it is."""
         while self._aside:
-            lip, work = self._aside.pop()
-            lip.works[work] = None
-            lip.works.move_to_end(work, last=False)
-            lip.aside = 0
-            if not lip.active:
-                self._activate(lip)
+            run, request = self._aside.pop()
+            run.requests[request] = None
+            run.requests.move_to_end(request, last=False)
+            run.aside = 0
+            if not run.active:
+                self._activate(run)
         while self._passed:
             tenant = self._passed.pop()
             if not tenant.active:
@@ -459,35 +459,35 @@ class FairQueue:
 
     def precedes(self, root: int) -> bool:
         """Whether a LIP that has no work waiting would have as good a claim as any if it had."""
-        lip = self._lips.get(root)
-        if lip is None or lip.active or not self._heap:
+        run = self._lips.get(root)
+        if run is None or run.active or not self._heap:
             return False
         first = self._heap[0][2]
-        if lip.tenant is not first:
-            return lip.tenant.counter <= first.counter
-        return lip.counter <= first.lips[0][0]
+        if run.tenant is not first:
+            return run.tenant.counter <= first.counter
+        return run.counter <= first.lips[0][0]
 
-    def everything(self) -> list[Work]:
+    def everything(self) -> list[Request]:
         """Return all works that wait."""
-        return [work for lip in self._lips.values() for work in lip.works]
+        return [request for run in self._lips.values() for request in run.requests]
 
-    def holds(self, work: Work) -> bool:
+    def holds(self, request: Request) -> bool:
         """Whether a work waits."""
-        lip = self._lips.get(work.root)
-        return lip is not None and work in lip.works
+        run = self._lips.get(request.root)
+        return run is not None and request in run.requests
 
     def ahead(self, root: int, other: int, served: float) -> float:
         """Return how much more than LIP `other` a LIP was served, where they compare.
 
         `other` counts as served so much within its tenant. A LIP that is gone is ahead of all.
         """
-        lip = self._lips.get(root)
-        if lip is None:
+        run = self._lips.get(root)
+        if run is None:
             return _NO_CEILING
         tenant = self._lips[other].tenant
-        if lip.tenant is not tenant:
-            return (lip.tenant.counter - tenant.counter) / self._costs.service_seconds
-        return lip.counter - served
+        if run.tenant is not tenant:
+            return (run.tenant.counter - tenant.counter) / self._costs.service_seconds
+        return run.counter - served
 
     def knows(self, root: int) -> bool:
         """Whether a LIP has been here and not been forgotten."""
@@ -495,8 +495,8 @@ class FairQueue:
 
     def waits(self, root: int) -> bool:
         """Whether a LIP has work waiting."""
-        lip = self._lips.get(root)
-        return lip is not None and bool(lip.works)
+        run = self._lips.get(root)
+        return run is not None and bool(run.requests)
 
     @property
     def lips_active(self) -> int:
@@ -505,8 +505,8 @@ class FairQueue:
 
     def service(self, root: int) -> tuple[float, float]:
         """Return the counters of a LIP's tenant and of the LIP, which order the queue."""
-        lip = self._lips[root]
-        return lip.tenant.counter, lip.counter
+        run = self._lips[root]
+        return run.tenant.counter, run.counter
 
     def served(self, root: int) -> float:
         """Return all the service that a LIP has had, over its weight."""
@@ -517,7 +517,7 @@ class FairQueue:
         return FairQueueStatistics(
             tenants=self._tenants_active,
             lips=self._lips_active,
-            works=self.works,
+            requests=self.requests,
             tokens=self.tokens,
             counters={t.name: t.counter for t in self._tenants.values() if t.active},
         )
@@ -528,11 +528,11 @@ class FairQueue:
         Looks at every work: for whoever admits new runs, now and then.
         """
         found: dict[str, tuple[int, float]] = {}
-        for lip in self._lips.values():
-            if lip.works:
-                tenant = lip.tenant
+        for run in self._lips.values():
+            if run.requests:
+                tenant = run.tenant
                 tokens = found.get(tenant.name, (0, 0.0))[0]
-                tokens += sum([work.remaining for work in lip.works])
+                tokens += sum([request.remaining for request in run.requests])
                 found[tenant.name] = tokens, tenant.weight
         return found
 
@@ -544,45 +544,45 @@ class FairQueue:
             tenant = self._tenants[name] = _Tenant(name, self._made, 1.0)
         return tenant
 
-    def _new_lip(self, work: Work) -> _Lip:
+    def _new_lip(self, request: Request) -> _Run:
         self._made += 1
-        lip = _Lip(work.root, self._made, self._tenant(work.tenant), work.weight)
-        self._lips[work.root] = lip
-        return lip
+        run = _Run(request.root, self._made, self._tenant(request.tenant), request.weight)
+        self._lips[request.root] = run
+        return run
 
-    def _charge(self, lip: _Lip, work: Work, tokens: int) -> None:
-        self._pay_lip(lip, self._costs.cost(work, tokens))
+    def _charge(self, run: _Run, request: Request, tokens: int) -> None:
+        self._pay_lip(run, self._costs.cost(request, tokens))
         self.tokens -= tokens
-        work.placed += tokens
+        request.placed += tokens
 
-    def _pay_lip(self, lip: _Lip, tokens: float) -> None:
-        service = tokens / lip.weight
-        lip.counter += service
-        lip.served += service
+    def _pay_lip(self, run: _Run, tokens: float) -> None:
+        service = tokens / run.weight
+        run.counter += service
+        run.served += service
 
-    def _entered(self, tenant: _Tenant, work: Work) -> None:
-        self.works += 1
-        if work.count == 1:
+    def _entered(self, tenant: _Tenant, request: Request) -> None:
+        self.requests += 1
+        if request.count == 1:
             self.decodes += 1
             tenant.decodes += 1
         else:
             tenant.prompts += 1
-        self.tokens += work.count - work.placed
+        self.tokens += request.count - request.placed
 
-    def _left(self, tenant: _Tenant, work: Work) -> None:
-        self.works -= 1
-        if work.count == 1:
+    def _left(self, tenant: _Tenant, request: Request) -> None:
+        self.requests -= 1
+        if request.count == 1:
             self.decodes -= 1
             tenant.decodes -= 1
         else:
             tenant.prompts -= 1
 
-    def _forgot(self, work: Work) -> None:
-        self._left(self._tenants[work.tenant], work)
-        self.tokens -= work.remaining
+    def _forgot(self, request: Request) -> None:
+        self._left(self._tenants[request.tenant], request)
+        self.tokens -= request.remaining
 
-    def _lift(self, lip: _Lip) -> None:
-        tenant = lip.tenant
+    def _lift(self, run: _Run) -> None:
+        tenant = run.tenant
         if not tenant.present:
             present = self._present
             least = min(each.counter for each in present.values()) if present else self._last
@@ -591,28 +591,28 @@ class FairQueue:
             tenant.present = True
             present[tenant.name] = tenant
         least = tenant.lips[0][0] if tenant.lips else tenant.last
-        if least > lip.counter and not lip.away:
-            lip.counter = least
+        if least > run.counter and not run.away:
+            run.counter = least
 
     # -- Heaps: an active node's counter changes only at the front, where its entry is replaced --
-    def _activate(self, lip: _Lip) -> None:
-        tenant = lip.tenant
-        lip.active = True
+    def _activate(self, run: _Run) -> None:
+        tenant = run.tenant
+        run.active = True
         tenant.lips_active += 1
         self._lips_active += 1
         lips = tenant.lips
-        heappush(lips, (lip.counter, lip.order, lip))
+        heappush(lips, (run.counter, run.order, run))
         if len(lips) > 2 * tenant.lips_active + _STALE_MAX:
             _drop_stale(lips)
         if not tenant.active:
             self._insert(tenant)
 
-    def _deactivate(self, lip: _Lip) -> None:
-        tenant = lip.tenant
-        lip.active = False
+    def _deactivate(self, run: _Run) -> None:
+        tenant = run.tenant
+        run.active = False
         tenant.lips_active -= 1
         self._lips_active -= 1
-        tenant.last = lip.counter
+        tenant.last = run.counter
         _prune(tenant.lips)
         if not tenant.lips and tenant.active:
             self._remove(tenant)
@@ -629,17 +629,17 @@ class FairQueue:
         self._tenants_active -= 1
         _prune(self._heap)
 
-    def _reorder_first(self, tenant: _Tenant, lip: _Lip, waits: bool) -> None:
+    def _reorder_first(self, tenant: _Tenant, run: _Run, waits: bool) -> None:
         """The first LIP of the first tenant has a new counter, or no more work for now."""
         lips = tenant.lips
         if waits:
-            heapreplace(lips, (lip.counter, lip.order, lip))
+            heapreplace(lips, (run.counter, run.order, run))
         else:
             heappop(lips)
-            lip.active = False
+            run.active = False
             tenant.lips_active -= 1
             self._lips_active -= 1
-            tenant.last = lip.counter
+            tenant.last = run.counter
         if lips:
             counter, _, first = lips[0]
             if not first.active or first.counter != counter:
@@ -673,5 +673,5 @@ def _is_valid(entry: tuple[float, int, _Node]) -> bool:
     return node.active and node.counter == counter
 
 
-def _first(lip: _Lip) -> Work:
-    return next(iter(lip.works))
+def _first(run: _Run) -> Request:
+    return next(iter(run.requests))

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from functools import partial
 
 from symphony_kernel.kvfs.quotas import UNLIMITED
-from symphony_kernel.processes.table import WorkQueue
+from symphony_kernel.processes.table import RequestQueue
 from symphony_kernel.protocol.errno import Errno
-from symphony_kernel.protocol.token_bucket import Bucket
-from symphony_kernel.request import Work
+from symphony_kernel.protocol.token_bucket import TokenBucket
+from symphony_kernel.request import Request
 
 _MINUTE = 60.0
 _SECONDS_MIN = 0.001  # of a timer
@@ -31,55 +31,55 @@ class _Tenant:
     """A tenant's bucket, and what is held for want of tokens: by LIP, in order."""
 
     def __init__(self, tokens: int, now: float) -> None:
-        self.bucket = Bucket(tokens, tokens / _MINUTE, now)
-        self.held: OrderedDict[int, dict[Work, None]] = OrderedDict()
+        self.bucket = TokenBucket(tokens, tokens / _MINUTE, now)
+        self.held: OrderedDict[int, dict[Request, None]] = OrderedDict()
         self.waiting = 0  # tokens of what is held
         self.timer: asyncio.TimerHandle | None = None
 
-    def hold(self, work: Work) -> None:
+    def hold(self, request: Request) -> None:
         """Keep a work until there are tokens."""
-        self.held.setdefault(work.root, {})[work] = None
-        self.waiting += work.count
+        self.held.setdefault(request.root, {})[request] = None
+        self.waiting += request.count
 
-    def drop(self, work: Work) -> bool:
+    def drop(self, request: Request) -> bool:
         """Forget a held work; return whether it was one."""
-        works = self.held.get(work.root)
-        if works is None or work not in works:
+        requests = self.held.get(request.root)
+        if requests is None or request not in requests:
             return False
-        self._taken(works, work)
-        if not works:
-            del self.held[work.root]
+        self._taken(requests, request)
+        if not requests:
+            del self.held[request.root]
         return True
 
-    def next(self) -> Work:
+    def next(self) -> Request:
         """Take the next work out: the first of the LIP whose turn it is."""
-        root, works = next(iter(self.held.items()))
-        work = next(iter(works))
-        self._taken(works, work)
-        if works:
+        root, requests = next(iter(self.held.items()))
+        request = next(iter(requests))
+        self._taken(requests, request)
+        if requests:
             self.held.move_to_end(root)
         else:
             del self.held[root]
-        return work
+        return request
 
-    def _taken(self, works: dict[Work, None], work: Work) -> None:
-        del works[work]
-        self.waiting -= work.count
+    def _taken(self, requests: dict[Request, None], request: Request) -> None:
+        del requests[request]
+        self.waiting -= request.count
 
 
-class Throttle:
-    """Stands before a scheduler, as one (`WorkQueue`).
+class RateLimiter:
+    """Stands before a scheduler, as one (`RequestQueue`).
 
     `reached` hears of a tenant whose preds begin to be held, `wake` that some have gone on.
     """
 
-    submit: Callable[[Work], None]
-    cancel: Callable[[Work], None]
+    submit: Callable[[Request], None]
+    cancel: Callable[[Request], None]
     forget: Callable[..., None]
 
     def __init__(
         self,
-        scheduler: WorkQueue,
+        scheduler: RequestQueue,
         now: Callable[[], float],
         reached: Callable[[str], None],
         wake: Callable[[], None],
@@ -96,7 +96,7 @@ class Throttle:
         found = self._tenants.get(tenant)
         if tokens >= UNLIMITED:
             if found is not None:
-                found.bucket = Bucket(UNLIMITED, UNLIMITED, self._now())
+                found.bucket = TokenBucket(UNLIMITED, UNLIMITED, self._now())
                 self._release(tenant)
                 del self._tenants[tenant]
             if not self._tenants:
@@ -134,33 +134,33 @@ class Throttle:
         self.submit, self.cancel, self.forget = scheduler.submit, scheduler.cancel, scheduler.forget
 
     # -- Works ---------------------------------------------------------------------------------
-    def _submit(self, work: Work) -> None:
-        tenant = self._tenants.get(work.tenant)
-        if tenant is None or (not tenant.held and tenant.bucket.take(work.count, self._now())):
-            self._scheduler.submit(work)
+    def _submit(self, request: Request) -> None:
+        tenant = self._tenants.get(request.tenant)
+        if tenant is None or (not tenant.held and tenant.bucket.take(request.count, self._now())):
+            self._scheduler.submit(request)
             return
         if not tenant.held:
-            self._reached(work.tenant)
-        tenant.hold(work)
+            self._reached(request.tenant)
+        tenant.hold(request)
         if tenant.timer is None:
-            self._set_timer(work.tenant, tenant)
+            self._set_timer(request.tenant, tenant)
 
-    def _cancel(self, work: Work) -> None:
-        tenant = self._tenants.get(work.tenant)
-        if tenant is None or not tenant.drop(work):
-            self._scheduler.cancel(work)
+    def _cancel(self, request: Request) -> None:
+        tenant = self._tenants.get(request.tenant)
+        if tenant is None or not tenant.drop(request):
+            self._scheduler.cancel(request)
             return
-        work.finished = True
-        work.file.unreserve()
-        work.done(-Errno.ECANCELED)
+        request.finished = True
+        request.file.unreserve()
+        request.done(-Errno.ECANCELED)
 
     def _forget(self, root: int, instance: int | None = None) -> None:
         for tenant in self._tenants.values():
-            for work in list(tenant.held.get(root, ())):
-                if instance in (None, work.instance):
-                    tenant.drop(work)
-                    work.finished = True
-                    work.file.unreserve()
+            for request in list(tenant.held.get(root, ())):
+                if instance in (None, request.instance):
+                    tenant.drop(request)
+                    request.finished = True
+                    request.file.unreserve()
         self._scheduler.forget(root, instance)
 
     def _release(self, name: str) -> None:
@@ -171,9 +171,9 @@ class Throttle:
             tenant.timer = None
         released = False
         while tenant.held and tenant.bucket.level(self._now()) >= 1.0:
-            work = tenant.next()
-            tenant.bucket.take(work.count, self._now())
-            self._scheduler.submit(work)
+            request = tenant.next()
+            tenant.bucket.take(request.count, self._now())
+            self._scheduler.submit(request)
             released = True
         if tenant.held:
             self._set_timer(name, tenant)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from symphony_kernel.protocol.limits import PREFILL_TOKENS_MIN
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 
 _SEGMENTS: Final = (0, 8, 32, 128, 512)  # new tokens from which each adds another time
 _TOKEN_SECONDS: Final = 0.001  # of a prompt's token, while nothing has been measured
@@ -56,7 +56,7 @@ _SIZE: Final = _FIRST + 7
 Float64 = npt.NDArray[np.float64]
 
 
-class Load:
+class StepLoad:
     """What a step, or a tenant's part of one, brings to the device."""
 
     __slots__ = ("features", "seconds", "tokens")
@@ -66,38 +66,38 @@ class Load:
         self.features = [0.0] * _FEATURES
         self.seconds = 0.0  # of what is known beforehand: masks
 
-    def add(self, work: Work, start: int, count: int) -> None:
+    def add(self, request: Request, start: int, count: int) -> None:
         """Add a work's tokens [start, start + count)."""
         self.tokens += count
         features = self.features
-        length = work.file.length + start
+        length = request.file.length + start
         if count == 1:
             features[ENTRIES] += 0.001 * (length + 1)
         else:
             features[PRODUCTS] += 0.001 * count * (length + 0.5 * (count + 1))
-        options = work.options
-        if options is not DEFAULT and start + count == work.count:
-            _add_places(features, options, work.count)
-        if work.guide is not None:
-            self.seconds += work.guide.seconds
+        options = request.options
+        if options is not DEFAULT and start + count == request.count:
+            _add_places(features, options, request.count)
+        if request.matcher is not None:
+            self.seconds += request.matcher.seconds
 
     def add_entry(self, length: int) -> None:
         """Add a row of one token behind so many entries, with nothing special about it."""
         self.tokens += 1
         self.features[ENTRIES] += 0.001 * (length + 1)
 
-    def part(self, share: float) -> "Load":
+    def part(self, share: float) -> "StepLoad":
         """Return a share of this load."""
-        found = Load()
+        found = StepLoad()
         found.tokens = max(int(share * self.tokens), 1)
         found.features = [share * each for each in self.features]
         found.features[FORMED] = self.features[FORMED]
         found.seconds = share * self.seconds
         return found
 
-    def plus(self, other: "Load") -> "Load":
+    def plus(self, other: "StepLoad") -> "StepLoad":
         """Return the sum of both."""
-        found = Load()
+        found = StepLoad()
         found.tokens = self.tokens + other.tokens
         found.features = [a + b for a, b in zip(self.features, other.features, strict=True)]
         found.seconds = self.seconds + other.seconds
@@ -147,11 +147,11 @@ class StepCost:
             found += slope * (min(tokens, end) - start)
         return found
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: StepLoad) -> float:
         """Return what a step with this load takes."""
         return self.base(load.tokens) + self.rows_seconds(load)
 
-    def rows_seconds(self, load: Load) -> float:
+    def rows_seconds(self, load: StepLoad) -> float:
         """Return what the rows of a load add to the base."""
         found = load.seconds
         values = self._values
@@ -160,23 +160,23 @@ class StepCost:
                 found += amount * values[_FIRST + index]
         return found
 
-    def row_seconds(self, work: Work, start: int, count: int) -> float:
+    def row_seconds(self, request: Request, start: int, count: int) -> float:
         """Return what a row adds to the base: a work's tokens [start, start + count)."""
-        length = work.file.length + start
+        length = request.file.length + start
         values = self._values
         if count == 1:
             found = 0.001 * (length + 1) * values[_FIRST + ENTRIES]
         else:
             found = 0.001 * count * (length + 0.5 * (count + 1)) * values[_FIRST + PRODUCTS]
-        if work.guide is not None:
-            found += work.guide.seconds
-        if work.options is not DEFAULT and start + count == work.count:
-            found += self._places_seconds(work)
+        if request.matcher is not None:
+            found += request.matcher.seconds
+        if request.options is not DEFAULT and start + count == request.count:
+            found += self._places_seconds(request)
         return found
 
-    def _places_seconds(self, work: Work) -> float:
+    def _places_seconds(self, request: Request) -> float:
         features = [0.0] * _FEATURES
-        _add_places(features, work.options, work.count)
+        _add_places(features, request.options, request.count)
         found = 0.0
         for index, amount in enumerate(features):
             if amount:
@@ -222,22 +222,22 @@ class StepCost:
         """What a token is charged for, measured or not."""
         return self._token
 
-    def cost(self, work: Work, tokens: int) -> float:
+    def cost(self, request: Request, tokens: int) -> float:
         """Return what the next tokens of a work are charged for: so many tokens' time.
 
         In tokens, so that what was charged before anything was measured does not count for more.
         """
-        before = work.file.length + work.placed
-        if work.count == 1:
+        before = request.file.length + request.placed
+        if request.count == 1:
             found = self._decode + self._entry * (before + 1)
         else:
             found = tokens * (1.0 + self._entry * (before + 0.5 * (tokens + 1)))
-        if work.options is not DEFAULT and work.placed + tokens >= work.count:
-            found += self._places_seconds(work) / self._token
+        if request.options is not DEFAULT and request.placed + tokens >= request.count:
+            found += self._places_seconds(request) / self._token
         return found
 
     # -- Learning --------------------------------------------------------------------------------
-    def learn(self, load: Load, seconds: float) -> None:
+    def learn(self, load: StepLoad, seconds: float) -> None:
         """A step with this load has taken so long."""
         tokens = load.tokens
         if not tokens or not 0.0 <= seconds < _SECONDS_MOST:
@@ -280,7 +280,7 @@ class StepCost:
                 self._values[1 + index] = self._values[index]
         self.tried = tokens
 
-    def _correct(self, load: Load, error: float, scale: float) -> None:
+    def _correct(self, load: StepLoad, error: float, scale: float) -> None:
         x = np.array(_used(load))
         off = min(abs(error) / scale, _NOISE_MOST)
         self._noise += (max(off, _NOISE_LEAST) - self._noise) * _NOISE_GAIN
@@ -335,7 +335,7 @@ class StepCost:
         self._entry = 0.001 * self._values[_FIRST + ENTRIES] / token
 
 
-def _used(load: Load) -> list[float]:
+def _used(load: StepLoad) -> list[float]:
     """Return how much of each coefficient a load's step takes."""
     tokens, found = float(load.tokens), [1.0]
     for index, start in enumerate(_SEGMENTS):

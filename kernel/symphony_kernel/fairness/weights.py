@@ -8,7 +8,7 @@ from symphony_kernel.protocol.limits import TENANT_WEIGHT_MAX, TENANT_WEIGHT_MIN
 SetWeight = Callable[[str, float], None]
 
 
-class Shares:
+class TenantWeights:
     """Sets tenants' weights. Nothing of it is kept: the gateway tells it again."""
 
     def __init__(self, set_weight: SetWeight, usual: Mapping[str, float]) -> None:

@@ -23,7 +23,7 @@ _TRIM_BYTES: Final = 16 << 20  # less of them since the last time
 _TRIMS: Final = 3  # looks with a trim each: texts under way let go a little later
 
 
-class Built(Protocol):
+class GrammarFootprint(Protocol):
     """A compiled grammar, as far as the budget goes."""
 
     used: float
@@ -41,7 +41,7 @@ class GrammarBudget:
 
     def __init__(
         self,
-        built: Callable[[], Mapping[str, Sequence[Built]]],
+        built: Callable[[], Mapping[str, Sequence[GrammarFootprint]]],
         give_back: Callable[[], None],
         weight: Callable[[str], float],
         now: Callable[[], float] = time.monotonic,
@@ -97,11 +97,11 @@ class GrammarBudget:
             self._give_back()
 
 
-def _held(grammars: Sequence[Built]) -> int:
+def _held(grammars: Sequence[GrammarFootprint]) -> int:
     return sum(grammar.held_bytes for grammar in grammars)
 
 
-def _release(grammars: Sequence[Built], over: int) -> int:
+def _release(grammars: Sequence[GrammarFootprint], over: int) -> int:
     """Release those used longest ago, until so many bytes are gone; return how many are."""
     gone = 0
     for grammar in sorted(grammars, key=lambda each: each.used) if over > 0 else ():

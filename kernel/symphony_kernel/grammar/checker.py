@@ -26,7 +26,7 @@ import msgpack
 from symphony_kernel.grammar.error_position import describe
 from symphony_kernel.grammar.source import (
     GrammarError,
-    Kind,
+    GrammarKind,
     compile_grammar,
     error_of,
     make_tokenizer,
@@ -222,18 +222,18 @@ def _compiled(tokenizer: Any, kind: int, text: str) -> str:
 
     def check(schema: str) -> GrammarError | None:
         try:
-            compile_grammar(tokenizer, write_grammar(Kind.JSON_SCHEMA, schema))
+            compile_grammar(tokenizer, write_grammar(GrammarKind.JSON_SCHEMA, schema))
         except GrammarError as error:
             return error
         return None
 
     try:
-        grammar = write_grammar(Kind(kind), text)
+        grammar = write_grammar(GrammarKind(kind), text)
         began = time.thread_time()
         matcher = compile_grammar(tokenizer, grammar)
         seconds = time.thread_time() - began
     except GrammarError as error:
-        raise describe(Kind(kind), text, error, check) from error
+        raise describe(GrammarKind(kind), text, error, check) from error
     if seconds > _SLOWER * CONSTRAINT_BUILD_MS_MAX / 1000:
         words = f"it takes more than {CONSTRAINT_BUILD_MS_MAX:.0f} ms to compile"
         raise GrammarError(Errno.EFBIG, words)

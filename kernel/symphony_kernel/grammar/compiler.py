@@ -23,8 +23,8 @@ from llguidance import LLMatcher, LLTokenizer
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.grammar.budget import GrammarBudget
 from symphony_kernel.grammar.checker import Checker, CheckerFault
-from symphony_kernel.grammar.mask_cache import Walk, walk_of
-from symphony_kernel.grammar.matcher_cache import KeptMatchers
+from symphony_kernel.grammar.mask_cache import MaskCache, walk_of
+from symphony_kernel.grammar.matcher_cache import MatcherCache
 from symphony_kernel.grammar.source import GrammarError, compile_grammar, make_tokenizer
 from symphony_kernel.platform.malloc import trim
 from symphony_kernel.protocol.errno import Errno
@@ -69,7 +69,7 @@ class Vocabulary:
         return max(len(bytes_of([token])) for token in range(self.tokenizer.vocab_size))
 
 
-class Era:
+class Generation:
     """A grammar from one compiling to the next: all its texts share the lexer's states."""
 
     __slots__ = ("__weakref__", "begun", "fresh", "masks", "number", "over", "steps", "worn")
@@ -97,18 +97,18 @@ class Grammar:
         vocabulary: Vocabulary,
         source: str,
         tenant: str = "",
-        kept: KeptMatchers | None = None,
+        kept: MatcherCache | None = None,
         ask: "Callable[[Grammar], None] | None" = None,
     ) -> None:
         self._vocabulary = vocabulary
         self.source = source
         self.tenant = tenant
-        self._kept = kept or KeptMatchers()
+        self._kept = kept or MatcherCache()
         self._ask = ask
         self.asked = False  # to be built
         self.problem: tuple[Errno, str] | None = None  # why it could not be
-        self.era: Era | None = None
-        self.walk: Walk | None = None  # of a regular expression
+        self.era: Generation | None = None
+        self.walk: MaskCache | None = None  # of a regular expression
         self.seconds = 0.0  # that a mask takes
         self.token_seconds = 0.0  # that a text's token takes, where one begins to follow it
         self.build_seconds = 0.0
@@ -122,7 +122,7 @@ class Grammar:
         began = time.thread_time()
         fresh = compile_grammar(tokenizer, self.source)
         self.build_seconds = time.thread_time() - began
-        era = Era(fresh, self._kept.number())
+        era = Generation(fresh, self._kept.number())
         finalize(era, self._kept.forget, era.number).atexit = False
         began = time.thread_time()
         fresh.deep_copy().compute_bitmask()
@@ -183,11 +183,11 @@ class Grammar:
         """Return why a text was refused, if it was."""
         return self._refused.get(_digest(text)) if self._refused else None
 
-    def matcher(self, era: Era, text: bytes) -> LLMatcher | None:
+    def matcher(self, era: Generation, text: bytes) -> LLMatcher | None:
         """Return a matcher behind these tokens (u32), if one is kept."""
         return self._kept.find(self.tenant, era.number, text) if text else None
 
-    def keep(self, era: Era, text: bytes, matcher: LLMatcher, before: bytes) -> None:
+    def keep(self, era: Generation, text: bytes, matcher: LLMatcher, before: bytes) -> None:
         """A text that has come so far may go on; one step before it was at `before`."""
         if text and not matcher.is_error():
             self._kept.keep(self.tenant, era.number, text, matcher.deep_copy(), before)
@@ -205,7 +205,7 @@ class _Job:
     asked: bool  # by a program, which may ask for so many
 
 
-class Grammars:
+class GrammarCompiler:
     """All grammars of one kernel; used on its loop. A model without tokenizer or eos has none."""
 
     def __init__(
@@ -224,12 +224,12 @@ class Grammars:
         self._thread: ThreadPoolExecutor | None = None
         self._budget = GrammarBudget(self._built_by_tenant, self._give_back, weight)
         self._working = self._closed = False
-        self._kept = KeptMatchers()
+        self._kept = MatcherCache()
 
     @classmethod
     def of(
         cls, about: Mapping[str, Any], model: ModelInfo, weight: Callable[[str], float]
-    ) -> "Grammars":
+    ) -> "GrammarCompiler":
         """Return those of a model; `about` is what a `Welcome` says of it."""
         return cls(about.get("tokenizer") or b"", model.vocab_size, model.eos, weight)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from symphony_kernel.grammar.source import GrammarError, Kind, schema_with
+from symphony_kernel.grammar.source import GrammarError, GrammarKind, schema_with
 
 _WORDS_MAX: Final = 1_000  # characters
 _LOOKS_MAX: Final = 256  # at parts of a schema
@@ -22,12 +22,12 @@ _PARTS: Final = ("items", "additionalProperties", "not", "if", "then", "else")
 Check = Callable[[str], GrammarError | None]
 
 
-def describe(kind: Kind, text: str, error: GrammarError, check: Check) -> GrammarError:
+def describe(kind: GrammarKind, text: str, error: GrammarError, check: Check) -> GrammarError:
     """Return an error with its place; `check` says what is wrong with a JSON schema."""
     words = error.words
-    if kind is Kind.JSON_SCHEMA:
+    if kind is GrammarKind.JSON_SCHEMA:
         words = _in_schema(text, words, check)
-    elif kind is Kind.REGEX:
+    elif kind is GrammarKind.REGEX:
         words = _in_regex(words)
     else:
         words = _in_lark(words)

@@ -17,7 +17,7 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from symphony_kernel.executor.base import UInt32
-from symphony_kernel.grammar.regex_automata import NOTHING, Expression, UnknownError
+from symphony_kernel.grammar.regex_automata import NOTHING, Expression, UnsupportedRegexError
 
 _MASKS_MAX: Final = 64  # of one walk; a byte for each eight tokens
 _FORCED_MAX: Final = 2_048  # masks of one token; some hundred bytes each
@@ -29,11 +29,11 @@ _Key: TypeAlias = tuple[bytes, int, int]  # forced bytes, the view behind them, 
 _BEGIN, _END = "start: /", "/"  # around an expression, in llguidance's grammar of it
 
 
-class Walk:
+class MaskCache:
     """The states of one grammar's texts, and the masks that are known. Of one thread."""
 
     def __init__(
-        self, expression: Expression, tokenizer: LLTokenizer, longer: "Walk | None" = None
+        self, expression: Expression, tokenizer: LLTokenizer, longer: "MaskCache | None" = None
     ) -> None:
         """Walk through an expression; through its near states, byte by byte, with `longer`."""
         self._expression = expression
@@ -93,7 +93,7 @@ class Walk:
             found = step(state, text) if text else NOTHING
             if found not in self._seen:
                 self._look(found)
-        except (UnknownError, RecursionError):
+        except (UnsupportedRegexError, RecursionError):
             self._end()
             return NOTHING
         self._full = self._expression.full or len(self._after) >= _STEPS_MAX
@@ -179,7 +179,7 @@ def _only(mask: UInt32) -> int | None:
 
 def walk_of(
     source: str, tokenizer: LLTokenizer, reach: Callable[[], int], era: int = 0
-) -> Walk | None:
+) -> MaskCache | None:
     """Return the walk of a grammar in llguidance's words, if it is an expression that is read here.
 
     `reach` gives the longest token's length in bytes. The walk's eras begin with `era`.
@@ -193,7 +193,7 @@ def walk_of(
         return None
     try:
         text, longest = text[len(_BEGIN) : -len(_END)], reach()
-        longer = Walk(Expression(text, longest, era=era), tokenizer)
-        return Walk(Expression(text, longest, near=True, era=era), tokenizer, longer)
-    except (UnknownError, RecursionError):
+        longer = MaskCache(Expression(text, longest, era=era), tokenizer)
+        return MaskCache(Expression(text, longest, near=True, era=era), tokenizer, longer)
+    except (UnsupportedRegexError, RecursionError):
         return None

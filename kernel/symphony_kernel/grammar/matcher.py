@@ -16,8 +16,8 @@ import numpy as np
 from llguidance import LLMatcher
 
 from symphony_kernel.executor.base import UInt32
-from symphony_kernel.grammar.compiler import Era, Grammar
-from symphony_kernel.grammar.mask_cache import Walk
+from symphony_kernel.grammar.compiler import Generation, Grammar
+from symphony_kernel.grammar.mask_cache import MaskCache
 from symphony_kernel.grammar.regex_automata import NOTHING
 from symphony_kernel.grammar.source import GrammarError, error_of
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -36,7 +36,7 @@ _WALK_SECONDS_MAX: Final = 0.05  # for which that is done
 _RENEWALS_MAX: Final = 3  # of its grammar that a text waits for, without a mask between them
 
 
-class Text(Protocol):
+class ConstrainedText(Protocol):
     """The part of a KV file that a guide reads."""
 
     @property
@@ -64,7 +64,7 @@ class _LaterError(Exception):
     """The mask is not there yet: the row comes again."""
 
 
-class Guide:
+class GrammarMatcher:
     """One work's way through a text. `told` on the loop, `fill` on the thread that makes masks.
 
     A row whose mask would take long, or whose grammar must be compiled again, has EAGAIN for its
@@ -77,13 +77,15 @@ class Guide:
         "ended", "kept", "spent",
     )  # fmt: skip
 
-    def __init__(self, constraint: Constraint, file: Text, base: int, *, kept: bool) -> None:
+    def __init__(
+        self, constraint: Constraint, file: ConstrainedText, base: int, *, kept: bool
+    ) -> None:
         self.constraint = constraint
         self._file = file
         self.base = base  # the file's entry with which the text begins
         self.kept = kept  # others may go on from where it ends: its matcher is worth keeping
         self._matcher: LLMatcher | None = None
-        self._era: Era | None = None  # of the grammar, that the matcher belongs to
+        self._era: Generation | None = None  # of the grammar, that the matcher belongs to
         self._text: list[int] = []  # what the matcher has seen, but for the last ones
         self._late = 0  # so many of these it has not: their masks were known
         # Nor these, the first token that ended the text and what came behind it.
@@ -207,11 +209,11 @@ class Guide:
             raise
 
     @property
-    def _walk(self) -> Walk | None:
+    def _walk(self) -> MaskCache | None:
         walk = self._grammar.walk
         return walk.longer if self._far and walk is not None else walk
 
-    def _walk_on(self, until: float = 0.0) -> Walk | None:
+    def _walk_on(self, until: float = 0.0) -> MaskCache | None:
         """Return the walk that has come behind the whole text, or to NOTHING.
 
         Until then, of the thread's time, or for a while of its own.

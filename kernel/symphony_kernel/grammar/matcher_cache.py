@@ -25,7 +25,7 @@ class _Kept:
     before: bytes  # where its text stood one step before; empty: nowhere
 
 
-class KeptMatchers:
+class MatcherCache:
     """Those of all grammars, for the thread that makes masks; others forget and sweep."""
 
     def __init__(

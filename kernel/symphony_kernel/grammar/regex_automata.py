@@ -51,7 +51,7 @@ _LONGER: Final = (
 )
 
 
-class UnknownError(ValueError):
+class UnsupportedRegexError(ValueError):
     """The expression is not among those that are read here, or has too many states."""
 
 
@@ -105,7 +105,7 @@ class Expression:
     def _spend(self, work: int) -> None:
         self._work_left -= work
         if self._work_left < 0:
-            raise UnknownError("the expression takes too long")
+            raise UnsupportedRegexError("the expression takes too long")
 
     def after(self, state: int, text: bytes) -> int:
         """Return the state behind more text, or NOTHING. UnknownError when there are too many."""
@@ -172,7 +172,7 @@ class Expression:
         if number is None:
             self._nodes_left -= 1
             if self._nodes_left < 0:
-                raise UnknownError("the expression has too many states")
+                raise UnsupportedRegexError("the expression has too many states")
             self._parts += len(node)
             number = self._numbers[node] = len(self._nodes)
             self._nodes.append(node)
@@ -339,7 +339,7 @@ class _Reader:
     def read(self) -> int:
         found = self._either()
         if self._at < len(self._text):
-            raise UnknownError("a ) too many")
+            raise UnsupportedRegexError("a ) too many")
         return found
 
     @property
@@ -351,7 +351,7 @@ class _Reader:
         self._at += 1
         self._parts += 1
         if not found or self._parts > _PARTS_MAX:
-            raise UnknownError("it ends too early, or too late")
+            raise UnsupportedRegexError("it ends too early, or too late")
         return found
 
     def _comes(self, what: str) -> bool:
@@ -379,10 +379,10 @@ class _Reader:
         what = self._take()
         if what == "(":
             if self._comes("?") and not self._comes(":"):
-                raise UnknownError("a group with a name or a flag")
+                raise UnsupportedRegexError("a group with a name or a flag")
             found = self._either()
             if not self._comes(")"):
-                raise UnknownError("a group without end")
+                raise UnsupportedRegexError("a group without end")
             return found
         if what == "[":
             return self._class()
@@ -391,7 +391,7 @@ class _Reader:
         if what == "\\":
             return self._made.one_of(1 << self._escape())
         if what.isascii() and what not in _LITERAL:
-            raise UnknownError(what)
+            raise UnsupportedRegexError(what)
         found = _EMPTY
         for byte in reversed(what.encode()):
             found = self._made.pair(self._made.one_of(1 << byte), found)
@@ -410,11 +410,13 @@ class _Reader:
             if self._comes(","):
                 most = _ENDLESS if self._next == "}" else self._number()
             if not self._comes("}") or (most != _ENDLESS and most < least):
-                raise UnknownError("a count")
+                raise UnsupportedRegexError("a count")
         else:
             return part
         if self._next and self._next in "*+?{":
-            raise UnknownError("a repetition of a repetition, or few times rather than many")
+            raise UnsupportedRegexError(
+                "a repetition of a repetition, or few times rather than many"
+            )
         made = self._made
         return made.times(part, made.count(part, least), made.count(part, most))
 
@@ -424,7 +426,7 @@ class _Reader:
             self._at += 1
         digits = self._text[first : self._at]
         if not digits or len(digits) > 7 or int(digits) > _COUNT_MAX:
-            raise UnknownError("a count")
+            raise UnsupportedRegexError("a count")
         return int(digits)
 
     def _class(self) -> int:
@@ -437,10 +439,10 @@ class _Reader:
                 self._take()
                 last = self._member()
             if last < first:
-                raise UnknownError("a range")
+                raise UnsupportedRegexError("a range")
             bits |= (1 << last + 1) - (1 << first)
         if not bits:
-            raise UnknownError("an empty class")
+            raise UnsupportedRegexError("an empty class")
         return self._others(bits) if negated else self._made.one_of(bits)
 
     def _member(self) -> int:
@@ -448,7 +450,7 @@ class _Reader:
         if what == "\\":
             return self._escape()
         if what not in _IN_CLASS:
-            raise UnknownError(what)
+            raise UnsupportedRegexError(what)
         return ord(what)
 
     def _escape(self) -> int:
@@ -456,7 +458,7 @@ class _Reader:
         if what in _CONTROLS:
             return _CONTROLS[what]
         if what not in _ESCAPED:
-            raise UnknownError("\\" + what)
+            raise UnsupportedRegexError("\\" + what)
         return ord(what)
 
     def _others(self, bits: int) -> int:

@@ -26,7 +26,7 @@ _TOO_MUCH: Final = (
 )  # fmt: skip
 
 
-class Kind(IntEnum):
+class GrammarKind(IntEnum):
     """What a grammar is written in."""
 
     JSON_SCHEMA = 0
@@ -70,15 +70,15 @@ def make_tokenizer(tokenizer: bytes, vocab_size: int, eos: tuple[int, ...]) -> L
     return LLTokenizer(tokenizer.decode(), n_vocab=vocab_size, eos_token=list(eos))
 
 
-def write_grammar(kind: Kind, text: str) -> str:
+def write_grammar(kind: GrammarKind, text: str) -> str:
     """Return a grammar as llguidance compiles it.
 
     Raises:
         GrammarError: it is no JSON.
     """
-    if kind is Kind.REGEX:
+    if kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(text)
-    if kind is Kind.LARK:
+    if kind is GrammarKind.LARK:
         return LLMatcher.grammar_from_lark(text)
     try:
         return LLMatcher.grammar_from_json_schema(text, defaults=_JSON_DEFAULTS)

@@ -3,8 +3,8 @@
 import logging
 from typing import Any, Final, Protocol
 
-from symphony_kernel.executor.models.assets import Assets
-from symphony_kernel.journal.hooks import HeldSession, Scribe
+from symphony_kernel.executor.models.assets import ModelAssets
+from symphony_kernel.journal.hooks import HeldSession, JournalHooks
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import PAGE_TOKENS, REPLIES_BYTES_MAX, WORKER_BACKLOG_BYTES_MAX
 from symphony_kernel.protocol.links import Link, OnFrame, encode
@@ -15,10 +15,10 @@ _REPLIES: Final = int(m.Replies.KIND)
 _FRAME_BYTES: Final = REPLIES_BYTES_MAX
 
 
-class PortKernel(Protocol):
+class KernelOfPort(Protocol):
     """What a port needs of the kernel behind it."""
 
-    scribe: Scribe | None
+    hooks: JournalHooks | None
 
     def take(self, port: "Port", message: m.Message) -> None:
         """Do what a peer says; MessageError when it may not say that."""
@@ -39,7 +39,7 @@ class PortKernel(Protocol):
 class Port:
     """One attached peer. It takes frames until its link ends or it breaks the protocol."""
 
-    def __init__(self, kernel: PortKernel, name: str, link: Link) -> None:
+    def __init__(self, kernel: KernelOfPort, name: str, link: Link) -> None:
         self._kernel = kernel
         self.name = name
         self._name = name.encode()
@@ -54,16 +54,16 @@ class Port:
         """Take a frame; a peer that breaks the protocol is cut off."""
         if self.closed:
             return
-        scribe = self._kernel.scribe
-        if scribe is None:
+        hooks = self._kernel.hooks
+        if hooks is None:
             self._take(frame)
             return
         link = self.link
         came = link.frame if isinstance(link, HeldSession) else b""
-        scribe.frame(self._name, came or encode(frame))
-        scribe.inside += 1
+        hooks.frame(self._name, came or encode(frame))
+        hooks.inside += 1
         self._take(frame)
-        scribe.inside -= 1
+        hooks.inside -= 1
 
     def _take(self, frame: list[Any]) -> None:
         try:
@@ -93,7 +93,7 @@ class Port:
 class WorkerPort(Port):
     """A worker's link, and the replies that will leave in its next frame."""
 
-    def __init__(self, kernel: PortKernel, name: str, link: Link) -> None:
+    def __init__(self, kernel: KernelOfPort, name: str, link: Link) -> None:
         super().__init__(kernel, name, link)
         self.replies: list[tuple[int, int, Result]] = []
         self._calls = 0  # of the last frame
@@ -149,7 +149,7 @@ def after_hello(port: Port) -> OnFrame:
     return on_frame
 
 
-def describe(assets: Assets) -> dict[str, Any]:
+def describe(assets: ModelAssets) -> dict[str, Any]:
     """Return what a `Welcome` says of the model."""
     model = assets.model
     return {

@@ -62,7 +62,7 @@ class Server:
         self._names = dict(names)
         self._nobody = secrets.token_bytes(32)  # what an unknown name is compared with
         self._listener: asyncio.AbstractServer | None = None
-        self._strangers: set[_Visitor] = set()
+        self._strangers: set[_Connection] = set()
 
     async def listen(self, path: Path) -> None:
         """Take connections at `path`; OSError when that cannot be."""
@@ -77,11 +77,11 @@ class Server:
 
     def meet(self, link: Link) -> None:
         """Take a connection, which nobody receives from yet; a memory link, for instance."""
-        visitor = _Visitor(self, link)
+        visitor = _Connection(self, link)
         self._strangers.add(visitor)
         link.receive(visitor.on_frame, visitor.on_closed)
 
-    def admit(self, visitor: "_Visitor", frame: list[Any]) -> None:
+    def admit(self, visitor: "_Connection", frame: list[Any]) -> None:
         """Let in whoever says `Hello` rightly.
 
         Raises:
@@ -106,7 +106,7 @@ class Server:
         else:
             self._resume(visitor, hello)
 
-    def leave(self, visitor: "_Visitor") -> None:
+    def leave(self, visitor: "_Connection") -> None:
         """A visitor is no stranger any more, or is gone."""
         self._strangers.discard(visitor)
 
@@ -115,13 +115,13 @@ class Server:
             return self._kernel.welcome_gateway(link)
         return self._kernel.welcome_worker(hello.name, link)
 
-    def _begin(self, visitor: "_Visitor", hello: m.Hello) -> None:
+    def _begin(self, visitor: "_Connection", hello: m.Hello) -> None:
         visitor.link.send(m.encode(self._kernel.welcome()))
         session = self._kernel.session(SessionState(hello.session), hello.name)
         visitor.session, visitor.port = session, self._kernel.enter(session, hello.name)
         session.connect(visitor.link, 0)
 
-    def _resume(self, visitor: "_Visitor", hello: m.Hello) -> None:
+    def _resume(self, visitor: "_Connection", hello: m.Hello) -> None:
         port = self._kernel.port(hello.name)
         session = port.link if port is not None else None
         if (
@@ -138,7 +138,7 @@ class Server:
         session.connect(visitor.link, hello.received)
 
 
-class _Visitor:
+class _Connection:
     """A connection: a stranger until its Hello is accepted, then a port's."""
 
     def __init__(self, server: Server, link: Link) -> None:

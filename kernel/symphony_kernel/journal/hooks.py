@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from symphony_kernel.kvfs.observer import Witness
+from symphony_kernel.kvfs.observer import PageObserver
 from symphony_kernel.protocol.links import MemoryLink, SocketLink
 from symphony_kernel.protocol.sessions import SessionLink, SessionState
 
 
-class Scribe(Witness, Protocol):
+class JournalHooks(PageObserver, Protocol):
     """Hears all that happens to the kernel, in order."""
 
     inside: int  # > 0 while the kernel does what follows from what was heard
@@ -32,7 +32,7 @@ class Scribe(Witness, Protocol):
     def holding(self, position: int) -> int:
         """Return the instance with which it was so, as far as that is known; 0: with none."""
 
-    def done(self, work: int, value: int) -> None:
+    def done(self, request: int, value: int) -> None:
         """A pred has ended, or a generation's step: with an errno, or 0, or the token it gave."""
 
     def commit(self) -> None:
@@ -45,10 +45,12 @@ class Scribe(Witness, Protocol):
 class HeldSession(SessionLink):
     """A session of the peer `name` whose frames leave when a scribe lets them."""
 
-    def __init__(self, state: SessionState, name: str, scribe: Callable[[], Scribe | None]) -> None:
+    def __init__(
+        self, state: SessionState, name: str, hooks: Callable[[], JournalHooks | None]
+    ) -> None:
         super().__init__(state)
         self.peer = name.encode()
-        self._scribe = scribe
+        self._hooks = hooks
 
     @property
     def frame(self) -> bytes | memoryview:
@@ -58,11 +60,11 @@ class HeldSession(SessionLink):
 
     def send_encoded(self, body: bytes, now: bool = False) -> None:
         """Hand a frame to the scribe."""
-        scribe = self._scribe()
-        if scribe is None:
+        hooks = self._hooks()
+        if hooks is None:
             super().send_encoded(body, now)
         elif not self.closed:
-            scribe.sent(self, body, now)
+            hooks.sent(self, body, now)
 
     def leave(self, body: bytes, now: bool = False) -> None:
         """Send a frame that is written down, and keep it until it is acknowledged."""

@@ -102,10 +102,10 @@ class Recorder:
         self._parts += HEADER.pack(kind, len(name), len(body)), name, body
 
     # -- What does not follow --------------------------------------------------------------------
-    def done(self, work: int, value: int) -> None:
+    def done(self, request: int, value: int) -> None:
         """A pred has ended, or a generation's step: with an errno, or 0, or the token it gave."""
         if not self.inside:
-            self._events += (DONE, work, value)
+            self._events += (DONE, request, value)
 
     def allocating(self, step: bool) -> bool:
         """Nothing is known of it yet."""

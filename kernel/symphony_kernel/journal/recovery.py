@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from symphony_kernel.journal.hooks import Scribe
+from symphony_kernel.journal.hooks import JournalHooks
 from symphony_kernel.journal.log import Log
 from symphony_kernel.journal.recorder import Recorder
 from symphony_kernel.journal.replay import Replay, ReplayedKernel
-from symphony_kernel.journal.snapshot import Imager, Kept
+from symphony_kernel.journal.snapshot import SnapshotClass, Snapshotter
 from symphony_kernel.journal.snapshot_classes import CONSTANTS, MANY, SINGLE
 from symphony_kernel.journal.store import Found, Store
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.processes.table import ProcessTable, WorkQueue
+from symphony_kernel.processes.table import ProcessTable, RequestQueue
 from symphony_kernel.protocol.errno import KernelBug
-from symphony_kernel.syscalls.pending import Pred, Turns
+from symphony_kernel.syscalls.pending import CallContext, Pred
 
 LOG_BYTES = 8 << 20  # of records, after which there is a new image: two seconds to replay
 LOG_BYTES_MAX = 256 << 20  # even when the last image has only just been made
@@ -58,10 +58,10 @@ class JournalStatistics:
     recovery_ms: float = 0.0
 
 
-class KeptKernel(ReplayedKernel, Protocol):
+class JournaledKernel(ReplayedKernel, Protocol):
     """What the keeper needs of a kernel."""
 
-    def listen_with(self, scribe: Scribe | None) -> None:
+    def listen_with(self, hooks: JournalHooks | None) -> None:
         """Let a scribe hear all that happens, or nobody."""
 
     def remember(self) -> Remembered:
@@ -78,26 +78,26 @@ class KeptKernel(ReplayedKernel, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class JournaledParts:
     """What of a kernel is kept. `others` are roots beside these, by name; `code` is referred to."""
 
     kvfs: KVFS
     processes: ProcessTable
-    turns: Turns
-    scheduler: WorkQueue
+    turns: CallContext
+    scheduler: RequestQueue
     frames: int
     now: Callable[[], float]
     others: Mapping[str, object]
     code: Mapping[str, object]
 
 
-class Keeper:
+class JournalRecovery:
     """One kernel's journal. `run` does in a thread what blocks; None: at once."""
 
     def __init__(
         self,
-        kernel: KeptKernel,
-        parts: Parts,
+        kernel: JournaledKernel,
+        parts: JournaledParts,
         store: Store,
         log_bytes: int = LOG_BYTES,
         threads: bool = True,
@@ -113,7 +113,7 @@ class Keeper:
         self._imaged = 0.0  # when the last image was made
         self._counts = JournalStatistics()
 
-    def _make_imager(self) -> Imager:
+    def _make_imager(self) -> Snapshotter:
         kvfs = self._parts.kvfs
         roots = {
             "remembered": self._remembered,
@@ -124,7 +124,7 @@ class Keeper:
             **self._parts.others,
         }
         code = {**CONSTANTS, "limits": kvfs.limits, **self._parts.code}
-        return Imager((*SINGLE, *MANY, Kept(Remembered)), roots, code)
+        return Snapshotter((*SINGLE, *MANY, SnapshotClass(Remembered)), roots, code)
 
     # -- Coming back -----------------------------------------------------------------------------
     def start(self, found: Found | None) -> None:
@@ -179,29 +179,29 @@ class Keeper:
     def _go_on(self, replay: Replay) -> None:
         """Begin with an empty device, and queue again what it computed."""
         parts = self._parts
-        works = replay.works()
+        requests = replay.requests()
         self._kernel.flush()  # the last record's answers: what was sent of them is in the record
         self._kernel.listen_with(None)
         parts.kvfs.lose_device(parts.frames)
         self._use(parts.scheduler)
         for root in parts.processes.traced():
             parts.scheduler.trace(root)
-        for work in works:
-            parts.scheduler.submit(work)
+        for request in requests:
+            parts.scheduler.submit(request)
         self._kernel.resume()
 
-    def _use(self, scheduler: WorkQueue) -> None:
+    def _use(self, scheduler: RequestQueue) -> None:
         self._parts.processes.use(scheduler)
         self._parts.turns.scheduler = scheduler
 
     def _submitted(self) -> list[Any]:
         """Return the works that the scheduler had, in the order in which they were made."""
-        works = [
+        requests = [
             operation.submitted
             for operation in self._parts.processes.operations()
             if isinstance(operation, Pred)
         ]
-        return sorted(filter(None, works), key=lambda work: work.number)
+        return sorted(filter(None, requests), key=lambda request: request.number)
 
     # -- Images ----------------------------------------------------------------------------------
     def image(self) -> bytes:

@@ -19,7 +19,7 @@ from symphony_kernel.journal.hooks import HeldSession
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 
 
 class ReplayedKernel(Protocol):
@@ -55,20 +55,20 @@ class Replay:
         self._allocations = 0  # for calls, in this record
         self._events: deque[_Event] = deque()
         self._holds: deque[list[int]] = deque()  # of them where calls began to wait
-        self._works: dict[int, Work] = {}  # by number: submitted, and not done
+        self._requests: dict[int, Request] = {}  # by number: submitted, and not done
         self._files: dict[int, KVFile] = {}  # by number, of these works and of others that were met
         self._applying = False  # an event, so that nothing is heard of it again
         self.inside = 0
         self.replaying = True
 
-    def works(self) -> list[Work]:
+    def requests(self) -> list[Request]:
         """Return what was submitted and is not done, in order."""
-        return list(self._works.values())
+        return list(self._requests.values())
 
-    def resume(self, works: list[Work]) -> None:
+    def resume(self, requests: list[Request]) -> None:
         """Begin with works that were submitted before the first record."""
-        for work in works:
-            self.submit(work)
+        for request in requests:
+            self.submit(request)
 
     def apply(self, record: bytes) -> None:
         """Do what a record says.
@@ -163,43 +163,43 @@ class Replay:
             events.popleft()
 
     def _done(self, number: int, value: int) -> None:
-        work = self._works.get(number)
-        if work is None:
+        request = self._requests.get(number)
+        if request is None:
             raise ReplayError(f"pred {number} has ended already, or was never made")
-        self._forget(work)
+        self._forget(request)
         if value < 0:
-            work.done(value)
+            request.done(value)
             return
-        if work.options.keep:
-            work.commit()
-        work.done(value.to_bytes(4, "little"))
+        if request.options.keep:
+            request.commit()
+        request.done(value.to_bytes(4, "little"))
 
     # -- As the work queue -------------------------------------------------------------------------
-    def submit(self, work: Work) -> None:
+    def submit(self, request: Request) -> None:
         """Note a pred."""
-        assert isinstance(work.file, KVFile)
-        work.finished = False
-        self._works[work.number] = work
-        self._files[work.file.number] = work.file
-        self._run_inside(r.RESERVED, work.file)
+        assert isinstance(request.file, KVFile)
+        request.finished = False
+        self._requests[request.number] = request
+        self._files[request.file.number] = request.file
+        self._run_inside(r.RESERVED, request.file)
 
-    def cancel(self, work: Work) -> None:
+    def cancel(self, request: Request) -> None:
         """End a pred as it was ended."""
-        if not work.finished:
-            assert isinstance(work.file, KVFile)
-            self._forget(work)
-            self._run_inside(r.UNRESERVED, work.file)
-            work.done(-Errno.ECANCELED)
+        if not request.finished:
+            assert isinstance(request.file, KVFile)
+            self._forget(request)
+            self._run_inside(r.UNRESERVED, request.file)
+            request.done(-Errno.ECANCELED)
 
     def forget(self, root: int, instance: int | None = None) -> None:
         """Drop the works of an instance or of a LIP."""
         gone = [
-            work
-            for work in self._works.values()
-            if work.root == root and instance in (None, work.instance)
+            request
+            for request in self._requests.values()
+            if request.root == root and instance in (None, request.instance)
         ]
-        for work in gone:
-            self._forget(work)
+        for request in gone:
+            self._forget(request)
         self._run_inside(r.UNRESERVED, *(f for w in gone if isinstance(f := w.file, KVFile)))
 
     def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
@@ -208,11 +208,11 @@ class Replay:
     def trace(self, root: int) -> None:
         """Nothing is traced now; the kernel asks again."""
 
-    def _forget(self, work: Work) -> None:
-        assert isinstance(work.file, KVFile)
-        work.finished = True
-        del self._works[work.number]
-        del self._files[work.file.number]
+    def _forget(self, request: Request) -> None:
+        assert isinstance(request.file, KVFile)
+        request.finished = True
+        del self._requests[request.number]
+        del self._files[request.file.number]
 
     # -- As the witness ----------------------------------------------------------------------------
     def now(self) -> float:
@@ -249,7 +249,7 @@ class Replay:
     def sent(self, session: HeldSession, body: bytes, now: bool) -> None:
         """What was sent then is in the record."""
 
-    def done(self, work: int, value: int) -> None:
+    def done(self, request: int, value: int) -> None:
         """It is in the record, as all that follows."""
 
     def held(self, position: int, instance: int) -> None:

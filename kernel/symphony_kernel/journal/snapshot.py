@@ -1,6 +1,6 @@
 """An image: what a graph of objects holds, as bytes, and the same graph in another process.
 
-What may stand in it is declared, class by class (`Kept`); anything else is a KernelBug when the
+What may stand in it is declared, class by class (`SnapshotClass`); anything else is a KernelBug when the
 image is made, so that nothing is left out by oversight: a field that a class gains is in the next
 image, or a test fails. The graph has *roots*, which are there in both processes and are filled in,
 and *externals* (a clock, the constants of a module), which are there and left alone. Identity is
@@ -28,7 +28,7 @@ import numpy as np
 
 from symphony_kernel.protocol.errno import KernelBug
 
-VERSION: Final = 2
+VERSION: Final = 3
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes))
 _TRIM_MIN: Final = 4096  # elements: of larger arrays an even end is not written
 
@@ -36,24 +36,24 @@ _TRIM_MIN: Final = 4096  # elements: of larger arrays an even end is not written
  _UNSET, _OTHER) = range(14)  # fmt: skip
 
 
-class ImageError(Exception):
+class SnapshotError(Exception):
     """These bytes are no image of such objects: another version's, or damaged."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class SnapshotClass:
     """One class: all fields are kept but those of `made`, which are made anew where it is read."""
 
     cls: type
     made: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
 
 
-class Imager:
+class Snapshotter:
     """Writes and reads images of objects of these classes, below `roots`."""
 
     def __init__(
         self,
-        classes: Sequence[Kept],
+        classes: Sequence[SnapshotClass],
         roots: Mapping[str, object],
         externals: Mapping[str, object],
     ) -> None:
@@ -85,7 +85,7 @@ class Imager:
         try:
             _Reader(self._names, self._roots, self._externals).read(data)
         except (ValueError, TypeError, LookupError, AttributeError, AssertionError) as e:
-            raise ImageError(f"it cannot be read: {type(e).__name__}: {e}") from e
+            raise SnapshotError(f"it cannot be read: {type(e).__name__}: {e}") from e
 
 
 def _name(cls: type) -> str:
@@ -103,7 +103,7 @@ def _slots(cls: type) -> list[str]:
 class _Shape:
     """The fields of one class in this image."""
 
-    def __init__(self, number: int, kept: Kept, example: object) -> None:
+    def __init__(self, number: int, kept: SnapshotClass, example: object) -> None:
         self.number = number
         names = _slots(kept.cls) or sorted(vars(example))
         self.fields = [name for name in names if name not in kept.made]
@@ -134,7 +134,7 @@ _MISSING: Final = _Missing()
 class _Writer:
     def __init__(
         self,
-        kept: Mapping[type, Kept],
+        kept: Mapping[type, SnapshotClass],
         roots: Mapping[str, object],
         externals: Mapping[str, object],
     ) -> None:
@@ -166,7 +166,7 @@ class _Writer:
         values = shape.values(thing)
         return [shape.number, *[v if type(v) in plain else value(v) for v in values]]
 
-    def _declared(self, thing: object) -> Kept:
+    def _declared(self, thing: object) -> SnapshotClass:
         kept = self._kept.get(type(thing))
         if kept is None:
             raise KernelBug(f"a {_name(type(thing))} was not declared to be kept: {thing!r}")
@@ -256,26 +256,26 @@ def _read_array(dtype: str, shape: list[int], head: bytes, tail: bytes) -> Any:
 def _write_over(there: Any, given: Any, name: str) -> None:
     """Fill in a root's array where it is: others look at the same one."""
     if (there.dtype, there.shape) != (given.dtype, given.shape):
-        raise ImageError(f"{name} has {given.shape}, not {there.shape}")
+        raise SnapshotError(f"{name} has {given.shape}, not {there.shape}")
     there[...] = given
 
 
 class _Reader:
     def __init__(
         self,
-        names: Mapping[str, Kept],
+        names: Mapping[str, SnapshotClass],
         roots: Mapping[str, object],
         externals: Mapping[str, object],
     ) -> None:
         self._names = names
         self._roots, self._externals = roots, externals
         self._objects: list[Any] = []
-        self._classes: list[tuple[Kept, list[str]]] = []
+        self._classes: list[tuple[SnapshotClass, list[str]]] = []
 
     def read(self, data: bytes) -> None:
         version, classes, roots, objects = msgpack.unpackb(data, strict_map_key=False)
         if version != VERSION:
-            raise ImageError(f"it is of version {version}, not {VERSION}")
+            raise SnapshotError(f"it is of version {version}, not {VERSION}")
         self._classes = [(self._names[name], fields) for name, fields in classes]
         for kept, fields in self._classes:
             self._check(kept, fields)
@@ -287,14 +287,14 @@ class _Reader:
         for thing, (number, *values) in zip(self._objects, objects, strict=True):
             self._fill(thing, number, values, made=True)
         if set(roots) != set(self._roots):
-            raise ImageError("it has other roots")
+            raise SnapshotError("it has other roots")
         for name, (number, *values) in roots.items():
             self._fill(self._roots[name], number, values, made=False)
 
-    def _check(self, kept: Kept, fields: list[str]) -> None:
+    def _check(self, kept: SnapshotClass, fields: list[str]) -> None:
         slots = [name for name in _slots(kept.cls) if name not in kept.made]
         if slots and slots != sorted(fields):
-            raise ImageError(f"{_name(kept.cls)} had the fields {fields}, and has {slots}")
+            raise SnapshotError(f"{_name(kept.cls)} had the fields {fields}, and has {slots}")
 
     def _fill(self, thing: Any, number: int, values: list[Any], *, made: bool) -> None:
         kept, fields = self._classes[number]

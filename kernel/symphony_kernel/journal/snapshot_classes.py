@@ -10,26 +10,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from symphony_kernel.grammar.matcher import Constraint, Guide
+from symphony_kernel.grammar.matcher import Constraint, GrammarMatcher
 from symphony_kernel.journal.seeds import Seeds
-from symphony_kernel.journal.snapshot import Kept
+from symphony_kernel.journal.snapshot import SnapshotClass
 from symphony_kernel.kvfs import file, filesystem, quotas, storage, tenants
 from symphony_kernel.kvfs import names as naming
-from symphony_kernel.kvfs.durable.names import Change, Load, Saving
+from symphony_kernel.kvfs.durable.names import Change, DurableNames, Load
 from symphony_kernel.kvfs.lineage import book, origins, spans
 from symphony_kernel.kvfs.name_tree import Name, NameTree
 from symphony_kernel.kvfs.pages import pool, prefix_cache
 from symphony_kernel.kvfs.tiers import advice
 from symphony_kernel.processes.handles import Handle, HandleTable
-from symphony_kernel.processes.table import Grant, Instance, Lip, ProcessTable, Usage
+from symphony_kernel.processes.table import Grant, Instance, ProcessTable, Run, Usage
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.generate_options import GENERATE_DEFAULT, GenerateOptions
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions, Sampling
-from symphony_kernel.request import Work
-from symphony_kernel.syscalls.dispatch import HeldCalls
-from symphony_kernel.syscalls.file_requests import KvRequests
-from symphony_kernel.syscalls.grammar import ConstraintCalls, Waiting
-from symphony_kernel.syscalls.pending import Call, Generation, Pred, Turn, Turns
+from symphony_kernel.request import Request
+from symphony_kernel.syscalls.dispatch import CallQueue
+from symphony_kernel.syscalls.file_requests import FileRequests
+from symphony_kernel.syscalls.grammar import ConstraintCalls, WaitingCall
+from symphony_kernel.syscalls.pending import Call, CallContext, FileCall, Generation, Pred
 from symphony_kernel.syscalls.run_ahead import RunAhead
 from symphony_kernel.syscalls.validation import Ranges
 
@@ -55,14 +55,14 @@ def _no_pages() -> Any:
 
 # What there is once, and stays where it is: of these only some fields are filled in.
 SINGLE: Final = (
-    Kept(
+    SnapshotClass(
         filesystem.KVFS,
         _as(
-            None, "moves", "pool", "ledger", "tiers", "limits", "prefix_cache", "lineages",
-            "_storage", "pressure", "_copied_slots", "under_way", "_pages_max",
+            None, "transfers", "pool", "ledger", "tiers", "limits", "prefix_cache", "lineages",
+            "_storage", "eviction", "_copied_slots", "under_way", "_pages_max",
         ),
     ),
-    Kept(
+    SnapshotClass(
         pool.PagePool,
         _as(
             None, "frames", "pages", "frame", "page", "hollow", "moved", "absent", "copies",
@@ -70,45 +70,45 @@ SINGLE: Final = (
             "each_token", "each_position",
         ),
     ),
-    Kept(quotas.Ledger, _as(None, "_now", "count_tiers", "tied_room")),
-    Kept(
+    SnapshotClass(quotas.Quotas, _as(None, "_now", "count_tiers", "tied_room")),
+    SnapshotClass(
         prefix_cache.PrefixCache,
         _as(None, "pages_max", "_pool", "_ledger", "_now", "evicted"),
     ),
-    Kept(book.LineageBook, _as(None, "entries_max")),
-    Kept(
+    SnapshotClass(book.LineageBook, _as(None, "entries_max")),
+    SnapshotClass(
         storage.Storage,
         _as(
-            None, "pool", "ledger", "cache", "moves", "tiers", "lineages", "witness", "relief",
-            "ranking", "edited", "usable",
+            None, "pool", "ledger", "cache", "transfers", "tiers", "lineages", "observer", "relief",
+            "eviction_order", "edited", "usable",
         ),
     ),
-    Kept(ProcessTable, _as(None, "_kvfs", "_scheduler", "_exceeded")),
-    Kept(
-        Turns,
+    SnapshotClass(ProcessTable, _as(None, "_kvfs", "_scheduler", "_exceeded")),
+    SnapshotClass(
+        CallContext,
         _as(
-            None, "kvfs", "processes", "scheduler", "entries_max", "reply", "draw_seed", "witness",
+            None, "kvfs", "processes", "scheduler", "entries_max", "reply", "draw_seed", "observer",
             "positions", "untold",
         ),
     ),
-    Kept(Seeds),
-    Kept(ConstraintCalls, _as(None, *ConstraintCalls.OWN)),
-    Kept(HeldCalls, _as(None, *HeldCalls.OWN)),
-    Kept(Saving, _as(None, *Saving.OWN)),
-    Kept(KvRequests, _as(None, *KvRequests.OWN)),
+    SnapshotClass(Seeds),
+    SnapshotClass(ConstraintCalls, _as(None, *ConstraintCalls.OWN)),
+    SnapshotClass(CallQueue, _as(None, *CallQueue.OWN)),
+    SnapshotClass(DurableNames, _as(None, *DurableNames.OWN)),
+    SnapshotClass(FileRequests, _as(None, *FileRequests.OWN)),
 )  # fmt: skip
 
 MANY: Final = (
-    Kept(tenants.Tenant),
-    Kept(tenants.TenantLimits),
-    Kept(NameTree),
-    Kept(Name),
-    Kept(naming.Expiries),
-    Kept(quotas.Account, {**_as(0, "absent", "host", "disk"), "hits": dict}),
-    Kept(pool.NumberStack),
-    Kept(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001 - a part of the cache that is kept
-    Kept(prefix_cache._Node, _as(False, "in_heap")),  # noqa: SLF001
-    Kept(
+    SnapshotClass(tenants.Tenant),
+    SnapshotClass(tenants.TenantLimits),
+    SnapshotClass(NameTree),
+    SnapshotClass(Name),
+    SnapshotClass(naming.NameExpiries),
+    SnapshotClass(quotas.TenantUsage, {**_as(0, "absent", "host", "disk"), "hits": dict}),
+    SnapshotClass(pool.NumberStack),
+    SnapshotClass(prefix_cache._Tree, {"heap": list}),  # noqa: SLF001 - a part of the cache that is kept
+    SnapshotClass(prefix_cache._Node, _as(False, "in_heap")),  # noqa: SLF001
+    SnapshotClass(
         file.KVFile,
         {
             "_frames": _no_pages,
@@ -118,28 +118,28 @@ MANY: Final = (
             **_as(False, "ranked"),
         },
     ),
-    Kept(advice.Advice),
-    Kept(book.Lineage),
-    Kept(book.Verdict),
-    Kept(origins.Origins),
-    Kept(spans.Span, _as(None, "_reads")),
-    Kept(spans.Trail),
-    Kept(HandleTable),
-    Kept(Handle),
-    Kept(Grant),
-    Kept(Lip),
-    Kept(Instance),
-    Kept(Usage),
-    Kept(Call),
-    Kept(Turn),
-    Kept(Pred),
-    Kept(Generation, _as(b"", "untold")),
-    Kept(Waiting),
-    Kept(Change),
-    Kept(Load),
-    Kept(Constraint, _as(None, "grammar")),
-    Kept(
-        Guide,
+    SnapshotClass(advice.Advice),
+    SnapshotClass(book.Lineage),
+    SnapshotClass(book.Verdict),
+    SnapshotClass(origins.Origins),
+    SnapshotClass(spans.Span, _as(None, "_reads")),
+    SnapshotClass(spans.Trail),
+    SnapshotClass(HandleTable),
+    SnapshotClass(Handle),
+    SnapshotClass(Grant),
+    SnapshotClass(Run),
+    SnapshotClass(Instance),
+    SnapshotClass(Usage),
+    SnapshotClass(Call),
+    SnapshotClass(FileCall),
+    SnapshotClass(Pred),
+    SnapshotClass(Generation, _as(b"", "untold")),
+    SnapshotClass(WaitingCall),
+    SnapshotClass(Change),
+    SnapshotClass(Load),
+    SnapshotClass(Constraint, _as(None, "grammar")),
+    SnapshotClass(
+        GrammarMatcher,
         {
             **_as(None, "_matcher", "_told", "_era"),
             **_as(0.0, "_until", "ended", "spent"),
@@ -149,19 +149,19 @@ MANY: Final = (
             "_text": list,
         },
     ),
-    Kept(RunAhead),
-    Kept(Ranges),
-    Kept(PredOptions),
-    Kept(GenerateOptions),
-    Kept(Sampling),
-    Kept(Get),
-    Kept(Errno),
-    Kept(
-        Work,
+    SnapshotClass(RunAhead),
+    SnapshotClass(Ranges),
+    SnapshotClass(PredOptions),
+    SnapshotClass(GenerateOptions),
+    SnapshotClass(Sampling),
+    SnapshotClass(Get),
+    SnapshotClass(Errno),
+    SnapshotClass(
+        Request,
         {
             **_as(False, "reserved", "finished"),
             **_as(0, "placed", "computed", "passed"),
-            **_as(None, "result", "rebuild"),
+            **_as(None, "result", "recompute"),
         },
     ),
 )

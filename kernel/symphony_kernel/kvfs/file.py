@@ -36,7 +36,7 @@ from symphony_kernel.kvfs.pages.block_table import (
     pages_copied,
 )
 from symphony_kernel.kvfs.pages.pool import NOWHERE, page_count
-from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tiers.advice import NO_ADVICE
 from symphony_kernel.kvfs.tiers.tiers import Tier
@@ -56,10 +56,10 @@ class KVFile:
         "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "computed_at",
         "counted", "era", "error", "expires_ms", "generating", "length", "name",
         "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
-        "tenant", "texts", "tied",
+        "tenant", "texts", "unrecomputable",
     )  # fmt: skip
 
-    def __init__(self, storage: Storage, tenant: str, owner: Account) -> None:
+    def __init__(self, storage: Storage, tenant: str, owner: TenantUsage) -> None:
         self._storage = storage
         storage.made += 1
         self.number = storage.made  # never used again
@@ -90,7 +90,9 @@ class KVFile:
         self.ranked = False  # the ranking's: it may have pages on the device
         self.era = 0  # the ranking's: when it was last used
         self.texts: dict[int, int] | None = None  # where constraints' begin, by their numbers
-        self.tied = False  # all its pages are, and will be: it cannot be computed again here
+        self.unrecomputable = (
+            False  # all its pages are, and will be: it cannot be computed again here
+        )
 
     # -- What the batcher uses ------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
@@ -124,18 +126,18 @@ class KVFile:
         if self._count + needed > self._storage.usable:
             raise SyscallError(Errno.ENOMEM, f"{self._count} pages, {needed} more")
         outgrows = self.origins is not None and self._outgrows(self._count + needed)
-        tied = needed if self.tied or outgrows else 0
+        unrecomputable = needed if self.unrecomputable or outgrows else 0
         if outgrows:
-            tied += self._storage.ledger.untied(self.pages)
-        pages = self._storage.allocate(self.owner.live(), needed, (self,), tied)
+            unrecomputable += self._storage.ledger.untied(self.pages)
+        pages = self._storage.allocate(self.owner.live(), needed, (self,), unrecomputable)
         if replaced:
             self._replace_last_page(int(pages[0]))
             pages = pages[1:]
         self._extend(pages)
         if outgrows:
             self.tie()
-        if self._storage.witness is not None:
-            self._storage.witness.reserved(self.number, n)
+        if self._storage.observer is not None:
+            self._storage.observer.reserved(self.number, n)
 
     def use_spare(self, frame: int, owner: object) -> bool:
         """Have the page that was reserved last lie in a spare frame of `owner`; return whether."""
@@ -223,8 +225,8 @@ class KVFile:
         count = page_count(self.length)
         if count < self._count:
             self._shrink(count)
-            if self._storage.witness is not None:
-                self._storage.witness.unreserved(self.number)
+            if self._storage.observer is not None:
+                self._storage.observer.unreserved(self.number)
 
     # -- What it holds --------------------------------------------------------------------------
     @property
@@ -318,7 +320,7 @@ class KVFile:
             SyscallError: EDQUOT, and nothing has changed.
         """
         pages, storage = page_count(self.length + len(tokens)), self._storage
-        ties = not self.tied and self._would_tie(tokens, parents, pages)
+        ties = not self.unrecomputable and self._would_tie(tokens, parents, pages)
         allowed = partial(self._allow_tied, _NO_PAGES, max(pages - self._count, 0))
         storage.decide(allowed if ties else _anything)
         if ties:
@@ -336,13 +338,13 @@ class KVFile:
 
     def tie(self) -> None:
         """Nothing but copies brings back what it holds, and what it will: charge that."""
-        assert not self.tied
-        self.tied = True
+        assert not self.unrecomputable
+        self.unrecomputable = True
         self._storage.ledger.tie(self.owner.root, self.pages)
 
     def _loosen(self) -> None:
-        if self.tied:
-            self.tied = False
+        if self.unrecomputable:
+            self.unrecomputable = False
             self._storage.ledger.loosen(self.pages)
 
     def _allow_tied(self, more: Int32, new: int) -> None:
@@ -361,7 +363,7 @@ class KVFile:
         lineage = None if self.origins is None else self.origins.lineage
         return (
             lineage is not None
-            and not self.tied
+            and not self.unrecomputable
             and not lineage.kept.fits(pages, self._storage.usable)
         )
 
@@ -381,7 +383,7 @@ class KVFile:
         # What may become lost is tied since `prepare_tree`. Others of the tenant's may have taken
         # room since: a bound that may be passed by what is under way.
         planted = planted_trail(self.history(), tokens.copy(), positions.copy(), parents)
-        self._known().become(planted, keep=not self.tied)
+        self._known().become(planted, keep=not self.unrecomputable)
 
     def _inherit(
         self, source: "KVFile", n: int, begins: bool, trail: Trail | None, verdict: Verdict | None
@@ -402,7 +404,7 @@ class KVFile:
         self._extend(pages)
         self.length = source.length
         self.plain = source.plain
-        if source.tied:
+        if source.unrecomputable:
             self.tie()
         if source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
@@ -450,7 +452,7 @@ class KVFile:
         history = None if begins else source.history()
         trail = None if history is None else history.picked(entries, self.history(), run)
         verdict = None if trail is None else self._known().judge(trail)
-        ties = self.tied or (begins and source.tied)
+        ties = self.unrecomputable or (begins and source.unrecomputable)
         if verdict is not None and not ties:
             ties = not verdict.fits(self._count + len(alike), storage.usable)
         bare: bool | None = not ties
@@ -478,7 +480,7 @@ class KVFile:
         if len(entries):
             self._inherit(source, len(entries), begins, trail, verdict)
         self.length += len(entries)
-        if ties and not self.tied:
+        if ties and not self.unrecomputable:
             self.tie()
         return len(places)
 
@@ -492,14 +494,14 @@ class KVFile:
             self.texts = {text: base for text, base in self.texts.items() if base <= length}
         if self.origins is not None:
             self.origins.truncate(length)
-        if self.tied and self.lineage is None:
+        if self.unrecomputable and self.lineage is None:
             self._loosen()
         self._shrink(page_count(length))
 
     def take_pages(self) -> Int32:
         """Return all pages for release: nobody refers to this file any more, and it is empty."""
         if self.ranked or self.advice.until:
-            self._storage.ranking.discard(self)
+            self._storage.eviction_order.discard(self)
         self._loosen()
         self._storage.edited(self)
         pages = self._table[: self._count]
@@ -552,7 +554,7 @@ class KVFile:
         self._frames = self._frames.copy()  # a cancelled step may still read the old ones
         self._frames[index] = self._storage.pool.frame[page]
         self._storage.copy(int(old[0]) * PAGE_TOKENS + filled, page * PAGE_TOKENS + filled)
-        if self.tied:
+        if self.unrecomputable:
             self._storage.ledger.tie(self.owner.root, np.array([page], np.int32))
             self._storage.ledger.loosen(old)
         self._storage.release(old)
@@ -566,10 +568,10 @@ class KVFile:
         self._table[start:count] = pages
         self._frames[start:count] = pool.frame[pages]
         self._count = count
-        if self.tied:
+        if self.unrecomputable:
             self._storage.ledger.tie(self.owner.root, pages)
         if not self.ranked:
-            self._storage.ranking.add(self)
+            self._storage.eviction_order.add(self)
         if pool.absent:
             self._moved = _STALE
 
@@ -582,7 +584,7 @@ class KVFile:
             self._count = count
             if self._absent:
                 self._moved = _STALE
-            if self.tied:
+            if self.unrecomputable:
                 self._storage.ledger.loosen(dropped)
             self._storage.release(dropped)
 

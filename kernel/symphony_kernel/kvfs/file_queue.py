@@ -15,7 +15,7 @@ from symphony_kernel.kvfs.file import KVFile
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Operation:
+class FileOperation:
     """One call on one or two files. Subclasses say what it does; `submit` runs it in its order."""
 
     __slots__ = ("_waits", "files", "started")
@@ -33,10 +33,10 @@ class Operation:
         """Let go of what it held; called once, after it has left its queues."""
 
 
-FileQueue: TypeAlias = OrderedDict[Operation, None]  # in order; any may leave at any time
+FileQueue: TypeAlias = OrderedDict[FileOperation, None]  # in order; any may leave at any time
 
 
-def submit(operation: Operation) -> None:
+def submit(operation: FileOperation) -> None:
     """Start an operation, or queue it behind those that came before it."""
     files = operation.files
     if len(files) == 1 and files[0].queue is not None and not files[0].queue:  # as most are
@@ -58,7 +58,7 @@ def submit(operation: Operation) -> None:
         _run([operation])
 
 
-def finish(operation: Operation) -> None:
+def finish(operation: FileOperation) -> None:
     """Take a started operation out of its queues and start those that waited for it."""
     assert operation.started
     files = operation.files
@@ -69,13 +69,13 @@ def finish(operation: Operation) -> None:
         _run(ready)
 
 
-def drop(operation: Operation) -> None:
+def drop(operation: FileOperation) -> None:
     """Take an operation that has not started out of its queues."""
     assert not operation.started
     _run(_leave(operation))
 
 
-def _run(ready: list[Operation]) -> None:
+def _run(ready: list[FileOperation]) -> None:
     # A loop, not recursion: thousands may wait for one.
     while ready:
         operation = ready.pop(0)
@@ -84,9 +84,9 @@ def _run(ready: list[Operation]) -> None:
             ready.extend(_leave(operation))
 
 
-def _leave(operation: Operation) -> list[Operation]:
+def _leave(operation: FileOperation) -> list[FileOperation]:
     """Take it out of its queues; return those that can start now."""
-    ready: list[Operation] = []
+    ready: list[FileOperation] = []
     for file in operation.files:
         queue = file.queue
         assert queue is not None

@@ -16,17 +16,17 @@ from symphony_kernel.kvfs.lineage.book import LineageBook, LineageStatistics
 from symphony_kernel.kvfs.lineage.spans import Trail
 from symphony_kernel.kvfs.loading import fill
 from symphony_kernel.kvfs.name_tree import PUBLIC, Name, is_public
-from symphony_kernel.kvfs.names import Expiries, NamedFile, describe, split_public
-from symphony_kernel.kvfs.observer import Witness
+from symphony_kernel.kvfs.names import NamedFile, NameExpiries, describe, split_public
+from symphony_kernel.kvfs.observer import PageObserver
 from symphony_kernel.kvfs.pages.pool import PagePool, PoolStatistics
 from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, PrefixCacheStatistics
-from symphony_kernel.kvfs.quotas import UNLIMITED, Account, Ledger
+from symphony_kernel.kvfs.quotas import UNLIMITED, Quotas, TenantUsage
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tenants import Tenant, TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
-from symphony_kernel.kvfs.tiers.eviction import Pressure
+from symphony_kernel.kvfs.tiers.config import TierConfig
+from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.kvfs.tiers.metrics import TierStatistics
-from symphony_kernel.kvfs.tiers.page_transfers import Moves
+from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -68,19 +68,21 @@ class KVFS:
         limits: TenantLimits | None = None,
         on_freed: Callable[[Int32], None] | None = None,
         prefix_cache_share: float = PREFIX_CACHE_SHARE,
-        places: Places | None = None,
+        places: TierConfig | None = None,
     ) -> None:
-        places = places or Places()
-        self.moves = Moves()
+        places = places or TierConfig()
+        self.transfers = PageTransfers()
         if places.poison and on_freed is None:
-            on_freed = self.moves.poison.append
+            on_freed = self.transfers.poison.append
         ids = places.pages(pages)
         self.pool = PagePool(pages, on_freed, ids, places.poison)
-        self.ledger = Ledger(ids, now)
-        self.tiers = Tiers(self.pool, self.ledger, self.moves, places.host_slots, places.page_bytes)
+        self.ledger = Quotas(ids, now)
+        self.tiers = Tiers(
+            self.pool, self.ledger, self.transfers, places.host_slots, places.page_bytes
+        )
         self.tenants: dict[str, Tenant] = {}
         self._page_bytes = max(places.page_bytes, 1)
-        self.expiries = Expiries()
+        self.expiries = NameExpiries()
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
         # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
         self._pages_max = UNLIMITED if self.limits.pages >= pages else self.limits.pages
@@ -93,19 +95,19 @@ class KVFS:
             max(LINEAGE_TENANT_ENTRIES_TIMES * entries, LINEAGE_TENANT_ENTRIES_MIN)
         )
         self._storage = Storage(
-            self.pool, self.ledger, self.prefix_cache, self.moves, self.tiers, self.lineages
+            self.pool, self.ledger, self.prefix_cache, self.transfers, self.tiers, self.lineages
         )
         if ids > pages:  # else nothing ever leaves the device
             self._storage.keep_tied(places.disk_slots > 0)
         kept = int(min(self.limits.pages, pages) * KV_KEEP_SHARE)
-        self.pressure = Pressure(
-            self.pool, self.tiers, self.ledger, self.moves, self.prefix_cache.references, now, kept,
+        self.eviction = Eviction(
+            self.pool, self.tiers, self.ledger, self.transfers, self.prefix_cache.references, now, kept,
             self._storage.usable,
         )  # fmt: skip
-        self._storage.ranking = self.pressure.ranking
-        self._storage.relief = self.pressure.make_free
+        self._storage.eviction_order = self.eviction.eviction_order
+        self._storage.relief = self.eviction.make_free
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
-        self.pressure.everything = lambda: self._files
+        self.eviction.everything = lambda: self._files
         self._copied_slots = 0  # given to the executor
         # References of what goes to disk or comes from there, see `durable.names`.
         self.under_way: Callable[[], Mapping[KVFile, int]] = dict
@@ -136,12 +138,12 @@ class KVFS:
         self._limit_tiers(account, limits)
         return tenant
 
-    def _limit_tiers(self, account: Account, limits: TenantLimits) -> None:
+    def _limit_tiers(self, account: TenantUsage, limits: TenantLimits) -> None:
         account.host_max = limits.host_pages
         account.disk_max = min(limits.disk_pages, limits.disk_bytes // self._page_bytes)
 
     # -- Files ----------------------------------------------------------------------------------
-    def create(self, tenant: str, owner: Account) -> KVFile:
+    def create(self, tenant: str, owner: TenantUsage) -> KVFile:
         """Return an empty file with one reference; SyscallError EDQUOT."""
         self.tenant(tenant).charge_file()
         file = KVFile(self._storage, tenant, owner)
@@ -169,7 +171,7 @@ class KVFS:
         """Give an empty file its entries; see `loading.fill`. SyscallError ENOMEM, EDQUOT."""
         fill(self._storage, file, tokens, positions, plain, trail, device=device)
 
-    def create_failed(self, tenant: str, owner: Account, errno: Errno) -> KVFile:
+    def create_failed(self, tenant: str, owner: TenantUsage, errno: Errno) -> KVFile:
         """Return a file that only answers `errno`, in no quota: what a failed call leaves."""
         file = KVFile(self._storage, tenant, owner)
         file.counted = False
@@ -177,7 +179,7 @@ class KVFS:
         self._files[file] = None
         return file
 
-    def fork(self, source: KVFile, owner: Account) -> KVFile:
+    def fork(self, source: KVFile, owner: TenantUsage) -> KVFile:
         """Return a file with the entries of `source`, all pages shared; SyscallError EDQUOT."""
         file = self.create(source.tenant, owner)
         file.share(source)
@@ -210,7 +212,7 @@ class KVFS:
         self._storage.clear(dead)
 
     # -- Names ----------------------------------------------------------------------------------
-    def open(self, tenant: str, path: str, owner: Account) -> KVFile:
+    def open(self, tenant: str, path: str, owner: TenantUsage) -> KVFile:
         """Return a private copy-on-write view of what `path` names now; it must be loaded.
 
         Raises:
@@ -221,7 +223,7 @@ class KVFS:
             raise SyscallError(named.error, path)
         return self.view(tenant, named, path, owner)
 
-    def view(self, tenant: str, named: KVFile, path: str, owner: Account) -> KVFile:
+    def view(self, tenant: str, named: KVFile, path: str, owner: TenantUsage) -> KVFile:
         """Return a view of a named file, which may be another tenant's; SyscallError EDQUOT."""
         assert named.name is not None
         assert named.name.loaded, "nothing of it is here yet"
@@ -374,7 +376,7 @@ class KVFS:
         offered = file.pages[:pages]
         return PAGE_TOKENS * self.prefix_cache.offer(file.tenant, file.page_tokens(pages), offered)
 
-    def match(self, tenant: str, tokens: UInt32, owner: Account) -> KVFile:
+    def match(self, tenant: str, tokens: UInt32, owner: TenantUsage) -> KVFile:
         """Return a file with the longest prefix of `tokens` that was offered in this tenant.
 
         It has whole pages, and leaves at least one token.
@@ -397,7 +399,7 @@ class KVFS:
     @property
     def moves_pending(self) -> bool:
         """Whether there are copies or moves that the executor has not been given yet."""
-        return self.moves.pending
+        return self.transfers.pending
 
     def take_moves(self) -> list[Batch]:
         """Return what must come before the next step's rows: batches without rows, in order.
@@ -407,10 +409,10 @@ class KVFS:
         """
         if self.tiers.spilling.waiting:
             self.tiers.spilling.balance()
-        if not self.moves.pending:
+        if not self.transfers.pending:
             return []
-        self._copied_slots += self.moves.copied_slots
-        return self.tiers.give(self.moves.take())
+        self._copied_slots += self.transfers.copied_slots
+        return self.tiers.give(self.transfers.take())
 
     def moved(self, batch: Batch) -> None:
         """A batch has been computed."""
@@ -423,11 +425,11 @@ class KVFS:
         What lies there may be another tenant's. Pages that were on their way to the host are just
         computed again.
         """
-        self.pressure.faults += 1
+        self.eviction.faults += 1
         lost = self.tiers.lost(batch)
         if len(lost):
-            if self._storage.witness is not None:
-                self._storage.witness.lost(lost)
+            if self._storage.observer is not None:
+                self._storage.observer.lost(lost)
             self.lose_pages(lost)
 
     def lose_pages(self, lost: Int32) -> None:
@@ -438,10 +440,10 @@ class KVFS:
                 file.error = Errno.EIO
 
     # -- A kernel that comes back ---------------------------------------------------------------
-    def use(self, witness: Witness | None) -> None:
+    def use(self, observer: PageObserver | None) -> None:
         """Tell this witness of what no call determines."""
-        self._storage.witness = witness
-        self.prefix_cache.evicted = witness.evicted if witness else lambda _pages: None
+        self._storage.observer = observer
+        self.prefix_cache.evicted = observer.evicted if observer else lambda _pages: None
 
     def hear_of_edits(self, heard: Callable[[KVFile], None]) -> None:
         """Tell of files whose entries change otherwise than by a pred, or that are gone."""
@@ -468,7 +470,7 @@ class KVFS:
         """Do without a device until `lose_device`: calls find frames, and nothing is computed."""
         self.prefix_cache.restore_heaps()
         self.pool.lend_frames()
-        self.moves.page = self.pool.page
+        self.transfers.page = self.pool.page
         for file in self._files:
             file.forget_frames()
 
@@ -482,10 +484,10 @@ class KVFS:
                 self._lose(file)
             file.unreserve()  # what was for steps of that device
             if file.ranked:
-                self._storage.ranking.discard(file)
-        self.moves.forget()
+                self._storage.eviction_order.discard(file)
+        self.transfers.forget()
         self.pool.lose_frames(frames)
-        self.moves.page = self.pool.page
+        self.transfers.page = self.pool.page
         self.ledger.lose_device()
 
     def _lose(self, file: KVFile) -> None:
@@ -527,12 +529,12 @@ class KVFS:
         )
         self.tiers.check_integrity()
         self._check_quotas()
-        tied = [file.pages for file in self._files if file.tied]
+        unrecomputable = [file.pages for file in self._files if file.unrecomputable]
         self.ledger.check_ties(
-            np.bincount(np.concatenate([*tied, pages[:0]]), minlength=self.pool.pages)
+            np.bincount(np.concatenate([*unrecomputable, pages[:0]]), minlength=self.pool.pages)
         )
         for file in self._files:
-            if not (file.recomputable or file.tied or not file.length):
+            if not (file.recomputable or file.unrecomputable or not file.length):
                 raise KernelBug(f"a file of {file.tenant} is lost and not tied")
 
     def _check_quotas(self) -> None:

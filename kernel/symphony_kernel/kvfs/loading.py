@@ -33,23 +33,25 @@ def fill(
     assert file.length == 0
     file._allow_entries(len(tokens))
     count = page_count(len(tokens))
-    tied = file.would_be_tied(trail, count)
-    file._extend(_take_pages(storage, file, count, device, tied))
+    unrecomputable = file.would_be_tied(trail, count)
+    file._extend(_take_pages(storage, file, count, device, unrecomputable))
     slots = file._page_slots(np.arange(len(tokens)))
     storage.pool.tokens[slots] = tokens
     storage.pool.positions[slots] = positions
     file.length, file.plain = len(tokens), plain
     file.restore_lineage(trail)
-    if tied:
+    if unrecomputable:
         file.tie()
 
 
-def _take_pages(storage: Storage, file: KVFile, count: int, device: bool, tied: bool) -> Int32:
+def _take_pages(
+    storage: Storage, file: KVFile, count: int, device: bool, unrecomputable: bool
+) -> Int32:
     pool, account = storage.pool, file.owner.live()
 
     def check() -> None:
         storage.ledger.allow(account, count)
-        if tied:
+        if unrecomputable:
             storage.ledger.allow_tied(account, count)
         storage.leave_some(account, count)
         storage.find_pages(count)

@@ -63,7 +63,7 @@ def split_public(path: str) -> tuple[str, str]:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Expiries:
+class NameExpiries:
     """When names end, in Unix milliseconds."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from symphony_kernel.executor.base import Int32
 from symphony_kernel.protocol.errno import Errno
 
 
-class Witness(Protocol):
+class PageObserver(Protocol):
     """Told once each thing has happened, in order; but of an allocation before it begins."""
 
     def allocating(self, step: bool) -> bool:

@@ -10,7 +10,7 @@ What an instance or a run may hold is counted in all tiers together: eviction gi
 a tenant may hold is counted for each tier, at the account at the top of its chain: `pages` less
 `absent` on the device, `host` and `disk` slots elsewhere. The device's limit is what a tenant's own
 calls run into (EDQUOT); the others only steer where the kernel puts its pages (see `tiers`), and
-what a tenant asks for itself (`Ledger.allow_tier`).
+what a tenant asks for itself (`Quotas.allow_tier`).
 
 A page is *tied* while a file holds it that cannot be computed again: nobody knows any more how its
 entries came about, or the device is too small for it. Nothing but a copy brings such a page back,
@@ -44,22 +44,22 @@ class TierCounts:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Account:
-    """Pages charged to an instance, a run or a tenant; only the `Ledger` changes it."""
+class TenantUsage:
+    """Pages charged to an instance, a run or a tenant; only the `Quotas` changes it."""
 
     __slots__ = (
         "absent", "changed_s", "closed", "disk", "disk_max", "entries_allowed", "entries_max",
         "entry_seconds", "hits", "host", "host_max", "index", "name", "own", "pages", "pages_max",
-        "parent", "root", "tied", "waits",
+        "parent", "root", "unrecomputable", "waits",
     )  # fmt: skip
 
     def __init__(
-        self, index: int, name: str, parent: "Account | None", pages_max: int, entries_max: int
+        self, index: int, name: str, parent: "TenantUsage | None", pages_max: int, entries_max: int
     ) -> None:
         self.index = index
         self.name = name
         self.parent = parent
-        self.root: Account = parent.root if parent is not None else self
+        self.root: TenantUsage = parent.root if parent is not None else self
         self.pages_max = pages_max
         self.entries_max = entries_max  # of any one file: a limit smaller than a page is exact
         above = parent.entries_allowed if parent else entries_max
@@ -68,7 +68,7 @@ class Account:
         self.own = 0
         # At the top only: of `pages` those that are not on the device, and copies elsewhere.
         self.absent = self.host = self.disk = 0
-        self.tied = 0  # at the top only: of `pages` those that are tied
+        self.unrecomputable = 0  # at the top only: of `pages` those that are tied
         self.host_max = self.disk_max = UNLIMITED
         # At the top only: how often limits were reached, by name, as far as this process knows.
         self.hits: dict[str, int] = {}
@@ -77,9 +77,9 @@ class Account:
         self.entry_seconds = 0.0  # integral of own entries over time
         self.changed_s = 0.0
 
-    def chain(self) -> Iterator["Account"]:
+    def chain(self) -> Iterator["TenantUsage"]:
         """Yield this account and those above it."""
-        account: Account | None = self
+        account: TenantUsage | None = self
         while account is not None:
             yield account
             account = account.parent
@@ -95,7 +95,7 @@ class Account:
         hits = self.root.hits
         hits[limit] = hits.get(limit, 0) + 1
 
-    def live(self) -> "Account":
+    def live(self) -> "TenantUsage":
         """Return the nearest open account: this one or one above it."""
         account = self
         while account.closed:
@@ -104,12 +104,12 @@ class Account:
         return account
 
 
-class Ledger:
+class Quotas:
     """All accounts, and which of them pays for each page. `now` gives seconds."""
 
     def __init__(self, pages: int, now: Callable[[], float]) -> None:
         self._payer: Int32 = np.full(pages, _NOBODY, np.int32)
-        self._accounts: list[Account | None] = []
+        self._accounts: list[TenantUsage | None] = []
         self._unused: list[int] = []
         self._now = now
         self.ties: Int32 = np.zeros(pages, np.int32)  # [pages] places in tables of tied files
@@ -119,19 +119,21 @@ class Ledger:
         # What the tiers say of pages; None while all are on the device and nowhere else.
         self.count_tiers: Callable[[Int32], TierCounts | None] = lambda _pages: None
 
-    def open(self, name: str, parent: Account | None, pages_max: int, entries_max: int) -> Account:
+    def open(
+        self, name: str, parent: TenantUsage | None, pages_max: int, entries_max: int
+    ) -> TenantUsage:
         """Return a new account below `parent`."""
         if self._unused:
             index = self._unused.pop()
         else:
             index = len(self._accounts)
             self._accounts.append(None)
-        account = Account(index, name, parent, pages_max, entries_max)
+        account = TenantUsage(index, name, parent, pages_max, entries_max)
         account.changed_s = self._now()
         self._accounts[index] = account
         return account
 
-    def close(self, account: Account) -> float:
+    def close(self, account: TenantUsage) -> float:
         """Close an account; return the integral of the entries it held, in entry-milliseconds."""
         assert not account.closed
         self._integrate(account)
@@ -150,7 +152,7 @@ class Ledger:
         self._unused.append(account.index)
         return account.entry_seconds * 1000.0
 
-    def allow(self, account: Account, pages: int) -> None:
+    def allow(self, account: TenantUsage, pages: int) -> None:
         """Check that `account` may take `pages` more.
 
         Raises:
@@ -171,7 +173,7 @@ class Ledger:
                 account.host = account.disk = 0
                 account.absent = account.pages if account.parent is None else 0
 
-    def allow_tier(self, account: Account, host: int, disk: int) -> None:
+    def allow_tier(self, account: TenantUsage, host: int, disk: int) -> None:
         """Check that a tenant may ask for so many pages more on host and disk.
 
         Raises:
@@ -187,7 +189,7 @@ class Ledger:
                 detail = f"{root.name} has {used} of {most} pages on {name}"
                 raise LimitError(Errno.EDQUOT, f"kv_{name}_tokens", detail)
 
-    def allow_tied(self, account: Account, pages: int) -> None:
+    def allow_tied(self, account: TenantUsage, pages: int) -> None:
         """Check that a tenant may have so many pages more that are tied.
 
         At most as many as it leaves: one tenant may have half of the room, and whoever comes then
@@ -199,14 +201,14 @@ class Ledger:
         root = account.root
         left = self.tied_room - self.tied_pages - pages
         most = min(left, root.host_max)
-        if pages > 0 and root.tied + pages > most:
+        if pages > 0 and root.unrecomputable + pages > most:
             raise SyscallError(
                 Errno.EDQUOT,
-                f"{root.name} would have {root.tied + pages} pages that cannot be computed again, "
+                f"{root.name} would have {root.unrecomputable + pages} pages that cannot be computed again, "
                 f"and leave room for {max(left, 0)}",
             )
 
-    def tie(self, account: Account, pages: Int32) -> None:
+    def tie(self, account: TenantUsage, pages: Int32) -> None:
         """A file of `account`, which is tied, holds these pages ([n]); without `allow_tied`."""
         new = np.unique(pages[self.ties[pages] == 0])
         np.add.at(self.ties, pages, _ONE)
@@ -221,20 +223,20 @@ class Ledger:
         """Return how many different ones of `pages` are not tied."""
         return len(np.unique(pages[self.ties[pages] == 0]))
 
-    def _charge_ties(self, pages: Int32, to: Account | None) -> None:
+    def _charge_ties(self, pages: Int32, to: TenantUsage | None) -> None:
         """Charge pages ([n], distinct) to this tenant instead of whoever was charged for them."""
         indices, counts = np.unique(self._tied_by[pages], return_counts=True)
         for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
             root = self._accounts[index] if index != _NOBODY else None
             if root is not None:
-                root.tied -= count
+                root.unrecomputable -= count
                 self.tied_pages -= count
         self._tied_by[pages] = _NOBODY if to is None else to.index
         if to is not None:
-            to.tied += len(pages)
+            to.unrecomputable += len(pages)
             self.tied_pages += len(pages)
 
-    def by_tenant(self, pages: Int32) -> Iterator[tuple[Account, Int32]]:
+    def by_tenant(self, pages: Int32) -> Iterator[tuple[TenantUsage, Int32]]:
         """Yield (the account at the top, which of `pages` it pays for); one may come twice."""
         payers = self._payer[pages]
         for index in np.unique(payers).tolist():
@@ -242,7 +244,7 @@ class Ledger:
             assert account is not None, "a page is charged to a closed account"
             yield account.root, pages[payers == index]
 
-    def charge(self, account: Account, pages: Int32) -> None:
+    def charge(self, account: TenantUsage, pages: Int32) -> None:
         """Charge pages that were just allocated, after `allow`."""
         self._payer[pages] = account.index
         self._add(account, len(pages))
@@ -257,7 +259,7 @@ class Ledger:
                 self._refund(index, count)
         self._payer[pages] = _NOBODY
 
-    def move(self, pages: Int32, account: Account) -> None:
+    def move(self, pages: Int32, account: TenantUsage) -> None:
         """Charge held pages ([n], distinct) to `account` from now on, without `allow`."""
         self._move_tiers(pages, account)
         if self.tied_pages:
@@ -268,7 +270,7 @@ class Ledger:
         self._payer[pages] = account.index
         self._add(account, len(pages))
 
-    def _move_tiers(self, pages: Int32, account: Account) -> None:
+    def _move_tiers(self, pages: Int32, account: TenantUsage) -> None:
         if self.count_tiers(pages) is None:
             return
         for tenant, mine in self.by_tenant(pages):
@@ -279,7 +281,7 @@ class Ledger:
                     root.host += sign * counts.host
                     root.disk += sign * counts.disk
 
-    def charged(self, pages: Int32, account: Account) -> Int32:
+    def charged(self, pages: Int32, account: TenantUsage) -> Int32:
         """Return those of `pages` that are charged to `account` itself."""
         charged: Int32 = pages[self._payer[pages] == account.index]
         return charged
@@ -289,13 +291,13 @@ class Ledger:
         assert account is not None, "a page is charged to a closed account"
         self._add(account, -count)
 
-    def _add(self, account: Account, pages: int) -> None:
+    def _add(self, account: TenantUsage, pages: int) -> None:
         self._integrate(account)
         account.own += pages
         for each in account.chain():
             each.pages += pages
 
-    def _integrate(self, account: Account) -> None:
+    def _integrate(self, account: TenantUsage) -> None:
         now = self._now()
         account.entry_seconds += account.own * PAGE_TOKENS * (now - account.changed_s)
         account.changed_s = now
@@ -311,7 +313,7 @@ class Ledger:
         paid: Int64 = np.bincount(
             self._payer[self._payer != _NOBODY], minlength=len(self._accounts)
         )
-        sums: dict[Account, int] = {}
+        sums: dict[TenantUsage, int] = {}
         for index, count in enumerate(paid.tolist()):
             account = self._accounts[index]
             if account is None:
@@ -329,7 +331,7 @@ class Ledger:
 
     def _check_tiers(self) -> None:
         held = np.flatnonzero(self._payer != _NOBODY).astype(np.int32)
-        sums: dict[Account, tuple[int, int, int]] = {}
+        sums: dict[TenantUsage, tuple[int, int, int]] = {}
         for tenant, pages in self.by_tenant(held):
             counts = self.count_tiers(pages) or TierCounts(0, 0, 0)
             absent, host, disk = sums.get(tenant, (0, 0, 0))
@@ -348,7 +350,9 @@ class Ledger:
             raise KernelBug("tied pages and those that somebody is charged for are not the same")
         charged = np.bincount(self._tied_by[expected > 0], minlength=len(self._accounts))
         for index, account in enumerate(self._accounts):
-            if account is not None and account.tied != charged[index]:
-                raise KernelBug(f"{account.name} counts {account.tied} tied pages, has others")
+            if account is not None and account.unrecomputable != charged[index]:
+                raise KernelBug(
+                    f"{account.name} counts {account.unrecomputable} tied pages, has others"
+                )
         if self.tied_pages != charged.sum():
             raise KernelBug(f"{self.tied_pages} pages are counted as tied, there are others")

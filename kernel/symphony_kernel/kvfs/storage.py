@@ -7,12 +7,12 @@ import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.kvfs.lineage.book import LineageBook
-from symphony_kernel.kvfs.observer import Witness
+from symphony_kernel.kvfs.observer import PageObserver
 from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache
-from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.quotas import Quotas, TenantUsage
 from symphony_kernel.kvfs.tiers.base import spare_slots
-from symphony_kernel.kvfs.tiers.page_transfers import Moves
+from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -22,14 +22,14 @@ from symphony_kernel.protocol.limits import (
 )
 
 
-class Holder(Protocol):
+class PageHolder(Protocol):
     """A file, as far as what all files share knows of it."""
 
     def take_pages(self) -> Int32:
         """Return its pages ([n]), which it holds no more."""
 
 
-class Ranked(Protocol):
+class FileOrder(Protocol):
     """What keeps an order over files with pages on the device (`eviction_order`)."""
 
     def add(self, file: Any) -> None:
@@ -39,13 +39,13 @@ class Ranked(Protocol):
         """A file is gone."""
 
 
-class NobodyRanks:
+class NoEvictionOrder:
     """No order: nothing is ever taken from a file."""
 
-    def add(self, file: Holder) -> None:
+    def add(self, file: PageHolder) -> None:
         """Do nothing."""
 
-    def discard(self, file: Holder) -> None:
+    def discard(self, file: PageHolder) -> None:
         """Do nothing."""
 
 
@@ -58,39 +58,43 @@ class Storage:
     def __init__(
         self,
         pool: PagePool,
-        ledger: Ledger,
+        ledger: Quotas,
         cache: PrefixCache,
-        moves: Moves,
+        transfers: PageTransfers,
         tiers: Tiers,
         lineages: LineageBook,
     ) -> None:
         self.pool = pool
         self.ledger = ledger
         self.cache = cache
-        self.moves = moves
+        self.transfers = transfers
         self.tiers = tiers
         self.lineages = lineages
         self.made = 0  # files
         # Frames that a file may need, with what brings it back: others may have to stay.
         self.usable = pool.frames
-        self.witness: Witness | None = None
+        self.observer: PageObserver | None = None
         # What takes frames from idle files, but not from the one named, until so many are free.
         self.relief: Callable[..., bool] = lambda _frames, *_keep: False
-        self.ranking: Ranked = NobodyRanks()
+        self.eviction_order: FileOrder = NoEvictionOrder()
         # Hears of a file whose entries change otherwise than by a pred, or that is gone.
         self.edited: Callable[[Any], None] = lambda _file: None
 
     def allocate(
-        self, account: Account, n: int, keep: tuple[Holder, ...] = (), tied: int = 0
+        self,
+        account: TenantUsage,
+        n: int,
+        keep: tuple[PageHolder, ...] = (),
+        unrecomputable: int = 0,
     ) -> Int32:
         """Return n pages charged to `account`, for a step; SyscallError ENOMEM or EDQUOT.
 
         Nothing has changed then. Idle files give up their frames for it, but none of `keep`.
-        `tied`: so many pages, these perhaps, are to be tied then.
+        `unrecomputable`: so many pages, these perhaps, are to be tied then.
         """
-        witness = self.witness
-        if witness is None or not witness.allocating(True):
-            self.ledger.allow_tied(account, tied)
+        observer = self.observer
+        if observer is None or not observer.allocating(True):
+            self.ledger.allow_tied(account, unrecomputable)
             self._make_room(account, n, keep)
         if n > self.pool.free_frames:
             self.relief(n, *keep)
@@ -100,9 +104,9 @@ class Storage:
 
     def allocate_for_call(
         self,
-        account: Account,
+        account: TenantUsage,
         n: int,
-        keep: tuple[Holder, ...],
+        keep: tuple[PageHolder, ...],
         bare: bool | None,
         allowed: Callable[[], None] = lambda: None,
     ) -> Int32:
@@ -129,14 +133,14 @@ class Storage:
 
     def decide(self, check: Callable[[], None]) -> None:
         """Check for a call, which may raise a SyscallError; or let it end as it did once."""
-        witness = self.witness
-        if witness is None:
+        observer = self.observer
+        if observer is None:
             check()
-        elif not witness.allocating(False):
+        elif not observer.allocating(False):
             try:
                 check()
             except SyscallError as error:
-                witness.refused(error.errno)
+                observer.refused(error.errno)
                 raise
 
     def keep_tied(self, disk: bool) -> None:
@@ -151,7 +155,7 @@ class Storage:
         self.usable = frames - (self.ledger.tied_room - host)
 
     def _make_room(
-        self, account: Account, n: int, keep: tuple[Holder, ...], bare: bool | None = False
+        self, account: TenantUsage, n: int, keep: tuple[PageHolder, ...], bare: bool | None = False
     ) -> None:
         self.ledger.allow(account, n)
         self.leave_some(account, n)  # before anybody's offered prefixes go for nothing
@@ -168,7 +172,7 @@ class Storage:
         if n > self.pool.unused:
             self.cache.make_free(n - self.pool.unused, frames=False)
 
-    def leave_some(self, account: Account, n: int) -> None:
+    def leave_some(self, account: TenantUsage, n: int) -> None:
         """Check that a tenant that takes n pages leaves others some; SyscallError ENOMEM.
 
         On the device whoever comes takes frames from others. But a page that is nowhere but in its
@@ -180,7 +184,7 @@ class Storage:
             name = account.root.name
             raise SyscallError(Errno.ENOMEM, f"{name} would hold {held} pages, {unused} were left")
 
-    def recall(self, pages: Int32, keep: tuple[Holder, ...]) -> bool:
+    def recall(self, pages: Int32, keep: tuple[PageHolder, ...]) -> bool:
         """Bring pages ([n]) back from the host as far as idle files make room; whether all came."""
         pool = self.pool
         absent = pages[pool.is_absent(pages)]
@@ -188,7 +192,7 @@ class Storage:
         if len(held) and self.relief(len(held), *keep):
             self.tiers.fetch(held)
             for file in keep:  # or nobody would ever take these frames again
-                self.ranking.add(file)
+                self.eviction_order.add(file)
         return not pool.is_absent(absent).any()
 
     def release(self, pages: Int32) -> None:
@@ -198,7 +202,7 @@ class Storage:
             self.ledger.refund(freed)
         self.cache.left(pages)
 
-    def adopt(self, account: Account, pages: Int32) -> None:
+    def adopt(self, account: TenantUsage, pages: Int32) -> None:
         """Hold pages ([n], distinct) of the prefix cache; what it alone held is charged now.
 
         Raises:
@@ -215,7 +219,7 @@ class Storage:
         self.pool.retain(pages)
         self.ledger.move(idle, account)
 
-    def clear(self, files: Sequence[Holder]) -> None:
+    def clear(self, files: Sequence[PageHolder]) -> None:
         """Let go of all pages of dead files, many at once: a program may end with thousands."""
         if len(files) == 1:
             self.release(files[0].take_pages())
@@ -240,4 +244,4 @@ class Storage:
             sources, destinations = sources[whole], destinations[whole]
         if not len(sources):
             return
-        self.moves.copy(pool.device_slots(sources), pool.device_slots(destinations))
+        self.transfers.copy(pool.device_slots(sources), pool.device_slots(destinations))

@@ -7,7 +7,7 @@ from mypy_extensions import mypyc_attr
 
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.name_tree import NameTree
-from symphony_kernel.kvfs.quotas import UNLIMITED, Account
+from symphony_kernel.kvfs.quotas import UNLIMITED, TenantUsage
 from symphony_kernel.protocol.errno import Errno, LimitError
 from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
@@ -63,7 +63,7 @@ class TenantLimits:
 class Tenant:
     """One tenant's names, and what is charged to it."""
 
-    def __init__(self, name: str, account: Account, limits: TenantLimits) -> None:
+    def __init__(self, name: str, account: TenantUsage, limits: TenantLimits) -> None:
         self.name = name
         self.account = account
         self.limits = limits

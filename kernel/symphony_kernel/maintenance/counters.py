@@ -5,11 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 from symphony_kernel.executor.base import Executor
-from symphony_kernel.journal.recovery import Keeper
+from symphony_kernel.journal.recovery import JournalRecovery
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.processes.table import ProcessTable
 from symphony_kernel.scheduler.scheduler import Scheduler
-from symphony_kernel.scheduler.step_loop import Stepper
+from symphony_kernel.scheduler.step_loop import StepLoop
 from symphony_kernel.syscalls.table import Syscalls
 
 
@@ -18,10 +18,10 @@ def count_all(
     syscalls: Syscalls,
     scheduler: Scheduler,
     kvfs: KVFS,
-    stepper: Stepper,
+    stepper: StepLoop,
     executor: Executor,
     workers: Iterable[str],
-    keeper: Keeper | None,
+    recovery: JournalRecovery | None,
 ) -> dict[str, Any]:
     """Return the counters of these parts."""
     steps, files = scheduler.statistics(), kvfs.statistics()
@@ -34,9 +34,9 @@ def count_all(
         **asdict(stepper.statistics),
         "computes": executor.computes,
         "compiled": hasattr(Scheduler, "__mypyc_attrs__"),
-        **(keeper.statistics() if keeper else {"journal": False}),
+        **(recovery.statistics() if recovery else {"journal": False}),
         "workers": sorted(workers),
-        "waiting": steps.queue.works,
+        "waiting": steps.queue.requests,
         "waiting_tokens": steps.queue.tokens,
         "lips_waiting": steps.queue.lips,
         "lips_running": scheduler.lips_running(),

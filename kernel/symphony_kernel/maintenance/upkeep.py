@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from symphony_kernel.executor.base import Executor
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.tiers.config import Places, measure_moves, open_disk
-from symphony_kernel.maintenance.watchdog import Stalls
+from symphony_kernel.kvfs.tiers.config import TierConfig, measure_moves, open_disk
+from symphony_kernel.maintenance.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 _TIME_SHARE_MAX = 0.01
@@ -39,19 +39,19 @@ class AuditStatistics:
     audits_skipped: int = 0  # once they took too long
 
 
-class Upkeep:
+class Maintenance:
     """Of one kernel. `idle` says whether nothing waits or computes; `failed` hears of faults."""
 
     def __init__(
         self,
         kvfs: KVFS,
         executor: Executor,
-        places: Places,
+        places: TierConfig,
         audit: AuditOptions,
         idle: Callable[[], bool],
         check: Callable[[], object],
         failed: Callable[[BaseException], None],
-        stalls: Stalls,
+        watchdog: Watchdog,
     ) -> None:
         if places.host_slots:
             executor.open_host(places.host_slots)
@@ -60,7 +60,7 @@ class Upkeep:
         self._idle, self._check, self._failed = idle, check, failed
         self._last_ms = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._stalls = stalls
+        self._watchdog = watchdog
         self.statistics = AuditStatistics()
 
     async def open(self) -> None:
@@ -73,18 +73,18 @@ class Upkeep:
             await measure_moves(self._kvfs.tiers, self._executor)
         if self._audit.seconds:
             self._look_in(self._audit.seconds)
-        self._stalls.begin()
+        self._watchdog.begin()
 
     @property
     def stalls_found(self) -> int:
         """Faults of the schedulers' since the start."""
-        return self._stalls.found
+        return self._watchdog.found
 
     def close(self) -> None:
         """End the audits, and the disk tier when it has done what it began."""
         if self._timer is not None:
             self._timer.cancel()
-        self._stalls.end()
+        self._watchdog.end()
         self._kvfs.tiers.spilling.close()
 
     def _look_in(self, seconds: float) -> None:

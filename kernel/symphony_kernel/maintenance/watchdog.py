@@ -13,7 +13,7 @@ from typing import Protocol
 _log = logging.getLogger(__name__)
 
 
-class Stalling(Protocol):
+class WatchedScheduler(Protocol):
     """The schedulers' part."""
 
     @property
@@ -34,7 +34,7 @@ class Stalling(Protocol):
         """End all works with EIO; return how many."""
 
 
-class Device(Protocol):
+class WatchedDevice(Protocol):
     """The step loop's part."""
 
     @property
@@ -45,10 +45,10 @@ class Device(Protocol):
         """Look again what there is to launch."""
 
 
-class Stalls:
+class Watchdog:
     """Looks every `seconds`; `begin` starts it, on the running loop. 0 seconds: never."""
 
-    def __init__(self, schedulers: Stalling, device: Device, seconds: float) -> None:
+    def __init__(self, schedulers: WatchedScheduler, device: WatchedDevice, seconds: float) -> None:
         self._schedulers, self._device, self._seconds = schedulers, device, seconds
         self._seen: int | None = None  # the progress when the last look found them waiting
         self._mended: int | None = None  # and when they were mended

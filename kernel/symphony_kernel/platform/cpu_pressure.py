@@ -15,7 +15,7 @@ _LEAST_NS: Final = 1_000_000  # of wanting one, that says something
 _LINUX: Final = Path("/proc/thread-self/schedstat")
 
 
-class Crowding:
+class CpuPressure:
     """Looks at the thread that makes it, from time to time. Where nothing tells they are short."""
 
     def __init__(self, source: Path = _LINUX) -> None:

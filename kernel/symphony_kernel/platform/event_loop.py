@@ -54,7 +54,7 @@ class _Alarm:
             return  # it was set anew meanwhile
 
 
-class FineLoop(uvloop.Loop):
+class PreciseTimerLoop(uvloop.Loop):
     """An event loop whose timers below a tenth of a second are never early, nor late by much."""
 
     def __init__(self) -> None:

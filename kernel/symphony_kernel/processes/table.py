@@ -12,29 +12,29 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from symphony_kernel.grammar.matcher import Constraint
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.file_queue import Operation, drop, finish
+from symphony_kernel.kvfs.file_queue import FileOperation, drop, finish
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.pool import page_count
-from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.tenants import Tenant
 from symphony_kernel.processes.handles import HandleTable
 from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, SyscallError
 from symphony_kernel.protocol.limit_table import BY_NAME, HIT
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX, RUN_CHILDREN_MAX
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 
 INSTANCE_MAX: Final = (1 << 63) - 1
 _UNCLAIMED_MAX: Final = 1 << 16
 _LIMITS = ("kv_tokens", "tokens", "children", "child_depth")  # of a run, that are counted here
 
 
-class WorkQueue(Protocol):
+class RequestQueue(Protocol):
     """The part of the scheduler that a syscall sees."""
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: Request) -> None:
         """Queue a pred; `work.done` hears of its end."""
 
-    def cancel(self, work: Work) -> None:
+    def cancel(self, work: Request) -> None:
         """Drop a pred; its `done` hears ECANCELED."""
 
     def forget(self, root: int, instance: int | None = None) -> None:
@@ -70,11 +70,11 @@ class Usage:
 
 
 @dataclass(slots=True, eq=False)
-class Lip:
+class Run:
     """A run with its children: one set of limits, one queue in the scheduler."""
 
     root: int
-    account: Account
+    account: TenantUsage
     weight: float
     tokens_max: int
     children_max: int
@@ -93,16 +93,18 @@ class Instance:
     id: int
     tenant: Tenant
     worker: str
-    lip: Lip
-    account: Account
+    run: Run
+    account: TenantUsage
     parent: int  # 0: none
     depth: int
     handles: HandleTable = field(default_factory=HandleTable)
     granted: dict[str, Grant] = field(default_factory=dict)  # not taken up yet, by name
     stages: dict[int, dict[str, Grant]] = field(default_factory=dict)  # for children to come
     staged: int = 0  # grants in `stages`
-    operations: dict[Operation, None] = field(default_factory=dict)  # not finished, in order
-    pending: dict[int, Operation] = field(default_factory=dict)  # those that owe a reply, by seq
+    operations: dict[FileOperation, None] = field(default_factory=dict)  # not finished, in order
+    pending: dict[int, FileOperation] = field(
+        default_factory=dict
+    )  # those that owe a reply, by seq
     usage: Usage = field(default_factory=Usage)
     constraints: dict[int, Constraint] = field(default_factory=dict)  # by handle
     constraints_made: int = 0
@@ -129,26 +131,26 @@ class ProcessTable:
     """All instances. `exceeded` hears (root, reason) when a LIP has used up a limit."""
 
     def __init__(
-        self, kvfs: KVFS, scheduler: WorkQueue, exceeded: Callable[[int, str], None]
+        self, kvfs: KVFS, scheduler: RequestQueue, exceeded: Callable[[int, str], None]
     ) -> None:
         self._kvfs = kvfs
         self._scheduler = scheduler
         self._exceeded = exceeded
         self._instances: dict[int, Instance] = {}
-        self._lips: dict[int, Lip] = {}
+        self._lips: dict[int, Run] = {}
         self._living: dict[str, int] = {}  # by tenants, instances
         self._used: dict[str, Usage] = {}  # by tenants, of instances that have ended
         self._unclaimed: dict[int, dict[str, int]] = {}  # usage that no `End` has asked for yet
 
-    def use(self, scheduler: WorkQueue) -> None:
+    def use(self, scheduler: RequestQueue) -> None:
         """Hand works to this scheduler from now on."""
         self._scheduler = scheduler
 
     def traced(self) -> list[int]:
         """Return the LIPs that are traced."""
-        return [lip.root for lip in self._lips.values() if lip.traced]
+        return [run.root for run in self._lips.values() if run.traced]
 
-    def operations(self) -> Iterator[Operation]:
+    def operations(self) -> Iterator[FileOperation]:
         """Yield all operations that have not finished."""
         for instance in self._instances.values():
             yield from instance.operations
@@ -235,33 +237,33 @@ class ProcessTable:
         weight, kv_tokens, tokens, children, depth = _read_options(options)
         if above is None:
             account = self._account(f"run {instance}", tenant.account, kv_tokens)
-            lip = self._lips[instance] = Lip(instance, account, weight, tokens, children, depth)
+            run = self._lips[instance] = Run(instance, account, weight, tokens, children, depth)
             if options.get("trace"):
-                lip.traced = True
+                run.traced = True
                 self._scheduler.trace(instance)
         else:
-            lip = above.lip
-            if above.depth >= lip.depth_max:
-                detail = f"child_depth: at most {lip.depth_max}"
+            run = above.run
+            if above.depth >= run.depth_max:
+                detail = f"child_depth: at most {run.depth_max}"
                 raise LimitError(Errno.EDQUOT, "child_depth", detail)
-            if lip.instances > lip.children_max:
-                detail = f"children: at most {lip.children_max}"
+            if run.instances > run.children_max:
+                detail = f"children: at most {run.children_max}"
                 raise LimitError(Errno.EDQUOT, "children", detail)
         new = Instance(
             id=instance,
             tenant=tenant,
             worker=worker,
-            lip=lip,
-            account=self._account(f"instance {instance}", lip.account, kv_tokens),
+            run=run,
+            account=self._account(f"instance {instance}", run.account, kv_tokens),
             parent=above.id if above else 0,
             depth=above.depth + 1 if above else 0,
         )
-        lip.instances += 1
+        run.instances += 1
         self._instances[instance] = new
         self._living[tenant.name] = self._living.get(tenant.name, 0) + 1
         return new
 
-    def _account(self, name: str, above: Account, kv_tokens: int) -> Account:
+    def _account(self, name: str, above: TenantUsage, kv_tokens: int) -> TenantUsage:
         return self._kvfs.ledger.open(name, above, page_count(kv_tokens), kv_tokens)
 
     # -- Grants ---------------------------------------------------------------------------------
@@ -326,13 +328,13 @@ class ProcessTable:
         Raises:
             SyscallError: EDQUOT, and the gateway hears that the run has used up its tokens.
         """
-        lip = caller.lip
-        if lip.tokens + n > lip.tokens_max:
-            if not lip.exceeded:
-                lip.exceeded = True
-                self._exceeded(lip.root, f"the run has used up its {lip.tokens_max} tokens")
-            raise SyscallError(Errno.EDQUOT, f"{lip.tokens_max} tokens")
-        lip.tokens += n
+        run = caller.run
+        if run.tokens + n > run.tokens_max:
+            if not run.exceeded:
+                run.exceeded = True
+                self._exceeded(run.root, f"the run has used up its {run.tokens_max} tokens")
+            raise SyscallError(Errno.EDQUOT, f"{run.tokens_max} tokens")
+        run.tokens += n
 
     # -- Ends -----------------------------------------------------------------------------------
     def end(self, instance: int) -> dict[str, int]:
@@ -364,7 +366,7 @@ class ProcessTable:
         for grants in (gone.granted, *gone.stages.values()):
             self.revoke(gone.tenant, grants.values())
         entry_ms = self._kvfs.ledger.close(gone.account)
-        self._leave_lip(gone.lip)
+        self._leave_lip(gone.run)
         usage = gone.usage
         self._used.setdefault(gone.tenant.name, Usage()).add(usage)
         return {
@@ -391,7 +393,7 @@ class ProcessTable:
         return gone
 
     def _drop_operations(self, gone: Instance) -> None:
-        self._scheduler.forget(gone.lip.root, gone.id)
+        self._scheduler.forget(gone.run.root, gone.id)
         operations = list(gone.operations)
         # First those that wait, so that none of them starts when the one before it leaves.
         for operation in operations:
@@ -402,12 +404,12 @@ class ProcessTable:
                 finish(operation)
         assert not gone.operations
 
-    def _leave_lip(self, lip: Lip) -> None:
-        lip.instances -= 1
-        if not lip.instances:
-            self._scheduler.forget(lip.root)
-            self._kvfs.ledger.close(lip.account)
-            del self._lips[lip.root]
+    def _leave_lip(self, run: Run) -> None:
+        run.instances -= 1
+        if not run.instances:
+            self._scheduler.forget(run.root)
+            self._kvfs.ledger.close(run.account)
+            del self._lips[run.root]
 
     # -- Figures --------------------------------------------------------------------------------
     def tenants(self) -> dict[str, dict[str, int]]:
@@ -421,7 +423,7 @@ class ProcessTable:
             used.setdefault(name, Usage()).add(usage)
         for instance in self._instances.values():
             used.setdefault(instance.tenant.name, Usage()).add(instance.usage)
-            lips.setdefault(instance.tenant.name, set()).add(instance.lip.root)
+            lips.setdefault(instance.tenant.name, set()).add(instance.run.root)
         return {
             name: {
                 **asdict(used.get(name, Usage())),
@@ -439,12 +441,12 @@ class ProcessTable:
         """Return what each live LIP of a tenant holds and has computed, by its root."""
         found: dict[int, dict[str, int]] = {}
         for instance in self._instances.values():
-            lip = instance.lip
-            if instance.tenant.name == tenant and lip.root not in found:
-                found[lip.root] = {
-                    "tokens": lip.tokens,
-                    "kv_pages": lip.account.pages,
-                    "instances": lip.instances,
+            run = instance.run
+            if instance.tenant.name == tenant and run.root not in found:
+                found[run.root] = {
+                    "tokens": run.tokens,
+                    "kv_pages": run.account.pages,
+                    "instances": run.instances,
                 }
         return found
 

@@ -18,7 +18,7 @@ from typing import Final
 from symphony_kernel.protocol import limits as n
 
 
-class Of(Enum):
+class Scope(Enum):
     """Whose limit it is: the things that are added up before they are compared with it."""
 
     PROGRAM = "a program"
@@ -32,7 +32,7 @@ class Limit:
     """One row. `default` None: as much as there is; `ceiling` None: there is no choice."""
 
     name: str
-    of: Of
+    of: Scope
     default: int | None
     ceiling: int | None  # the most that an operator may set
     what: str  # is counted, in its unit
@@ -48,7 +48,7 @@ class Limit:
     @property
     def by_run(self) -> bool:
         """Whether a run may ask for less."""
-        return self.of is Of.RUN and not self.fixed
+        return self.of is Scope.RUN and not self.fixed
 
     @property
     def by_tenant(self) -> bool:
@@ -62,112 +62,112 @@ _DAY_MS: Final = 86_400_000
 _PAST_COUNTING: Final = 1 << 40
 
 _RUN: Final = (
-    Limit("wall_ms", Of.RUN, n.RUN_WALL_MS_MAX, 7 * _DAY_MS, "milliseconds from start to end",
+    Limit("wall_ms", Scope.RUN, n.RUN_WALL_MS_MAX, 7 * _DAY_MS, "milliseconds from start to end",
           "worker, gateway", "killed: `wall time limit`"),
-    Limit("cpu_ms", Of.RUN, n.RUN_CPU_MS_MAX, _DAY_MS,
+    Limit("cpu_ms", Scope.RUN, n.RUN_CPU_MS_MAX, _DAY_MS,
           "milliseconds of a processor: guest code in slices of an epoch, and its calls",
           "worker", "killed: `cpu time limit`"),
-    Limit("memory_bytes", Of.RUN, n.RUN_MEMORY_BYTES_MAX, n.RUN_MEMORY_BYTES_MAX,
+    Limit("memory_bytes", Scope.RUN, n.RUN_MEMORY_BYTES_MAX, n.RUN_MEMORY_BYTES_MAX,
           "bytes of linear memory of each instance", "worker",
           "`memory.grow` gives -1; killed at the start: `memory limit`"),
-    Limit("tree_memory_bytes", Of.RUN, n.RUN_TREE_MEMORY_BYTES_MAX, 4 << 30,
+    Limit("tree_memory_bytes", Scope.RUN, n.RUN_TREE_MEMORY_BYTES_MAX, 4 << 30,
           "bytes of linear memory of all instances, and of children's inputs", "worker",
           "killed: `memory limit: it and its children`"),
-    Limit("table_elements", Of.RUN, n.TABLE_ELEMENTS_MAX, n.TABLE_ELEMENTS_MAX,
+    Limit("table_elements", Scope.RUN, n.TABLE_ELEMENTS_MAX, n.TABLE_ELEMENTS_MAX,
           "elements of each table of an instance", "worker",
           "`table.grow` gives -1; killed at the start: `table limit`", least=0),
-    Limit("tokens", Of.RUN, n.RUN_TOKENS_MAX, _PAST_COUNTING, "tokens computed", "kernel",
+    Limit("tokens", Scope.RUN, n.RUN_TOKENS_MAX, _PAST_COUNTING, "tokens computed", "kernel",
           "EDQUOT, and killed: `the run has used up`"),
-    Limit("kv_tokens", Of.RUN, n.RUN_KV_TOKENS_MAX, 1 << 24,
+    Limit("kv_tokens", Scope.RUN, n.RUN_KV_TOKENS_MAX, 1 << 24,
           "KV entries held at once, in all tiers together", "kernel", "EDQUOT"),
-    Limit("handles", Of.RUN, 16 * n.INSTANCE_HANDLES_MAX, n.TENANT_HANDLES_MAX,
+    Limit("handles", Scope.RUN, 16 * n.INSTANCE_HANDLES_MAX, n.TENANT_HANDLES_MAX,
           f"open KV handles; of one instance at most {n.INSTANCE_HANDLES_MAX:,}", "worker",
           "EDQUOT"),
-    Limit("tickets", Of.RUN, 8 * n.RUN_TICKETS_MAX, 1 << 20,
+    Limit("tickets", Scope.RUN, 8 * n.RUN_TICKETS_MAX, 1 << 20,
           f"live tickets; of one instance at most {n.RUN_TICKETS_MAX:,}", "worker", "EAGAIN"),
-    Limit("result_bytes", Of.RUN, 4 * n.RUN_RESULT_BYTES_MAX, 1 << 30,
+    Limit("result_bytes", Scope.RUN, 4 * n.RUN_RESULT_BYTES_MAX, 1 << 30,
           "bytes of results that tickets hold or promise; of one instance at most "
           f"{n.RUN_RESULT_BYTES_MAX >> 20} MiB", "worker", "ENOMEM"),
-    Limit("output_bytes", Of.RUN, n.RUN_OUTPUT_BYTES_MAX, 64 << 20, "bytes of all sends",
+    Limit("output_bytes", Scope.RUN, n.RUN_OUTPUT_BYTES_MAX, 64 << 20, "bytes of all sends",
           "worker, gateway", "killed: `output limit`"),
-    Limit("messages", Of.RUN, n.RUN_MESSAGES_MAX, 1 << 20, "sends; messages not received yet",
+    Limit("messages", Scope.RUN, n.RUN_MESSAGES_MAX, 1 << 20, "sends; messages not received yet",
           "worker, gateway", "killed: `message limit`; 429 for who sends to the run"),
-    Limit("log_bytes", Of.RUN, n.RUN_LOG_BYTES_MAX, 4 << 20, "bytes of the log, 16 a line more",
+    Limit("log_bytes", Scope.RUN, n.RUN_LOG_BYTES_MAX, 4 << 20, "bytes of the log, 16 a line more",
           "worker, gateway", "further lines are dropped, the log says so", least=0),
-    Limit("inbox_bytes", Of.RUN, n.RUN_INBOX_BYTES_MAX, 64 << 20,
+    Limit("inbox_bytes", Scope.RUN, n.RUN_INBOX_BYTES_MAX, 64 << 20,
           "bytes of the user's messages that were not received yet", "gateway", "429"),
-    Limit("children", Of.RUN, n.RUN_CHILDREN_MAX, 1_024, "live children", "worker, gateway, kernel",
+    Limit("children", Scope.RUN, n.RUN_CHILDREN_MAX, 1_024, "live children", "worker, gateway, kernel",
           "EDQUOT", least=0),
-    Limit("child_depth", Of.RUN, n.RUN_CHILD_DEPTH_MAX, 32, "generations of children",
+    Limit("child_depth", Scope.RUN, n.RUN_CHILD_DEPTH_MAX, 32, "generations of children",
           "worker, kernel", "EDQUOT", least=0),
-    Limit("channels", Of.RUN, n.TENANT_CHANNELS_MAX, n.TENANT_CHANNELS_MAX,
+    Limit("channels", Scope.RUN, n.TENANT_CHANNELS_MAX, n.TENANT_CHANNELS_MAX,
           "names of channels that it uses, all in all", "gateway", "EDQUOT", least=0),
 )  # fmt: skip
 
 _PROGRAM: Final = (
-    Limit("program_bytes", Of.PROGRAM, n.PROGRAM_BYTES_MAX, n.PROGRAM_BYTES_MAX,
+    Limit("program_bytes", Scope.PROGRAM, n.PROGRAM_BYTES_MAX, n.PROGRAM_BYTES_MAX,
           "bytes of the module", "gateway", "413"),
-    Limit("program_functions", Of.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, n.PROGRAM_FUNCTIONS_CEILING,
+    Limit("program_functions", Scope.PROGRAM, n.PROGRAM_FUNCTIONS_MAX, n.PROGRAM_FUNCTIONS_CEILING,
           "functions that it defines", "compiler", "400"),
-    Limit("compile_cpu_ms", Of.PROGRAM, 1_000 * n.COMPILE_CPU_SECONDS_MAX,
+    Limit("compile_cpu_ms", Scope.PROGRAM, 1_000 * n.COMPILE_CPU_SECONDS_MAX,
           1_000 * n.COMPILE_CPU_SECONDS_CEILING,
           "milliseconds of a processor that compiling takes, a begun second whole; by the clock "
           f"{n.COMPILE_WALL_TIMES_CPU} times that", "compiler", "400", least=1_000),
-    Limit("compile_memory_bytes", Of.PROGRAM, n.COMPILE_MEMORY_BYTES_MAX,
+    Limit("compile_memory_bytes", Scope.PROGRAM, n.COMPILE_MEMORY_BYTES_MAX,
           n.COMPILE_MEMORY_BYTES_CEILING, "bytes of memory that compiling takes", "compiler", "400",
           least=n.COMPILE_MEMORY_BYTES_MIN),
-    Limit("stack_bytes", Of.INSTANCE, n.GUEST_STACK_BYTES, None, "bytes of stack", "worker",
+    Limit("stack_bytes", Scope.INSTANCE, n.GUEST_STACK_BYTES, None, "bytes of stack", "worker",
           "trapped: `stack overflow`"),
-    Limit("tables", Of.INSTANCE, n.TABLES_MAX, None, "tables", "worker",
+    Limit("tables", Scope.INSTANCE, n.TABLES_MAX, None, "tables", "worker",
           "killed at the start: `table limit`"),
-    Limit("input_bytes", Of.RUN, n.RUN_INPUT_BYTES_MAX, None,
+    Limit("input_bytes", Scope.RUN, n.RUN_INPUT_BYTES_MAX, None,
           "bytes of a run's input, or of a child's", "gateway, worker", "413; EFBIG"),
-    Limit("message_bytes", Of.RUN, n.MESSAGE_BYTES_MAX, None, "bytes of one message or item",
+    Limit("message_bytes", Scope.RUN, n.MESSAGE_BYTES_MAX, None, "bytes of one message or item",
           "gateway, worker", "413; EFBIG"),
 )  # fmt: skip
 
 _TENANT: Final = (
-    Limit("live_runs", Of.TENANT, n.TENANT_RUNS_LIVE_MAX, n.RUNS_LIVE_MAX,
+    Limit("live_runs", Scope.TENANT, n.TENANT_RUNS_LIVE_MAX, n.RUNS_LIVE_MAX,
           "runs that have not ended", "gateway", "429"),
-    Limit("memory_total_bytes", Of.TENANT, n.TENANT_MEMORY_TOTAL_BYTES_MAX, 1 << 50,
+    Limit("memory_total_bytes", Scope.TENANT, n.TENANT_MEMORY_TOTAL_BYTES_MAX, 1 << 50,
           "bytes of linear memory of its instances, and of what their tables may grow to, in one "
           "worker", "worker", "`memory.grow` gives -1; killed at the start: `memory limit: the "
           "tenant's programs`"),
-    Limit("programs", Of.TENANT, n.TENANT_PROGRAMS_MAX, 1 << 20, "programs kept; names of them",
+    Limit("programs", Scope.TENANT, n.TENANT_PROGRAMS_MAX, 1 << 20, "programs kept; names of them",
           "gateway", "429"),
-    Limit("programs_kept_bytes", Of.TENANT, n.TENANT_PROGRAMS_KEPT_BYTES_MAX, 1 << 50,
+    Limit("programs_kept_bytes", Scope.TENANT, n.TENANT_PROGRAMS_KEPT_BYTES_MAX, 1 << 50,
           "bytes of the modules of programs kept", "gateway", "429"),
-    Limit("compile_burst_ms", Of.TENANT, 1_000 * n.COMPILE_BURST_SECONDS_MAX,
+    Limit("compile_burst_ms", Scope.TENANT, 1_000 * n.COMPILE_BURST_SECONDS_MAX,
           1_000 * n.COMPILE_BURST_SECONDS_CEILING,
           "milliseconds of compiling at once while others have runs; of the time that passes "
           f"{n.COMPILE_BURST_BACK_SHARE:.0%} come back", "gateway",
           "compilers have what processors nobody wants, for "
           f"{n.COMPILE_PATIENCE_SECONDS_MAX:.0f} s at most", least=1_000),
-    Limit("requests_per_second", Of.TENANT, 5_000, 1_000_000,
+    Limit("requests_per_second", Scope.TENANT, 5_000, 1_000_000,
           "requests; as many may come at once", "gateway", "429"),
-    Limit("tokens_per_minute", Of.TENANT, None, _PAST_COUNTING,
+    Limit("tokens_per_minute", Scope.TENANT, None, _PAST_COUNTING,
           "tokens computed; as many may be computed at once", "kernel, gateway",
           "preds wait; 429 on the OpenAI routes"),
-    Limit("tenant_channels", Of.TENANT, n.TENANT_CHANNELS_MAX, 1 << 16, "channels in use",
+    Limit("tenant_channels", Scope.TENANT, n.TENANT_CHANNELS_MAX, 1 << 16, "channels in use",
           "gateway", "EDQUOT"),
-    Limit("tenant_channel_bytes", Of.TENANT, n.TENANT_CHANNEL_BYTES_MAX, 1 << 30,
+    Limit("tenant_channel_bytes", Scope.TENANT, n.TENANT_CHANNEL_BYTES_MAX, 1 << 30,
           "bytes of items in channels", "gateway", "EAGAIN, past a send's deadline"),
-    Limit("tenant_handles", Of.TENANT, n.TENANT_HANDLES_MAX, 1 << 24,
+    Limit("tenant_handles", Scope.TENANT, n.TENANT_HANDLES_MAX, 1 << 24,
           "open KV handles and grants", "kernel", "EDQUOT"),
-    Limit("kv_files", Of.TENANT, n.TENANT_FILES_MAX, 1 << 20, "live KV files", "kernel", "EDQUOT"),
-    Limit("kv_names", Of.TENANT, n.TENANT_NAMES_MAX, 1 << 20, "named KV files", "kernel", "EDQUOT"),
-    Limit("kv_device_tokens", Of.TENANT, None, _PAST_COUNTING, "KV entries on the device", "kernel",
+    Limit("kv_files", Scope.TENANT, n.TENANT_FILES_MAX, 1 << 20, "live KV files", "kernel", "EDQUOT"),
+    Limit("kv_names", Scope.TENANT, n.TENANT_NAMES_MAX, 1 << 20, "named KV files", "kernel", "EDQUOT"),
+    Limit("kv_device_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries on the device", "kernel",
           "EDQUOT"),
-    Limit("kv_host_tokens", Of.TENANT, None, _PAST_COUNTING, "KV entries in host memory", "kernel",
+    Limit("kv_host_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries in host memory", "kernel",
           "they go on to the disk, or are computed again", least=0),
-    Limit("kv_disk_tokens", Of.TENANT, None, _PAST_COUNTING, "KV entries in the disk tier",
+    Limit("kv_disk_tokens", Scope.TENANT, None, _PAST_COUNTING, "KV entries in the disk tier",
           "kernel", "they are computed again", least=0),
-    Limit("disk_bytes", Of.TENANT, None, 1 << 50,
+    Limit("disk_bytes", Scope.TENANT, None, 1 << 50,
           "bytes in the data directory: programs and their machine code, runs, KV files, secrets; "
           "without a value at most as many as the tenant leaves to others; as many again of KV "
           "pages in the disk tier", "kernel, gateway",
           "429; killed: `disk limit`", least=0),
-    Limit("kv_durable_bytes", Of.TENANT, n.TENANT_DURABLE_BYTES_MAX, 1 << 50,
+    Limit("kv_durable_bytes", Scope.TENANT, n.TENANT_DURABLE_BYTES_MAX, 1 << 50,
           "bytes of durable KV files", "kernel", "EDQUOT; 429", least=0),
 )  # fmt: skip
 

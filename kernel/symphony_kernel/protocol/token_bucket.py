@@ -1,7 +1,7 @@
 """Token buckets: how much of something may happen at once, and how much in the long run."""
 
 
-class Bucket:
+class TokenBucket:
     """Holds `size`, fills at `rate` a second; full at first. Times are the caller's clock's.
 
     What is taken may be more than there is: the debt is waited for before anything else.

@@ -25,150 +25,150 @@ from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.lineage.planning import NotRecomputableError, scratch_peak
 from symphony_kernel.kvfs.pages.pool import page_count
-from symphony_kernel.kvfs.tiers.eviction import Pressure
+from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.kvfs.tiers.eviction_order import Bool
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGER_SLICE_TOKENS
-from symphony_kernel.request import Work
-from symphony_kernel.scheduler.memory_queue import Parking
-from symphony_kernel.scheduler.recompute import Rebuild, plan
+from symphony_kernel.request import Request
+from symphony_kernel.scheduler.memory_queue import MemoryQueue
+from symphony_kernel.scheduler.recompute import Recompute, plan
 
 _RESERVED_SPARE: Final = 64  # admitted works that have ended, before all of them are dropped
 REBUILD_SLICES: Final = 4.0  # a slice is so many times what a rebuild costs, at least
 _GAIN: Final = 1 / 4
 
 
-class Admission(Enum):
+class Admitted(Enum):
     """What became of a work that wanted to run."""
 
     READY = 0
     AWAY = 1  # it has left the queue and will be back
 
 
-_READY: Final = Admission.READY  # an enum's member costs more to look up than a constant
+_READY: Final = Admitted.READY  # an enum's member costs more to look up than a constant
 
 
-class Pager:
+class Admission:
     """Admits works to the device. `fail` ends a work with an errno."""
 
     def __init__(
         self,
         queue: FairQueue,
-        pressure: Pressure,
-        fail: Callable[[Work, Errno], None],
-        moved: Callable[[Work, int, int, int], None] = lambda *_: None,
+        eviction: Eviction,
+        fail: Callable[[Request, Errno], None],
+        moved: Callable[[Request, int, int, int], None] = lambda *_: None,
     ) -> None:
         self._queue = queue
-        self._pressure = pressure
-        self._pool = pressure.pool
+        self._eviction = eviction
+        self._pool = eviction.pool
         self._fail = fail
         self._moved = moved  # hears what a work's file took: see `Traces.moved`
-        self._parking = Parking(queue)
-        self._parked = self._parking.places  # to be looked at often
-        self._blocked: dict[Work, None] = {}
+        self._memory_queue = MemoryQueue(queue)
+        self._parked = self._memory_queue.places  # to be looked at often
+        self._blocked: dict[Request, None] = {}
         # Works whose pages come from disk, and how many frames more each needs then: until it looks
         # again others leave it those, and what it has. Else two files would read each other's pages
         # away for ever.
-        self._reading: dict[Work, int] = {}
-        self._leftovers: dict[Work, None] = {}  # parked ones whose files may still have frames
-        self._reserved: list[Work] = []  # admitted, and some that have ended
+        self._reading: dict[Request, int] = {}
+        self._leftovers: dict[Request, None] = {}  # parked ones whose files may still have frames
+        self._reserved: list[Request] = []  # admitted, and some that have ended
         self._reserved_max = _RESERVED_SPARE
         self._held: Bool = np.zeros(self._pool.pages, np.bool_)  # scratch
-        self._rebuilding = 0.0  # tokens that were computed again for one admission, of late
+        self._recomputing = 0.0  # tokens that were computed again for one admission, of late
         self._over = False  # somebody has been served a slice more than the first that is parked
         self._holds = False  # frames are for the first that is parked alone
         self.rebuilt_tokens = 0
         self.preemptions = 0
-        pressure.held = self._held_pages
+        eviction.held = self._held_pages
 
     @property
     def parked(self) -> int:
         """Works that wait for frames."""
-        return len(self._parking)
+        return len(self._memory_queue)
 
     @property
     def tenants(self) -> Iterable[str]:
         """The tenants of works that wait for frames."""
-        return self._parking.tenants
+        return self._memory_queue.tenants
 
     @property
-    def waiting(self) -> list[Work]:
+    def waiting(self) -> list[Request]:
         """The works that wait for frames."""
-        return list(self._parking)
+        return list(self._memory_queue)
 
     @property
-    def blocked(self) -> list[Work]:
+    def blocked(self) -> list[Request]:
         """The works that wait for others to compute a page, or for one from disk."""
         return list(self._blocked)
 
     @property
     def disk_works(self) -> bool:
         """Whether pages come from disk or go there: afterwards there may be frames."""
-        return self._pressure.tiers.spilling.busy
+        return self._eviction.tiers.spilling.busy
 
     # -- Works that come first -------------------------------------------------------------------
-    def admit(self, work: Work) -> Admission | Errno:
+    def admit(self, request: Request) -> Admitted | Errno:
         """Give the queue's first work what it needs; all but what is ready leaves the queue."""
-        if not (self._pool.absent or self._parked) or self._has_all(work):
+        if not (self._pool.absent or self._parked) or self._has_all(request):
             try:
-                work.file.reserve(work.count)
+                request.file.reserve(request.count)
             except SyscallError as error:
                 if error.errno is not Errno.ENOMEM:
-                    self._queue.remove(work)
+                    self._queue.remove(request)
                     return error.errno
             else:
-                self._admitted(work)
+                self._admitted(request)
                 return _READY
-        became = self._bring(work, newly=True)
+        became = self._bring(request, newly=True)
         if isinstance(became, Errno):
-            self._queue.remove(work)
+            self._queue.remove(request)
         elif became is not _READY:
-            self._queue.send_away(work)
+            self._queue.send_away(request)
             if became is None:
-                self._park(work)
-            return Admission.AWAY
+                self._park(request)
+            return Admitted.AWAY
         return became
 
-    def _has_all(self, work: Work) -> bool:
+    def _has_all(self, request: Request) -> bool:
         """Whether a file in use goes on where it is, in frames that nobody else is to have."""
-        file: Any = work.file
+        file: Any = request.file
         if not file.length or len(file.absent_pages()):
             return False
-        needed = file.pages_needed(work.count)
-        return not needed or (not self._holds and needed <= self._pressure.free)
+        needed = file.pages_needed(request.count)
+        return not needed or (not self._holds and needed <= self._eviction.free)
 
-    def reserve_ahead(self, work: Work) -> None:
+    def reserve_ahead(self, request: Request) -> None:
         """Give a work what it needs while a step computes, unless somebody lacks it."""
         if self._pool.absent or self._parked:
             return
         try:
-            work.file.reserve(work.count)
+            request.file.reserve(request.count)
         except SyscallError:
             return  # `admit` tries again and knows what to do about it
-        self._admitted(work)
+        self._admitted(request)
 
-    def keep(self, work: Work) -> bool:
+    def keep(self, request: Request) -> bool:
         """Admit a work that goes on from one that was admitted; return whether it lacks nothing."""
-        file: Any = work.file
+        file: Any = request.file
         try:
             if self._pool.absent and len(file.absent_pages()):
                 return False
-            file.reserve(work.count)
+            file.reserve(request.count)
         except SyscallError:
             return False
-        self._admitted(work)
+        self._admitted(request)
         return True
 
     # -- Works that were parked ------------------------------------------------------------------
-    def begin(self, failed: list[tuple[Work, Errno]]) -> bool:
+    def begin(self, failed: list[tuple[Request, Errno]]) -> bool:
         """Before a batch: admit parked works, the first ones first; whether the others are limited.
 
         A slice ahead of the first that stays, nobody goes on until `FairQueue.restore`.
         """
-        while (work := self._parking.first()) is not None:
-            if not self._enter(work, failed):
-                self._queue.limit_to(work.root, self._parking.place(work), self._slice)
+        while (request := self._memory_queue.first()) is not None:
+            if not self._enter(request, failed):
+                self._queue.limit_to(request.root, self._memory_queue.place(request), self._slice)
                 self._over = False
                 return True
         self._over = False
@@ -178,72 +178,78 @@ class Pager:
         """Somebody may not go on, so far is he ahead of the first that is parked."""
         self._over = True
 
-    def force(self, failed: list[tuple[Work, Errno]]) -> bool:
+    def force(self, failed: list[tuple[Request, Errno]]) -> bool:
         """Give the first that is parked whatever is not held; return whether it could be admitted.
 
         For when nothing computes and nobody else may go on.
         """
-        work = self._parking.first()
-        if work is None:
+        request = self._memory_queue.first()
+        if request is None:
             return False
-        entered = self._enter(work, failed, force=True)
-        if not entered and self._pressure.rank_again():
-            entered = self._enter(work, failed, force=True)
+        entered = self._enter(request, failed, force=True)
+        if not entered and self._eviction.rank_again():
+            entered = self._enter(request, failed, force=True)
         return entered
 
     def hold(self, holds: bool) -> None:
         """Say whether all frames are for the first that is parked."""
         self._holds = holds
 
-    def _park(self, work: Work) -> None:
-        self._parking.add(work)
-        if (self._pool.frame[cast(KVFile, work.file).pages] >= 0).any():
-            self._leftovers[work] = None
+    def _park(self, request: Request) -> None:
+        self._memory_queue.add(request)
+        if (self._pool.frame[cast(KVFile, request.file).pages] >= 0).any():
+            self._leftovers[request] = None
 
-    def _enter(self, work: Work, failed: list[tuple[Work, Errno]], *, force: bool = False) -> bool:
-        became = self._bring(work, force=force)
+    def _enter(
+        self, request: Request, failed: list[tuple[Request, Errno]], *, force: bool = False
+    ) -> bool:
+        became = self._bring(request, force=force)
         if became is None:
             return False
-        self._parking.remove(work)
-        self._leftovers.pop(work, None)
-        if became is Admission.READY:
-            self._queue.put_back(work)
+        self._memory_queue.remove(request)
+        self._leftovers.pop(request, None)
+        if became is Admitted.READY:
+            self._queue.put_back(request)
         elif isinstance(became, Errno):
-            self._queue.remove(work)
-            failed.append((work, became))
+            self._queue.remove(request)
+            failed.append((request, became))
         return True
 
     # -- Works that leave ------------------------------------------------------------------------
-    def remove(self, work: Work) -> bool:
+    def remove(self, request: Request) -> bool:
         """Take out a work that waits here; return whether it did."""
-        self._reading.pop(work, None)
-        if self._blocked.pop(work, self) is None:
+        self._reading.pop(request, None)
+        if self._blocked.pop(request, self) is None:
             return True
-        self._leftovers.pop(work, None)
-        return self._parking.remove(work)
+        self._leftovers.pop(request, None)
+        return self._memory_queue.remove(request)
 
-    def forget(self, root: int, instance: int | None) -> list[Work]:
+    def forget(self, root: int, instance: int | None) -> list[Request]:
         """Take out all works of an instance, or of a whole LIP."""
-        gone = [work for work in self._queue.away(root, instance) if work.rebuild is None]
-        for work in gone:
-            self._queue.remove(work)
-            self.remove(work)
-        for work in [w for w in self._reading if w.root == root and instance in (None, w.instance)]:
-            del self._reading[work]
+        gone = [
+            request for request in self._queue.away(root, instance) if request.recompute is None
+        ]
+        for request in gone:
+            self._queue.remove(request)
+            self.remove(request)
+        for request in [
+            w for w in self._reading if w.root == root and instance in (None, w.instance)
+        ]:
+            del self._reading[request]
         return gone
 
     # -- Bringing a file to the device -----------------------------------------------------------
     def _bring(
-        self, work: Work, *, newly: bool = False, force: bool = False
-    ) -> Admission | Errno | None:
+        self, request: Request, *, newly: bool = False, force: bool = False
+    ) -> Admitted | Errno | None:
         """Admit a work that is not parked any more, or not yet; None: there are no frames for it.
 
         What is not ready comes back to the queue by itself.
         """
-        file = cast(KVFile, work.file)
-        if self._reading.pop(work, None) is not None:
+        file = cast(KVFile, request.file)
+        if self._reading.pop(request, None) is not None:
             newly = False  # it was admitted before its pages came
-        if page_count(file.length + work.count) > self._pressure.usable:
+        if page_count(file.length + request.count) > self._eviction.usable:
             return Errno.ENOMEM
         absent = file.absent_pages()
         if len(absent):
@@ -252,137 +258,139 @@ class Pager:
             absent = file.absent_pages()
         if len(absent):
             if self._pool.hollow[absent].any():
-                self._blocked[work] = None
-                return Admission.AWAY
+                self._blocked[request] = None
+                return Admitted.AWAY
             absent = np.unique(absent)
-        needed = file.pages_needed(work.count)
+        needed = file.pages_needed(request.count)
         if needed > self._pool.unused:
             return None
-        benches = 0
+        scratch = 0
         if len(absent) and file.lineage is not None:
             try:
-                benches = self._benches(file)
+                scratch = self._scratch(file)
             except NotRecomputableError:
                 return Errno.EIO
-        wanted = needed + len(absent) + benches
+        wanted = needed + len(absent) + scratch
         promised = sum(self._reading.values())
-        if self._more_than_there_is(file, needed + benches):
+        if self._more_than_there_is(file, needed + scratch):
             return Errno.ENOMEM
         if newly and wanted and self._parked and (self._holds or len(absent) or not file.length):
             return None
-        if wanted and wanted + promised > self._pressure.free:
-            if not self._make_free(work, file, wanted + promised, newly, force):
+        if wanted and wanted + promised > self._eviction.free:
+            if not self._make_free(request, file, wanted + promised, newly, force):
                 return None
             # Copies of its own pages may have made way for others that nobody could compute.
-            left = self._pressure.free - promised
-            if benches and needed + len(absent) + self._benches(file) > left:
+            left = self._eviction.free - promised
+            if scratch and needed + len(absent) + self._scratch(file) > left:
                 return None
         reading = absent
         if len(absent):
-            fetched = self._pressure.tiers.fetch(absent)
+            fetched = self._eviction.tiers.fetch(absent)
             reading = fetched.reading
-            self._moved(work, len(fetched.loaded), len(reading), 0)
-        self._pressure.ranking.add(file)
+            self._moved(request, len(fetched.loaded), len(reading), 0)
+        self._eviction.eviction_order.add(file)
         if len(reading):
-            self._blocked[work] = None
-            self._reading[work] = wanted - len(reading)
-            return Admission.AWAY
-        return self._settle(work, file)
+            self._blocked[request] = None
+            self._reading[request] = wanted - len(reading)
+            return Admitted.AWAY
+        return self._settle(request, file)
 
     def _more_than_there_is(self, file: KVFile, more: int) -> bool:
         """Whether all of a file and so many frames more could never be on the device at once."""
-        usable, pages = self._pressure.usable, file.pages
+        usable, pages = self._eviction.usable, file.pages
         return len(pages) + more > usable and len(np.unique(pages)) + more > usable
 
-    def _make_free(self, work: Work, file: KVFile, wanted: int, newly: bool, force: bool) -> bool:
+    def _make_free(
+        self, request: Request, file: KVFile, wanted: int, newly: bool, force: bool
+    ) -> bool:
         """Make so many frames free for a work, by what its claim allows; return whether."""
-        if self._pressure.make_free(wanted, file):
+        if self._eviction.make_free(wanted, file):
             return True
-        if self._leftovers and self._take_leftovers(work, file, wanted):
+        if self._leftovers and self._take_leftovers(request, file, wanted):
             return True
         if force:
-            return self._preempt(work, file, wanted, -np.inf)
+            return self._preempt(request, file, wanted, -np.inf)
         if newly and file.length and not len(file.absent_pages()):  # it grows where it is
-            return self._preempt(work, file, wanted, 0.0)
+            return self._preempt(request, file, wanted, 0.0)
         if newly or self._over:
-            return self._preempt(work, file, wanted, self._slice)
+            return self._preempt(request, file, wanted, self._slice)
         return False
 
-    def _take_leftovers(self, work: Work, file: KVFile, wanted: int) -> bool:
+    def _take_leftovers(self, request: Request, file: KVFile, wanted: int) -> bool:
         """Take frames of files whose works are parked and have no better claim than this one."""
-        served = self._served(work)
+        served = self._served(request)
         behind: list[tuple[float, KVFile]] = []
         for other in self._leftovers:
             theirs = cast(KVFile, other.file)
-            more = self._queue.ahead(other.root, work.root, served)
+            more = self._queue.ahead(other.root, request.root, served)
             if theirs is not file and more >= 0:
                 behind.append((more, theirs))
         behind.sort(key=lambda each: -each[0])
-        if not self._pressure.preempt([each for _, each in behind], wanted, file):
+        if not self._eviction.preempt([each for _, each in behind], wanted, file):
             return False
         for other in list(self._leftovers):
             if not (self._pool.frame[cast(KVFile, other.file).pages] >= 0).any():
                 del self._leftovers[other]
         return True
 
-    def _served(self, work: Work) -> float:
+    def _served(self, request: Request) -> float:
         """Return what the LIP of a work had been served when it began to wait."""
-        if work in self._parking:
-            return self._parking.place(work)
-        return self._queue.service(work.root)[1]
+        if request in self._memory_queue:
+            return self._memory_queue.place(request)
+        return self._queue.service(request.root)[1]
 
-    def _preempt(self, work: Work, file: KVFile, wanted: int, least: float) -> bool:
+    def _preempt(self, request: Request, file: KVFile, wanted: int, least: float) -> bool:
         """Take frames from files in use of LIPs that were served at least `least` more."""
-        served = self._served(work)
+        served = self._served(request)
         ahead: list[tuple[float, KVFile]] = []
-        for other in self._pressure.ranking.in_use():
+        for other in self._eviction.eviction_order.in_use():
             if other is not file:
-                more = self._queue.ahead(other.root, work.root, served)
+                more = self._queue.ahead(other.root, request.root, served)
                 if more >= least:
                     ahead.append((more, other))
         ahead.sort(key=lambda each: -each[0])
-        if not self._pressure.preempt([other for _, other in ahead], wanted, file):
+        if not self._eviction.preempt([other for _, other in ahead], wanted, file):
             return False
         self.preemptions += 1
         return True
 
-    def _settle(self, work: Work, file: KVFile) -> Admission | Errno:
+    def _settle(self, request: Request, file: KVFile) -> Admitted | Errno:
         """There are frames for all that a work needs: take them."""
         try:
-            file.reserve(work.count)
+            file.reserve(request.count)
         except SyscallError as error:
             return error.errno
-        self._admitted(work)
+        self._admitted(request)
         lost = file.absent_pages()
         if not len(lost):
-            return Admission.READY
+            return Admitted.READY
         lost = np.unique(lost)
         steps = plan(file, self._pool.is_absent(file.pages[: page_count(file.length)]))
-        self._pressure.tiers.give_frames(lost)
-        rebuild = Rebuild(file, self._pressure, steps)
-        rebuild.take_benches()
-        self._rebuilding += (rebuild.tokens - self._rebuilding) * _GAIN
-        self._moved(work, 0, 0, rebuild.tokens)
-        self._go_on(work, rebuild)
-        return Admission.AWAY
+        self._eviction.tiers.give_frames(lost)
+        recompute = Recompute(file, self._eviction, steps)
+        recompute.take_benches()
+        self._recomputing += (recompute.tokens - self._recomputing) * _GAIN
+        self._moved(request, 0, 0, recompute.tokens)
+        self._go_on(request, recompute)
+        return Admitted.AWAY
 
-    def _benches(self, file: KVFile) -> int:
+    def _scratch(self, file: KVFile) -> int:
         """Return how many frames beside its own a file needs to be computed again."""
         pages = file.pages[: page_count(file.length)]
-        tiers = self._pressure.tiers.tier_of(pages)
+        tiers = self._eviction.tiers.tier_of(pages)
         return scratch_peak(plan(file, tiers == Tier.TOKENS))
 
-    def _admitted(self, work: Work) -> None:
-        work.reserved = True
+    def _admitted(self, request: Request) -> None:
+        request.reserved = True
         if self._reading:
-            self._reading.pop(work, None)
-        file: Any = work.file  # a KVFile: for most works this is all that admission costs
-        file.root = work.root
-        ranking = self._pressure.ranking
-        if file.era != ranking.era:
-            ranking.used(file)
+            self._reading.pop(request, None)
+        file: Any = request.file  # a KVFile: for most works this is all that admission costs
+        file.root = request.root
+        eviction_order = self._eviction.eviction_order
+        if file.era != eviction_order.era:
+            eviction_order.used(file)
         reserved = self._reserved
-        reserved.append(work)
+        reserved.append(request)
         if len(reserved) > self._reserved_max:
             self._forget_ended()
 
@@ -396,55 +404,57 @@ class Pager:
         held = self._held
         held[:] = False
         self._forget_ended()
-        for work in self._reserved:
-            held[cast(KVFile, work.file).pages] = True
-        for work in list(self._reading):
-            if work.finished:
-                del self._reading[work]
+        for request in self._reserved:
+            held[cast(KVFile, request.file).pages] = True
+        for request in list(self._reading):
+            if request.finished:
+                del self._reading[request]
                 continue
-            held[cast(KVFile, work.file).pages] = True
+            held[cast(KVFile, request.file).pages] = True
         return held
 
     # -- Rebuilding ------------------------------------------------------------------------------
-    def _go_on(self, work: Work, rebuild: Rebuild) -> None:
+    def _go_on(self, request: Request, recompute: Recompute) -> None:
         """Queue the next row of a rebuild, or, behind the last one, the work that it is for."""
-        if rebuild.over:
-            self._queue.put_back(work)
+        if recompute.over:
+            self._queue.put_back(request)
             return
 
         def done(result: bytes | int) -> None:
-            work.rebuild = None
+            request.recompute = None
             if isinstance(result, int):
-                self._fail(work, Errno(-result))
+                self._fail(request, Errno(-result))
                 return
             self.rebuilt_tokens += row.count
-            rebuild.computed()
-            self._go_on(work, rebuild)
+            recompute.computed()
+            self._go_on(request, recompute)
             self.unblock()
 
         def gone() -> None:
-            work.rebuild = None
-            rebuild.abandon()
-            work.file.unreserve()
-            work.finished = True
-            self._queue.remove(work)
+            request.recompute = None
+            recompute.abandon()
+            request.file.unreserve()
+            request.finished = True
+            self._queue.remove(request)
             self.unblock()
 
-        row = work.rebuild = rebuild.work(work, done, gone)
+        row = request.recompute = recompute.request(request, done, gone)
         self._queue.put_back(row)
 
     def unblock(self) -> None:
         """Pages have come, or will not come: who waited for them looks again."""
         blocked, self._blocked = self._blocked, {}
-        for work in blocked:
-            self._queue.put_back(work)
+        for request in blocked:
+            self._queue.put_back(request)
 
     @property
     def _slice(self) -> float:
         """Service by which one LIP may get ahead of another that waits for its frames."""
-        return PAGER_SLICE_TOKENS + REBUILD_SLICES * self._rebuilding
+        return PAGER_SLICE_TOKENS + REBUILD_SLICES * self._recomputing
 
 
-def _alive(works: list[Work]) -> list[Work]:
+def _alive(requests: list[Request]) -> list[Request]:
     """Return those that hold what they were given, each once."""
-    return list({work: None for work in works if work.reserved and not work.finished})
+    return list(
+        {request: None for request in requests if request.reserved and not request.finished}
+    )

@@ -30,7 +30,7 @@ class Ready(Protocol):
     """The part of the queue that waits matter to."""
 
     @property
-    def works(self) -> int:
+    def requests(self) -> int:
         """Works that could be launched."""
 
     @property
@@ -51,7 +51,7 @@ class _Past:
     seconds: Estimate = field(default_factory=Estimate)  # that it takes when it does
 
 
-class Answers:
+class Anticipation:
     """The LIPs of the last step that owe an answer, and each LIP's past.
 
     A LIP with many branches gets many replies at once and may answer them one by one; those that it
@@ -73,44 +73,44 @@ class Answers:
         self._ended, self._step_seconds = now, step_seconds
         self._soon = min(step_seconds * BATCH_WAIT_SHARE_MAX, BATCH_WAIT_MS_MAX / 1000)
         for root, count in replies.items():
-            past = self._lips.get(root)
-            if past is None:
-                past = self._lips[root] = _Past()
-            past.replied = now
+            history = self._lips.get(root)
+            if history is None:
+                history = self._lips[root] = _Past()
+            history.replied = now
             if count > 0:
-                past.owed = count
+                history.owed = count
                 self._expected.add(root)
             else:
-                past.owed = 0
+                history.owed = 0
 
     def heard(self, root: int, now: float) -> None:
         """A LIP has submitted a work."""
-        past = self._lips.get(root)
-        if past is None or not past.owed:
+        history = self._lips.get(root)
+        if history is None or not history.owed:
             return
-        seconds = now - past.replied
+        seconds = now - history.replied
         if seconds <= self._soon:
-            past.odds += (1 - past.odds) * _ODDS_GAIN
-            past.seconds.learn(seconds)
+            history.odds += (1 - history.odds) * _ODDS_GAIN
+            history.seconds.learn(seconds)
         else:
-            past.odds -= past.odds * _ODDS_GAIN
-        past.owed -= 1
-        if not past.owed:
+            history.odds -= history.odds * _ODDS_GAIN
+        history.owed -= 1
+        if not history.owed:
             self._expected.discard(root)
 
     def replied(self, root: int, now: float) -> None:
         """A LIP has got a result that was there before it asked."""
-        past = self._lips.get(root)
-        if past is None:
-            past = self._lips[root] = _Past()
-        past.replied = now
-        past.owed += 1
+        history = self._lips.get(root)
+        if history is None:
+            history = self._lips[root] = _Past()
+        history.replied = now
+        history.owed += 1
         self._expected.add(root)
 
     def soon(self, root: int) -> bool:
         """Whether a LIP usually answers soon, as far as is known."""
-        past = self._lips.get(root)
-        return past is None or past.odds >= _ODDS_EVEN
+        history = self._lips.get(root)
+        return history is None or history.odds >= _ODDS_EVEN
 
     def forget(self, root: int) -> None:
         """A LIP has ended."""
@@ -134,12 +134,12 @@ class Answers:
             return 0.0
         new, soon = False, []  # those that may answer in time
         for root in self._expected:
-            past = self._lips[root]
-            seconds = past.seconds
+            history = self._lips[root]
+            seconds = history.seconds
             if not seconds.known:  # it has never answered soon, or never yet
-                new = new or past.odds == 1.0
+                new = new or history.odds == 1.0
                 continue
-            likely = past.replied + seconds.mean + seconds.deviation
+            likely = history.replied + seconds.mean + seconds.deviation
             if likely <= bound:
                 soon.append((likely, seconds.deviation))
         if not (new or soon):
@@ -156,11 +156,11 @@ class Answers:
         """Return the share of a step for which it pays to wait from now on."""
         rows = lips = 0.0
         for root in self._expected:
-            past = self._lips[root]
-            rows += past.owed * past.odds
+            history = self._lips[root]
+            rows += history.owed * history.odds
             if not ready.waits(root):
-                lips += past.odds
-        return max(rows / (rows + ready.works), lips / (lips + ready.lips_active))
+                lips += history.odds
+        return max(rows / (rows + ready.requests), lips / (lips + ready.lips_active))
 
     def _note_decoding(self, replies: dict[int, int], now: float) -> None:
         left = len(self._decoding)

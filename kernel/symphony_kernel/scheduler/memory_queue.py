@@ -9,27 +9,27 @@ from heapq import heappop, heappush
 from itertools import count
 
 from symphony_kernel.fairness.fair_queue import FairQueue
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 
-_Place = tuple[float, int, Work]
+_Place = tuple[float, int, Request]
 
 
-class Parking:
+class MemoryQueue:
     """Parked works: of the tenant that has been served least, the one of the least served LIP."""
 
     def __init__(self, queue: FairQueue) -> None:
         self._queue = queue
-        self.places: dict[Work, float] = {}  # with its LIP's counter when it was parked
+        self.places: dict[Request, float] = {}  # with its LIP's counter when it was parked
         self._tenants: dict[str, list[_Place]] = {}  # heaps, with works that have left
         self._numbers = count()
 
     def __len__(self) -> int:
         return len(self.places)
 
-    def __contains__(self, work: Work) -> bool:
-        return work in self.places
+    def __contains__(self, request: Request) -> bool:
+        return request in self.places
 
-    def __iter__(self) -> Iterator[Work]:
+    def __iter__(self) -> Iterator[Request]:
         return iter(list(self.places))
 
     @property
@@ -37,24 +37,24 @@ class Parking:
         """The tenants of parked works, and some perhaps whose works have just left."""
         return self._tenants.keys() if self.places else ()
 
-    def add(self, work: Work) -> None:
+    def add(self, request: Request) -> None:
         """Park a work that has left the queue."""
-        place = self._queue.service(work.root)[1]
-        self.places[work] = place
-        heap = self._tenants.setdefault(work.tenant, [])
-        heappush(heap, (place, next(self._numbers), work))
+        place = self._queue.service(request.root)[1]
+        self.places[request] = place
+        heap = self._tenants.setdefault(request.tenant, [])
+        heappush(heap, (place, next(self._numbers), request))
 
-    def remove(self, work: Work) -> bool:
+    def remove(self, request: Request) -> bool:
         """Take a work out; return whether it was here."""
-        return self.places.pop(work, None) is not None
+        return self.places.pop(request, None) is not None
 
-    def place(self, work: Work) -> float:
+    def place(self, request: Request) -> float:
         """Return what its LIP's counter was when it was parked."""
-        return self.places[work]
+        return self.places[request]
 
-    def first(self) -> Work | None:
+    def first(self) -> Request | None:
         """Return the work with the best claim."""
-        best: Work | None = None
+        best: Request | None = None
         claim = float("inf")
         for tenant, heap in list(self._tenants.items()):
             while heap and heap[0][2] not in self.places:

@@ -19,11 +19,11 @@ from symphony_kernel.protocol.histogram import (
     Histogram,
 )
 from symphony_kernel.protocol.pred_options import Get
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step
 
 
-class Figures:
+class SchedulerMetrics:
     """Counters and histograms since the start. Times are clock seconds."""
 
     def __init__(self) -> None:
@@ -60,16 +60,16 @@ class Figures:
 
     def launched(self, step: Step) -> None:
         """A step has been formed: count its decodes now, before its preds become something else."""
-        step.decodes = sum(1 for part in step.parts if part.work.count == 1)
+        step.decodes = sum(1 for chunk in step.chunks if chunk.request.count == 1)
 
     def completing(self, now: float) -> None:
         """A step has ended; `finished` follows for its preds, and then `stepped`."""
         self._now = now
 
-    def finished(self, work: Work) -> None:
+    def finished(self, request: Request) -> None:
         """A pred has ended well."""
-        file = work.file
-        if work.count == 1:
+        file = request.file
+        if request.count == 1:
             before = file.computed_at
             if before:
                 if before != self._before:
@@ -78,14 +78,14 @@ class Figures:
                 self._rows += 1
         file.computed_at = self._now
         self.preds += 1
-        if self._first and work.options.get is not Get.NONE:
-            since = self._first.pop(work.root, None)
+        if self._first and request.options.get is not Get.NONE:
+            since = self._first.pop(request.root, None)
             if since is not None:
                 self._observe("time_to_first_token_seconds", self._now - since)
 
-    def kept(self, work: Work) -> None:
+    def kept(self, request: Request) -> None:
         """A pred that ends now was computed in a step that has ended before it came."""
-        assert work.count == 1
+        assert request.count == 1
         self.rows += 1
         self.decode_rows += 1
 
@@ -96,12 +96,12 @@ class Figures:
             self._observe("inter_token_latency_seconds", self._now - before, rows)
         self._gaps.clear()
         self.steps += 1
-        self.rows += len(step.parts)
+        self.rows += len(step.chunks)
         self.decode_rows += step.decodes
         self.decode_steps += step.decodes > 0
         self.prefill_tokens += step.tokens - step.decodes
         self.step_seconds += seconds
-        self._observe("step_rows", len(step.parts))
+        self._observe("step_rows", len(step.chunks))
         self._observe("step_tokens", step.tokens)
         self._observe("step_seconds", seconds)
 

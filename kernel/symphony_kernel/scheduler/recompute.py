@@ -20,16 +20,16 @@ from symphony_kernel.executor.base import Int32, Int64, UInt32
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.lineage.planning import FILE, Copy, Part, Step, scratch_peak
 from symphony_kernel.kvfs.pages.pool import page_count
-from symphony_kernel.kvfs.tiers.eviction import Pressure
+from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import Get, PredOptions
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 
 _NOTHING: Final = PredOptions(get=Get.NONE)
 
 
-class Past:
+class RecomputedFile:
     """Entries that a row of a rebuild reads and writes, as a `WorkFile`: `length` are there.
 
     `gone` is called when the rebuild ends before its time.
@@ -76,7 +76,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bench:
+class _ScratchPages:
     """Frames beside the file, in which a step is computed."""
 
     frames: Int32
@@ -93,21 +93,21 @@ class _Bench:
         return slots
 
 
-class Rebuild:
+class Recompute:
     """What has to be computed of one file before it is whole: rows, one after the other.
 
     The file's absent pages are hollow.
     """
 
-    def __init__(self, file: KVFile, pressure: Pressure, steps: list[Step]) -> None:
+    def __init__(self, file: KVFile, eviction: Eviction, steps: list[Step]) -> None:
         self._file = file
-        self._pressure = pressure
+        self._eviction = eviction
         self._steps = steps
         self._next = 0
-        self._benches: dict[int, _Bench] = {}
+        self._scratch: dict[int, _ScratchPages] = {}
         self._spare: Int32 = np.empty(0, np.int32)  # frames of benches to come
-        self._faults = pressure.faults
-        hollow = pressure.pool.hollow[file.pages]
+        self._faults = eviction.faults
+        hollow = eviction.pool.hollow[file.pages]
         self._missing: Int64 = np.zeros(len(hollow), np.int64)  # entries of each page, to come
         for index in np.flatnonzero(hollow):
             self._missing[index] = min(PAGE_TOKENS, file.length - int(index) * PAGE_TOKENS)
@@ -124,75 +124,75 @@ class Rebuild:
 
     def take_benches(self) -> None:
         """Take the frames that its steps need beside the file; there must be so many."""
-        self._spare = self._pressure.pool.take_bench(scratch_peak(self._steps))
+        self._spare = self._eviction.pool.take_bench(scratch_peak(self._steps))
 
-    def work(
-        self, target: Work, done: Callable[[bytes | int], None], gone: Callable[[], None]
-    ) -> Work:
+    def request(
+        self, target: Request, done: Callable[[bytes | int], None], gone: Callable[[], None]
+    ) -> Request:
         """Return the next row as a work for the LIP of `target`."""
         step = self._steps[self._next]
         bench = None if step.in_place else self._lay_out(step)
         table = self._file.rebuild_table if bench is None else bench.table
         parents = None if step.parents is None else tuple(step.parents.tolist())
-        work = Work(
+        request = Request(
             instance=target.instance,
             root=target.root,
             tenant=target.tenant,
             seq=0,
-            file=Past(step.start, table, self._failed, gone),
+            file=RecomputedFile(step.start, table, self._failed, gone),
             tokens=step.tokens,
             positions=step.positions,
             options=_NOTHING if parents is None else PredOptions(get=Get.NONE, parents=parents),
             done=done,
             weight=target.weight,
         )
-        work.reserved = work.rebuilds = True
-        return work
+        request.reserved = request.recomputes = True
+        return request
 
     def computed(self) -> None:
         """The row was computed: the file's pages that are whole now are no longer hollow."""
-        step, bench = self._steps[self._next], self._benches.get(self._next)
+        step, bench = self._steps[self._next], self._scratch.get(self._next)
         for copy in step.copies:
             there = np.arange(copy.at, copy.at + copy.end - copy.start)
             if bench is not None:
                 slots = bench.slots(bench.start + np.arange(copy.start, copy.end))
-                self._pressure.moves.copy(slots, self._file.slots(there))
+                self._eviction.transfers.copy(slots, self._file.slots(there))
             self._count(there)
         for number in step.finished:
             self._leave(number)
         self._next += 1
         if self.over:
-            self._pressure.pool.leave_bench(self._spare)
+            self._eviction.pool.leave_bench(self._spare)
 
     def abandon(self) -> None:
         """Give everything back that is not whole."""
-        for number in list(self._benches):
+        for number in list(self._scratch):
             self._leave(number)
-        self._pressure.pool.leave_bench(self._spare)
+        self._eviction.pool.leave_bench(self._spare)
         pages = self._file.pages
         hollow = pages[: len(self._missing)][self._missing > 0]
-        self._pressure.tiers.evict(hollow, host=False)
+        self._eviction.tiers.evict(hollow, host=False)
 
-    def _lay_out(self, step: Step) -> _Bench:
+    def _lay_out(self, step: Step) -> _ScratchPages:
         """Return a bench for the next step, its context copied there."""
         frames, self._spare = np.split(self._spare, [step.scratch_pages])
-        bench = self._benches[self._next] = _Bench(frames, step.start)
+        bench = self._scratch[self._next] = _ScratchPages(frames, step.start)
         at = 0
-        for part in step.context:
-            count = part.end - part.start
-            entries = np.arange(part.start, part.end)
-            if part.source == FILE:
+        for chunk in step.context:
+            count = chunk.end - chunk.start
+            entries = np.arange(chunk.start, chunk.end)
+            if chunk.source == FILE:
                 sources = self._file.slots(entries)
             else:
-                other = self._benches[part.source]
+                other = self._scratch[chunk.source]
                 sources = other.slots(other.start + entries)
-            self._pressure.moves.copy(sources, bench.slots(np.arange(at, at + count)))
+            self._eviction.transfers.copy(sources, bench.slots(np.arange(at, at + count)))
             at += count
         return bench
 
     def _failed(self) -> Errno | None:
         """What a batch that failed has written, a bench perhaps, is not what it should be."""
-        return self._file.error or (Errno.EIO if self._pressure.faults != self._faults else None)
+        return self._file.error or (Errno.EIO if self._eviction.faults != self._faults else None)
 
     def _count(self, entries: Int64) -> None:
         """Entries ([n]) of the file have come."""
@@ -202,10 +202,10 @@ class Rebuild:
         whole = np.unique(indices[hollow])
         pages = np.unique(self._file.pages[whole[self._missing[whole] == 0]])
         # A page that stands in the file twice has come with the first.
-        self._pressure.tiers.filled(pages[self._pressure.pool.hollow[pages]])
+        self._eviction.tiers.filled(pages[self._eviction.pool.hollow[pages]])
 
     def _leave(self, number: int) -> None:
-        bench = self._benches.pop(number, None)
+        bench = self._scratch.pop(number, None)
         if bench is not None:
             self._spare = np.concatenate((self._spare, bench.frames))
 

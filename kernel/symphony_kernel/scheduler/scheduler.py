@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from symphony_kernel.executor.base import Results
 from symphony_kernel.fairness.cpu_accounts import CpuAccounts
-from symphony_kernel.fairness.device_shares import DeviceShares, Plan
+from symphony_kernel.fairness.device_shares import DeviceShares, StepBudget
 from symphony_kernel.fairness.fair_queue import FairQueue, FairQueueStatistics
-from symphony_kernel.fairness.step_cost import FORMED, Load, StepCost
-from symphony_kernel.grammar.matcher import Guide
-from symphony_kernel.kvfs.tiers.eviction import Pressure
+from symphony_kernel.fairness.step_cost import FORMED, StepCost, StepLoad
+from symphony_kernel.grammar.matcher import GrammarMatcher
+from symphony_kernel.kvfs.tiers.eviction import Eviction
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -25,13 +25,13 @@ from symphony_kernel.protocol.limits import (
     PREFILL_QUANTUM_TOKENS,
     PREFILL_TOKENS_MIN,
 )
-from symphony_kernel.request import Work
-from symphony_kernel.scheduler.admission import Pager
-from symphony_kernel.scheduler.anticipation import Answers
-from symphony_kernel.scheduler.batcher import Batcher, Part, Step, StepLimits, add_result
-from symphony_kernel.scheduler.lookahead import Drafts
-from symphony_kernel.scheduler.metrics import Figures
-from symphony_kernel.scheduler.prediction import Draft, Guess, Guesses
+from symphony_kernel.request import Request
+from symphony_kernel.scheduler.admission import Admission
+from symphony_kernel.scheduler.anticipation import Anticipation
+from symphony_kernel.scheduler.batcher import Batcher, Chunk, Step, StepLimits, add_result
+from symphony_kernel.scheduler.lookahead import LookAhead
+from symphony_kernel.scheduler.metrics import SchedulerMetrics
+from symphony_kernel.scheduler.prediction import LookAheadStep, Prediction, Predictor
 from symphony_kernel.scheduler.trace import Emit, Traces
 
 _STEPS_AHEAD_MAX: Final = 2  # one computes, and a full one may wait behind it
@@ -67,7 +67,7 @@ class SchedulerStatistics:
 class Scheduler:
     """Both levels. `pages` is the size of the executor's pool.
 
-    With `pressure` works wait for frames in fair order (`pager`); without, files keep theirs.
+    With `eviction` works wait for frames in fair order (`admission`); without, files keep theirs.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class Scheduler:
         vocab_size: int,
         limits: StepLimits | None = None,
         traced: Emit | None = None,
-        answers: Answers | None = None,
-        pressure: Pressure | None = None,
-        guesses: Guesses | None = None,
+        anticipation: Anticipation | None = None,
+        eviction: Eviction | None = None,
+        predictions: Predictor | None = None,
     ) -> None:
         self._clock = clock
         self._vocab_size = vocab_size
         self._costs = StepCost()
         self._queue = FairQueue(self._costs)
         self._traces = Traces(traced or (lambda _root, _events: None))
-        self._pager: Pager | None = None
-        if pressure is not None:
-            self._pager = Pager(self._queue, pressure, self._fail, self._traces.moved)
-        self._batcher = Batcher(pages, limits, self._pager, self._costs)
-        self._answers = answers or Answers()
+        self._admission: Admission | None = None
+        if eviction is not None:
+            self._admission = Admission(self._queue, eviction, self._fail, self._traces.moved)
+        self._batcher = Batcher(pages, limits, self._admission, self._costs)
+        self._anticipation = anticipation or Anticipation()
         limits = self._batcher.limits
         self._shares = DeviceShares(
             self._queue,
@@ -102,72 +102,74 @@ class Scheduler:
         )
         self.processors = CpuAccounts(self._queue, self._shares.present, limits.beside)
         self._steps: list[Step] = []  # launched and not completed, in order
-        self._waiting: list[Work] = []  # for pages, as of the last look at the queue
+        self._waiting: list[Request] = []  # for pages, as of the last look at the queue
         self._victims = 1  # of these, when it is time for some to fail
         self._changed = clock.now()  # when something last happened that may have freed pages
         self._completed = clock.now()  # when the last step was
-        self._guesses = guesses
-        self._drafts = Drafts(self._queue, self._batcher, guesses, self._answers.soon)
-        self._kept: list[tuple[Work, Guess]] = []  # with results that were there before
-        self._figures = Figures()
+        self._predictions = predictions
+        self._lookaheads = LookAhead(
+            self._queue, self._batcher, predictions, self._anticipation.soon
+        )
+        self._kept: list[tuple[Request, Prediction]] = []  # with results that were there before
+        self._metrics = SchedulerMetrics()
         self._turn: float | None = None  # when the works came that `poll` has not seen
         self._replies: dict[int, int] | None = None  # while `complete` gives them: each LIP's
 
     # -- Works ---------------------------------------------------------------------------------
-    def submit(self, work: Work) -> None:
-        """Queue a pred; `work.done` hears of its end."""
-        guess = self._claim(work) if self._guesses is not None else None
+    def submit(self, request: Request) -> None:
+        """Queue a pred; `request.done` hears of its end."""
+        prediction = self._claim(request) if self._predictions is not None else None
         if self._replies is None:
-            if guess is None and self._drafts.there and not self._is_ahead(work):
-                self._drafts.revoke()
+            if prediction is None and self._lookaheads.there and not self._is_ahead(request):
+                self._lookaheads.revoke()
             if self._turn is None:
                 self._turn = self._clock.now()
-            self._answers.heard(work.root, self._turn)
+            self._anticipation.heard(request.root, self._turn)
         else:  # it waited behind a pred that has just been answered: nobody else need answer
-            self._replies[work.root] = self._replies.get(work.root, 0) - 1
-        if work.root not in self._figures.lips:
-            self._figures.submitted(work.root, self._turn or self._clock.now())
+            self._replies[request.root] = self._replies.get(request.root, 0) - 1
+        if request.root not in self._metrics.lips:
+            self._metrics.submitted(request.root, self._turn or self._clock.now())
         if self._traces.runs:
-            self._traces.submitted(work, self._clock.now())
-        if guess is not None:
-            self._take_in(work, guess)
+            self._traces.submitted(request, self._clock.now())
+        if prediction is not None:
+            self._take_in(request, prediction)
             return
         if self._steps and not self._waiting:
-            self._batcher.reserve_ahead(work)
-        self._queue.push(work)
+            self._batcher.reserve_ahead(request)
+        self._queue.push(request)
 
-    def cancel(self, work: Work) -> None:
+    def cancel(self, request: Request) -> None:
         """Drop a pred wherever it is; its `done` hears ECANCELED. No effect once it has ended."""
-        if work.rebuild is not None:  # its own end is the work's, too
-            work = work.rebuild
-        if not work.finished:
-            self._take_out(work)
-            self._fail(work, Errno.ECANCELED)
+        if request.recompute is not None:  # its own end is the work's, too
+            request = request.recompute
+        if not request.finished:
+            self._take_out(request)
+            self._fail(request, Errno.ECANCELED)
 
     def forget(self, root: int, instance: int | None = None) -> None:
         """Drop all work of an instance, or of the whole LIP, which has ended; nobody is told."""
-        gone = self._pager.forget(root, instance) if self._pager is not None else []
-        if self._guesses is not None:
-            self._guesses.forget(root, instance)
+        gone = self._admission.forget(root, instance) if self._admission is not None else []
+        if self._predictions is not None:
+            self._predictions.forget(root, instance)
         gone += [w for w, _ in self._kept if w.root == root and instance in (None, w.instance)]
         if instance is None:
             gone += self._queue.forget_lip(root)
-            self._answers.forget(root)
-            self._figures.forget(root)
+            self._anticipation.forget(root)
+            self._metrics.forget(root)
             self._traces.close(root, self._clock.now())
         else:
             gone += self._queue.forget_instance(root, instance)
         gone += [
-            part.work
+            chunk.request
             for step in self._steps
-            for part in step.parts
-            if part.work.root == root and instance in (None, part.work.instance)
+            for chunk in step.chunks
+            if chunk.request.root == root and instance in (None, chunk.request.instance)
         ]
-        for work in gone:
-            if not work.finished:
-                work.finished = True
-                work.file.unreserve()
-        self._drafts.revoke()
+        for request in gone:
+            if not request.finished:
+                request.finished = True
+                request.file.unreserve()
+        self._lookaheads.revoke()
         self._changed = self._clock.now()
 
     def trace(self, root: int) -> None:
@@ -188,62 +190,64 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and no step is under way."""
-        return not (self._steps or self._queue.works or self._parked or self._kept)
+        return not (self._steps or self._queue.requests or self._parked or self._kept)
 
     # -- Stalls (see `maintenance.watchdog`) -------------------------------------------------------
     @property
     def owing(self) -> bool:
         """Whether works wait, and for nothing but a step."""
-        pager = self._pager
-        if pager is not None and pager.disk_works:
+        admission = self._admission
+        if admission is not None and admission.disk_works:
             return False
-        return not self.idle or bool(pager is not None and pager.blocked)
+        return not self.idle or bool(admission is not None and admission.blocked)
 
     @property
     def progress(self) -> int:
         """A number that grows with whatever is done."""
-        counts = self._figures
+        counts = self._metrics
         return counts.steps + counts.preds + counts.starved
 
     def describe(self) -> str:
         """Return what waits, in words for the log of a fault."""
-        queue, pager = self._queue, self._pager
+        queue, admission = self._queue, self._admission
         steps = [
-            f"{len(s.parts)} works, {[p.work.describe() for p in s.parts[:4]]}, adopted {s.adopted}"
+            f"{len(s.chunks)} works, {[p.request.describe() for p in s.chunks[:4]]}, adopted {s.adopted}"
             for s in self._steps
         ]
-        blocked = len(pager.blocked) if pager is not None else 0
+        blocked = len(admission.blocked) if admission is not None else 0
         return (
-            f"steps {steps}; {queue.works} works queued ({queue.decodes} decodes, {queue.tokens} "
+            f"steps {steps}; {queue.requests} works queued ({queue.decodes} decodes, {queue.tokens} "
             f"tokens), the first {(first := queue.first()) and first.describe()}; "
             f"{len(self._waiting)} wait for pages, {self._parked} parked, {blocked} blocked, "
-            f"{len(self._kept)} kept; {len(self._drafts)} drafts"
+            f"{len(self._kept)} kept; {len(self._lookaheads)} drafts"
         )
 
     def mend(self) -> None:
         """Forget steps that nobody computes, and look again at what waits for others."""
-        self._drafts.forget()
+        self._lookaheads.forget()
         phantoms, self._steps = self._steps, []
         for step in phantoms:
-            for part in step.parts:
-                if not part.work.finished:
-                    self._fail_running(part.work, Errno.EIO)
-        if self._pager is not None:
-            self._pager.unblock()
+            for chunk in step.chunks:
+                if not chunk.request.finished:
+                    self._fail_running(chunk.request, Errno.EIO)
+        if self._admission is not None:
+            self._admission.unblock()
 
     def give_up(self) -> int:
         """End all works with EIO; return how many."""
         self.mend()
-        gone = self._queue.everything() + (self._pager.waiting if self._pager is not None else [])
-        for work in gone:
-            self._take_out(work)
-            self._fail(work, Errno.EIO)
+        gone = self._queue.everything() + (
+            self._admission.waiting if self._admission is not None else []
+        )
+        for request in gone:
+            self._take_out(request)
+            self._fail(request, Errno.EIO)
         return len(gone)
 
     def pages_arrived(self) -> None:
         """Pages have come from disk: who waited for them looks again."""
-        if self._pager is not None:
-            self._pager.unblock()
+        if self._admission is not None:
+            self._admission.unblock()
 
     def token_seconds(self) -> float:
         """Return what a token of a prompt takes in a step, as learned here; 0.0: not known yet."""
@@ -260,54 +264,54 @@ class Scheduler:
         None means: nothing can change until a work comes or a step completes.
         """
         self._turn = None
-        if not (self._queue.works or self._parked) or len(self._steps) >= _STEPS_AHEAD_MAX:
+        if not (self._queue.requests or self._parked) or len(self._steps) >= _STEPS_AHEAD_MAX:
             return None
         now = self._clock.now()
         if self._steps:
-            ahead = not self._drafts and self._may_run_ahead(now)
+            ahead = not self._lookaheads and self._may_run_ahead(now)
             return self._form(now) if ahead else None
         # Prompts leave room for decodes that come: only rows can be too few for them.
         wait = 0.0
         limits = self._batcher.limits
-        if not self._queue.works:
+        if not self._queue.requests:
             return self._form(now)
-        if self._ready < limits.rows or self._answers.any_expected(self._queue.precedes):
-            wait = self._answers.wait_seconds(now, self._queue)
+        if self._ready < limits.rows or self._anticipation.any_expected(self._queue.precedes):
+            wait = self._anticipation.wait_seconds(now, self._queue)
         return wait if wait > _SOON_SECONDS else self._form(now)
 
-    def draft(self) -> Draft | None:
+    def lookahead(self) -> LookAheadStep | None:
         """Return a step that the device may go on with, if nobody else wants to run."""
         if len(self._steps) != 1 or self._waiting or self._parked:
             return None
-        step, drafts = self._steps[0], self._drafts
-        return drafts.make(step) if self._may_follow(step, 1 + len(drafts)) else None
+        step, lookaheads = self._steps[0], self._lookaheads
+        return lookaheads.make(step) if self._may_follow(step, 1 + len(lookaheads)) else None
 
     def adopt(self) -> Step | None:
         """Return the step that the device went on with behind one that has just ended."""
-        step = self._drafts.adopt()
+        step = self._lookaheads.adopt()
         if step is not None:
             self._launched(step, self._clock.now())
         if step is None or not self._may_follow(step, 1):
-            self._drafts.revoke()
+            self._lookaheads.revoke()
         return step
 
-    def draft_ended(self, draft: Draft, results: Results) -> None:
+    def draft_ended(self, lookahead: LookAheadStep, results: Results) -> None:
         """The device is done with a draft, before `complete`; without results it has failed."""
-        self._drafts.ended(draft, results)
+        self._lookaheads.ended(lookahead, results)
 
     def answer_kept(self) -> None:
         """End the preds whose results were there before they came."""
         while self._kept:
             kept, self._kept = self._kept, []
             now = self._clock.now()
-            self._figures.completing(now)
-            for work, guess in kept:
-                if not work.finished:
-                    self._answer_kept(work, guess, now)
+            self._metrics.completing(now)
+            for request, prediction in kept:
+                if not request.finished:
+                    self._answer_kept(request, prediction, now)
 
     def revoke_drafts(self) -> None:
         """Let the device not begin what it goes on with; what it has begun it ends."""
-        self._drafts.revoke()
+        self._lookaheads.revoke()
 
     def complete(
         self,
@@ -322,48 +326,48 @@ class Scheduler:
         self._ended(step)
         vocab_size = self._vocab_size
         now = self._clock.now() if ended is None else ended
-        self._figures.completing(now)
+        self._metrics.completing(now)
         if self._traces.runs:
             self._traces.stepped(step, now)
         replies = self._replies = {}
-        for part, result in zip(step.parts, results, strict=True):
-            work = part.work
-            work.computed += part.count
-            if work.guide is not None:
-                self._charge_masks(work, work.guide)
-            if work.finished:
+        for chunk, result in zip(step.chunks, results, strict=True):
+            request = chunk.request
+            request.computed += chunk.count
+            if request.matcher is not None:
+                self._charge_masks(request, request.matcher)
+            if request.finished:
                 continue
-            if work.guide is not None and _comes_again(result):
-                self._put_back(part, work.guide)
+            if request.matcher is not None and _comes_again(result):
+                self._put_back(chunk, request.matcher)
                 continue
-            errno = work.file.error if isinstance(result, bytes) else result.errno
+            errno = request.file.error if isinstance(result, bytes) else result.errno
             if errno is not None:
-                self._fail_running(work, errno)
-                replies[work.root] = replies.get(work.root, 0) + 1
+                self._fail_running(request, errno)
+                replies[request.root] = replies.get(request.root, 0) + 1
                 continue
             assert isinstance(result, bytes)
             whole = result
-            if part.count != work.count:
-                whole = add_result(part, result, vocab_size)
-            if work.computed == work.count:
-                self._finish(work, whole)
-                if work.rebuilds:
+            if chunk.count != request.count:
+                whole = add_result(chunk, result, vocab_size)
+            if request.computed == request.count:
+                self._finish(request, whole)
+                if request.recomputes:
                     continue
-                replies[work.root] = replies.get(work.root, 0) + 1
+                replies[request.root] = replies.get(request.root, 0) + 1
         self._replies = None
         self._answered(step, replies, ended)
 
     def fail(self, step: Step) -> None:
         """The executor could not compute the oldest step: each of its works ends with EIO."""
         self._ended(step)
-        for part in step.parts:
-            if not part.work.finished:
-                self._fail_running(part.work, Errno.EIO)
+        for chunk in step.chunks:
+            if not chunk.request.finished:
+                self._fail_running(chunk.request, Errno.EIO)
         self._answered(step, {})
 
     def statistics(self) -> SchedulerStatistics:
         """Return the counters."""
-        counts = self._figures
+        counts = self._metrics
         return SchedulerStatistics(
             queue=self._queue.statistics(),
             waiting_for_pages=self._parked or len(self._waiting),
@@ -376,10 +380,10 @@ class Scheduler:
             decode_tokens=counts.decode_rows,
             preds=counts.preds,
             preds_starved=counts.starved,
-            preemptions=self._pager.preemptions if self._pager is not None else 0,
-            rebuilt_tokens=self._pager.rebuilt_tokens if self._pager is not None else 0,
-            preds_guessed=self._guesses.hits if self._guesses is not None else 0,
-            preds_guessed_in_vain=self._guesses.misses if self._guesses is not None else 0,
+            preemptions=self._admission.preemptions if self._admission is not None else 0,
+            rebuilt_tokens=self._admission.rebuilt_tokens if self._admission is not None else 0,
+            preds_guessed=self._predictions.hits if self._predictions is not None else 0,
+            preds_guessed_in_vain=self._predictions.misses if self._predictions is not None else 0,
             step_ms=1000 * counts.step_seconds,
         )
 
@@ -389,71 +393,71 @@ class Scheduler:
         `tokens` computed in `seconds` of steps, since the start. Looks at every waiting work.
         """
         tenants = {name: list(found) for name, found in self._queue.waiting().items()}
-        for work in self._pager.waiting if self._pager is not None else ():
-            tenants.setdefault(work.tenant, [0, 1.0])[0] += work.remaining
-        counts = self._figures
+        for request in self._admission.waiting if self._admission is not None else ():
+            tenants.setdefault(request.tenant, [0, 1.0])[0] += request.remaining
+        counts = self._metrics
         computed = counts.prefill_tokens + counts.decode_rows
         return {"tenants": tenants, "tokens": computed, "seconds": counts.step_seconds}
 
     def lips_running(self) -> int:
         """Return how many LIPs have a row in a step that computes now."""
-        return len({part.work.root for step in self._steps for part in step.parts})
+        return len({chunk.request.root for step in self._steps for chunk in step.chunks})
 
     def histograms(self) -> dict[str, dict[str, Any]]:
         """Return what is counted by size: name -> a `Histogram.view`."""
-        return {name: each.view() for name, each in self._figures.histograms.items()}
+        return {name: each.view() for name, each in self._metrics.histograms.items()}
 
     # -- Within --------------------------------------------------------------------------------
-    def _claim(self, work: Work) -> Guess | None:
+    def _claim(self, request: Request) -> Prediction | None:
         """Return the guess that was computed for a pred which has come, if it can have it."""
-        assert self._guesses is not None
-        guess = self._guesses.claim(work)
-        if guess is None:
+        assert self._predictions is not None
+        prediction = self._predictions.claim(request)
+        if prediction is None:
             return None
         free = not (self._waiting or self._parked) and self._replies is None
-        if free and self._batcher.keep(work) and self._guesses.settle(guess):
-            self._guesses.claimed()
-            return guess
-        self._guesses.not_settled(guess)
+        if free and self._batcher.keep(request) and self._predictions.settle(prediction):
+            self._predictions.claimed()
+            return prediction
+        self._predictions.not_settled(prediction)
         return None
 
-    def _take_in(self, work: Work, guess: Guess) -> None:
-        if guess.result is None:
-            self._drafts.take_in(guess, work)
+    def _take_in(self, request: Request, prediction: Prediction) -> None:
+        if prediction.result is None:
+            self._lookaheads.take_in(prediction, request)
             return
-        self._queue.serve_at_once(work)
-        self._kept.append((work, guess))
+        self._queue.serve_at_once(request)
+        self._kept.append((request, prediction))
 
-    def _charge_masks(self, work: Work, guide: Guide) -> None:
+    def _charge_masks(self, request: Request, matcher: GrammarMatcher) -> None:
         """Charge a LIP for its masks; its tenant pays for them with the step."""
-        spent = guide.spent
-        if spent < _MASKS_SECONDS or not self._queue.knows(work.root):
+        spent = matcher.spent
+        if spent < _MASKS_SECONDS or not self._queue.knows(request.root):
             return
-        guide.spent = 0.0
-        self._queue.charge(work.root, work.tenant, work.weight, spent)
+        matcher.spent = 0.0
+        self._queue.charge(request.root, request.tenant, request.weight, spent)
 
-    def _put_back(self, part: Part, guide: Guide) -> None:
+    def _put_back(self, chunk: Chunk, matcher: GrammarMatcher) -> None:
         """A row's mask was not there in time: it is computed again."""
-        guide.comes_again()
-        part.work.computed -= part.count
-        part.work.placed -= part.count
-        self._queue.put_back(part.work)
+        matcher.comes_again()
+        chunk.request.computed -= chunk.count
+        chunk.request.placed -= chunk.count
+        self._queue.put_back(chunk.request)
 
-    def _answer_kept(self, work: Work, guess: Guess, now: float) -> None:
-        assert guess.draft is not None
-        assert guess.draft.step is not None
-        result = guess.result
+    def _answer_kept(self, request: Request, prediction: Prediction, now: float) -> None:
+        assert prediction.lookahead is not None
+        assert prediction.lookahead.step is not None
+        result = prediction.result
         if self._traces.runs:
-            self._traces.kept(work, guess.draft.step, now)
-        work.computed = 1
-        self._figures.kept(work)
-        self._answers.replied(work.root, now)
-        errno = result.errno if isinstance(result, SyscallError) else work.file.error
+            self._traces.kept(request, prediction.lookahead.step, now)
+        request.computed = 1
+        self._metrics.kept(request)
+        self._anticipation.replied(request.root, now)
+        errno = result.errno if isinstance(result, SyscallError) else request.file.error
         if errno is not None:
-            self._fail(work, errno)
+            self._fail(request, errno)
         else:
             assert isinstance(result, bytes)
-            self._finish(work, result)
+            self._finish(request, result)
 
     def _may_run_ahead(self, now: float) -> bool:
         """Whether a step may go behind one that computes.
@@ -467,55 +471,57 @@ class Scheduler:
         if not full or self._queue.several or self._prompts_are_bounded(now):
             return False
         precedes = self._queue.precedes
-        if self._answers.any_expected(precedes):
+        if self._anticipation.any_expected(precedes):
             return False
         computing = {
-            part.work.root
+            chunk.request.root
             for step in self._steps
-            for part in step.parts
-            if part.work.placed == part.work.count
+            for chunk in step.chunks
+            if chunk.request.placed == chunk.request.count
         }
         return not any(map(precedes, computing))
 
     def _prompts_are_bounded(self, now: float) -> bool:
         """Whether prompts wait while other LIPs decode, so that steps must be short."""
         queue = self._queue
-        if queue.works == queue.decodes or isinf(self._batcher.limits.decode_gap_ms):
+        if queue.requests == queue.decodes or isinf(self._batcher.limits.decode_gap_ms):
             return False
         if any(step.decodes for step in self._steps):
             return True
         if queue.lips_active > 1:
-            return queue.decodes > 0 or self._answers.anybody_decodes(now)
+            return queue.decodes > 0 or self._anticipation.anybody_decodes(now)
         first = queue.first()
-        return first is not None and self._answers.anybody_decodes(now, besides=first.root)
+        return first is not None and self._anticipation.anybody_decodes(now, besides=first.root)
 
     @property
     def _parked(self) -> int:
         """Works that wait for frames, beside the queue."""
-        return self._pager.parked if self._pager is not None else 0
+        return self._admission.parked if self._admission is not None else 0
 
     def _busy_tenants(self) -> set[str]:
         """Return the tenants whose works compute, or wait for frames."""
         computing = {name for step in self._steps for name in step.loads}
-        return computing.union(self._pager.tenants) if self._pager is not None else computing
+        return (
+            computing.union(self._admission.tenants) if self._admission is not None else computing
+        )
 
-    def _take_out(self, work: Work) -> None:
+    def _take_out(self, request: Request) -> None:
         """Take a work out of wherever it waits."""
-        if not self._queue.remove(work) and self._pager is not None:
-            self._pager.remove(work)
+        if not self._queue.remove(request) and self._admission is not None:
+            self._admission.remove(request)
 
     @property
     def _ready(self) -> int:
         """Works that do not wait for pages."""
-        return self._queue.works - len(self._waiting)
+        return self._queue.requests - len(self._waiting)
 
     def _form(self, now: float) -> Step | float | None:
         formed = self._batcher.form(self._queue, *self._room(now))
         if formed.step is None and self._parked and not (self._steps or formed.failed):
             formed = self._batcher.form_under_pressure(self._queue, *self._room(now))
         self._waiting = formed.waiting
-        for work, errno in formed.failed:
-            self._fail(work, errno)
+        for request, errno in formed.failed:
+            self._fail(request, errno)
         step = formed.step
         if step is not None:
             step.launched = now
@@ -525,35 +531,35 @@ class Scheduler:
             return 0.0  # what came of their ends may run
         if formed.unready and not self._steps:
             return _GRAMMARS_SECONDS
-        if not formed.waiting or self._steps or (self._pager and self._pager.disk_works):
+        if not formed.waiting or self._steps or (self._admission and self._admission.disk_works):
             return None
         return self._wait_for_pages(now)
 
     def _launched(self, step: Step, now: float) -> None:
         """Note whose rows a step has, before its works become something else."""
-        self._figures.launched(step)
+        self._metrics.launched(step)
         self._steps.append(step)
         loads, stepwise = step.loads, set[str]()
-        for part in step.parts:
-            work = part.work
-            load = loads.get(work.tenant)
+        for chunk in step.chunks:
+            request = chunk.request
+            load = loads.get(request.tenant)
             if load is None:
-                load = loads[work.tenant] = Load()
-            load.add(work, part.start, part.count)
-            if part.count > 1 or work.course is None:
+                load = loads[request.tenant] = StepLoad()
+            load.add(request, chunk.start, chunk.count)
+            if chunk.count > 1 or request.continuation is None:
                 load.features[FORMED] = 1.0
-                if work.count == 1:
-                    stepwise.add(work.tenant)
+                if request.count == 1:
+                    stepwise.add(request.tenant)
         for tenant, entry in step.guessed:
             if tenant not in loads:
-                loads[tenant] = Load()
+                loads[tenant] = StepLoad()
             loads[tenant].add_entry(entry)
             stepwise.add(tenant)
         self._shares.launched(loads, stepwise, now)
 
     def _may_follow(self, step: Step, more: int) -> bool:
         """Whether the device may follow a step with so many more of the same rows."""
-        if not self._queue.works:
+        if not self._queue.requests:
             several = self._queue.several
             return not several or self._shares.may_follow(step.loads, self._clock.now())
         if self._waiting or self._parked or not self._queue.several:
@@ -561,15 +567,15 @@ class Scheduler:
         seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
         return self._shares.all_ahead(step.loads, more, seconds)
 
-    def _is_ahead(self, work: Work) -> bool:
+    def _is_ahead(self, request: Request) -> bool:
         """Whether a work that has just come would wait for those of the steps there are."""
         if not (self._steps and self._queue.several):
             return False
         step = self._steps[-1]
         seconds = sum([self._costs.seconds(load) for load in step.loads.values()])
-        return self._shares.is_ahead(work.tenant, step.loads, seconds)
+        return self._shares.is_ahead(request.tenant, step.loads, seconds)
 
-    def _room(self, now: float) -> tuple[int, Plan | None, float]:
+    def _room(self, now: float) -> tuple[int, StepBudget | None, float]:
         """Return how many tokens of prompts fit beside decodes, how the step is divided among
         several tenants, and how many seconds it may take with prompts, as the operator bounds it.
         """
@@ -596,48 +602,50 @@ class Scheduler:
         left = self._changed + PAGES_WAIT_MS_MAX / 1000 - now
         if left > _SOON_SECONDS:
             return left
-        victims = sorted(self._waiting, key=lambda work: -self._queue.served(work.root))
+        victims = sorted(self._waiting, key=lambda request: -self._queue.served(request.root))
         self._waiting = victims[self._victims :]
         for victim in victims[: self._victims]:
             self._take_out(victim)
-            self._figures.starved += 1
+            self._metrics.starved += 1
             self._fail(victim, Errno.ENOMEM)
         self._victims *= 2
         return PAGES_WAIT_MS_MAX / 1000
 
-    def _finish(self, work: Work, result: bytes) -> None:
-        work.finished = True
-        if work.rebuilds:
-            work.done(result)
+    def _finish(self, request: Request, result: bytes) -> None:
+        request.finished = True
+        if request.recomputes:
+            request.done(result)
             return
-        if work.options.keep:
-            work.commit()
+        if request.options.keep:
+            request.commit()
         else:
-            work.file.unreserve()
-        self._figures.finished(work)
-        if self._guesses is not None:
-            self._guesses.ended(work, result)
-        work.done(result)
+            request.file.unreserve()
+        self._metrics.finished(request)
+        if self._predictions is not None:
+            self._predictions.ended(request, result)
+        request.done(result)
         if len(result) >= _LARGE_RESULT_BYTES:  # they are sent while the next step computes
             seconds = _RESULT_BYTE_SECONDS * len(result)
-            self.processors.called(work.root, work.tenant, work.weight, seconds, self._clock.now())
+            self.processors.called(
+                request.root, request.tenant, request.weight, seconds, self._clock.now()
+            )
 
-    def _fail_running(self, work: Work, errno: Errno) -> None:
+    def _fail_running(self, request: Request, errno: Errno) -> None:
         """Fail a work of which a chunk may still be queued."""
-        if work.remaining:
-            self._queue.remove(work)
-        self._fail(work, errno)
+        if request.remaining:
+            self._queue.remove(request)
+        self._fail(request, errno)
 
-    def _fail(self, work: Work, errno: Errno) -> None:
-        work.finished = True
-        work.file.unreserve()
-        if self._guesses is not None:
-            self._guesses.drop(work.file)
-        self._drafts.revoke()
+    def _fail(self, request: Request, errno: Errno) -> None:
+        request.finished = True
+        request.file.unreserve()
+        if self._predictions is not None:
+            self._predictions.drop(request.file)
+        self._lookaheads.revoke()
         self._changed = self._clock.now()
         if self._traces.runs:
-            self._traces.ended(work, self._changed, errno)
-        work.done(-errno)
+            self._traces.ended(request, self._changed, errno)
+        request.done(-errno)
 
     def _ended(self, step: Step) -> None:
         assert self._steps[0] is step, "steps end in the order in which they were launched"
@@ -651,15 +659,15 @@ class Scheduler:
         seconds = max(now - max(step.launched, self._completed), 0.0)
         self._completed = max(now, self._completed)
         self._waiting, self._victims = [], 1
-        self._figures.stepped(step, seconds)
+        self._metrics.stepped(step, seconds)
         formed = step.adopted is None
         self._shares.ended(step.loads, seconds, formed, step.probe, self._changed)
         if seconds or ended is None:
             self._learn(step, seconds)
-        self._answers.stepped(replies, now, seconds)
+        self._anticipation.stepped(replies, now, seconds)
 
     def _learn(self, step: Step, seconds: float) -> None:
-        load = Load()
+        load = StepLoad()
         for each in step.loads.values():
             load = load.plus(each)
         load.features[FORMED] = 1.0 if step.adopted is None else 0.0

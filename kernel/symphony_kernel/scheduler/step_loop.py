@@ -18,19 +18,19 @@ from functools import partial
 from typing import Final, TypeAlias, TypeVar
 
 from symphony_kernel.executor.base import Batch, Executor, Results
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.platform.clock import Clock
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import DEVICE_PAUSE_MS_MAX
 from symphony_kernel.scheduler.batcher import Step
-from symphony_kernel.scheduler.prediction import Draft
+from symphony_kernel.scheduler.prediction import LookAheadStep
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS_MAX: Final = DEVICE_PAUSE_MS_MAX / 1000
 _T = TypeVar("_T")
-Ended: TypeAlias = Callable[[Outcome[Results]], None]
+Ended: TypeAlias = Callable[[StepFuture[Results]], None]
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class DeviceStatistics:
     device_steps_in_vain: int = 0  # drafts that it computed for nothing
 
 
-class Stepper:
+class StepLoop:
     """Keeps one executor busy. `flush` sends replies; `failed` hears of faults of the kernel's."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Stepper:
         self._executor = executor
         self._start = getattr(executor, "start", None) or self._start_task
         self._follows = bool(getattr(executor, "follows", False))
-        self._following: deque[Outcome[Results]] = deque()  # of drafts given, in order
+        self._following: deque[StepFuture[Results]] = deque()  # of drafts given, in order
         self._tasks: set[asyncio.Task[Results]] = set()
         self._flush, self._failed = flush, failed
         self._computing = 0  # steps given to the executor
@@ -119,24 +119,26 @@ class Stepper:
         self._when_idle.append(action)
         self._scheduler.revoke_drafts()
 
-    def when_quiet(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
-        """Return what `work` gives, which is begun when no step computes and no move is owed.
+    def when_quiet(self, request: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
+        """Return what `request` gives, which is begun when no step computes and no move is owed.
 
         Nothing is launched until it has ended.
         """
         ended: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self.when_idle(partial(self._begin_quiet, work, ended))
+        self.when_idle(partial(self._begin_quiet, request, ended))
         self.plan()
         return ended
 
-    def _begin_quiet(self, work: Callable[[], Awaitable[_T]], ended: "asyncio.Future[_T]") -> None:
+    def _begin_quiet(
+        self, request: Callable[[], Awaitable[_T]], ended: "asyncio.Future[_T]"
+    ) -> None:
         if self._kvfs.moves_pending:
             self._give_moves()
         if self._computing:
-            self._when_idle.append(partial(self._begin_quiet, work, ended))
+            self._when_idle.append(partial(self._begin_quiet, request, ended))
             return
         self._quiet += 1
-        task = asyncio.ensure_future(work())
+        task = asyncio.ensure_future(request())
         task.add_done_callback(partial(self._end_quiet, ended))
 
     def _end_quiet(self, ended: "asyncio.Future[_T]", task: "asyncio.Future[_T]") -> None:
@@ -176,25 +178,25 @@ class Stepper:
                 self._give(polled.batch, partial(self._computed, polled))
                 launched = True
             elif polled != 0.0:
-                if self._kvfs.moves.urgent and not self._computing:
+                if self._kvfs.transfers.urgent and not self._computing:
                     self._give_moves()
                 if polled is not None:
                     loop = asyncio.get_running_loop()
                     self._timer = loop.call_later(polled, self._look_again)
                 break
         if self._follows and self._running and not (self._when_idle or self._quiet):
-            self._draft()
+            self._lookahead()
         return launched
 
-    def _draft(self) -> None:
+    def _lookahead(self) -> None:
         """Give the device what it may go on with when the step that it computes has ended."""
-        while (draft := self._scheduler.draft()) is not None:
+        while (lookahead := self._scheduler.lookahead()) is not None:
             if self._kvfs.moves_pending:
-                self._give_moves(draft.batch)
+                self._give_moves(lookahead.batch)
             self._computing += 1
-            outcome = self._start(draft.batch)
+            outcome = self._start(lookahead.batch)
             self._following.append(outcome)
-            outcome.then(partial(self._drafted, draft))
+            outcome.then(partial(self._drafted, lookahead))
 
     def _may_launch(self) -> bool:
         if self._quiet:
@@ -210,12 +212,12 @@ class Stepper:
 
     def _give_moves(self, batch: Batch | None = None) -> None:
         """Give the executor what must come before the next rows, the last of it with `batch`."""
-        moves = self._kvfs.take_moves()
-        if moves and batch is not None:
-            last = moves.pop()
+        transfers = self._kvfs.take_moves()
+        if transfers and batch is not None:
+            last = transfers.pop()
             batch.copies, batch.poison = last.copies, last.poison
             batch.saves, batch.loads, batch.note = last.saves, last.loads, last.note
-        for each in moves:
+        for each in transfers:
             self._give(each, partial(self._moves_done, each))
 
     def _give(self, batch: Batch, ended: Ended) -> None:
@@ -228,31 +230,31 @@ class Stepper:
             self._timer = None
 
     # -- Ends ----------------------------------------------------------------------------------
-    def _computed(self, step: Step, outcome: Outcome[Results]) -> None:
+    def _computed(self, step: Step, outcome: StepFuture[Results]) -> None:
         self._count(outcome)
         self._end(step, outcome)
 
-    def _drafted(self, draft: Draft, outcome: Outcome[Results]) -> None:
+    def _drafted(self, lookahead: LookAheadStep, outcome: StepFuture[Results]) -> None:
         """A draft's turn has come and is over, whatever has become of it."""
         self._following.popleft()
-        computed = outcome.error is None and draft.follow.tokens is not None
+        computed = outcome.error is None and lookahead.follow.tokens is not None
         try:
-            self._scheduler.draft_ended(draft, outcome.value if computed else [])
+            self._scheduler.draft_ended(lookahead, outcome.value if computed else [])
         except Exception as error:  # ours
             self._failed(error)
             return
-        if draft.follow.tokens is None:
+        if lookahead.follow.tokens is None:
             self._computing_less()
         else:
             self._count(outcome)
-            self.statistics.device_steps_ahead += draft.step is not None
-            self.statistics.device_steps_in_vain += draft.step is None
-        if draft.step is None:
-            self._moved(draft.batch, outcome)
+            self.statistics.device_steps_ahead += lookahead.step is not None
+            self.statistics.device_steps_in_vain += lookahead.step is None
+        if lookahead.step is None:
+            self._moved(lookahead.batch, outcome)
         else:
-            self._end(draft.step, outcome)
+            self._end(lookahead.step, outcome)
 
-    def _end(self, step: Step, outcome: Outcome[Results]) -> None:
+    def _end(self, step: Step, outcome: StepFuture[Results]) -> None:
         try:
             if outcome.error is None:
                 self._kvfs.moved(step.batch)
@@ -262,18 +264,18 @@ class Stepper:
                     results, ended = [results[row] for row in step.adopted], outcome.ended
                 self._scheduler.complete(step, results, ended)
             else:  # the device's fault: its rows hear EIO, and everything else goes on
-                _check_fault(outcome.error, f"a step of {len(step.parts)} rows failed")
+                _check_fault(outcome.error, f"a step of {len(step.chunks)} rows failed")
                 self._kvfs.lose_moves(step.batch)
                 self._scheduler.fail(step)
             self._go_on(adopted=self._running and self._scheduler.adopt() is not None)
         except Exception as error:  # ours
             self._failed(error)
 
-    def _moves_done(self, batch: Batch, outcome: Outcome[Results]) -> None:
+    def _moves_done(self, batch: Batch, outcome: StepFuture[Results]) -> None:
         self._count(outcome)
         self._moved(batch, outcome)
 
-    def _moved(self, batch: Batch, outcome: Outcome[Results]) -> None:
+    def _moved(self, batch: Batch, outcome: StepFuture[Results]) -> None:
         """The executor has done copies and moves that came without a step."""
         try:
             if outcome.error is None:
@@ -299,7 +301,7 @@ class Stepper:
         if not self._computing and self._drained is not None:
             self._drained.set()
 
-    def _count(self, outcome: Outcome[Results]) -> None:
+    def _count(self, outcome: StepFuture[Results]) -> None:
         self._computing_less()
         counts = self.statistics
         counts.device_busy_ms += 1000 * (outcome.ended - outcome.began)
@@ -309,9 +311,9 @@ class Stepper:
             counts.device_pause_ms += 1000 * max(pause, 0.0)
         self._ended = outcome.ended
 
-    def _start_task(self, batch: Batch) -> Outcome[Results]:
+    def _start_task(self, batch: Batch) -> StepFuture[Results]:
         """Start a step of an executor that knows only coroutines."""
-        outcome: Outcome[Results] = Outcome()
+        outcome: StepFuture[Results] = StepFuture()
         loop = asyncio.get_running_loop()
         outcome.began = loop.time()
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TRACE_BUNDLE_EVENTS, TRACE_BUNDLE_MS_MAX
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step
 
 Emit: TypeAlias = Callable[[int, list[Any]], None]  # root, events
@@ -27,7 +27,7 @@ class _RunTrace:
 
     def __init__(self, now: float) -> None:
         # When each was submitted, its steps, and what its file's pages took.
-        self.begun: dict[Work, tuple[float, list[list[Any]], list[int]]] = {}
+        self.begun: dict[Request, tuple[float, list[list[Any]], list[int]]] = {}
         self.events: list[Any] = []
         self.left = now  # when events left last
 
@@ -59,61 +59,61 @@ class Traces:
         trace = self.runs.get(root)
         if trace is None:
             return
-        for work in list(trace.begun):
-            self._end(trace, work, now, Errno.ECANCELED)
+        for request in list(trace.begun):
+            self._end(trace, request, now, Errno.ECANCELED)
         self._leave(root, trace, now)
         del self.runs[root]
 
-    def submitted(self, work: Work, now: float) -> None:
+    def submitted(self, request: Request, now: float) -> None:
         """A pred waits from now on for its step."""
-        trace = self.runs.get(work.root)
+        trace = self.runs.get(request.root)
         if trace is not None:
-            trace.begun[work] = (now, [], [0, 0, 0])
+            trace.begun[request] = (now, [], [0, 0, 0])
 
-    def moved(self, work: Work, loaded: int = 0, read: int = 0, rebuilt: int = 0) -> None:
+    def moved(self, request: Request, loaded: int = 0, read: int = 0, rebuilt: int = 0) -> None:
         """A pred's file is brought to the device: so many pages, and tokens computed again."""
-        trace = self.runs.get(work.root)
-        if trace is not None and work in trace.begun:
-            moves = trace.begun[work][2]
-            moves[:] = moves[0] + loaded, moves[1] + read, moves[2] + rebuilt
+        trace = self.runs.get(request.root)
+        if trace is not None and request in trace.begun:
+            transfers = trace.begun[request][2]
+            transfers[:] = transfers[0] + loaded, transfers[1] + read, transfers[2] + rebuilt
 
     def stepped(self, step: Step, now: float) -> None:
         """A step has ended; before its works hear of it."""
-        rows = len(step.parts)
-        for part in step.parts:
-            work = part.work
-            trace = self.runs.get(work.root)
-            if trace is None or work not in trace.begun:
+        rows = len(step.chunks)
+        for chunk in step.chunks:
+            request = chunk.request
+            trace = self.runs.get(request.root)
+            if trace is None or request not in trace.begun:
                 continue
-            share = [step.began, step.ended, rows, step.tokens, part.count]
-            trace.begun[work][1].append(share)
-            if work.computed + part.count == work.count:
-                self._end(trace, work, step.ended, None)
-                self._leave_in_time(work.root, trace, now)
+            share = [step.began, step.ended, rows, step.tokens, chunk.count]
+            trace.begun[request][1].append(share)
+            if request.computed + chunk.count == request.count:
+                self._end(trace, request, step.ended, None)
+                self._leave_in_time(request.root, trace, now)
 
-    def kept(self, work: Work, step: Step, now: float) -> None:
+    def kept(self, request: Request, step: Step, now: float) -> None:
         """A pred has its result from a step that computed it before it came."""
-        trace = self.runs.get(work.root)
-        if trace is not None and work in trace.begun:
-            trace.begun[work][1].append([step.began, step.ended, 1, 1, 1])
-            self._end(trace, work, step.ended, None)
-            self._leave_in_time(work.root, trace, now)
+        trace = self.runs.get(request.root)
+        if trace is not None and request in trace.begun:
+            trace.begun[request][1].append([step.began, step.ended, 1, 1, 1])
+            self._end(trace, request, step.ended, None)
+            self._leave_in_time(request.root, trace, now)
 
-    def ended(self, work: Work, now: float, errno: Errno) -> None:
+    def ended(self, request: Request, now: float, errno: Errno) -> None:
         """A pred has failed, or was dropped."""
-        trace = self.runs.get(work.root)
-        if trace is not None and work in trace.begun:
-            self._end(trace, work, now, errno)
-            self._leave_in_time(work.root, trace, now)
+        trace = self.runs.get(request.root)
+        if trace is not None and request in trace.begun:
+            self._end(trace, request, now, errno)
+            self._leave_in_time(request.root, trace, now)
 
-    def _end(self, trace: _RunTrace, work: Work, ended: float, errno: Errno | None) -> None:
-        submitted, steps, moves = trace.begun.pop(work)
-        if work.course is not None and steps:
+    def _end(self, trace: _RunTrace, request: Request, ended: float, errno: Errno | None) -> None:
+        submitted, steps, transfers = trace.begun.pop(request)
+        if request.continuation is not None and steps:
             submitted = min(submitted, steps[0][0])
         ended = max(ended, submitted)
         code = 0 if errno is None else int(errno)
-        event = [work.instance, work.seq, work.count, submitted, ended, code, steps]
-        trace.events.append([*event, moves] if any(moves) else event)
+        event = [request.instance, request.seq, request.count, submitted, ended, code, steps]
+        trace.events.append([*event, transfers] if any(transfers) else event)
 
     def _leave_in_time(self, root: int, trace: _RunTrace, now: float) -> None:
         if len(trace.events) >= TRACE_BUNDLE_EVENTS or now - trace.left > _BUNDLE_SECONDS:

@@ -3,7 +3,7 @@ their share of the kernel's thread.
 
     a worker's frame -> execute -> its handler, or its tenant's queue -> release, a little at a time
 
-What a tenant's calls take is told to whoever keeps the shares (`Meter`). When that is more than the
+What a tenant's calls take is told to whoever keeps the shares (`CpuMeter`). When that is more than the
 tenant's, all its calls wait here, in the order in which they came, whatever they are; a timer lets
 some go on whenever there is time for them again. So one instance's calls keep their order, replies
 do not come, and whoever waits for them makes no more calls. A tenant that is alone is never timed.
@@ -28,7 +28,7 @@ _PLAIN: Final = frozenset((type(None), bool, int, float))
 _SOMEBODY: Final = 1  # an instance, where it is known whose tenant it is
 
 
-class Meter(Protocol):
+class CpuMeter(Protocol):
     """Who knows the tenants' shares of the kernel's thread."""
 
     def called(self, root: int, tenant: str, weight: float, seconds: float, now: float) -> bool:
@@ -38,7 +38,7 @@ class Meter(Protocol):
         """Return the seconds after which to ask again; 0.0: a tenant's calls may go on."""
 
 
-class CallWitness(Protocol):
+class CallObserver(Protocol):
     """Who hears when a tenant's calls begin to wait, or says when they did."""
 
     replaying: bool
@@ -50,12 +50,12 @@ class CallWitness(Protocol):
         """Return whose tenant (one of its instances) had had its share there; 0: nobody's."""
 
 
-class HeldCalls:
+class CallQueue:
     """Executes calls in turn; `queues` and `sizes` are what of it outlives the kernel."""
 
     # What belongs to the process, and is not kept.
     OWN: ClassVar = (
-        "witness", "_get", "_find", "_work", "_meter", "_now", "_cpu", "_due", "_timers", "_who",
+        "observer", "_get", "_find", "_work", "_meter", "_now", "_cpu", "_due", "_timers", "_who",
         "_spent", "_mark", "_callers", "_ended", "calls_max",
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ class HeldCalls:
         get: Callable[[int], Instance | None],
         find: Callable[[str, Any], Instance | None],
         work: Callable[[Instance, list[Any]], bool],
-        meter: Meter | None,
+        meter: CpuMeter | None,
         now: Callable[[], float],
         cpu: Callable[[], float] | None = None,
     ) -> None:
@@ -77,7 +77,7 @@ class HeldCalls:
         self._due: Callable[[str], None] = self.release
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self.calls_max: int = TENANT_HELD_CALLS_MAX  # of one tenant
-        self.witness: CallWitness | None = None
+        self.observer: CallObserver | None = None
         # By tenants: calls and their bytes. Who stands here has had its share.
         self.queues: dict[str, deque[list[Any]]] = {}
         self.sizes: dict[str, int] = {}
@@ -96,14 +96,14 @@ class HeldCalls:
     def execute(self, worker: str, calls: list[Any]) -> None:
         """Execute a frame's calls, but for those that have to wait."""
         queues, now, last = self.queues, self._now, self._begin()
-        replaying = self.witness is not None and self.witness.replaying
+        replaying = self.observer is not None and self.observer.replaying
         for position, call in enumerate(calls):
             if replaying:
                 self._hold_again(position)
             caller = self._find(worker, call)
             if caller is None:
                 continue
-            if self._who is not None and caller.lip is not self._who.lip:
+            if self._who is not None and caller.run is not self._who.run:
                 self._charge(position, last)
             if queues and caller.tenant.name in queues:
                 size = _size(call)
@@ -138,21 +138,21 @@ class HeldCalls:
     def release(self, tenant: str) -> None:
         """Let a tenant's calls go on, until it has had its share again or none is left."""
         queue = self.queues[tenant]
-        witness = self.witness
-        if witness is not None and witness.replaying:
+        observer = self.observer
+        if observer is not None and observer.replaying:
             position = 0
-            while queue and not witness.holding(position):
+            while queue and not observer.holding(position):
                 self._take(tenant, queue)
                 position += 1
-            if not queue and not witness.holding(position):
+            if not queue and not observer.holding(position):
                 self._free(tenant)
             return
         position, over = self._go_on(tenant, queue)
         if not queue and not over:
             self._free(tenant)
             return
-        if witness is not None:
-            witness.held(position, _SOMEBODY)
+        if observer is not None:
+            observer.held(position, _SOMEBODY)
         self._wait(tenant)
 
     def resume(self) -> None:
@@ -173,8 +173,8 @@ class HeldCalls:
         self.sizes[tenant] = 0
 
     def _hold_again(self, position: int) -> None:
-        assert self.witness is not None
-        caller = self._get(self.witness.holding(position))
+        assert self.observer is not None
+        caller = self._get(self.observer.holding(position))
         if caller is not None:
             self._hold(caller.tenant.name)
 
@@ -245,8 +245,8 @@ class HeldCalls:
         caller = self._who
         if self._told(now) and caller is not None:
             self._hold(caller.tenant.name)
-            if self.witness is not None:
-                self.witness.held(position, caller.id)
+            if self.observer is not None:
+                self.observer.held(position, caller.id)
             self._wait(caller.tenant.name)
 
     def _told(self, now: float) -> bool:
@@ -261,11 +261,11 @@ class HeldCalls:
         return self._tell(caller, spent, now)
 
     def _tell(self, caller: Instance, seconds: float, now: float) -> bool:
-        witness = self.witness
-        if self._meter is None or (witness is not None and witness.replaying):
+        observer = self.observer
+        if self._meter is None or (observer is not None and observer.replaying):
             return False  # a replay makes no pauses: who waited then is in the record
-        lip, tenant = caller.lip, caller.tenant.name
-        return self._meter.called(lip.root, tenant, lip.weight, seconds, now)
+        run, tenant = caller.run, caller.tenant.name
+        return self._meter.called(run.root, tenant, run.weight, seconds, now)
 
 
 def _size(value: Any, depth: int = _DEPTH) -> int:

@@ -1,4 +1,4 @@
-"""Durable names in a running kernel: the threads, the device and the clock behind `Saving`."""
+"""Durable names in a running kernel: the threads, the device and the clock behind `DurableNames`."""
 
 import asyncio
 import time
@@ -13,9 +13,9 @@ import numpy as np
 
 from symphony_kernel.executor.base import Executor, Int32, KVArray
 from symphony_kernel.kvfs.durable.directory import Directory
-from symphony_kernel.kvfs.durable.disk_io import DiskWork
+from symphony_kernel.kvfs.durable.disk_io import DiskIO
 from symphony_kernel.kvfs.durable.format import Identity, layout_of
-from symphony_kernel.kvfs.durable.names import Saving
+from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.durable.transfers import Transfers
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
@@ -23,8 +23,8 @@ from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import KV_HEADER_BYTES_MAX, KV_LINEAGE_BYTES_MAX
-from symphony_kernel.syscalls.file_requests import KvRequests
-from symphony_kernel.syscalls.names import NamedCalls
+from symphony_kernel.syscalls.file_requests import FileRequests
+from symphony_kernel.syscalls.names import NameCalls
 
 _THREADS = 2  # that write and read: one large file does not hold up all others
 _EXPIRY_SECONDS_MIN, _EXPIRY_SECONDS_MAX = 0.05, 3_600.0  # between two looks at what ends next
@@ -46,7 +46,7 @@ class DurableOptions:
     reserve_bytes: int = 0  # of the disk: see `FreeSpace`
 
 
-class Quiet(Protocol):
+class QuietDevice(Protocol):
     """Does something while the device computes nothing and owes nothing."""
 
     def __call__(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
@@ -56,7 +56,7 @@ class Quiet(Protocol):
 class PageDevice:
     """K and V of whole files, between the executor and the disk."""
 
-    def __init__(self, kvfs: KVFS, executor: Executor, quiet: Quiet) -> None:
+    def __init__(self, kvfs: KVFS, executor: Executor, quiet: QuietDevice) -> None:
         self._kvfs = kvfs
         self._executor = executor
         self._quiet = quiet
@@ -107,8 +107,8 @@ class PageDevice:
         return True
 
 
-class Durability:
-    """All of it, for one kernel: `saving`, `requests`, and what calls them when.
+class DurableNameService:
+    """All of it, for one kernel: `durable_names`, `requests`, and what calls them when.
 
     `happen` notes and does what the disk has said, `answer` is for the gateway; `now` gives the
     kernel's seconds.
@@ -119,7 +119,7 @@ class Durability:
         kvfs: KVFS,
         executor: Executor,
         options: DurableOptions,
-        quiet: Quiet,
+        quiet: QuietDevice,
         happen: Callable[[str, list[Any]], None],
         failed: Callable[[BaseException], None],
         now: Callable[[], float],
@@ -136,9 +136,9 @@ class Durability:
         self._identity = lru_cache(self._make_identity)
         self._timer: asyncio.TimerHandle | None = None
         device = PageDevice(kvfs, executor, quiet)
-        self.saving = Saving(
+        self.durable_names = DurableNames(
             kvfs,
-            DiskWork(self._directory, self._identity, self._run) if self._directory else None,
+            DiskIO(self._directory, self._identity, self._run) if self._directory else None,
             device,
             happen,
             failed,
@@ -146,10 +146,10 @@ class Durability:
             now=now,
             unix_offset=options.unix() - now(),
         )
-        self.saving.ending = self.look
+        self.durable_names.ending = self.look
         self._transfers = Transfers(
             kvfs,
-            self.saving,
+            self.durable_names,
             self._directory,
             self._identity,
             self._run,
@@ -157,24 +157,24 @@ class Durability:
             now,
             _largest_file(executor),
         )
-        self.requests: KvRequests  # once `serve` has said of whom
+        self.requests: FileRequests  # once `serve` has said of whom
 
     def serve(
         self,
-        named: NamedCalls,
+        named: NameCalls,
         answer: Callable[[m.Answer], None],
         turn_over: Callable[[], None],
     ) -> dict[str, Callable[..., None]]:
         """Answer the gateway's requests; return what may happen on disk, by name."""
-        saving = self.saving
-        self.requests = KvRequests(
-            named, saving, self._transfers, answer, self._happen, turn_over, self._failed
+        durable_names = self.durable_names
+        self.requests = FileRequests(
+            named, durable_names, self._transfers, answer, self._happen, turn_over, self._failed
         )
         return {
-            "changed": saving.changed,
-            "loaded": saving.loaded,
-            "filled": saving.filled,
-            "expired": saving.expired,
+            "changed": durable_names.changed,
+            "loaded": durable_names.loaded,
+            "filled": durable_names.filled,
+            "expired": durable_names.expired,
             "uploaded": self.requests.uploaded,
         }
 
@@ -187,15 +187,15 @@ class Durability:
         if self._directory is not None:
             found = self._directory.open()
             if not known:
-                self.saving.restore(found)
+                self.durable_names.restore(found)
 
     def rest(self) -> None:
         """A kernel before this one is being followed: ask nobody anything until `resume`."""
-        self.saving.live = False
+        self.durable_names.live = False
 
     def resume(self) -> None:
         """Go on from what the kernel before this one had under way."""
-        self.saving.resume()
+        self.durable_names.resume()
         self.requests.resume()
         self.look()
 
@@ -204,7 +204,7 @@ class Durability:
         if self._timer is not None:
             self._timer.cancel()
         await self.requests.close()
-        await self.saving.close(wait=wait)
+        await self.durable_names.close(wait=wait)
         self._pool.shutdown()
 
     # -- Names that end -------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Durability:
 
     def _expire(self) -> None:
         try:
-            self.saving.expire(1000 * self._options.unix())
+            self.durable_names.expire(1000 * self._options.unix())
             self.look()
         except Exception as error:  # ours
             self._failed(error)

@@ -20,32 +20,32 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from symphony_kernel.kvfs.durable.background import Tasks
+from symphony_kernel.kvfs.durable.background import BackgroundTasks
 from symphony_kernel.kvfs.durable.disk_io import RefusedError
-from symphony_kernel.kvfs.durable.names import Saving
+from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.durable.transfers import Transfers
 from symphony_kernel.kvfs.name_tree import parse_path
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.syscalls.names import NamedCalls
+from symphony_kernel.syscalls.names import NameCalls
 
 
-class KvRequests:
-    """Answers these requests through `answer`; `happen` as `Saving` has it.
+class FileRequests:
+    """Answers these requests through `answer`; `happen` as `DurableNames` has it.
 
     `turn_over` sends what has been answered, where no frame and no happening did.
     """
 
     # Fields that a kernel's next life makes anew.
     OWN: ClassVar = (
-        "_named", "_saving", "_transfers", "_answer", "_happen", "_turn_over", "_tasks",
+        "_named", "_durable_names", "_transfers", "_answer", "_happen", "_turn_over", "_tasks",
         "_pieces",
     )  # fmt: skip
 
     def __init__(
         self,
-        named: NamedCalls,
-        saving: Saving,
+        named: NameCalls,
+        durable_names: DurableNames,
         transfers: Transfers,
         answer: Callable[[m.Answer], None],
         happen: Callable[[str, list[Any]], None],
@@ -54,12 +54,12 @@ class KvRequests:
     ) -> None:
         self.pending: dict[int, None] = {}  # asked of disk or device, and not answered
         self._named = named
-        self._saving = saving
+        self._durable_names = durable_names
         self._transfers = transfers
         self._answer = answer
         self._happen = happen
         self._turn_over = turn_over
-        self._tasks = Tasks(failed)
+        self._tasks = BackgroundTasks(failed)
         self._pieces: dict[str, tuple[Callable[..., Coroutine[Any, Any, Any]], dict[str, type]]] = {
             "kv_download": (self._download, {"path": str}),
             "kv_read": (self._read, {"transfer": int, "offset": int, "bytes": int}),
@@ -96,7 +96,7 @@ class KvRequests:
     def _take(self, seq: int, what: str, args: dict[str, Any]) -> None:
         if what == "kv_remove":
             tenant, path = _values(args, {"tenant": str, "path": str})
-            if self._saving.remove(tenant, parse_path(path), partial(self._ended, seq)):
+            if self._durable_names.remove(tenant, parse_path(path), partial(self._ended, seq)):
                 self._ended(seq, None)
         elif what == "kv_close":
             tenant, number = _values(args, {"tenant": str, "transfer": int})
@@ -104,14 +104,14 @@ class KvRequests:
             self._ended(seq, None)
         elif what == "kv_changes":
             (tenant,) = _values(args, {"tenant": str})
-            self._reply(seq, self._saving.waiting(tenant))
+            self._reply(seq, self._durable_names.waiting(tenant))
         elif what == "kv_put":
             self._take_put(seq, args)
         else:
             work, wanted = self._pieces[what]
             values = _values(args, {"tenant": str, **wanted})
             self.pending[seq] = None
-            if self._saving.live:
+            if self._durable_names.live:
                 self._tasks.spawn(self._piece(seq, work(*values)))
 
     def _take_put(self, seq: int, args: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class KvRequests:
         tenant, number, path, *given = _values(args, {**wanted, **options, "rebuild": bool})
         parsed = parse_path(path)
         self.pending[seq] = None
-        if self._saving.live:
+        if self._durable_names.live:
             upload = self._transfers.take_upload(tenant, number)
             arguments = [seq, tenant, parsed, str(upload), *given]
             # Not here: what follows from a frame is not told apart, and this follows from a file.
@@ -135,11 +135,11 @@ class KvRequests:
         replace: bool,
         public: bool,
         expires_ms: int,
-        rebuild: bool,
+        recompute: bool,
     ) -> None:
         """An upload is whole, and is to get its name."""
         try:
-            self._saving.put(
+            self._durable_names.put(
                 tenant,
                 path,
                 Path(upload),
@@ -147,10 +147,10 @@ class KvRequests:
                 replace=replace,
                 public=public,
                 expires_ms=expires_ms,
-                rebuild=rebuild,
+                rebuild=recompute,
             )
         except SyscallError as error:
-            self._saving.discard(Path(upload))
+            self._durable_names.discard(Path(upload))
             self._transfers.settled(tenant)
             self._ended(seq, error)
 

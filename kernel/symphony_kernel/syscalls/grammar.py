@@ -1,6 +1,6 @@
 """Calls on constraints: a grammar is compiled beside the loop, and its handle answered when it is.
 
-    constraint -> waiting -> `Grammars` -> "compiled" (which the journal keeps) -> handle, or words
+    constraint -> waiting -> `GrammarCompiler` -> "compiled" (which the journal keeps) -> handle, or words
 
 What is compiled outlives the kernel as text; a kernel that comes back compiles it again when it is
 used, and asks again for what was waiting.
@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Final
 
 import msgpack
 
-from symphony_kernel.grammar.compiler import Grammars
+from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.grammar.matcher import Constraint
-from symphony_kernel.grammar.source import Kind
+from symphony_kernel.grammar.source import GrammarKind
 from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -22,13 +22,13 @@ from symphony_kernel.protocol.limits import (
     CONSTRAINT_WORDS_MAX,
     INSTANCE_CONSTRAINTS_MAX,
 )
-from symphony_kernel.syscalls.pending import Call, Pred, Result, Turns
+from symphony_kernel.syscalls.pending import Call, CallContext, Pred, Result
 
 _HANDLE_MAX: Final = (1 << 31) - 1
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class WaitingCall:
     """A call whose grammar is being compiled."""
 
     caller: Instance
@@ -43,13 +43,16 @@ class ConstraintCalls:
     OWN: ClassVar = ("_grammars", "_happen", "_live", "_turns")  # a process's own
 
     def __init__(
-        self, grammars: Grammars, turns: Turns, happen: Callable[[str, list[Any]], None]
+        self,
+        grammars: GrammarCompiler,
+        turns: CallContext,
+        happen: Callable[[str, list[Any]], None],
     ) -> None:
         self._grammars = grammars
         self._turns = turns
         self._happen = happen
         self._live = True  # the compiler is asked; else what it said is told again
-        self.waiting: dict[int, Waiting] = {}  # by a number of their own
+        self.waiting: dict[int, WaitingCall] = {}  # by a number of their own
         self.made = 0  # numbers given out, of calls and of constraints
 
     # -- Programs' ------------------------------------------------------------------------------
@@ -60,8 +63,8 @@ class ConstraintCalls:
             SyscallError: EINVAL, EFBIG, EDQUOT.
         """
         caller = call.caller
-        if type(kind) is not int or kind not in tuple(Kind):
-            raise SyscallError(Errno.EINVAL, f"a constraint is of kind 0 to {max(Kind)}")
+        if type(kind) is not int or kind not in tuple(GrammarKind):
+            raise SyscallError(Errno.EINVAL, f"a constraint is of kind 0 to {max(GrammarKind)}")
         if not isinstance(text, bytes):
             raise SyscallError(Errno.EINVAL, "a grammar is text")
         if len(text) > CONSTRAINT_BYTES_MAX:
@@ -74,7 +77,7 @@ class ConstraintCalls:
         except UnicodeDecodeError as error:
             raise SyscallError(Errno.EINVAL, "a grammar is UTF-8") from error
         self.made += 1
-        self.waiting[self.made] = Waiting(caller, call.seq, int(kind), decoded)
+        self.waiting[self.made] = WaitingCall(caller, call.seq, int(kind), decoded)
         if self._live:
             self._ask(self.made)
         return None

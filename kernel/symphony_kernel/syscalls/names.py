@@ -1,6 +1,6 @@
 """Calls on names: what opening, saving, removing and listing do, for programs and the gateway.
 
-What has to wait for the disk is answered when `Saving` says so; everything else at once. A waiting
+What has to wait for the disk is answered when `DurableNames` says so; everything else at once. A waiting
 call is data: a method here and its arguments (`partial(self._saved, caller, seq)`).
 """
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from symphony_kernel.kvfs.durable.names import Saving
+from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.name_tree import is_public, parse_path, parse_prefix
@@ -21,19 +21,19 @@ from symphony_kernel.processes.handles import READ
 from symphony_kernel.processes.table import Instance
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import LIST_ITEMS_MAX
-from symphony_kernel.syscalls.pending import Call, Result, Turns
+from symphony_kernel.syscalls.pending import Call, CallContext, Result
 
 SAVE_REPLACE: Final = 1
 SAVE_DURABLE: Final = 2
 SAVE_PUBLIC: Final = 4
 
 
-class NamedCalls:
+class NameCalls:
     """Acts on the tree of names; arguments have been checked."""
 
-    def __init__(self, kvfs: KVFS, saving: Saving, turns: Turns) -> None:
+    def __init__(self, kvfs: KVFS, durable_names: DurableNames, turns: CallContext) -> None:
         self._kvfs = kvfs
-        self._saving = saving
+        self._durable_names = durable_names
         self._turns = turns
 
     # -- Programs' ------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class NamedCalls:
         if not named.name.loaded:
             # It may be replaced meanwhile, and then it is the other one that is opened.
             done = partial(self._loaded, caller, call.seq, number, path, rights)
-            self._saving.load(named, done)
+            self._durable_names.load(named, done)
             return None
         granted = rights & READ if is_public(path) else rights
         caller.tenant.charge_handle()
@@ -87,8 +87,8 @@ class NamedCalls:
             self._turns.answer(caller, seq, result)
 
     def save(self, call: Call, file: KVFile, path: str, flags: int) -> Result | None:
-        """Name what a file holds now; SyscallError as `Saving.save`."""
-        at_once = self._saving.save(
+        """Name what a file holds now; SyscallError as `DurableNames.save`."""
+        at_once = self._durable_names.save(
             file,
             path,
             partial(self._ended, call.caller, call.seq),
@@ -99,9 +99,9 @@ class NamedCalls:
         return 0 if at_once else None
 
     def remove(self, call: Call, path: str) -> Result | None:
-        """Take a name away; SyscallError as `Saving.remove`."""
+        """Take a name away; SyscallError as `DurableNames.remove`."""
         done = partial(self._ended, call.caller, call.seq)
-        return 0 if self._saving.remove(call.caller.tenant.name, path, done) else None
+        return 0 if self._durable_names.remove(call.caller.tenant.name, path, done) else None
 
     def _ended(self, caller: Instance, seq: int, error: SyscallError | None) -> None:
         self._turns.answer(caller, seq, 0 if error is None else -error.errno)

@@ -12,11 +12,11 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, UInt32
-from symphony_kernel.grammar.matcher import Constraint, Guide
+from symphony_kernel.grammar.matcher import Constraint, GrammarMatcher
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.file_queue import Operation, drop, finish, submit
+from symphony_kernel.kvfs.file_queue import FileOperation, drop, finish, submit
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.processes.table import Instance, ProcessTable, WorkQueue
+from symphony_kernel.processes.table import Instance, ProcessTable, RequestQueue
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.generate_options import GenerateOptions
 from symphony_kernel.protocol.limits import (
@@ -26,7 +26,7 @@ from symphony_kernel.protocol.limits import (
     SINCE_TOKENS_MAX,
 )
 from symphony_kernel.protocol.pred_options import DEFAULT, Get, PredOptions
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 from symphony_kernel.syscalls.run_ahead import RunAhead
 from symphony_kernel.syscalls.validation import tree_depths
 
@@ -37,12 +37,12 @@ _U32: Final = np.dtype("<u4")
 _SAMPLED: Final = (Get.ARGMAX, Get.SAMPLE)
 
 
-class PredWitness(Protocol):
+class PredObserver(Protocol):
     """Who hears of each pred's end, before anything follows from it."""
 
     inside: int  # > 0 while something follows from what it has heard of
 
-    def done(self, work: int, value: int) -> None:
+    def done(self, request: int, value: int) -> None:
         """A work (its number) has ended with an errno, or 0, or a generation's token."""
 
 
@@ -54,16 +54,16 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True)
-class Turns:
+class CallContext:
     """What calls need when their turn comes. `reply` takes (caller, seq, result)."""
 
     kvfs: KVFS
     processes: ProcessTable
-    scheduler: WorkQueue
+    scheduler: RequestQueue
     entries_max: int  # of any file
     reply: Callable[[Instance, int, Result], None]
     draw_seed: Callable[[], int]
-    witness: PredWitness | None = None
+    observer: PredObserver | None = None
     failed: int = 0  # calls answered with an errno
     made: int = 0  # works
     untold: list["Generation"] = field(default_factory=list)  # that have given records since `tell`
@@ -98,7 +98,7 @@ class Turns:
                     if not behind:
                         self.check_file(*files)
                     self.check_room(call.caller, size)
-                    submit(Turn(self, call, files, size, action, sticky, new))
+                    submit(FileCall(self, call, files, size, action, sticky, new))
                     return None
             return action()
         except SyscallError as error:
@@ -110,8 +110,8 @@ class Turns:
         """Check that one more call with arguments of `size` bytes may wait; SyscallError EAGAIN."""
         if len(caller.operations) >= INSTANCE_CALLS_PENDING_MAX:
             raise SyscallError(Errno.EAGAIN, f"{len(caller.operations)} calls wait")
-        if caller.lip.call_bytes + size > LIP_CALL_BYTES_MAX:
-            raise SyscallError(Errno.EAGAIN, f"{caller.lip.call_bytes} bytes of calls wait")
+        if caller.run.call_bytes + size > LIP_CALL_BYTES_MAX:
+            raise SyscallError(Errno.EAGAIN, f"{caller.run.call_bytes} bytes of calls wait")
 
     def check_file(self, *files: KVFile) -> None:
         """Check that no generation goes on in these files; SyscallError EBUSY."""
@@ -134,12 +134,14 @@ class Turns:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class _Pending(Operation):
+class _Pending(FileOperation):
     """A call in its files' queues, counted among its caller's."""
 
     __slots__ = ("caller", "seq", "size", "turns")
 
-    def __init__(self, turns: Turns, call: Call, files: tuple[KVFile, ...], size: int) -> None:
+    def __init__(
+        self, turns: CallContext, call: Call, files: tuple[KVFile, ...], size: int
+    ) -> None:
         self.files = files
         self.started = False
         self._waits = 0
@@ -148,7 +150,7 @@ class _Pending(Operation):
         self.caller = caller
         self.seq = seq
         self.size = size  # bytes of arguments that it keeps
-        caller.lip.call_bytes += size
+        caller.run.call_bytes += size
         caller.operations[self] = None
         if seq:
             caller.pending[seq] = self
@@ -158,7 +160,7 @@ class _Pending(Operation):
     def finished(self) -> None:
         """Leave the caller and let go of the files."""
         caller = self.caller
-        caller.lip.call_bytes -= self.size
+        caller.run.call_bytes -= self.size
         del caller.operations[self]
         if self.seq:
             del caller.pending[self.seq]
@@ -168,14 +170,14 @@ class _Pending(Operation):
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Turn(_Pending):
+class FileCall(_Pending):
     """A call that has finished as soon as its turn comes."""
 
     __slots__ = ("action", "new", "sticky")
 
     def __init__(
         self,
-        turns: Turns,
+        turns: CallContext,
         call: Call,
         files: tuple[KVFile, ...],
         size: int,
@@ -214,11 +216,11 @@ class Turn(_Pending):
 class Pred(_Pending):
     """A pred: first in its file's queue until the scheduler is done with it."""
 
-    __slots__ = ("constraint", "count", "options", "positions", "token", "tokens", "work")
+    __slots__ = ("constraint", "count", "options", "positions", "request", "token", "tokens")
 
     def __init__(
         self,
-        turns: Turns,
+        turns: CallContext,
         caller: Instance,
         seq: int,
         file: KVFile,
@@ -238,7 +240,7 @@ class Pred(_Pending):
         self.caller = caller
         self.seq = seq
         self.size = size
-        caller.lip.call_bytes += size
+        caller.run.call_bytes += size
         caller.operations[self] = None
         if seq:
             caller.pending[seq] = self
@@ -248,21 +250,21 @@ class Pred(_Pending):
         self.count = 1 if tokens is None else len(tokens)
         self.positions = positions  # [n], or None: those after the file's end
         self.options = options
-        self.work: Work | None = None
+        self.request: Request | None = None
 
     def begin(self) -> None:
         """Take its place in the file's queue."""
         submit(self)
 
     @property
-    def submitted(self) -> Work | None:
+    def submitted(self) -> Request | None:
         """The work that the scheduler has now."""
-        return self.work
+        return self.request
 
     def cancel(self) -> None:
         """Drop it, wherever it is; it is answered with ECANCELED."""
-        if self.work is not None:
-            self.turns.scheduler.cancel(self.work)
+        if self.request is not None:
+            self.turns.scheduler.cancel(self.request)
             return
         caller, seq = self.caller, self.seq
         drop(self)
@@ -273,23 +275,23 @@ class Pred(_Pending):
         if self.caller.ended:
             return True
         try:
-            self.work = self._work()
+            self.request = self._request()
         except SyscallError as error:
             self.turns.answer(self.caller, self.seq, -error.errno)
             return True
-        self.turns.scheduler.submit(self.work)
+        self.turns.scheduler.submit(self.request)
         return False
 
     def finished(self) -> None:
         """Leave; the circle with its work is broken, so that no token leaves garbage to collect."""
         if self.constraint is not None:  # a work may be listed for a while: its grammar must not be
             self.constraint = None
-            if self.work is not None:
-                self.work.guide = None
-        self.work = None
+            if self.request is not None:
+                self.request.matcher = None
+        self.request = None
         # As `_Pending`'s, with the one file that it has.
         caller, file = self.caller, self.files[0]
-        caller.lip.call_bytes -= self.size
+        caller.run.call_bytes -= self.size
         del caller.operations[self]
         if self.seq:
             del caller.pending[self.seq]
@@ -298,7 +300,7 @@ class Pred(_Pending):
         else:
             self.turns.kvfs.release(file)
 
-    def _work(self) -> Work:
+    def _request(self) -> Request:
         file, caller, turns, options = self.files[0], self.caller, self.turns, self.options
         n, length, tokens, positions = self.count, file.length, self.tokens, self.positions
         if file.error is not None:
@@ -310,31 +312,31 @@ class Pred(_Pending):
             file.prepare_tree(tokens, options.parents)
         turns.processes.charge_tokens(caller, n)
         turns.made += 1
-        lip = caller.lip
+        run = caller.run
         if positions is None and tokens is not None:
             positions = turns.positions[length : length + n]
             if options.parents is not None:
                 positions = tree_depths(options.parents) + np.int32(length)
-        return Work(  # by position: names cost as much again
+        return Request(  # by position: names cost as much again
             caller.id,
-            lip.root,
+            run.root,
             caller.tenant.name,
             self.seq,
             file,
             tokens,
             positions,
             options,
-            self._done if turns.witness is None else self._witnessed,
+            self._done if turns.observer is None else self._witnessed,
             0 if options.sampling is None else self._seed(),
-            lip.weight,
+            run.weight,
             turns.made,
             None,
-            None if self.constraint is None else self._guide(file, self.constraint),
+            None if self.constraint is None else self._matcher(file, self.constraint),
             self.token,
             length,
         )
 
-    def _guide(self, file: KVFile, constraint: Constraint) -> Guide:
+    def _matcher(self, file: KVFile, constraint: Constraint) -> GrammarMatcher:
         """Return what guides the work: the text begins behind it, unless it has begun before."""
         end = file.length + self.count
         known = (file.texts or {}).get(constraint.number, end)
@@ -345,7 +347,7 @@ class Pred(_Pending):
             raise SyscallError(Errno.EINVAL, f"since is at most {end} here")
         elif end - base > SINCE_TOKENS_MAX and base != known:
             raise SyscallError(Errno.EFBIG, f"a text begins with at most {SINCE_TOKENS_MAX} tokens")
-        return Guide(constraint, file, base, kept=self.options.keep)
+        return GrammarMatcher(constraint, file, base, kept=self.options.keep)
 
     def _seed(self) -> int:
         sampling = self.options.sampling
@@ -353,24 +355,24 @@ class Pred(_Pending):
         return self.turns.draw_seed() if sampling.seed is None else sampling.seed
 
     def _witnessed(self, result: bytes | int) -> None:
-        witness, work = self.turns.witness, self.work
-        assert work is not None
-        if witness is None:
+        observer, request = self.turns.observer, self.request
+        assert request is not None
+        if observer is None:
             self._done(result)
             return
-        witness.done(work.number, result if isinstance(result, int) else self._value(result))
-        witness.inside += 1
+        observer.done(request.number, result if isinstance(result, int) else self._value(result))
+        observer.inside += 1
         self._done(result)
-        witness.inside -= 1
+        observer.inside -= 1
 
     def _note_text(self) -> None:
         """The first time that a constraint has been used on a file says where its text begins."""
         if self.constraint is not None and self.options.keep:
-            assert self.work is not None
-            assert self.work.guide is not None
+            assert self.request is not None
+            assert self.request.matcher is not None
             file = self.files[0]
             texts = file.texts = file.texts or {}
-            texts[self.constraint.number] = self.work.guide.base
+            texts[self.constraint.number] = self.request.matcher.base
             if len(texts) > FILE_TEXTS_MAX:
                 del texts[next(iter(texts))]
 
@@ -406,7 +408,7 @@ class Generation(Pred):
 
     def __init__(
         self,
-        turns: Turns,
+        turns: CallContext,
         caller: Instance,
         seq: int,
         file: KVFile,
@@ -422,9 +424,9 @@ class Generation(Pred):
         file.generating = True
 
     @property
-    def submitted(self) -> Work | None:
+    def submitted(self) -> Request | None:
         """The work that the scheduler has now; None while the program is too far behind."""
-        return self.work if self.last is None else None
+        return self.request if self.last is None else None
 
     def cancel(self) -> None:
         """End it now, wherever it is: nothing is appended any more."""
@@ -435,7 +437,7 @@ class Generation(Pred):
 
     def taken(self, n: int) -> None:
         """The program has taken n records; SyscallError EINVAL when there were not so many."""
-        if self.work is None or n > self.run_ahead.untaken:
+        if self.request is None or n > self.run_ahead.untaken:
             raise SyscallError(Errno.EINVAL, f"{n} records were not given")
         self.run_ahead.take(n)
         if self.last is not None:
@@ -452,17 +454,17 @@ class Generation(Pred):
         self.files[0].generating = False
         super().finished()
 
-    def _work(self) -> Work:
-        work = super()._work()
+    def _request(self) -> Request:
+        request = super()._request()
         room = self.turns.entries_max - self.files[0].length - self.count
         # The last token is not appended: it needs no room.
         self.run_ahead = RunAhead(self.asked, room + 1)
         if self.constraint is not None:  # behind the end of its text nothing comes
             self.run_ahead.stop |= self.constraint.ends
-            assert work.guide is not None
-            work.guide.kept = False
-        work.course = self
-        return work
+            assert request.matcher is not None
+            request.matcher.kept = False
+        request.continuation = self
+        return request
 
     @property
     def stop(self) -> Container[int]:
@@ -485,10 +487,10 @@ class Generation(Pred):
             self._end(result)
             return
         self._note_text()
-        usage, work = self.caller.usage, self.work
-        assert work is not None
-        if work.count > 1:
-            usage.prompt_tokens += work.count
+        usage, request = self.caller.usage, self.request
+        assert request is not None
+        if request.count > 1:
+            usage.prompt_tokens += request.count
         usage.completion_tokens += 1
         if not self.untold:
             self.turns.untold.append(self)
@@ -503,8 +505,8 @@ class Generation(Pred):
         """Submit the step that appends the last token, unless the program is too far behind."""
         if self.run_ahead.stalled:
             return
-        work, token = self.work, self.last
-        assert work is not None
+        request, token = self.request, self.last
+        assert request is not None
         assert token is not None
         try:
             self.turns.processes.charge_tokens(self.caller, 1)
@@ -513,8 +515,8 @@ class Generation(Pred):
             return
         self.last = None
         length = self.files[0].length
-        work.renew(token, self.turns.positions[length : length + 1])
-        self.turns.scheduler.submit(work)
+        request.renew(token, self.turns.positions[length : length + 1])
+        self.turns.scheduler.submit(request)
 
     def _end(self, result: bytes | int) -> None:
         self.files[0].unreserve()  # what was reserved for steps that do not come

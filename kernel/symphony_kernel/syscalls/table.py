@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgpack
 
 from symphony_kernel.executor.base import ModelInfo
-from symphony_kernel.grammar.compiler import Grammars
-from symphony_kernel.kvfs.durable.names import Saving, without_disk
+from symphony_kernel.grammar.compiler import GrammarCompiler
+from symphony_kernel.kvfs.durable.names import DurableNames, without_disk
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.file_queue import submit
 from symphony_kernel.kvfs.filesystem import KVFS
@@ -38,7 +38,7 @@ from symphony_kernel.processes.handles import (
     TRUNCATE,
     Handle,
 )
-from symphony_kernel.processes.table import Grant, Instance, ProcessTable, WorkQueue
+from symphony_kernel.processes.table import Grant, Instance, ProcessTable, RequestQueue
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -51,10 +51,17 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.messages import Op
 from symphony_kernel.protocol.pred_options import DEFAULT
 from symphony_kernel.syscalls import validation as arguments
-from symphony_kernel.syscalls.dispatch import CallWitness, HeldCalls, Meter
+from symphony_kernel.syscalls.dispatch import CallObserver, CallQueue, CpuMeter
 from symphony_kernel.syscalls.grammar import ConstraintCalls
-from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NamedCalls
-from symphony_kernel.syscalls.pending import Call, Generation, Pred, PredWitness, Result, Turns
+from symphony_kernel.syscalls.names import SAVE_DURABLE, SAVE_PUBLIC, SAVE_REPLACE, NameCalls
+from symphony_kernel.syscalls.pending import (
+    Call,
+    CallContext,
+    Generation,
+    Pred,
+    PredObserver,
+    Result,
+)
 from symphony_kernel.syscalls.validation import Ranges, integer, text
 
 Handler: TypeAlias = Callable[..., Result | None]
@@ -80,7 +87,7 @@ class SyscallStatistics:
     grammars_cached: int = 0
 
 
-class Witness(PredWitness, CallWitness, Protocol):
+class SyscallObserver(PredObserver, CallObserver, Protocol):
     """Who hears of what calls do, and of preds' ends."""
 
 
@@ -91,14 +98,14 @@ class Syscalls:
         self,
         kvfs: KVFS,
         processes: ProcessTable,
-        scheduler: WorkQueue,
+        scheduler: RequestQueue,
         model: ModelInfo,
         reply: Callable[[Instance, int, Result], None],
         draw_seed: Callable[[], int] | None = None,
-        saving: Saving | None = None,
-        grammars: Grammars | None = None,
+        durable_names: DurableNames | None = None,
+        grammars: GrammarCompiler | None = None,
         happen: Callable[[str, list[Any]], None] | None = None,
-        meter: Meter | None = None,
+        meter: CpuMeter | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`meter` is told, in `clock`'s seconds, what calls take beside other tenants."""
@@ -108,17 +115,17 @@ class Syscalls:
         self._vocab_size = model.vocab_size
         draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
-        self._turns = Turns(kvfs, processes, scheduler, entries_max, reply, draw)
-        self._saving = saving or without_disk(kvfs)
-        self.named = NamedCalls(kvfs, self._saving, self._turns)
+        self._turns = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
+        self._durable_names = durable_names or without_disk(kvfs)
+        self.named = NameCalls(kvfs, self._durable_names, self._turns)
         self.constraints = ConstraintCalls(
-            grammars or Grammars(b"", model.vocab_size, model.eos),
+            grammars or GrammarCompiler(b"", model.vocab_size, model.eos),
             self._turns,
             happen or (lambda _what, arguments: self.constraints.compiled(*arguments)),
         )
         clock = clock or RealClock()
         cpu = time.thread_time if isinstance(clock, RealClock) else None
-        self.held = HeldCalls(processes.get, self._caller, self._work, meter, clock.now, cpu)
+        self.held = CallQueue(processes.get, self._caller, self._request, meter, clock.now, cpu)
         self.held.serve(self.release if happen is None else partial(_release, happen))
         self._table = self._entries()
         self._calls = 0
@@ -158,13 +165,13 @@ class Syscalls:
         }
 
     @property
-    def turns(self) -> Turns:
+    def turns(self) -> CallContext:
         """What waiting calls share."""
         return self._turns
 
-    def listen_with(self, scribe: Witness | None) -> None:
+    def listen_with(self, hooks: SyscallObserver | None) -> None:
         """Let a scribe hear what calls do, or nobody."""
-        self._turns.witness = self.held.witness = scribe
+        self._turns.observer = self.held.observer = hooks
 
     def resume(self) -> None:
         """Go on with what a replay has left."""
@@ -186,7 +193,7 @@ class Syscalls:
         for call in calls:
             caller = self._caller(worker, call)
             if caller is not None:
-                self._work(caller, call)
+                self._request(caller, call)
 
     def release(self, tenant: str) -> None:
         """Execute calls that waited because their tenant had had its share."""
@@ -204,7 +211,7 @@ class Syscalls:
         self._dropped += 1
         return None
 
-    def _work(self, caller: Instance, call: list[Any]) -> bool:
+    def _request(self, caller: Instance, call: list[Any]) -> bool:
         """Execute a call; whether the time that it took is of interest: tokens are counted."""
         op, seq = call[1], call[2]
         result: Result | None
@@ -319,8 +326,8 @@ class Syscalls:
             raise SyscallError(Errno.EFBIG, f"{length} entries, {ranges.total} more")
         copied = file.append(source, entries)
         if copied:  # the next step does that first, whoever is in it
-            lip, cost = caller.lip, self._kvfs.tiers.copy_service(copied)
-            self._turns.scheduler.charge(lip.root, caller.tenant.name, lip.weight, cost)
+            run, cost = caller.run, self._kvfs.tiers.copy_service(copied)
+            self._turns.scheduler.charge(run.root, caller.tenant.name, run.weight, cost)
         caller.usage.cached_tokens += ranges.total
         return 0
 
@@ -436,7 +443,7 @@ class Syscalls:
 
     def _stat(self, handle: Handle) -> Result:
         file = _content(handle.file)
-        return _pack({**_status(file, handle), "expires_ms": self._saving.expires_ms(file)})
+        return _pack({**_status(file, handle), "expires_ms": self._durable_names.expires_ms(file)})
 
     def _kv_tokens(self, call: Call, number: Any, start: Any, n: Any) -> Result | None:
         file = call.caller.handles.get(number, READ).file
@@ -470,13 +477,13 @@ class Syscalls:
         file = call.caller.handles.get(number, READ).file
         given = Hint(integer(hint, 0, max(Hint)))
         most = {Hint.KEEP: KV_KEEP_MS_MAX, Hint.PRIORITY: KV_PRIORITY_MAX}.get(given, 0)
-        self._kvfs.pressure.advise(file, given, integer(argument, 0, most))
+        self._kvfs.eviction.advise(file, given, integer(argument, 0, most))
         return 0
 
     def _waits(self, call: Call, waits: Any) -> Result | None:
         caller = call.caller
         files = (handle.file for handle in caller.handles)
-        self._kvfs.pressure.waits(caller.account, files, bool(integer(waits, 0, 1)))
+        self._kvfs.eviction.waits(caller.account, files, bool(integer(waits, 0, 1)))
         return 0
 
     # -- Names ------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from symphony_kernel.protocol.limits import (
     PROGRAM_FUNCTIONS_CEILING,
     PROGRAM_FUNCTIONS_MAX,
 )
-from symphony_kernel.protocol.token_bucket import Bucket
+from symphony_kernel.protocol.token_bucket import TokenBucket
 
 from symphony_runtime.compiler.cpu_reporting import Account, Pace
 from symphony_runtime.engine.settings import cache_identity
@@ -147,7 +147,7 @@ class CompileTime:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._left: dict[str, Bucket] = {}  # of those that do not have all of it
+        self._left: dict[str, TokenBucket] = {}  # of those that do not have all of it
 
     def __len__(self) -> int:
         """Tenants that are remembered."""
@@ -167,7 +167,7 @@ class CompileTime:
         self._left = {
             name: each for name, each in self._left.items() if each.level(now) < each.size
         }
-        bucket = self._left.setdefault(tenant, Bucket(burst, COMPILE_BURST_BACK_SHARE, now))
+        bucket = self._left.setdefault(tenant, TokenBucket(burst, COMPILE_BURST_BACK_SHARE, now))
         bucket.change(burst, COMPILE_BURST_BACK_SHARE, now)  # as its limit is now
         bucket.take(seconds, now)
 

@@ -63,7 +63,7 @@ Type: TypeAlias = FuncType | GlobalType | MemoryType | TableType
 
 
 @dataclass(slots=True)
-class Outcome:
+class CompileOutcome:
     """What became of one upload: problems, or a manifest and an artefact."""
 
     problems: list[str] = field(default_factory=list)
@@ -73,20 +73,20 @@ class Outcome:
     artefact: bytes = b""
 
 
-def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> Outcome:
+def check_and_compile(wasm: bytes, functions_max: int = PROGRAM_FUNCTIONS_MAX) -> CompileOutcome:
     """Return the artefact of a program that keeps every rule, or else all its problems."""
     problems = check_shape(wasm, functions_max)
     if problems:
-        return Outcome(_readable(problems))
+        return CompileOutcome(_readable(problems))
     try:
         module = Module(new_engine(), wasm)
     except WasmtimeError as error:
-        return Outcome(_readable([explain(str(error))]))
+        return CompileOutcome(_readable([explain(str(error))]))
     imports, exports = module.imports, module.exports
     problems = check_imports(imports) + check_exports(exports)
     if problems:
-        return Outcome(_readable(problems))
-    return Outcome(
+        return CompileOutcome(_readable(problems))
+    return CompileOutcome(
         imports=[f"{i.module}.{i.name}" for i in imports],
         exports=[e.name for e in exports],
         entries=[e.name for e in exports if is_entry(e)],

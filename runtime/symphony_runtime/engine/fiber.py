@@ -44,7 +44,7 @@ from symphony_runtime.abi import Signature
 from symphony_runtime.engine import bindings as c
 from symphony_runtime.engine.artefact import unseal
 from symphony_runtime.engine.epoch_ticker import Ticker
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 from symphony_runtime.engine.hostcalls.ctypes_calls import PlainDesk, PlainSeat
 from symphony_runtime.engine.settings import ENGINE_SETTINGS
 
@@ -140,7 +140,9 @@ class FiberHost:
     Not thread-safe: fibers are made, polled and closed by one thread.
     """
 
-    def __init__(self, imports: Sequence[Import], crossing: Crossing | None = None) -> None:
+    def __init__(
+        self, imports: Sequence[Import], crossing: CompiledHostCalls | None = None
+    ) -> None:
         """`crossing`: how calls cross, if it is compiled."""
         self._engine = new_engine()
         self._linker = Linker(self._engine)
@@ -345,7 +347,7 @@ class PlainFiber(Fiber, PlainSeat):
     __slots__ = _OF_A_FIBER
 
 
-def fiber_class(crossing: Crossing | None) -> type[Fiber]:
+def fiber_class(crossing: CompiledHostCalls | None) -> type[Fiber]:
     """Return the class of fibers whose calls cross so."""
     if crossing is None:
         return PlainFiber

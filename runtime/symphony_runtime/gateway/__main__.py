@@ -23,7 +23,7 @@ from symphony_runtime import event_loop
 from symphony_runtime.gateway.app import serve
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.links.links import Worker
-from symphony_runtime.gateway.links.startup import Progress
+from symphony_runtime.gateway.links.startup import StartupProgress
 from symphony_runtime.malloc import give_back_memory
 
 _COLLECTOR_THRESHOLDS = (5_000, 20, 20)  # objects, then young and middle collections
@@ -33,10 +33,10 @@ async def _run(config: GatewayConfig) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    progress, processes = Progress(), Processes()
+    progress, processes = StartupProgress(), Processes()
     await loop.connect_read_pipe(lambda: _Supervisor(progress, processes), sys.stdin)
     async with serve(config, progress, processes if config.processes else None) as gateway:
-        gateway.services.runs.own_workers.on_retire = _tell_of_retired
+        gateway.services.runs.worker_assignment.on_retire = _tell_of_retired
         ready: dict[str, Any] = {"event": "ready", "pid": os.getpid(), "port": gateway.port}
         if gateway.default_key is not None:
             ready["default_key"] = gateway.default_key
@@ -58,7 +58,7 @@ async def _run(config: GatewayConfig) -> None:
 class _Supervisor(asyncio.Protocol):
     """What the supervisor says; its end leaves no kernel and no worker either."""
 
-    def __init__(self, progress: Progress, processes: Processes) -> None:
+    def __init__(self, progress: StartupProgress, processes: Processes) -> None:
         self._progress, self._processes = progress, processes
         self._rest = b""
 

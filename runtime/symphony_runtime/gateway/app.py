@@ -22,9 +22,9 @@ from symphony_kernel.protocol.role_processes import Processes
 from symphony_runtime.compiler.compiler import Compiler
 from symphony_runtime.config.limits import Bound, Limits
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
-from symphony_runtime.gateway.admission.load import Load
-from symphony_runtime.gateway.admission.memory import Memory
-from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, Rates
+from symphony_runtime.gateway.admission.load import ServerLoad
+from symphony_runtime.gateway.admission.memory import MemoryGuard
+from symphony_runtime.gateway.admission.rate_limit import ASKING, TOKENS, RateLimiters
 from symphony_runtime.gateway.api.openapi import DOCUMENT, encode_document
 from symphony_runtime.gateway.api.routes import ROUTES, Access
 from symphony_runtime.gateway.clock import now_ms
@@ -34,35 +34,35 @@ from symphony_runtime.gateway.config import ConfigError, GatewayConfig
 from symphony_runtime.gateway.connections.listener import check_host, listen
 from symphony_runtime.gateway.connections.slow_bodies import SlowBounds
 from symphony_runtime.gateway.connections.slow_clients import SlowClients
-from symphony_runtime.gateway.connections.slow_readers import Readers
-from symphony_runtime.gateway.egress.calls import Outside
+from symphony_runtime.gateway.connections.slow_readers import SlowReaders
+from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Vault, VaultError
 from symphony_runtime.gateway.errors import Handler, answer_expect, problems_middleware
 from symphony_runtime.gateway.http.context import SERVICES, Services
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.links.links import KernelLink, WorkerLinks
-from symphony_runtime.gateway.links.startup import Progress
-from symphony_runtime.gateway.metrics.counters import RunFigures
+from symphony_runtime.gateway.links.startup import StartupProgress
+from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.metrics.disk import measure
-from symphony_runtime.gateway.metrics.kernel import KernelFigures
+from symphony_runtime.gateway.metrics.kernel import KernelMetrics
 from symphony_runtime.gateway.openai.errors import openai_errors_middleware
 from symphony_runtime.gateway.openai.handlers import OPENAI, OpenAI
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
-from symphony_runtime.gateway.runs.cpu_reporting import Costs
+from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.runs.record import next_boot
 from symphony_runtime.gateway.runs.retention import Bounds, Retention
 from symphony_runtime.gateway.runs.service import Runs
-from symphony_runtime.gateway.storage.changes import Peers, gateway_name
+from symphony_runtime.gateway.storage.changes import ChangeFeed, gateway_name
 from symphony_runtime.gateway.storage.crash_log import clear_tail, read_tail
 from symphony_runtime.gateway.storage.data_directory import DataDirectory
-from symphony_runtime.gateway.storage.disk_budget import Disk
+from symphony_runtime.gateway.storage.disk_budget import DiskBudget
 from symphony_runtime.gateway.storage.store import Store, StoreError
 from symphony_runtime.gateway.tenancy.administration import Administration
 from symphony_runtime.gateway.tenancy.authentication import open_keys
-from symphony_runtime.gateway.tenancy.deletion import Forgetting
-from symphony_runtime.gateway.tenancy.program_expiry import Unused
+from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
+from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 _log = logging.getLogger(__name__)
 _TIDY_SECONDS = 1.0  # between looks at what deletions have freed
@@ -82,7 +82,9 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def serve(
-    config: GatewayConfig, progress: Progress | None = None, processes: Processes | None = None
+    config: GatewayConfig,
+    progress: StartupProgress | None = None,
+    processes: Processes | None = None,
 ) -> AsyncIterator[Gateway]:
     """Boot the gateway, and stop it at the end of the block.
 
@@ -101,34 +103,36 @@ async def serve(
         administration.start()
         stack.push_async_callback(administration.stop)
         name = await _fail_left(store, config)
-        boot, forgetting = await _enter(store, name, administration)
+        boot, deletion = await _enter(store, name, administration)
         compiler = _compiler(config, lambda: runs)
         programs = Programs(store, config.data_dir, compiler)
         limits = _limits(config, administration)
-        figures = RunFigures()
+        figures = RunMetrics()
         channels = Channels(limits=limits, reached=figures.hit)
         retention = Retention(store, _bounds(config), now_ms)
         await retention.load()
         vault = _open_vault(store, config)
-        outside = await _open_outside(config, vault, stack)
-        load = Load(lambda: kernel.ask("waiting"))
+        egress = await _open_outside(config, vault, stack)
+        load = ServerLoad(lambda: kernel.ask("waiting"))
         stack.push_async_callback(load.stop)
-        admission = Admission(_admitted(config), load, Memory())
+        admission = Admission(_admitted(config), load, MemoryGuard())
         runs = Runs(
-            store, programs, channels, config, boot, retention, outside, admission, administration,
+            store, programs, channels, config, boot, retention, egress, admission, administration,
             limits, figures,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
         administration.attach(runs)
-        costs = compiler.account = Costs(runs, kernel, store)
-        progress = progress or Progress()
-        workers = WorkerLinks(config.socket, config.secrets, costs, processes, progress.silent)
+        cpu_reporter = compiler.account = CpuReporter(runs, kernel, store)
+        progress = progress or StartupProgress()
+        workers = WorkerLinks(
+            config.socket, config.secrets, cpu_reporter, processes, progress.silent
+        )
         runs.attach(kernel, workers)
         if store.shared:
-            holders = forgetting, administration, programs
-            _beside(stack, Peers(store, forgetting.members.beat, *holders).run())
-        _beside(stack, runs.own_workers.run())
+            holders = deletion, administration, programs
+            _beside(stack, ChangeFeed(store, deletion.members.beat, *holders).run())
+        _beside(stack, runs.worker_assignment.run())
         idempotency = Idempotency(store, now_ms, boot)
         _beside(stack, idempotency.run())
         await workers.open()
@@ -136,8 +140,8 @@ async def serve(
         _beside(stack, retention.run())
         _beside(stack, kernel.run())
         services = Services(
-            keys, programs, runs, store, channels, KernelFigures(kernel), progress, administration,
-            Rates(limits, figures.hit), idempotency, vault, retention, forgetting, costs,
+            keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
+            RateLimiters(limits, figures.hit), idempotency, vault, retention, deletion, cpu_reporter,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections, slow=_slow_clients(config),
         )  # fmt: skip
@@ -169,7 +173,7 @@ def _beside(stack: contextlib.AsyncExitStack, work: Coroutine[Any, Any, None]) -
 
 
 def _watch_disk(
-    stack: contextlib.AsyncExitStack, with_: Services, figures: RunFigures, limits: Limits
+    stack: contextlib.AsyncExitStack, with_: Services, figures: RunMetrics, limits: Limits
 ) -> None:
     """Count what tenants hold on disk, and give back what deletions have freed."""
     disk = with_.store.disk
@@ -177,7 +181,7 @@ def _watch_disk(
     kernel = with_.runs.kernel
     disk.tier_bytes = lambda: int(kernel.about.get("disk_tier_bytes", 0))
     disk.limit_of = lambda tenant: limits.of(tenant).most("disk_bytes")
-    kernel_figures = KernelFigures(kernel)  # else a scrape would get earlier ones
+    kernel_figures = KernelMetrics(kernel)  # else a scrape would get earlier ones
     _beside(stack, disk.run(lambda: measure(with_.store, kernel_figures)))
     _beside(stack, _tidy(with_.store))
 
@@ -196,30 +200,32 @@ def _forget_beside(
     stack: contextlib.AsyncExitStack, with_: Services, config: GatewayConfig
 ) -> None:
     """Forget tenants that are gone, and programs that nobody uses: which use is noted."""
-    _beside(stack, with_.forgetting.run(with_))
-    uses, days = with_.programs.uses, config.program_unused_days_max
-    stack.push_async_callback(uses.close)
-    _beside(stack, uses.run())
-    _beside(stack, Unused(with_.store, with_.programs, with_.runs, days, now_ms).run())
+    _beside(stack, with_.deletion.run(with_))
+    program_usage, days = with_.programs.program_usage, config.program_unused_days_max
+    stack.push_async_callback(program_usage.close)
+    _beside(stack, program_usage.run())
+    _beside(stack, ProgramExpiry(with_.store, with_.programs, with_.runs, days, now_ms).run())
 
 
-async def _enter(store: Store, name: str, administration: Administration) -> tuple[int, Forgetting]:
+async def _enter(
+    store: Store, name: str, administration: Administration
+) -> tuple[int, TenantDeletion]:
     """Count this start of a gateway; return its number, and what there is to forget at once."""
     boot = await store.write(lambda connection: next_boot(connection, name))
-    forgetting = Forgetting(Members(store, name, boot, now_ms), administration)
-    await forgetting.members.enter()
-    await forgetting.reload()
-    return boot, forgetting
+    deletion = TenantDeletion(Members(store, name, boot, now_ms), administration)
+    await deletion.members.enter()
+    await deletion.reload()
+    return boot, deletion
 
 
 async def _open_outside(
     config: GatewayConfig, vault: Vault, stack: contextlib.AsyncExitStack
-) -> Outside:
+) -> Egress:
     injector = Injector(vault.reveal, plain_loopback=config.secrets_plain_loopback)
-    outside = Outside(config, injector)
-    stack.push_async_callback(outside.stop)
-    await outside.start()
-    return outside
+    egress = Egress(config, injector)
+    stack.push_async_callback(egress.stop)
+    await egress.start()
+    return egress
 
 
 async def _cancel(task: "asyncio.Task[None]") -> None:
@@ -289,12 +295,12 @@ async def _authenticate(request: web.Request, handler: Handler) -> web.StreamRes
         if not route.frees:
             with_.rates.request(key.tenant)
     counted = None if route.frees else key.tenant
-    with with_.connections.of(counted), with_.administration.visits.visit(key.tenant):
+    with with_.connections.of(counted), with_.administration.active_requests.visit(key.tenant):
         if counted is None:
             return await handler(request)
-        await with_.arrivals.turn(counted)
-        await with_.costs.turn(counted)
-        return await with_.costs.timed(counted, handler(request))
+        await with_.fair_start.turn(counted)
+        await with_.cpu_reporter.turn(counted)
+        return await with_.cpu_reporter.timed(counted, handler(request))
 
 
 async def _tell_rates(request: web.Request, response: web.StreamResponse) -> None:
@@ -327,7 +333,7 @@ def _admitted(config: GatewayConfig) -> AdmissionBounds:
 
 def _slow_clients(config: GatewayConfig) -> SlowClients:
     bounds = SlowBounds(config.slow_grace_seconds, config.slow_bytes_a_second)
-    return SlowClients(bounds, Readers(config.slow_reader_seconds))
+    return SlowClients(bounds, SlowReaders(config.slow_reader_seconds))
 
 
 def _bounds(config: GatewayConfig) -> Bounds:
@@ -362,7 +368,7 @@ def _gateway_name(config: GatewayConfig) -> str:
 
 
 def _open_store(config: GatewayConfig) -> Store:
-    disk = Disk(config.data_dir, config.disk_reserve_bytes, config.disk_bytes_max)
+    disk = DiskBudget(config.data_dir, config.disk_reserve_bytes, config.disk_bytes_max)
     try:
         return Store(config.data_dir / "symphony.sqlite", config.store, disk)
     except StoreError as error:

@@ -24,8 +24,8 @@ from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import event_loop
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing, compiled_crossing
-from symphony_runtime.engine.hostcalls.library import CrossingUnavailable
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls, compiled_crossing
+from symphony_runtime.engine.hostcalls.library import HostCallsUnavailable
 from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.sandboxing.contain import Contained, ContainmentError, contain
 from symphony_runtime.worker.syscalls.table import imports
@@ -140,18 +140,20 @@ def watch_stdin(stop: asyncio.Event) -> None:
     loop.add_reader(_STDIN, read)
 
 
-def found_crossing() -> Crossing | None:
+def found_crossing() -> CompiledHostCalls | None:
     """Return what guests' calls cross by, if it is compiled; say so if not."""
     try:
         found = compiled_crossing()
-    except CrossingUnavailable as error:
+    except HostCallsUnavailable as error:
         _log.info("guests' calls cross through ctypes: %s", error)
         return None
     _log.info("guests' calls cross by what is compiled for them")
     return found
 
 
-async def serve(config: WorkerConfig, contained: Contained, crossing: Crossing | None) -> None:
+async def serve(
+    config: WorkerConfig, contained: Contained, crossing: CompiledHostCalls | None
+) -> None:
     """Run a worker until it is told to stop."""
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -9,7 +9,7 @@ from collections import deque
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import INSTANCE_HANDLES_MAX
 
-from symphony_runtime.worker.limit_pool import Loan, Pool
+from symphony_runtime.worker.limit_pool import LimitLease, LimitPool
 
 READ, APPEND, TRUNCATE, SAVE, GRANT = 1, 2, 4, 8, 16
 ALL_RIGHTS = 31
@@ -24,10 +24,10 @@ class Handles:
 
     __slots__ = ("_free", "_generations", "_open", "generating", "rights")
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: LimitPool) -> None:
         """`pool`: how many all instances of the run may have open."""
         self.rights: dict[int, int] = {}
-        self._open = Loan(pool, self.rights.__len__)
+        self._open = LimitLease(pool, self.rights.__len__)
         self.generating: set[int] = set()  # a generation goes on in these handles' files
         self._generations: list[int] = []  # by index: the generation in use, or last used
         self._free: deque[int] = deque()  # closed indices, the longest closed first

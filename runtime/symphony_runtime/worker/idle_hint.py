@@ -18,7 +18,7 @@ _WAITS = int(Op.WAITS)
 _SECONDS = WAITS_TOLD_MS / 1000
 
 
-class Waiting:
+class IdleHint:
     """Waits that the kernel has not heard of; `tell` puts a call into the turn's frame, which
     `flush` sends.
     """
@@ -35,10 +35,10 @@ class Waiting:
         self._since: dict[Instance, float] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, lip: Instance) -> None:
+    def begin(self, instance: Instance) -> None:
         """An instance with files waits, and not for the kernel."""
-        self._since.pop(lip, None)  # in the order in which they began
-        self._since[lip] = self._loop.time()
+        self._since.pop(instance, None)  # in the order in which they began
+        self._since[instance] = self._loop.time()
         if self._timer is None:
             self._timer = self._loop.call_later(_SECONDS, self._look)
 
@@ -53,13 +53,13 @@ class Waiting:
         now = self._loop.time()
         self._timer = None
         while self._since:
-            lip, since = next(iter(self._since.items()))
+            instance, since = next(iter(self._since.items()))
             left = since + _SECONDS - now
-            if left > 0 and lip.waited is not None:
+            if left > 0 and instance.waited is not None:
                 self._timer = self._loop.call_later(left, self._look)
                 break
-            del self._since[lip]
-            if lip.waited is not None and not lip.pending:
-                lip.told_waiting = True
-                self._tell([lip.id, _WAITS, 0, 1])
+            del self._since[instance]
+            if instance.waited is not None and not instance.pending:
+                instance.told_waiting = True
+                self._tell([instance.id, _WAITS, 0, 1])
         self._flush()

@@ -21,7 +21,7 @@ from symphony_runtime.engine.fiber import Fiber
 from symphony_runtime.worker.handles import Handles
 from symphony_runtime.worker.run import Run
 from symphony_runtime.worker.text.pool import TextPool
-from symphony_runtime.worker.text.tokenizer import Pieces, Text
+from symphony_runtime.worker.text.tokenizer import ModelTokenizer, Pieces
 from symphony_runtime.worker.tickets import Stream, Ticket, Tickets
 
 _WAITS = int(Op.WAITS)
@@ -39,7 +39,7 @@ class Services(Protocol):
     loop: asyncio.AbstractEventLoop
     now: Callable[[], float]
     early_ms: int
-    text: Text
+    text: ModelTokenizer
     texts: TextPool
 
     def kernel_call(self, call: list[Any], size: int = 0) -> None:
@@ -63,19 +63,19 @@ class Services(Protocol):
     def received(self, instance: int, size: int) -> None:
         """Tell the gateway that the program has received a message of `size` bytes."""
 
-    def runnable(self, lip: "Instance") -> None:
+    def runnable(self, instance: "Instance") -> None:
         """Let an instance run that was suspended."""
 
-    def waits_outside(self, lip: "Instance") -> None:
+    def waits_outside(self, instance: "Instance") -> None:
         """An instance with files waits, and not for the kernel."""
 
     def start_child(self, parent: "Instance", pid: int, made: dict[str, Any], data: bytes) -> None:
         """Start the child that the gateway registered."""
 
-    def end_unwanted(self, lip: "Instance") -> None:
+    def end_unwanted(self, instance: "Instance") -> None:
         """End a child whose parent cancelled its spawn."""
 
-    def fault(self, lip: "Instance", error: Exception) -> None:
+    def fault(self, instance: "Instance", error: Exception) -> None:
         """End an instance whose call met a fault of ours."""
 
     def next_stage(self) -> int:
@@ -497,8 +497,8 @@ def _size(arguments: tuple[Any, ...]) -> int:
     return sum(len(argument) for argument in arguments if isinstance(argument, bytes))
 
 
-def check_released(lip: Instance) -> None:
+def check_released(instance: Instance) -> None:
     """Raise KernelBug when an ended instance still holds something."""
-    held = [name for name in ("timers", "asks", "pending", "inbox") if getattr(lip, name)]
-    if held or lip.tickets.live or not lip.ended:
-        raise KernelBug(f"instance {lip.id} ended and still holds {held}")
+    held = [name for name in ("timers", "asks", "pending", "inbox") if getattr(instance, name)]
+    if held or instance.tickets.live or not instance.ended:
+        raise KernelBug(f"instance {instance.id} ended and still holds {held}")

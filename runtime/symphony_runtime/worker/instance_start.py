@@ -10,7 +10,7 @@ from symphony_runtime.worker.run import FAILED, FAILED_CODE, KILLED, KILLED_CODE
 
 
 def give_fiber(
-    host: FiberHost, lip: Instance, program: Program | None, entry: str, live: int
+    host: FiberHost, instance: Instance, program: Program | None, entry: str, live: int
 ) -> None:
     """Give an instance its fiber, which has not run yet; `live` others are in this worker.
 
@@ -24,12 +24,12 @@ def give_fiber(
     entry = entry or program.default_entry
     if entry not in program.entries:
         raise _failed(f"the program has no entry {entry}")
-    run, memory = lip.run, lip.run.share.memory
+    run, memory = instance.run, instance.run.share.memory
     if not memory.admits(program.table_bytes):
-        memory.refuse(lip)
+        memory.refuse(instance)
         raise Ending(KILLED, KILLED_CODE, memory.refusal())
     began = time.perf_counter()
-    lip.fiber = Fiber(host, program, entry, run.memory_limit, run.table_elements)
+    instance.fiber = Fiber(host, program, entry, run.memory_limit, run.table_elements)
     memory.count(program.table_bytes)
     run.share.used_ns += int((time.perf_counter() - began) * 1e9)
 

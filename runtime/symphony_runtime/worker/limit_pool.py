@@ -11,7 +11,7 @@ from collections.abc import Callable
 from symphony_kernel.protocol.errno import Errno, LimitError
 
 
-class Pool:
+class LimitPool:
     """`most` of something for a whole run, at most `each` for one instance, lent by the `lot`."""
 
     __slots__ = ("_each", "_errno", "_lot", "_name", "loans", "most")
@@ -19,9 +19,9 @@ class Pool:
     def __init__(self, name: str, errno: Errno, most: int, each: int, lot: int) -> None:
         self.most, self._each, self._lot = most, each, lot
         self._name, self._errno = name, errno
-        self.loans: set[Loan] = set()
+        self.loans: set[LimitLease] = set()
 
-    def lend(self, loan: "Loan", needed: int) -> None:
+    def lend(self, loan: "LimitLease", needed: int) -> None:
         """Let a loan's room be at least `needed`; LimitError."""
         if needed > min(self._each, self.most):
             raise self._refusal(min(self._each, self.most))
@@ -39,12 +39,12 @@ class Pool:
         return LimitError(self._errno, self._name, f"{self._name}: at most {most}")
 
 
-class Loan:
+class LimitLease:
     """One instance's part: it may use up to `room`, and asks for more; `used` tells what it has."""
 
     __slots__ = ("_pool", "room", "used")
 
-    def __init__(self, pool: Pool, used: Callable[[], int]) -> None:
+    def __init__(self, pool: LimitPool, used: Callable[[], int]) -> None:
         self._pool = pool
         self.used = used
         self.room = 0

@@ -8,7 +8,7 @@ from symphony_runtime.engine.fiber import FiberHost, HostFault, Program
 _log = logging.getLogger(__name__)
 
 
-class Programs:
+class LoadedPrograms:
     """Loaded artefacts; they are the gateway's to give and to take."""
 
     def __init__(self, fibers: FiberHost) -> None:

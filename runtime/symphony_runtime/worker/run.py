@@ -11,9 +11,9 @@ from symphony_kernel.protocol.limits import (
     TENANT_MEMORY_TOTAL_BYTES_MAX,
 )
 
-from symphony_runtime.worker.fairness.run_queue import Share
+from symphony_runtime.worker.fairness.run_queue import TenantShare
 from symphony_runtime.worker.fairness.tenant_memory import NAME as MEMORY_TOTAL
-from symphony_runtime.worker.limit_pool import Pool
+from symphony_runtime.worker.limit_pool import LimitPool
 
 EXITED, TRAPPED, KILLED, FAILED = "exited", "trapped", "killed", "failed"
 # The exit codes of programs that did not exit, as a shell shows them.
@@ -50,13 +50,13 @@ class Run:
         "table_elements", "tickets", "tree_memory_max", "unread_bytes", "wall_limit_ms",
     )  # fmt: skip
 
-    def __init__(self, root: int, limits: dict[str, int], share: Share | None = None) -> None:
+    def __init__(self, root: int, limits: dict[str, int], share: TenantShare | None = None) -> None:
         """`limits`: by their names; what is missing has its default. `share`: its tenant's.
 
         Of `memory_total_bytes`, which is the tenant's, the one that came last holds.
         """
         self.id = root
-        self.share = share or Share()
+        self.share = share or TenantShare()
         self.share.memory.allow(limits.get(MEMORY_TOTAL, TENANT_MEMORY_TOTAL_BYTES_MAX))
         most = {**_DEFAULTS, **limits}
         self.wall_limit_ms = most["wall_ms"]
@@ -67,12 +67,14 @@ class Run:
         self.output_bytes_max, self.messages_max = most["output_bytes"], most["messages"]
         self.log_bytes_max = most["log_bytes"]
         self.children_max, self.child_depth_max = most["children"], most["child_depth"]
-        self.tickets = Pool("tickets", Errno.EAGAIN, most["tickets"], RUN_TICKETS_MAX, _TICKETS_LOT)
-        self.results = Pool(
+        self.tickets = LimitPool(
+            "tickets", Errno.EAGAIN, most["tickets"], RUN_TICKETS_MAX, _TICKETS_LOT
+        )
+        self.results = LimitPool(
             "result_bytes", Errno.ENOMEM, most["result_bytes"], RUN_RESULT_BYTES_MAX,
             _RESULT_BYTES_LOT,
         )  # fmt: skip
-        self.handles = Pool(
+        self.handles = LimitPool(
             "handles", Errno.EDQUOT, most["handles"], INSTANCE_HANDLES_MAX, _HANDLES_LOT
         )
         self.cpu_ns = 0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
-from symphony_runtime.worker.limit_pool import Loan, Pool
+from symphony_runtime.worker.limit_pool import LimitLease, LimitPool
 
 NUMBER_MAX = (1 << 31) - 1
 
@@ -98,12 +98,12 @@ class Tickets:
 
     __slots__ = ("_count", "_last", "_results", "held", "live")
 
-    def __init__(self, tickets: Pool, results: Pool) -> None:
+    def __init__(self, tickets: LimitPool, results: LimitPool) -> None:
         self.live: dict[int, Ticket] = {}
         self.held = 0  # sum over the live tickets
         self._last = 0
-        self._count = Loan(tickets, self.live.__len__)
-        self._results = Loan(results, lambda: self.held)
+        self._count = LimitLease(tickets, self.live.__len__)
+        self._results = LimitLease(results, lambda: self.held)
 
     def __len__(self) -> int:
         return len(self.live)

@@ -92,17 +92,17 @@ class TracedInstance(Instance):
 def traced(name: str, handler: Handler) -> Handler:
     """Return a handler that does the same for a traced instance, and tells."""
 
-    def call(lip: TracedInstance, *args: int) -> int | None:
-        lip.enter(name)
+    def call(instance: TracedInstance, *args: int) -> int | None:
+        instance.enter(name)
         try:
-            result = handler(lip, *args)
+            result = handler(instance, *args)
         except SyscallError as error:
-            lip.leave(-error.errno)
+            instance.leave(-error.errno)
             raise
         if result is None:
-            lip.suspended()
+            instance.suspended()
         else:
-            lip.leave(result)
+            instance.leave(result)
         return result
 
     return call

@@ -23,15 +23,15 @@ from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
 from symphony_runtime.engine.fiber import EndKind, FiberHost, HostFault
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, PREEMPTED
-from symphony_runtime.worker.fairness.cpu_reporting import Pacing
-from symphony_runtime.worker.fairness.run_queue import Turns
+from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
+from symphony_runtime.worker.fairness.run_queue import RunQueue
 from symphony_runtime.worker.gateway_link import meet
-from symphony_runtime.worker.idle_hint import Waiting
+from symphony_runtime.worker.idle_hint import IdleHint
 from symphony_runtime.worker.instance import Instance, check_released
 from symphony_runtime.worker.instance_start import give_fiber
-from symphony_runtime.worker.programs import Programs
+from symphony_runtime.worker.programs import LoadedPrograms
 from symphony_runtime.worker.run import (
     EXITED,
     FAILED,
@@ -46,7 +46,7 @@ from symphony_runtime.worker.run import (
 from symphony_runtime.worker.syscalls import family
 from symphony_runtime.worker.syscalls.table import handlers, imports
 from symphony_runtime.worker.text.pool import TextPool
-from symphony_runtime.worker.text.tokenizer import NO_MODEL, Text
+from symphony_runtime.worker.text.tokenizer import NO_MODEL, ModelTokenizer
 from symphony_runtime.worker.trace import Trace, TracedInstance, new_instance, traced
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Worker:
         random: Callable[[int], bytes] = os.urandom,
         now: Callable[[], float] | None = None,
         early_ms: int = 0,
-        crossing: Crossing | None = None,
+        crossing: CompiledHostCalls | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.now, self.early_ms = now or self.loop.time, early_ms
@@ -86,7 +86,7 @@ class Worker:
         self.about: dict[str, Any] = {}  # of this process, for gateways
         self.on_retire: Callable[[], None] = lambda: None  # the gateway wants another process
         self._unix_time, self.random = unix_time, random
-        self.text = Text(NO_MODEL)
+        self.text = ModelTokenizer(NO_MODEL)
         self._fibers = FiberHost(imports(), crossing)
         self._handlers = handlers()
         names = (item.name for item in imports())
@@ -95,14 +95,14 @@ class Worker:
             for name, (handler, wide) in zip(names, self._handlers, strict=True)
         ]
         self.instances: dict[int, Instance] = {}
-        self._programs = Programs(self._fibers)
+        self._programs = LoadedPrograms(self._fibers)
         self._kernel: SessionLink | None = None
         self._dialer = Dialer("worker", name, secret, self._on_kernel, self)
         self._gateway: Link | None = None
         # The run queue, and what the present turn sends.
-        self._turns = Turns()
+        self._run_queue = RunQueue()
         self.texts = TextPool(self.loop, self._charge_text)
-        self._pacing = Pacing(self._turns, self._plan_turn, self.texts.serve)
+        self._cpu_reporter = CpuReporter(self._run_queue, self._plan_turn, self.texts.serve)
         self._turn_planned = False
         self._calls: list[list[Any]] = []
         self._calls_bytes = 0
@@ -113,7 +113,7 @@ class Worker:
         self._asks: dict[int, OnAnswer] = {}
         self._seq = count(1)
         self._stages = count(1)
-        self._waiting = Waiting(self.loop, self.kernel_call, self._flush)
+        self._waiting = IdleHint(self.loop, self.kernel_call, self._flush)
         self._cpu_share = 1.0  # of the last turn's time that was this thread's
         # Faults of ours, the last few; each is logged and has ended one instance.
         self.faults: deque[Exception] = deque(maxlen=8)
@@ -149,7 +149,7 @@ class Worker:
 
     def session_begun(self, session: SessionLink, welcome: m.Welcome) -> None:
         """A kernel that knows nothing of us yet."""
-        self.text = Text(welcome.about)
+        self.text = ModelTokenizer(welcome.about)
         self._kernel = session
 
     def session_cut(self) -> None:
@@ -173,8 +173,10 @@ class Worker:
 
     def end_all(self, reason: str) -> None:
         """End every run as failed."""
-        for lip in [lip for lip in self.instances.values() if lip.parent is None]:
-            self._end(lip, FAILED, FAILED_CODE, reason)
+        for instance in [
+            instance for instance in self.instances.values() if instance.parent is None
+        ]:
+            self._end(instance, FAILED, FAILED_CODE, reason)
         self._flush()
 
     async def stop(self) -> None:
@@ -194,7 +196,7 @@ class Worker:
             if link is not None:
                 link.close()
         self._waiting.stop()
-        self._pacing.close()
+        self._cpu_reporter.close()
         self.texts.close()
         self._programs.unload_all()
         self._fibers.close()
@@ -202,25 +204,25 @@ class Worker:
     # -- Frames from the kernel and the gateway ------------------------------------------------
     def _on_kernel(self, frame: list[Any]) -> None:
         if frame[0] != m.Replies.KIND:
-            self._pacing.hear(frame)
+            self._cpu_reporter.hear(frame)
             return
         instances = self.instances
         # The turn is below, at once: a planned one would be a pass of the event loop for nothing.
         planned, self._turn_planned = self._turn_planned, True
         try:
-            for instance, seq, result in frame[1]:
-                lip = instances.get(instance)
-                if lip is not None:
+            for number, seq, result in frame[1]:
+                instance = instances.get(number)
+                if instance is not None:
                     try:
-                        lip.on_reply(seq, result)
+                        instance.on_reply(seq, result)
                     except Exception as error:  # ours
-                        self.fault(lip, error)
+                        self.fault(instance, error)
         finally:  # whatever happens, turns are planned again
             self._turn_planned = planned
-        if self._turns.shared:
+        if self._run_queue.shared:
             self._fair_turn(replies=True)
         else:
-            self._turn(self._turns.sole.ready)
+            self._turn(self._run_queue.sole.ready)
 
     def _on_gateway(self, frame: list[Any]) -> None:
         message = m.decode(frame)
@@ -241,19 +243,19 @@ class Worker:
 
     def _on_instance_message(self, message: m.Message) -> None:
         assert isinstance(message, m.Deliver | m.CloseInput | m.Kill | m.Credit), message
-        lip = self.instances.get(message.instance)
-        if lip is None:
+        instance = self.instances.get(message.instance)
+        if instance is None:
             return  # it ended while the message was under way
         if isinstance(message, m.Credit):
-            lip.credit(message.taken)
+            instance.credit(message.taken)
         elif isinstance(message, m.Deliver):
-            lip.deliver(message.data)
+            instance.deliver(message.data)
         elif isinstance(message, m.CloseInput):
-            lip.close_input()
+            instance.close_input()
         else:
             began = time.perf_counter_ns()
-            self._end(lip, KILLED, KILLED_CODE, message.reason)
-            lip.run.share.used_ns += time.perf_counter_ns() - began
+            self._end(instance, KILLED, KILLED_CODE, message.reason)
+            instance.run.share.used_ns += time.perf_counter_ns() - began
             self._flush()
 
     # -- Services of instances -----------------------------------------------------------------
@@ -303,20 +305,20 @@ class Worker:
         """Tell the gateway that the program has received a message of `size` bytes."""
         self._send(m.Received(instance, 1, size))
 
-    def runnable(self, lip: Instance) -> None:
+    def runnable(self, instance: Instance) -> None:
         """Let an instance run that was suspended."""
-        if not lip.queued and not lip.ended:
-            lip.queued = True
-            share = lip.run.share
-            share.ready.append(lip)
+        if not instance.queued and not instance.ended:
+            instance.queued = True
+            share = instance.run.share
+            share.ready.append(instance)
             if not share.listed:
-                self._turns.enlist(share)
+                self._run_queue.enlist(share)
             if not self._turn_planned:
                 self._plan_turn()
 
-    def waits_outside(self, lip: Instance) -> None:
+    def waits_outside(self, instance: Instance) -> None:
         """The kernel hears of it when it takes long."""
-        self._waiting.begin(lip)
+        self._waiting.begin(instance)
 
     def next_stage(self) -> int:
         """Return a number for a STAGE that no other has."""
@@ -326,30 +328,32 @@ class Worker:
         """Milliseconds since 1970."""
         return int(self._unix_time() * 1000)
 
-    def fault(self, lip: Instance, error: Exception) -> None:
+    def fault(self, instance: Instance, error: Exception) -> None:
         """End an instance whose call met a fault of ours."""
-        _log.error("instance %d met a fault of the worker", lip.id, exc_info=error)
+        _log.error("instance %d met a fault of the worker", instance.id, exc_info=error)
         self.faults.append(error)
-        self._end(lip, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}")
+        self._end(instance, FAILED, FAILED_CODE, f"a fault of the server: {type(error).__name__}")
 
     # -- Beginnings ----------------------------------------------------------------------------
     def _unload(self, module: str) -> None:
         program = self._programs.take_out(module)
         if program is None:
             return  # it did not load
-        for lip in [lip for lip in self.instances.values() if lip.fiber.program is program]:
-            if not lip.ended:  # the gateway has given it up already
-                self._end(lip, FAILED, FAILED_CODE, "its program was unloaded")
+        for instance in [
+            instance for instance in self.instances.values() if instance.fiber.program is program
+        ]:
+            if not instance.ended:  # the gateway has given it up already
+                self._end(instance, FAILED, FAILED_CODE, "its program was unloaded")
         self._fibers.unload(program)
 
     def _start(self, message: m.Start) -> None:
-        run = Run(message.instance, message.limits, self._turns.of(message.tenant))
+        run = Run(message.instance, message.limits, self._run_queue.of(message.tenant))
         trace = self._new_trace(message) if message.trace else None
-        lip = new_instance(trace, self, run, message.instance, message.input)
-        if not self._begin(lip, message.module, message.entry):
+        instance = new_instance(trace, self, run, message.instance, message.input)
+        if not self._begin(instance, message.module, message.entry):
             return
         wall_s = run.wall_limit_ms / 1000
-        lip.wall_timer = self.loop.call_later(wall_s, self._overstay, lip)
+        instance.wall_timer = self.loop.call_later(wall_s, self._overstay, instance)
 
     def _new_trace(self, message: m.Start) -> Trace:
         return Trace(lambda events: self._send(m.Traced(message.instance, events)))
@@ -357,38 +361,40 @@ class Worker:
     def start_child(self, parent: Instance, pid: int, made: dict[str, Any], data: bytes) -> None:
         """Start the child that the gateway registered."""
         trace = parent.trace if isinstance(parent, TracedInstance) else None
-        lip = new_instance(trace, self, parent.run, made["instance"], data, parent, pid)
-        parent.children[pid] = lip
+        instance = new_instance(trace, self, parent.run, made["instance"], data, parent, pid)
+        parent.children[pid] = instance
         if parent.ended:
-            self._report(lip, KILLED, KILLED_CODE, "its parent has ended")
+            self._report(instance, KILLED, KILLED_CODE, "its parent has ended")
         else:
-            self._begin(lip, made["module"], made["entry"])
+            self._begin(instance, made["module"], made["entry"])
 
-    def end_unwanted(self, lip: Instance) -> None:
+    def end_unwanted(self, instance: Instance) -> None:
         """End a child whose parent cancelled its spawn."""
-        if not lip.ended:  # it may have failed to start
-            self._end(lip, KILLED, KILLED_CODE, "its parent cancelled it")
-        if lip.parent is not None:
-            family.reap(lip.parent, lip)
+        if not instance.ended:  # it may have failed to start
+            self._end(instance, KILLED, KILLED_CODE, "its parent cancelled it")
+        if instance.parent is not None:
+            family.reap(instance.parent, instance)
 
-    def _begin(self, lip: Instance, module: str, entry: str) -> bool:
+    def _begin(self, instance: Instance, module: str, entry: str) -> bool:
         try:
             if self._kernel is None:
                 raise Ending(FAILED, FAILED_CODE, "the kernel is not there")
-            give_fiber(self._fibers, lip, self._programs.get(module), entry, len(self.instances))
+            give_fiber(
+                self._fibers, instance, self._programs.get(module), entry, len(self.instances)
+            )
         except Ending as end:
-            lip.ended, lip.end_code = True, end.code
-            self._report(lip, end.status, end.code, end.reason)
+            instance.ended, instance.end_code = True, end.code
+            self._report(instance, end.status, end.code, end.reason)
             return False
-        self.instances[lip.id] = lip
-        self._turns.enter(lip.run.share)
-        self._turns.begin(lip)
+        self.instances[instance.id] = instance
+        self._run_queue.enter(instance.run.share)
+        self._run_queue.begin(instance)
         self._plan_turn()
         return True
 
-    def _overstay(self, lip: Instance) -> None:
-        reason = f"wall time limit: it ran longer than {lip.run.wall_limit_ms} ms"
-        self._end(lip, KILLED, KILLED_CODE, reason)
+    def _overstay(self, instance: Instance) -> None:
+        reason = f"wall time limit: it ran longer than {instance.run.wall_limit_ms} ms"
+        self._end(instance, KILLED, KILLED_CODE, reason)
         self._flush()
 
     # -- Turns ---------------------------------------------------------------------------------
@@ -399,13 +405,13 @@ class Worker:
 
     def _planned_turn(self) -> None:
         self._turn_planned = False
-        if self._turns.shared:
+        if self._run_queue.shared:
             self._fair_turn(replies=False)
             return
-        self._turn(self._turns.sole.ready, _TURN_S)
+        self._turn(self._run_queue.sole.ready, _TURN_S)
         # One slice of one that computes, behind the others' and with their calls on their way: who
         # makes calls all the time waits for one slice at most, however many compute.
-        self._turn(self._turns.sole.computing, 0.0)
+        self._turn(self._run_queue.sole.computing, 0.0)
 
     def _turn(self, queue: deque[Instance], seconds: float = _TURN_S) -> None:
         """Let instances run: for about so many seconds, and at least one."""
@@ -417,15 +423,15 @@ class Worker:
         until, at = began + seconds, began
         share = self._cpu_share * 1e9
         while queue:
-            lip = queue.popleft()
-            lip.queued = False
-            if lip.ended:
+            instance = queue.popleft()
+            instance.queued = False
+            if instance.ended:
                 continue
-            self._slice(lip)
+            self._slice(instance)
             ended = now()
             # The clock is read for each slice, the processor's time (a system call) for each turn:
             # a slice is charged the share that this thread had of the processor lately.
-            self._charge(lip, int((ended - at) * share))
+            self._charge(instance, int((ended - at) * share))
             at = ended
             if at >= until:
                 break
@@ -436,34 +442,34 @@ class Worker:
     def _fair_turn(self, *, replies: bool) -> None:
         """The same where several tenants have instances; with `replies` for none that computes."""
         cpu_began, began = time.thread_time(), time.perf_counter()
-        self._turns.play(self._timed_slice, self._flush, replies=replies)
-        self._pacing.tell(self._kernel)  # in front of the turn's calls
+        self._run_queue.play(self._timed_slice, self._flush, replies=replies)
+        self._cpu_reporter.tell(self._kernel)  # in front of the turn's calls
         self._end_turn(began, time.perf_counter(), cpu_began)
-        if self._turns.waiting():
+        if self._run_queue.waiting():
             self._plan_turn()
 
-    def _timed_slice(self, lip: Instance) -> int:
+    def _timed_slice(self, instance: Instance) -> int:
         """Run one instance for a slice, charge it, and return the nanoseconds that it took."""
         began = time.perf_counter()
-        self._slice(lip)
+        self._slice(instance)
         took = int((time.perf_counter() - began) * 1e9)
-        self._charge(lip, int(took * self._cpu_share))
+        self._charge(instance, int(took * self._cpu_share))
         return took
 
-    def _charge(self, lip: Instance, used: int) -> None:
+    def _charge(self, instance: Instance, used: int) -> None:
         """Charge an instance for nanoseconds of a processor, and its tenant if that has company."""
-        run = lip.run
-        lip.cpu_ns += used
+        run = instance.run
+        instance.cpu_ns += used
         run.cpu_ns += used
-        if self._turns.shared:
-            self._pacing.note(run, used)
+        if self._run_queue.shared:
+            self._cpu_reporter.note(run, used)
         if run.cpu_ns > run.cpu_limit_ns:
             self._stop_computing(run)
 
-    def _charge_text(self, lip: Instance, used: int) -> None:
-        lip.run.share.used_ns += used
-        self._charge(lip, used)
-        self._pacing.tell(self._kernel)  # no turn may come for a while
+    def _charge_text(self, instance: Instance, used: int) -> None:
+        instance.run.share.used_ns += used
+        self._charge(instance, used)
+        self._cpu_reporter.tell(self._kernel)  # no turn may come for a while
 
     def _end_turn(self, began: float, ended: float, cpu_began: float) -> None:
         self._fibers.ticker.rest(ended)
@@ -471,42 +477,42 @@ class Worker:
             self._cpu_share = min((time.thread_time() - cpu_began) / (ended - began), 1.0)
         self._flush()
 
-    def _slice(self, lip: Instance) -> None:
+    def _slice(self, instance: Instance) -> None:
         """Run one instance until it suspends, ends, or has had its time."""
         try:
-            if self._run(lip) and not lip.queued and not lip.ended:
-                lip.queued = True
-                lip.run.share.computing.append(lip)
+            if self._run(instance) and not instance.queued and not instance.ended:
+                instance.queued = True
+                instance.run.share.computing.append(instance)
                 self._plan_turn()
         except Ending as end:
-            who = self.instances[lip.run.id] if end.whole_run else lip
+            who = self.instances[instance.run.id] if end.whole_run else instance
             self._end(who, end.status, end.code, end.reason)
         except Exception as error:  # ours: what a guest can do wrong is a SyscallError
-            self.fault(lip, error)
+            self.fault(instance, error)
 
-    def _run(self, lip: Instance) -> bool:
+    def _run(self, instance: Instance) -> bool:
         """Poll a fiber and make its calls; whether it wants to go on later."""
-        fiber, now = lip.fiber, time.perf_counter
-        table = self._tracing_handlers if lip.traced else self._handlers
-        memory = lip.run.share.memory
+        fiber, now = instance.fiber, time.perf_counter
+        table = self._tracing_handlers if instance.traced else self._handlers
+        memory = instance.run.share.memory
         if memory.watched:
-            memory.bound(lip)
+            memory.bound(instance)
         began = now()
         until = began + _SLICE_S
         poll, resume = fiber.poll, fiber.resume
         while True:
             state = poll()
-            if fiber.size != lip.memory_bytes:
-                lip.note_memory(fiber.size)
+            if fiber.size != instance.memory_bytes:
+                instance.note_memory(fiber.size)
             if state == CALLED:
-                lip.syscalls += 1
+                instance.syscalls += 1
                 handler, wide = table[fiber.call]
                 try:
-                    result = handler(lip, *fiber.args)
+                    result = handler(instance, *fiber.args)
                 except SyscallError as error:
                     result = -error.errno
                     if isinstance(error, LimitError):
-                        lip.refuse(error)
+                        instance.refuse(error)
                 if result is None:
                     return False
                 resume(result, wide)
@@ -514,12 +520,12 @@ class Worker:
                     return True
             elif state == PREEMPTED:
                 if not fiber.base:  # its start function computes: nobody can look at its memory yet
-                    lip.assume_memory()
+                    instance.assume_memory()
                 if now() - began > _SPURIOUS_S:
                     return True
                 began = -1.0  # once
             else:
-                self._finish(lip)
+                self._finish(instance)
                 return False
 
     def _stop_computing(self, run: Run) -> None:
@@ -529,44 +535,44 @@ class Worker:
             self._end(self.instances[run.id], KILLED, KILLED_CODE, reason)
 
     # -- Ends ----------------------------------------------------------------------------------
-    def _finish(self, lip: Instance) -> None:
+    def _finish(self, instance: Instance) -> None:
         """A guest has ended by itself."""
-        end = lip.fiber.end
+        end = instance.fiber.end
         assert end is not None
         if end.kind is EndKind.RETURNED:
-            self._end(lip, EXITED, end.code, "")
+            self._end(instance, EXITED, end.code, "")
         elif end.kind is EndKind.TRAPPED:
-            self._end(lip, TRAPPED, TRAPPED_CODE, end.words + lip.memory_words())
+            self._end(instance, TRAPPED, TRAPPED_CODE, end.words + instance.memory_words())
         elif end.kind is EndKind.REFUSED:
-            reason = lip.run.share.memory.why_refused(lip, end.words)
-            self._end(lip, KILLED, KILLED_CODE, reason)
+            reason = instance.run.share.memory.why_refused(instance, end.words)
+            self._end(instance, KILLED, KILLED_CODE, reason)
         else:
-            self.fault(lip, HostFault(end.words))
+            self.fault(instance, HostFault(end.words))
 
-    def _end(self, lip: Instance, status: str, code: int, reason: str) -> None:
+    def _end(self, instance: Instance, status: str, code: int, reason: str) -> None:
         """End an instance, its children first, and give back all it held."""
-        for child in [c for c in lip.children.values() if not c.ended]:
+        for child in [c for c in instance.children.values() if not c.ended]:
             self._end(child, KILLED, KILLED_CODE, "its parent has ended")
-        lip.end_code = code
-        lip.release()
-        check_released(lip)
-        del self.instances[lip.id]
-        self._turns.leave(lip.run.share)
-        parent = lip.parent
+        instance.end_code = code
+        instance.release()
+        check_released(instance)
+        del self.instances[instance.id]
+        self._run_queue.leave(instance.run.share)
+        parent = instance.parent
         if parent is not None:
-            parent.cpu_ns += lip.cpu_ns
-            parent.syscalls += lip.syscalls
-            if lip.joiners and not parent.ended:
-                data = family.reap(parent, lip)
-                for ticket in lip.joiners:
+            parent.cpu_ns += instance.cpu_ns
+            parent.syscalls += instance.syscalls
+            if instance.joiners and not parent.ended:
+                data = family.reap(parent, instance)
+                for ticket in instance.joiners:
                     parent.complete(ticket, data)
-        self._report(lip, status, code, reason)
+        self._report(instance, status, code, reason)
 
-    def _report(self, lip: Instance, status: str, code: int, reason: str) -> None:
+    def _report(self, instance: Instance, status: str, code: int, reason: str) -> None:
         """Tell the gateway, after everything that the instance had sent."""
         self._flush()
-        hits = lip.run.hits.copy() if lip.parent is None else {}
-        self._send(m.Ended(lip.id, status, code, reason, lip.usage(), hits))
+        hits = instance.run.hits.copy() if instance.parent is None else {}
+        self._send(m.Ended(instance.id, status, code, reason, instance.usage(), hits))
 
     # -- Frames out ----------------------------------------------------------------------------
     def _send(self, message: m.Message) -> None:

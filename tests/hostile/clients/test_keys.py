@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from symphony_runtime.client import Client
 from symphony_runtime.gateway.errors import Problem
-from symphony_runtime.gateway.tenancy.authentication import Key, Keys, Role, new_key
+from symphony_runtime.gateway.tenancy.authentication import Authentication, Key, Role, new_key
 
 from tests.hostile.clients.wire import head, wire
 from tests.support.gateway.system import House
 from tests.support.server.server import RunningServer
 
 
-def ring() -> tuple[Keys, dict[str, str]]:
+def ring() -> tuple[Authentication, dict[str, str]]:
     """Keys, and guesses of every kind: as near as can be to a good one, and not near at all."""
     good, kept = new_key("acme", Role.TENANT, "", None)
     late, expired = new_key("acme", Role.TENANT, "", 1)
@@ -33,7 +33,7 @@ def ring() -> tuple[Keys, dict[str, str]]:
         "no id": "x" * len(good),
         "nothing": "",
     }
-    return Keys([kept, expired, *others]), guesses
+    return Authentication([kept, expired, *others]), guesses
 
 
 def test_every_guess_is_refused_in_the_same_words() -> None:

@@ -1,7 +1,7 @@
 """Calls cross alike in C and through ctypes, wherever a hostile program makes them."""
 
 import pytest
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 
 from tests.hostile.cases import meet
 from tests.hostile.guests.crossings import CROSSINGS
@@ -9,7 +9,7 @@ from tests.support.worker import hostcalls
 from tests.support.worker.rig import Rig, rigged
 
 
-def both() -> list[Crossing | None]:
+def both() -> list[CompiledHostCalls | None]:
     """Both ways, where there is a compiler."""
     found = hostcalls.found()
     return [None] if found is None else [None, found]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from symphony_kernel.protocol.errno import Errno
 from symphony_runtime.abi import ABORT, WASI_CALLS, Call, table
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 
 from tests.support.worker import guests
 from tests.support.worker.abi_calls import KV, LENGTHS, NAME_AT, POINTERS, TOKENS_AT, VALUES, good
@@ -114,7 +114,9 @@ def test_every_parameter_is_a_pointer_a_length_or_a_value() -> None:
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["as it began", "grown"])
-def test_no_pointer_outside_memory_is_followed(grown: bool, crossing: Crossing | None) -> None:
+def test_no_pointer_outside_memory_is_followed(
+    grown: bool, crossing: CompiledHostCalls | None
+) -> None:
     """Null with a length, wrap-around, one past the end, negative, huge: also where a memory that
     has grown ends now, and could not grow further.
     """
@@ -136,7 +138,7 @@ def test_no_pointer_outside_memory_is_followed(grown: bool, crossing: Crossing |
     rigged(test, crossing=crossing)
 
 
-def test_the_edges_of_memory_are_inside(crossing: Crossing | None) -> None:
+def test_the_edges_of_memory_are_inside(crossing: CompiledHostCalls | None) -> None:
     """Nothing at all, unaligned places, the last item, the whole memory: never EFAULT."""
 
     async def test(rig: Rig) -> None:
@@ -151,7 +153,9 @@ def test_the_edges_of_memory_are_inside(crossing: Crossing | None) -> None:
     rigged(test, crossing=crossing)
 
 
-def test_places_that_overlap_are_read_before_they_are_written(crossing: Crossing | None) -> None:
+def test_places_that_overlap_are_read_before_they_are_written(
+    crossing: CompiledHostCalls | None,
+) -> None:
     """Arguments and results in the same bytes: as good as in others."""
 
     async def test(rig: Rig) -> None:
@@ -204,7 +208,7 @@ IOVS = b"".join(
 )
 
 
-def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: Crossing | None) -> None:
+def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: CompiledHostCalls | None) -> None:
     assert set(WASI_BAD) | NO_FILES | {"proc_exit", "sched_yield"} == set(WASI_CALLS)
 
     async def test(rig: Rig) -> None:
@@ -230,7 +234,7 @@ def test_no_pointer_of_wasi_is_followed_outside_memory(crossing: Crossing | None
 
 @pytest.mark.parametrize("pointer", [0, 1, 3, 4, END - 2, END, END + 4, -1, -4, 700, 704])
 def test_an_abort_with_any_pointer_ends_one_program(
-    pointer: int, crossing: Crossing | None
+    pointer: int, crossing: CompiledHostCalls | None
 ) -> None:
     """A string's length stands before it: here it is anything."""
 
@@ -250,7 +254,7 @@ def test_an_abort_with_any_pointer_ends_one_program(
     rigged(test, crossing=crossing)
 
 
-def test_calls_before_memory_can_be_seen_harm_nobody(crossing: Crossing | None) -> None:
+def test_calls_before_memory_can_be_seen_harm_nobody(crossing: CompiledHostCalls | None) -> None:
     """A start function makes every call, with zeros, with ones, and with pointers to nowhere."""
 
     async def test(rig: Rig) -> None:

@@ -15,9 +15,9 @@ import msgpack
 import pytest
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_runtime.abi.egress_requests import parse_http
-from symphony_runtime.gateway.egress.http import Web
+from symphony_runtime.gateway.egress.http import HttpEgress
 
-from tests.runtime.gateway.egress.test_http import Everything, outside, raw_server, rule, site
+from tests.runtime.gateway.egress.test_http import Everything, egress, raw_server, rule, site
 
 # Addresses as such: refused before any packet leaves, or they are no URL's host at all.
 ADDRESSES = [
@@ -84,16 +84,16 @@ async def answering(handle: Handle) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def reckless() -> AsyncIterator[Web]:
+async def reckless() -> AsyncIterator[HttpEgress]:
     """Requests under a rule that covers every URL, as no operator can write one."""
-    web = Web((Everything(frozenset({"t"}), (), frozenset({"GET"})),))
+    web = HttpEgress((Everything(frozenset({"t"}), (), frozenset({"GET"})),))
     try:
         yield web
     finally:
         await web.stop()
 
 
-async def outcome(web: Web, url: str) -> str:
+async def outcome(web: HttpEgress, url: str) -> str:
     """The errno's name that a program gets for a URL, or what was answered."""
     try:
         request = parse_http(msgpack.packb({"url": url, "timeout_ms": 10_000}))
@@ -124,7 +124,7 @@ def test_no_redirect_leads_inside() -> None:
     """Each shape of a target, from a server that may be asked: it is, and nobody else."""
 
     async def main() -> None:
-        async with site() as first, site() as inner, outside(rule(f"{first.url}/302")) as ask:
+        async with site() as first, site() as inner, egress(rule(f"{first.url}/302")) as ask:
             for target in REDIRECTS:
                 first.redirect_to = target.replace("PORT", str(inner.port))
                 with pytest.raises(SyscallError) as caught:
@@ -149,7 +149,7 @@ def test_two_answers_to_one_request_answer_one() -> None:
                 await writer.drain()
 
     async def main() -> None:
-        async with answering(handle) as url, outside(rule(url)) as ask:
+        async with answering(handle) as url, egress(rule(url)) as ask:
             for _ in range(3):
                 assert (await ask(url))["body"] == b"one"
         assert len(heard) == 3
@@ -180,7 +180,7 @@ def test_answers_that_would_become_something_else() -> None:
 
     async def main() -> None:
         for name, (answer, expected) in ANSWERS.items():
-            async with raw_server(answer) as url, outside(rule(url)) as ask:
+            async with raw_server(answer) as url, egress(rule(url)) as ask:
                 try:
                     found = await ask(url, timeout_ms=10_000)
                     told = f"{found['status']} {found['body']}"
@@ -200,7 +200,7 @@ def test_nothing_is_smuggled_in_what_a_program_says() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + END)
 
     async def main() -> None:
-        async with answering(handle) as url, outside(rule(url)) as ask:
+        async with answering(handle) as url, egress(rule(url)) as ask:
             await ask(f"{url}/a%0d%0aX-Evil:%201%0d%0a%0d%0aGET%20/b?c=%0d%0aHost:%20x")
             await ask(f"{url}/x", headers={"X-Y": "\u00e9\u2028\u0085"})
 

@@ -53,7 +53,7 @@ def test_wrong_answers_are_errors_or_data(tmp_path: Path, caplog: pytest.LogCapt
                     assert told.errno in (0, Errno.ETIMEDOUT, Errno.EFBIG), where
             honest = await ask(client, "tool", {"name": "t.honest"})
             assert honest.value == {"ok": True, "content": "honest"}
-            outside = house.gateway.services.runs.outside.statistics()
+            outside = house.gateway.services.runs.egress.statistics()
             assert outside["calls"] == 0
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.executor.base import Guide, Row, UInt32
+from symphony_kernel.executor.base import Matcher, Row, UInt32
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import MASKS_MS_MAX
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
@@ -57,12 +57,14 @@ def allow(tokens: list[int]) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
-def rows(rig: Rig, guided: Callable[[int], Guide | None], options: list[PredOptions]) -> list[Row]:
+def rows(
+    rig: Rig, guided: Callable[[int], Matcher | None], options: list[PredOptions]
+) -> list[Row]:
     made = []
     for number, each in enumerate(options):
         count = 1 if number % 3 else 5
         row = make_row(random_tokens(count, number), rig.table(count), 0, each, seed=number)
-        row.guide = guided(number)
+        row.matcher = guided(number)
         made.append(row)
     return made
 
@@ -90,10 +92,10 @@ def test_a_mask_is_what_allow_would_be(rig: Rig) -> None:
 
 def test_a_mask_counts_beside_allow_and_an_error_is_its_rows_alone(rig: Rig) -> None:
     options = [PredOptions(allow=allow([4, 9])), PredOptions(), PredOptions(), PredOptions()]
-    guides: list[Guide | None] = [
+    matchers: list[Matcher | None] = [
         Allows([9, 11]), Allows([3], SyscallError(Errno.EFBIG, "too much")), None, Allows([]),
     ]  # fmt: skip
-    found = rig.run(rows(rig, guides.__getitem__, options))
+    found = rig.run(rows(rig, matchers.__getitem__, options))
     assert isinstance(found[0], bytes)
     assert int.from_bytes(found[0][:4], "little") == 9
     assert [each.errno for each in found if isinstance(each, SyscallError)] == [
@@ -110,8 +112,8 @@ class PanicError(BaseException):
 
 def test_a_fault_of_a_guide_is_its_rows_alone(rig: Rig) -> None:
     options = [PredOptions()] * 3
-    guides = [Allows([], ZeroDivisionError()), Allows([5]), Allows([], PanicError())]
-    found = rig.run(rows(rig, guides.__getitem__, options))
+    matchers = [Allows([], ZeroDivisionError()), Allows([5]), Allows([], PanicError())]
+    found = rig.run(rows(rig, matchers.__getitem__, options))
     assert [each.errno for each in found if isinstance(each, SyscallError)] == [Errno.EIO] * 2
     assert isinstance(found[1], bytes)
     assert found[1][:4] == bytes([5, 0, 0, 0])

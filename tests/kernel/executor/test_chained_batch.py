@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from symphony_kernel.executor.base import Batch, Results, Row
-from symphony_kernel.executor.chained_batch import BLANK, Follow
+from symphony_kernel.executor.chained_batch import BLANK, Chain
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.platform.clock import VirtualClock
@@ -27,14 +27,14 @@ def record(token: int) -> bytes:
 
 
 def test_it_begins_once_with_the_tokens_of_the_batch_before() -> None:
-    follow = Follow([2, 0], [NEVER, NEVER])
+    follow = Chain([2, 0], [NEVER, NEVER])
     assert follow.begin([record(5), b"", record(7) + b"more"])
     assert follow.tokens == [7, 5]
     assert not follow.revoke(), "too late"
 
 
 def test_what_was_taken_back_never_begins() -> None:
-    follow = Follow([0], [NEVER])
+    follow = Chain([0], [NEVER])
     assert follow.revoke()
     assert not follow.begin([record(1)])
     assert follow.tokens is None
@@ -47,15 +47,15 @@ def test_what_was_taken_back_never_begins() -> None:
     ids=["failed", "short", "no token", "error"],
 )
 def test_without_all_tokens_it_does_not_begin_and_may_be_taken_back(results: Results) -> None:
-    follow = Follow([0, 1], [NEVER, NEVER])
+    follow = Chain([0, 1], [NEVER, NEVER])
     assert not follow.begin(results)
     assert follow.revoke()
 
 
 def test_it_does_not_begin_when_every_row_stops() -> None:
     stops = [frozenset({3}), frozenset({4})]
-    assert not Follow([0, 1], stops).begin([record(3), record(4)])
-    assert Follow([0, 1], stops).begin([record(3), record(5)])
+    assert not Chain([0, 1], stops).begin([record(3), record(4)])
+    assert Chain([0, 1], stops).begin([record(3), record(5)])
 
 
 # -- On devices --------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ async def one_by_one(executor: TorchExecutor, tables: list[np.ndarray]) -> list[
 async def following(executor: TorchExecutor, tables: list[np.ndarray]) -> list[Results]:
     outcomes = [executor.start(Batch(rows_at(0, tables, [1] * len(tables))))]
     for start in range(1, STEPS):
-        follow = Follow(list(range(len(tables))), [NEVER] * len(tables))
+        follow = Chain(list(range(len(tables))), [NEVER] * len(tables))
         outcomes.append(executor.start(Batch(rows_at(start, tables), follow=follow)))
     return [await outcome for outcome in outcomes]
 
@@ -112,7 +112,7 @@ def test_steps_ring_for_the_ends_of_those_before(rig: Rig, monkeypatch: pytest.M
         table = rig.table(STEPS)
         outcomes = [rig.executor.start(Batch(rows_at(0, [table], [1])))]
         for start in range(1, STEPS):
-            batch = Batch(rows_at(start, [table]), follow=Follow([0], [NEVER]))
+            batch = Batch(rows_at(start, [table]), follow=Chain([0], [NEVER]))
             outcomes.append(rig.executor.start(batch))
 
         async def hear(number: int) -> Results:
@@ -136,7 +136,7 @@ def test_behind_what_was_not_computed_nothing_is(rig: Rig) -> None:
         start: Callable[[Batch], object] = rig.executor.start
         assert callable(start)
         batches = [Batch(rows_at(0, [table], [1]))]
-        batches += [Batch(rows_at(i, [table]), follow=Follow([0], [NEVER])) for i in (1, 2, 3)]
+        batches += [Batch(rows_at(i, [table]), follow=Chain([0], [NEVER])) for i in (1, 2, 3)]
         follow = batches[2].follow
         assert follow is not None
         follow.revoke()
@@ -153,7 +153,7 @@ def test_behind_a_step_that_failed_nothing_is_computed(rig: Rig) -> None:
 
     async def main() -> Results:
         failing = rig.executor.start(Batch(rows_at(0, [outside], [1])))
-        outcome = rig.executor.start(Batch(rows_at(1, [outside]), follow=Follow([0], [NEVER])))
+        outcome = rig.executor.start(Batch(rows_at(1, [outside]), follow=Chain([0], [NEVER])))
         with pytest.raises((IndexError, RuntimeError)):
             await failing
         return await outcome
@@ -168,7 +168,7 @@ def test_the_simulated_device_goes_on_without_a_pause() -> None:
         executor = SimulatedExecutor(clock, 8, costs=CostModel(fixed_us=1000))
         table = np.arange(4, dtype=np.int32)
         batches = [Batch(rows_at(0, [table], [1]))]
-        batches += [Batch(rows_at(i, [table]), follow=Follow([0], [NEVER])) for i in range(1, 5)]
+        batches += [Batch(rows_at(i, [table]), follow=Chain([0], [NEVER])) for i in range(1, 5)]
         return list(await asyncio.gather(*map(executor.run, batches)))
 
     found = clock.run(main())

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from symphony_kernel.executor.device_queue import DeviceThread, Outcome
+from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 
 
 def test_works_are_done_in_order_on_one_thread_and_called_back_on_the_loop() -> None:
@@ -16,7 +16,7 @@ def test_works_are_done_in_order_on_one_thread_and_called_back_on_the_loop() -> 
     async def main() -> None:
         ended = asyncio.Event()
 
-        def note(outcome: Outcome[tuple[int, str]]) -> None:
+        def note(outcome: StepFuture[tuple[int, str]]) -> None:
             number, where = outcome.value
             seen.append((number, where, threading.current_thread().name))
             assert 0 < outcome.began <= outcome.ended <= time.monotonic()
@@ -35,9 +35,9 @@ def test_works_are_done_in_order_on_one_thread_and_called_back_on_the_loop() -> 
 
 def test_an_outcome_can_be_awaited_before_and_after_its_end() -> None:
     async def main() -> list[int]:
-        early: Outcome[int] = Outcome()
+        early: StepFuture[int] = StepFuture()
         asyncio.get_running_loop().call_soon(early.finish, 1)
-        late: Outcome[int] = Outcome()
+        late: StepFuture[int] = StepFuture()
         late.finish(2)
         return [await early, await late]
 
@@ -64,7 +64,7 @@ def test_what_goes_wrong_reaches_who_waits_and_the_thread_goes_on() -> None:
 
 def test_who_waited_may_have_been_cancelled() -> None:
     async def main() -> None:
-        outcome: Outcome[int] = Outcome()
+        outcome: StepFuture[int] = StepFuture()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):
                 await outcome
@@ -83,7 +83,7 @@ def test_what_follows_begins_without_the_loop_and_is_told_of_together() -> None:
         ended = asyncio.Event()
         heard: list[int] = []
 
-        def note(outcome: Outcome[int]) -> None:
+        def note(outcome: StepFuture[int]) -> None:
             if not heard:
                 asyncio.get_running_loop().call_soon(lambda: wakes.append(list(heard)))
                 asyncio.get_running_loop().call_soon(heard.clear)
@@ -145,7 +145,7 @@ def test_nobody_hears_later_than_the_thread_may_hold() -> None:
     async def main() -> None:
         ended = asyncio.Event()
 
-        def note(outcome: Outcome[bool]) -> None:
+        def note(outcome: StepFuture[bool]) -> None:
             late.append(time.monotonic() - outcome.ended)
             if outcome.value:
                 ended.set()
@@ -213,7 +213,7 @@ def test_the_next_work_rings_and_what_it_fails_to_ring_is_heard_of_at_its_end() 
     async def main() -> None:
         ended = asyncio.Event()
 
-        def note(outcome: Outcome[int]) -> None:
+        def note(outcome: StepFuture[int]) -> None:
             heard.append((outcome.value, len(bells)))
             if outcome.value == 1:
                 at_work.set()

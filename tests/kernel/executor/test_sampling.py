@@ -7,7 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from symphony_kernel.executor.sampling import Ask, answer, best_tokens, noise, noise_keys, sample
+from symphony_kernel.executor.sampling import (
+    SamplingRequest,
+    answer,
+    best_tokens,
+    noise,
+    noise_keys,
+    sample,
+)
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from torch import Tensor
@@ -19,8 +26,8 @@ def _logits(rows: int, vocab: int = VOCAB, seed: int = 0) -> Tensor:
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def _ask(options: PredOptions, places: int = 1, seed: int = 0, first: int = 0) -> Ask:
-    return Ask(options, seed, np.arange(first, first + places, dtype=np.int32))
+def _ask(options: PredOptions, places: int = 1, seed: int = 0, first: int = 0) -> SamplingRequest:
+    return SamplingRequest(options, seed, np.arange(first, first + places, dtype=np.int32))
 
 
 def _bytes(result: bytes | SyscallError) -> bytes:

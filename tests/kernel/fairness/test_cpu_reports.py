@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_kernel.fairness.cpu_accounts import Beside
+from symphony_kernel.fairness.cpu_accounts import CpuOptions
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import PACE_MS_MAX, REST_MS_MAX
@@ -16,7 +16,7 @@ from symphony_kernel.scheduler.batcher import StepLimits
 from tests.support.kernel.crashes import DyingRig, differences, with_dying_kernel
 from tests.support.kernel.rig import A, Gateway, Rig, Worker, start, tokens, with_kernel
 
-OPTIONS = KernelOptions(steps=StepLimits(beside=Beside(0.5)))
+OPTIONS = KernelOptions(steps=StepLimits(beside=CpuOptions(0.5)))
 MUCH = 40_000  # microseconds
 
 
@@ -94,7 +94,7 @@ def test_nobody_rests_while_all_have_as_much_or_processors_are_not_short() -> No
         assert await spend(worker, [1, MUCH]) == []
 
     with_two(as_much)
-    there = Beside(0.5, short=lambda _now: False)
+    there = CpuOptions(0.5, short=lambda _now: False)
     with_two(enough, KernelOptions(steps=StepLimits(beside=there)))
     with_two(enough, KernelOptions())
 

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.fairness.device_shares import divide
 from symphony_kernel.platform.clock import VirtualClock
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler
 
@@ -78,8 +78,8 @@ class World:
         self.clock.run(self._run())
 
     async def _run(self) -> None:
-        for work in self._first():
-            self.scheduler.submit(work)
+        for request in self._first():
+            self.scheduler.submit(request)
         while self.launched < LEARN_STEPS + MEASURE_STEPS:
             polled = self.scheduler.poll()
             if isinstance(polled, float):
@@ -87,39 +87,39 @@ class World:
                 continue
             assert isinstance(polled, Step), "all of them always have work"
             began = self.clock.now()
-            rows = [(part.count, part.work.file.length + part.start) for part in polled.parts]
+            rows = [(part.count, part.request.file.length + part.start) for part in polled.chunks]
             took = self.costs.seconds(rows)
             self.launched += 1
             if self.launched > LEARN_STEPS:
                 self._note(polled, rows, began, took)
             await self.clock.sleep(took)
-            self.scheduler.complete(polled, [bytes(8)] * len(polled.parts))
+            self.scheduler.complete(polled, [bytes(8)] * len(polled.chunks))
 
-    def _first(self) -> Iterator[Work]:
+    def _first(self) -> Iterator[Request]:
         for index, wants in enumerate(self.tenants):
-            for lip, branches in enumerate(wants.branches):
+            for run, branches in enumerate(wants.branches):
                 for branch in range(branches):
-                    yield self._work(index, 1_000 * index + lip + 1, branch)
+                    yield self._request(index, 1_000 * index + run + 1, branch)
 
-    def _work(self, index: int, root: int, branch: int) -> Work:
+    def _request(self, index: int, root: int, branch: int) -> Request:
         wants = self.tenants[index]
         file = LengthFile(self.pool, wants.context)
-        work = make_work(root, wants.size, file, tenant=str(index), instance=branch + 1)
+        request = make_work(root, wants.size, file, tenant=str(index), instance=branch + 1)
 
         def done(result: bytes | int) -> None:
             assert isinstance(result, bytes)
             file.close()
-            self.scheduler.submit(self._work(index, root, branch))
+            self.scheduler.submit(self._request(index, root, branch))
 
-        work.done = done
-        return work
+        request.done = done
+        return request
 
     def _note(self, step: Step, rows: list[tuple[int, int]], began: float, took: float) -> None:
         own: dict[int, list[tuple[int, int]]] = {}
-        for part, row in zip(step.parts, rows, strict=True):
-            own.setdefault(int(part.work.tenant), []).append(row)
-            lip = self.rows.setdefault(part.work.root, {})
-            lip[part.work.instance] = lip.get(part.work.instance, 0) + part.count
+        for part, row in zip(step.chunks, rows, strict=True):
+            own.setdefault(int(part.request.tenant), []).append(row)
+            run = self.rows.setdefault(part.request.root, {})
+            run[part.request.instance] = run.get(part.request.instance, 0) + part.count
         self.steps.append((began, took, {i: self.costs.seconds(each) for i, each in own.items()}))
 
     # -- What was promised -----------------------------------------------------------------------

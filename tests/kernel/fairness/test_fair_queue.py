@@ -10,7 +10,7 @@ from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.fairness.step_cost import StepCost
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 
@@ -18,15 +18,15 @@ COSTS = StepCost()  # nothing is measured: a decode costs two tokens
 CHARGE_MAX = 1.1 * PREFILL_QUANTUM_TOKENS  # with what contexts add
 
 
-def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tuple[Work, float]:
+def serve_first(queue: FairQueue, quantum: int = PREFILL_QUANTUM_TOKENS) -> tuple[Request, float]:
     """Serve the first work by itself: its tenant pays what its LIP is charged."""
-    work = queue.first()
-    assert work is not None
-    count = min(work.remaining, quantum)
-    cost = COSTS.cost(work, count)
+    request = queue.first()
+    assert request is not None
+    count = min(request.remaining, quantum)
+    cost = COSTS.cost(request, count)
     queue.serve(count)
-    queue.pay(work.tenant, cost * COSTS.service_seconds)
-    return work, cost
+    queue.pay(request.tenant, cost * COSTS.service_seconds)
+    return request, cost
 
 
 @settings(max_examples=100, deadline=None)
@@ -67,12 +67,12 @@ def test_two_backlogged_tenants_differ_by_at_most_a_constant(
         for index in range(len(names)):
             if turn >= arrivals[index] % serves:
                 refill(index)
-        if not queue.works:
+        if not queue.requests:
             continue
-        work, cost = serve_first(queue)
-        service[work.tenant] += cost
-        if not work.remaining:
-            waiting[work.tenant] -= 1
+        request, cost = serve_first(queue)
+        service[request.tenant] += cost
+        if not request.remaining:
+            waiting[request.tenant] -= 1
         charge = {name: CHARGE_MAX / weight for name, weight in zip(names, weights, strict=True)}
         active = [n for i, n in enumerate(names) if turn >= arrivals[i] % serves]
         for i, one in enumerate(active):
@@ -189,33 +189,33 @@ def test_a_long_prompt_does_not_hold_up_its_own_lips_branches() -> None:
 
 def test_set_aside_works_come_back_in_order_and_keep_their_claim() -> None:
     queue, pool = FairQueue(COSTS), Pool()
-    works = [make_work(root, 1, LengthFile(pool)) for root in (1, 1, 2)]
-    for work in works:
-        queue.push(work)
+    requests = [make_work(root, 1, LengthFile(pool)) for root in (1, 1, 2)]
+    for request in requests:
+        queue.push(request)
     before = queue.statistics()
     seen = []
-    while (work := queue.first()) is not None:  # type: ignore[assignment]
-        seen.append(work)
+    while (request := queue.first()) is not None:  # type: ignore[assignment]
+        seen.append(request)
         queue.set_aside()
     queue.restore()
-    assert sorted(map(id, seen)) == sorted(map(id, works))
+    assert sorted(map(id, seen)) == sorted(map(id, requests))
     assert queue.statistics() == before
-    assert [serve_first(queue)[0] for _ in range(3)] == [works[0], works[2], works[1]]
+    assert [serve_first(queue)[0] for _ in range(3)] == [requests[0], requests[2], requests[1]]
 
 
 def test_removal_leaves_nothing_behind() -> None:
     queue, pool = FairQueue(COSTS), Pool()
-    works = [make_work(1, 5, LengthFile(pool), instance=i) for i in (1, 1, 2, 3)]
-    for work in works:
-        queue.push(work)
+    requests = [make_work(1, 5, LengthFile(pool), instance=i) for i in (1, 1, 2, 3)]
+    for request in requests:
+        queue.push(request)
     queue.push(make_work(9, 7, LengthFile(pool), tenant="u"))
-    assert queue.remove(works[3])
-    assert not queue.remove(works[3])
-    assert queue.forget_instance(1, 1) == works[:2]
-    assert queue.forget_lip(1) == [works[2]]
+    assert queue.remove(requests[3])
+    assert not queue.remove(requests[3])
+    assert queue.forget_instance(1, 1) == requests[:2]
+    assert queue.forget_lip(1) == [requests[2]]
     assert queue.forget_lip(1) == []
     statistics = queue.statistics()
-    assert (statistics.tenants, statistics.lips, statistics.works, statistics.tokens) == (
+    assert (statistics.tenants, statistics.lips, statistics.requests, statistics.tokens) == (
         1,
         1,
         1,
@@ -230,53 +230,53 @@ def test_removal_leaves_nothing_behind() -> None:
 @given(st.data())
 def test_heaps_and_sums_hold_under_any_course_of_events(data: st.DataObject) -> None:
     queue, pool = FairQueue(), Pool()
-    alive: list[Work] = []
+    alive: list[Request] = []
     for _ in range(data.draw(st.integers(1, 80))):
         kinds = ["push", "serve", "aside", "prompts aside", "remove", "forget", "extend"]
         match data.draw(st.sampled_from(kinds)):
             case "push":
                 root = data.draw(st.integers(1, 6))
-                work = make_work(
+                request = make_work(
                     root,
                     data.draw(st.integers(1, 200)),
                     LengthFile(pool),
                     tenant=f"t{root % 3}",
                     instance=10 * root + data.draw(st.integers(0, 1)),
                 )
-                queue.push(work)
-                alive.append(work)
+                queue.push(request)
+                alive.append(request)
             case "serve" if (first := queue.first()) is not None:
                 queue.serve(min(first.remaining, data.draw(st.integers(1, 100))))
-                alive = [work for work in alive if work.remaining]
+                alive = [request for request in alive if request.remaining]
             case "extend" if alive:
-                work = data.draw(st.sampled_from(alive))
-                queue.extend(work, data.draw(st.integers(1, work.remaining)))
-                alive = [work for work in alive if work.remaining]
+                request = data.draw(st.sampled_from(alive))
+                queue.extend(request, data.draw(st.integers(1, request.remaining)))
+                alive = [request for request in alive if request.remaining]
             case "aside" if queue.first() is not None:
                 queue.set_aside()
                 queue.restore()
             case "prompts aside" if (first := queue.first()) is not None:
-                mine = [work for work in alive if work.tenant == first.tenant]
-                assert queue.set_prompts_aside() == all(work.count > 1 for work in mine)
+                mine = [request for request in alive if request.tenant == first.tenant]
+                assert queue.set_prompts_aside() == all(request.count > 1 for request in mine)
                 queue.restore()
             case "remove" if alive:
-                work = data.draw(st.sampled_from(alive))
-                assert queue.remove(work)
-                alive.remove(work)
+                request = data.draw(st.sampled_from(alive))
+                assert queue.remove(request)
+                alive.remove(request)
             case "forget":
                 root = data.draw(st.integers(1, 6))
                 gone = set(queue.forget_lip(root))
-                assert gone == {work for work in alive if work.root == root}
-                alive = [work for work in alive if work not in gone]
+                assert gone == {request for request in alive if request.root == root}
+                alive = [request for request in alive if request not in gone]
         statistics = queue.statistics()
-        assert statistics.works == len(alive)
-        assert statistics.tokens == sum(work.remaining for work in alive)
-        assert statistics.lips == len({work.root for work in alive})
-        assert statistics.tenants == len({work.tenant for work in alive})
-        assert queue.decodes == sum(work.count == 1 for work in alive)
+        assert statistics.requests == len(alive)
+        assert statistics.tokens == sum(request.remaining for request in alive)
+        assert statistics.lips == len({request.root for request in alive})
+        assert statistics.tenants == len({request.tenant for request in alive})
+        assert queue.decodes == sum(request.count == 1 for request in alive)
         first = queue.first()
         if first is not None:
-            least = min(queue.service(work.root) for work in alive)
+            least = min(queue.service(request.root) for request in alive)
             assert queue.service(first.root)[0] == least[0], "the least served tenant comes first"
 
 
@@ -286,14 +286,14 @@ def test_any_of_very_many_works_is_taken_out_at_once() -> None:
     Were all of them looked at for each, it would take a minute.
     """
     queue, pool = FairQueue(COSTS), Pool()
-    works = [make_work(1, 1, LengthFile(pool)) for _ in range(20_000)]
-    for work in works:
-        queue.push(work)
+    requests = [make_work(1, 1, LengthFile(pool)) for _ in range(20_000)]
+    for request in requests:
+        queue.push(request)
     began = time.process_time()
-    for work in reversed(works):
-        assert queue.remove(work)
+    for request in reversed(requests):
+        assert queue.remove(request)
     assert time.process_time() - began < 1
-    assert (queue.works, queue.first()) == (0, None)
+    assert (queue.requests, queue.first()) == (0, None)
 
 
 def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
@@ -301,8 +301,8 @@ def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
     queue, pool = FairQueue(COSTS), Pool()
     prompts = [make_work(root, 100, LengthFile(pool), tenant="t") for root in range(1, 1001)]
     decode = make_work(2000, 1, LengthFile(pool), tenant="u")
-    for work in (*prompts, decode):
-        queue.push(work)
+    for request in (*prompts, decode):
+        queue.push(request)
     assert queue.first() is prompts[0]
     assert queue.set_prompts_aside()
     assert queue.first() is decode
@@ -316,9 +316,9 @@ def test_a_flood_of_prompts_is_passed_over_at_once() -> None:
 def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
     """A thousand works that wait for pages cost each step no more than a few; none gets lost."""
     queue, pool = FairQueue(COSTS), Pool()
-    works = [make_work(1, 1, LengthFile(pool)) for _ in range(1000)]
-    for work in works:
-        queue.push(work)
+    requests = [make_work(1, 1, LengthFile(pool)) for _ in range(1000)]
+    for request in requests:
+        queue.push(request)
     other = make_work(2, 1, LengthFile(pool))
     queue.push(other)
     looks = 0
@@ -335,7 +335,7 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
     while (first := queue.first()) is not None:
         order.append(first)
         queue.serve(1)
-    assert order == works
+    assert order == requests
 
 
 @settings(max_examples=60, deadline=None)
@@ -348,27 +348,29 @@ def test_a_lip_is_passed_over_when_many_of_its_works_cannot_run() -> None:
     )
 )
 def test_to_be_served_at_once_costs_what_a_turn_in_the_queue_costs(
-    works: list[tuple[int, str, int, bool]],
+    requests: list[tuple[int, str, int, bool]],
 ) -> None:
     """As `push` and `serve_whole`, whoever waits beside it."""
     counters = []
     for at_once in (False, True):
         queue, pool = FairQueue(), Pool()
         queue.set_tenant_weight("b", 3.0)
-        for root, tenant, size, waits in works:
+        for root, tenant, size, waits in requests:
             number = 10 * root + ord(tenant)
-            work = make_work(number, 1 if not waits else size, LengthFile(pool, 30), tenant=tenant)
+            request = make_work(
+                number, 1 if not waits else size, LengthFile(pool, 30), tenant=tenant
+            )
             if waits:
-                queue.push(work)
+                queue.push(request)
             elif at_once:
-                queue.serve_at_once(work)
+                queue.serve_at_once(request)
             else:
-                queue.push(work)
-                queue.serve_whole(work)
+                queue.push(request)
+                queue.serve_whole(request)
             if not waits:
-                assert work.remaining == 0
-                assert not queue.holds(work)
-        served = {10 * root + ord(tenant) for root, tenant, _, waits in works if not waits}
+                assert request.remaining == 0
+                assert not queue.holds(request)
+        served = {10 * root + ord(tenant) for root, tenant, _, waits in requests if not waits}
         counters.append([queue.statistics(), {root: queue.service(root) for root in served}])
     assert counters[0] == counters[1]
 
@@ -388,8 +390,8 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
         queue.push(make_work(1, 400, LengthFile(pool), tenant=tenants[0]))
     served: Counter[int] = Counter()
     while served[1] < 50:
-        work, cost = serve_first(queue, 10)
-        served[work.root] += round(cost)
+        request, cost = serve_first(queue, 10)
+        served[request.root] += round(cost)
     assert served[1] == 50
     assert 140 <= served[2] <= 160
     assert queue.served(1) == pytest.approx(150, rel=0.01)
@@ -401,8 +403,8 @@ def test_who_is_charged_beside_its_works_is_served_so_much_less(
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1.0])
 def test_what_is_no_cost_is_charged_to_nobody(cost: float) -> None:
     queue = FairQueue(COSTS)
-    work = make_work(1, 1, LengthFile(Pool(100)))
-    queue.push(work)
+    request = make_work(1, 1, LengthFile(Pool(100)))
+    queue.push(request)
     with pytest.raises(KernelBug):
-        queue.charge(work.root, work.tenant, 1.0, cost)
-    assert queue.first() is work
+        queue.charge(request.root, request.tenant, 1.0, cost)
+    assert queue.first() is request

@@ -86,8 +86,8 @@ class Referee:
     def __call__(self, crowd: Crowd, launch: Launch) -> None:
         """Look at what a step gives to whom."""
         lips = dict(self.lip_history[-1])
-        for work, _, cost in launch.parts:
-            lips[work.root] += cost
+        for request, _, cost in launch.chunks:
+            lips[request.root] += cost
         self.lip_history.append(lips)
         now = len(self.lip_history) - 1
         for one, other in combinations(range(1, 1 + len(self.lips)), 2):
@@ -95,7 +95,7 @@ class Referee:
             if first.tenant == second.tenant:
                 since = max(crowd.lip_emptied[one], crowd.lip_emptied[other])
                 self._compare(self.lip_history, since, now, one, other, first.weight, second.weight)
-        thin = sum(cost for _, _, cost in launch.parts) < self.least - SLACK
+        thin = sum(cost for _, _, cost in launch.chunks) < self.least - SLACK
         assert not (thin and any(crowd.waiting.values())), "a thin step"
 
     def _compare(
@@ -118,12 +118,12 @@ class Referee:
         Its LIP must be charged for each work before it; meanwhile the tenant's other LIPs get as
         much, and D more, by their weights; and the other tenants as much as all of these.
         """
-        lip = self.lips[wait.work.root - 1]
+        run = self.lips[wait.request.root - 1]
         difference = self.difference(min(h.weight for h in self.lips))
-        own = (wait.ahead + 2) * (self.charge + self.step) / lip.weight + difference
-        tenant = sum(h.weight for h in self.lips if h.tenant == lip.tenant) * (own + difference)
+        own = (wait.ahead + 2) * (self.charge + self.step) / run.weight + difference
+        tenant = sum(h.weight for h in self.lips if h.tenant == run.tenant) * (own + difference)
         difference = self.difference(min(self.weights))
-        return sum(self.weights) * (tenant / self.weights[lip.tenant] + 2 * difference)
+        return sum(self.weights) * (tenant / self.weights[run.tenant] + 2 * difference)
 
 
 class Crowded(Referee):
@@ -276,10 +276,10 @@ def test_prompts_hold_no_stream_up_for_longer_than_the_bound(
     bound = max(gap_ms / 1000, least * 1e-6)
     last: dict[int, Wait] = {}
     for wait in crowd.done:
-        root = wait.work.root
+        root = wait.request.root
         before = last.get(root)
         last[root] = wait
-        if root not in streams or before is None or wait.work.tokens.size > 1:
+        if root not in streams or before is None or wait.request.tokens.size > 1:
             continue
         assert wait.steps_waited <= 1, "a stream is in the next step that is formed"
         between = wait.result_at - before.result_at
@@ -291,9 +291,9 @@ def test_a_lip_with_a_thousand_branches_gets_one_lips_share() -> None:
     wide = [Habit(0, branches=branches) for branches in (1000, 300, 300)]
     crowd = Crowd(wide, StepLimits(), DEVICES["a tiny model"])
     crowd.run(60)
-    first = sum(cost for launch in crowd.launches[:60] for _, _, cost in launch.parts)
+    first = sum(cost for launch in crowd.launches[:60] for _, _, cost in launch.chunks)
     shares = [
-        sum(c for launch in crowd.launches[:60] for w, _, c in launch.parts if w.root == root)
+        sum(c for launch in crowd.launches[:60] for w, _, c in launch.chunks if w.root == root)
         for root in (1, 2, 3)
     ]
     assert shares == pytest.approx([first / 3] * 3, rel=0.05)
@@ -308,8 +308,8 @@ def test_a_stream_beside_a_crowd_gets_a_token_a_step(other: Habit, think_ms: flo
         DEVICES["a small model on two cores"],
     )
     crowd.run(100)
-    tokens = sum(wait.work.root == 1 for wait in crowd.done)
+    tokens = sum(wait.request.root == 1 for wait in crowd.done)
     last = max(
-        i for i, launch in enumerate(crowd.launches) for w, _, _ in launch.parts if w.root == 1
+        i for i, launch in enumerate(crowd.launches) for w, _, _ in launch.chunks if w.root == 1
     )
     assert (last + 1) / tokens < 1.1, "it was two steps a token when full steps ran ahead of it"

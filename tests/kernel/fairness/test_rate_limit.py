@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symphony_kernel.fairness.rate_limit import Throttle
+from symphony_kernel.fairness.rate_limit import RateLimiter
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -50,11 +50,11 @@ class Queue:
         self.cancelled: list[str] = []
         self.forgotten: list[tuple[int, int | None]] = []
 
-    def submit(self, work: Any) -> None:
-        self.came.append(work.name)
+    def submit(self, request: Any) -> None:
+        self.came.append(request.name)
 
-    def cancel(self, work: Any) -> None:
-        self.cancelled.append(work.name)
+    def cancel(self, request: Any) -> None:
+        self.cancelled.append(request.name)
 
     def forget(self, root: int, instance: int | None = None) -> None:
         self.forgotten.append((root, instance))
@@ -69,40 +69,40 @@ class Stage:
 
     def __init__(self, clock: VirtualClock) -> None:
         self.queue, self.reached, self.woken = Queue(), [], 0
-        self.throttle: Any = Throttle(self.queue, clock.now, self.reached.append, self._wake)
+        self.rate_limiter: Any = RateLimiter(self.queue, clock.now, self.reached.append, self._wake)
 
     reached: list[str]
 
     def _wake(self) -> None:
         self.woken += 1
 
-    def submit(self, *works: Pred) -> None:
-        for work in works:
-            self.throttle.submit(work)
+    def submit(self, *requests: Pred) -> None:
+        for request in requests:
+            self.rate_limiter.submit(request)
 
 
 def test_without_a_rate_calls_are_the_schedulers_own() -> None:
     stage = Stage(VirtualClock())
-    assert stage.throttle.submit == stage.queue.submit
-    stage.throttle.limit("acme", RATE)
-    assert stage.throttle.submit != stage.queue.submit
-    assert stage.throttle.left("acme") == [RATE, 0]
-    assert stage.throttle.left("others") is None
-    stage.throttle.limit("acme", UNLIMITED)
-    assert stage.throttle.submit == stage.queue.submit
+    assert stage.rate_limiter.submit == stage.queue.submit
+    stage.rate_limiter.limit("acme", RATE)
+    assert stage.rate_limiter.submit != stage.queue.submit
+    assert stage.rate_limiter.left("acme") == [RATE, 0]
+    assert stage.rate_limiter.left("others") is None
+    stage.rate_limiter.limit("acme", UNLIMITED)
+    assert stage.rate_limiter.submit == stage.queue.submit
 
 
 def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
     clock = VirtualClock()
 
-    async def course() -> None:
+    async def continuation() -> None:
         stage = Stage(clock)
-        stage.throttle.limit("acme", RATE)
+        stage.rate_limiter.limit("acme", RATE)
         stage.submit(Pred("large", 1, count=RATE + 2))
-        assert stage.throttle.left("acme") == [0, 3_000]
+        assert stage.rate_limiter.left("acme") == [0, 3_000]
         stage.submit(*(Pred(f"a{i}", 1) for i in range(3)), Pred("b0", 2))
         stage.submit(Pred("other", 3, tenant="others"))
-        assert stage.throttle.left("acme") == [0, 7_000]
+        assert stage.rate_limiter.left("acme") == [0, 7_000]
         assert stage.queue.came == ["large", "other"]
         assert stage.reached == ["acme"]
         await asyncio.sleep(3.01)
@@ -112,31 +112,31 @@ def test_what_is_over_the_rate_waits_and_lips_take_turns() -> None:
         assert stage.woken > 0
         # What nobody took meanwhile may be taken at once, a minute's worth at most.
         await asyncio.sleep(600)
-        assert stage.throttle.left("acme") == [RATE, 0]
+        assert stage.rate_limiter.left("acme") == [RATE, 0]
 
-    clock.run(course())
+    clock.run(continuation())
 
 
 def test_what_is_held_can_be_cancelled_and_forgotten() -> None:
     clock = VirtualClock()
 
-    async def course() -> None:
+    async def continuation() -> None:
         stage = Stage(clock)
-        stage.throttle.limit("acme", RATE)
+        stage.rate_limiter.limit("acme", RATE)
         stage.submit(Pred("large", 1, count=RATE))
         gone, lost, kept = Pred("gone", 1), Pred("lost", 2), Pred("kept", 3)
         stage.submit(gone, lost, kept)
-        stage.throttle.cancel(gone)
+        stage.rate_limiter.cancel(gone)
         assert (gone.ended, gone.finished) == ([-Errno.ECANCELED], True)
-        stage.throttle.forget(2)
+        stage.rate_limiter.forget(2)
         assert (lost.ended, lost.finished, lost.file.unreserved) == ([], True, 1)
         assert stage.queue.forgotten == [(2, None)]
         await asyncio.sleep(30)
         assert stage.queue.came == ["large", "kept"]
-        stage.throttle.cancel(kept)
+        stage.rate_limiter.cancel(kept)
         assert stage.queue.cancelled == ["kept"]
 
-    clock.run(course())
+    clock.run(continuation())
 
 
 class Counted(Pred):
@@ -157,47 +157,47 @@ def test_what_is_left_is_known_without_a_look_at_what_is_held() -> None:
     # Each request of an OpenAI route asks it, and a tenant may hold a hundred thousand preds.
     clock = VirtualClock()
 
-    async def course() -> None:
+    async def continuation() -> None:
         stage = Stage(clock)
-        stage.throttle.limit("acme", RATE)
+        stage.rate_limiter.limit("acme", RATE)
         stage.submit(Pred("large", 1, count=RATE))
         held = [Counted(f"held{i}", i % 3) for i in range(30)]
         stage.submit(*held)
         asked = Counted.asked
-        assert stage.throttle.left("acme") == [0, 61_000]
+        assert stage.rate_limiter.left("acme") == [0, 61_000]
         assert Counted.asked == asked
-        stage.throttle.cancel(held[0])
-        stage.throttle.forget(1)
-        assert stage.throttle.left("acme") == [0, 39_000]
+        stage.rate_limiter.cancel(held[0])
+        stage.rate_limiter.forget(1)
+        assert stage.rate_limiter.left("acme") == [0, 39_000]
         await asyncio.sleep(3600)
         assert len(stage.queue.came) == 1 + 19
-        assert stage.throttle.left("acme") == [RATE, 0]
+        assert stage.rate_limiter.left("acme") == [RATE, 0]
 
-    clock.run(course())
+    clock.run(continuation())
 
 
 def test_another_rate_counts_at_once() -> None:
     clock = VirtualClock()
 
-    async def course() -> None:
+    async def continuation() -> None:
         stage = Stage(clock)
-        stage.throttle.limit("acme", RATE)
+        stage.rate_limiter.limit("acme", RATE)
         stage.submit(Pred("large", 1, count=10 * RATE), Pred("held", 1), Pred("more", 1))
-        stage.throttle.limit("acme", 60 * RATE)
+        stage.rate_limiter.limit("acme", 60 * RATE)
         await asyncio.sleep(10)
         assert stage.queue.came == ["large", "held", "more"]
         stage.submit(Pred("much", 1, count=100 * RATE), Pred("last", 1))
-        stage.throttle.limit("acme", UNLIMITED)
+        stage.rate_limiter.limit("acme", UNLIMITED)
         assert stage.queue.came[3:] == ["much", "last"]
-        stage.throttle.close()
+        stage.rate_limiter.close()
 
-    clock.run(course())
+    clock.run(continuation())
 
 
 def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> None:
     clock = VirtualClock()
 
-    async def course() -> None:
+    async def continuation() -> None:
         async with Rig(clock=clock) as rig:
             await rig.gateway.ask("limit_tenant", tenant=TENANT, limits={"tokens_per_minute": RATE})
             began = clock.now()
@@ -210,7 +210,7 @@ def test_a_program_over_its_tenants_rate_takes_as_long_as_the_rate_says() -> Non
             await rig.gateway.ask("limit_tenant", tenant=TENANT, limits={"tokens_per_minute": None})
             assert await rig.gateway.ask("tokens_left", tenant=TENANT) is None
 
-    clock.run(course())
+    clock.run(continuation())
 
 
 def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(tmp_path: Path) -> None:
@@ -238,10 +238,10 @@ def test_a_kernel_that_comes_back_knows_the_limits_and_what_it_held(tmp_path: Pa
     "limits", [[], {"live_runs": 1}, {"kv_names": -1}, {"kv_names": "x"}, {"kv_names": True}]
 )
 def test_what_is_no_limit_of_a_tenant_is_refused(limits: Any) -> None:
-    async def course() -> None:
+    async def continuation() -> None:
         async with Rig() as rig:
             with pytest.raises(SyscallError) as refused:
                 await rig.gateway.ask("limit_tenant", tenant=TENANT, limits=limits)
             assert refused.value.errno is Errno.EINVAL
 
-    asyncio.run(course())
+    asyncio.run(continuation())

@@ -5,16 +5,16 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.fairness.step_cost import DENSE, ENTRIES, FORMED, TRUNCATED, Load, StepCost
+from symphony_kernel.fairness.step_cost import DENSE, ENTRIES, FORMED, TRUNCATED, StepCost, StepLoad
 from symphony_kernel.protocol.limits import PREFILL_QUANTUM_TOKENS, PREFILL_TOKENS_MIN
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
 
 
-def load(tokens: int, **features: float) -> Load:
+def load(tokens: int, **features: float) -> StepLoad:
     """Return a load of so many tokens, with features by name."""
-    found = Load()
+    found = StepLoad()
     found.tokens = tokens
     names = {"entries": ENTRIES, "truncated": TRUNCATED, "dense": DENSE, "formed": FORMED}
     for name, amount in features.items():
@@ -45,7 +45,7 @@ def test_costs_of_a_linear_device_are_found_from_any_steps(
     """Rows of a kind that costs 40 times a plain one are among them, and long contexts."""
     dice, costs = random.Random(seed), StepCost()
 
-    def draw() -> tuple[Load, float]:
+    def draw() -> tuple[StepLoad, float]:
         tokens = dice.choice([1, 2, 3, 5, 16, 40, 100, 256, 500])
         entries, places = dice.choice([0.0, 0.1, 8.0]) * tokens, dice.randint(0, min(tokens, 20))
         seconds = base + token * tokens + token * (context * entries + kind * places)
@@ -113,7 +113,7 @@ def test_chunks_cost_what_the_whole_does() -> None:
 
 
 def test_kinds_of_rows_are_told_apart() -> None:
-    found, pool = Load(), Pool()
+    found, pool = StepLoad(), Pool()
     sampling = Sampling(top_k=40)
     options = PredOptions(get=Get.SAMPLE, sampling=sampling, logprobs=3, at="all")
     found.add(make_work(1, 9, LengthFile(pool, 100), options=options), 0, 9)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from symphony_kernel.fairness.cpu_accounts import Beside
-from symphony_kernel.grammar.matcher import Guide
+from symphony_kernel.fairness.cpu_accounts import CpuOptions
+from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 from symphony_kernel.scheduler.batcher import Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler
 
@@ -43,7 +43,7 @@ class Wants:
     result_bytes: int = 0  # of a pred; 0: as many as its options make it
 
 
-class _Compiling(Guide):
+class _Compiling(GrammarMatcher):
     """A grammar that is never compiled."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class World:
         self.tenants = tenants
         self.calls = False  # one is made in each step
         self.tokens: Counter[str] = Counter()  # once costs are known
-        self.blocked: Work | None = None  # is submitted then
+        self.blocked: Request | None = None  # is submitted then
         for name, wants in tenants.items():
             self.scheduler.set_tenant_weight(name, wants.weight)
 
@@ -98,8 +98,8 @@ class World:
 
     async def _compute(self, step: Step) -> None:
         seconds = FIXED
-        for part in step.parts:
-            entries = part.work.file.length + part.start
+        for part in step.chunks:
+            entries = part.request.file.length + part.start
             seconds += part.count * TOKEN
             seconds += ENTRY * entries if part.count == 1 else PRODUCT * part.count * entries
         await self.clock.sleep(0.9 * seconds)
@@ -113,10 +113,10 @@ class World:
             step,
             [
                 bytes(
-                    self.tenants[part.work.tenant].result_bytes
+                    self.tenants[part.request.tenant].result_bytes
                     or len(row.places) * row.options.place_bytes(VOCAB_SIZE)
                 )
-                for part, row in zip(step.parts, step.batch.rows, strict=True)
+                for part, row in zip(step.chunks, step.batch.rows, strict=True)
             ],
         )
 
@@ -133,15 +133,15 @@ class World:
                 self.tokens[name] += wants.size
             self.loop.call_later(wants.think, self._submit, name, root)
 
-        work = make_work(root, wants.size, file, tenant=name, options=options, done=done)
-        self.scheduler.submit(work)
+        request = make_work(root, wants.size, file, tenant=name, options=options, done=done)
+        self.scheduler.submit(request)
         self.came.set()
 
 
 class OnProcessors(World):
     """The processors are the device, too."""
 
-    limits = StepLimits(beside=Beside(device_share=1.0))
+    limits = StepLimits(beside=CpuOptions(device_share=1.0))
 
 
 def alone(wants: Wants) -> float:
@@ -187,7 +187,7 @@ def test_a_tenant_that_thinks_slows_others_no_more_than_one_that_does_not(
 def test_a_grammar_that_compiles_for_one_tenant_stops_no_other(other: Wants) -> None:
     world = World(v=other, x=Wants(think=1e9))
     blocked = make_work(1_000, 1, LengthFile(world.pool), tenant="x")
-    blocked.guide = _Compiling()
+    blocked.matcher = _Compiling()
     world.blocked = blocked
     assert 0.5 * alone(other) / world.run(5.0)["v"] <= 1.0
 

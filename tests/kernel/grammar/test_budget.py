@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from symphony_kernel.grammar import budget
 from symphony_kernel.grammar.budget import GrammarBudget
-from symphony_kernel.grammar.compiler import Grammar, Grammars, Vocabulary
+from symphony_kernel.grammar.compiler import Grammar, GrammarCompiler, Vocabulary
 from symphony_kernel.grammar.matcher import LATER
-from symphony_kernel.grammar.source import Kind
+from symphony_kernel.grammar.source import GrammarKind
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
     GRAMMAR_BYTES_MAX,
@@ -34,7 +34,7 @@ from tests.support.kernel.constrained import (
     sampled,
     start,
 )
-from tests.support.kernel.grammars import WORDS, drawn, grammar_of, guide, make_vocabulary, masked
+from tests.support.kernel.grammars import WORDS, drawn, grammar_of, make_vocabulary, masked, matcher
 from tests.support.kernel.grammars import constraint as made_of
 
 MIB = 1 << 20
@@ -134,11 +134,11 @@ def vocabulary() -> Vocabulary:
 @pytest.mark.parametrize("source", ["(ab|cd[0-9]{1,3}|[x-z]+){2,40}", r"(\p{L}x|[0-9]{2}-){3,12}"])
 def test_release_texts_under_way_have_the_same_masks(vocabulary: Vocabulary, source: str) -> None:
     """Released at each place of a text, the grammar is built again, and the guide goes on."""
-    made, other = (made_of(vocabulary, Kind.REGEX, source) for _ in range(2))
+    made, other = (made_of(vocabulary, GrammarKind.REGEX, source) for _ in range(2))
     grammar = grammar_of(made)
     for seed in range(4):
         text = drawn(other, seed)[:-1][:24]
-        stepping = guide(made, [])
+        stepping = matcher(made, [])
         for end in range(1, len(text)):
             grammar.release()
             assert grammar.held_bytes == 0
@@ -146,20 +146,20 @@ def test_release_texts_under_way_have_the_same_masks(vocabulary: Vocabulary, sou
             grammar.build()
             assert grammar.held_bytes > 0
             mine = masked(stepping, end - 1, [text[end - 1]])
-            fresh = masked(guide(other, text[: end - 1]), end - 1, [text[end - 1]])
+            fresh = masked(matcher(other, text[: end - 1]), end - 1, [text[end - 1]])
             assert mine.tolist() == fresh.tolist()
 
 
 def test_release_guide_before_it_is_built_again_comes_again(vocabulary: Vocabulary) -> None:
-    made = made_of(vocabulary, Kind.LARK, 'start: ("ab" | "cd")+')
-    stepping = guide(made, [])
+    made = made_of(vocabulary, GrammarKind.LARK, 'start: ("ab" | "cd")+')
+    stepping = matcher(made, [])
     masked(stepping, 0, [])
     era = ref(grammar_of(made).era)
     grammar_of(made).release()
     mask = np.zeros(WORDS, np.uint32)
     assert stepping.fill(0, np.empty(0, np.uint32), mask) is LATER
     assert era() is None, "the guide has let go of it, too"
-    assert masked(stepping, 0, []).tolist() == masked(guide(made, []), 0, []).tolist()
+    assert masked(stepping, 0, []).tolist() == masked(matcher(made, []), 0, []).tolist()
 
 
 @pytest.mark.parametrize(
@@ -173,11 +173,11 @@ def test_failed_text_leaves_no_circle_that_holds_its_grammar(
     gc.collect()
     gc.disable()
     try:
-        made = made_of(vocabulary, Kind.REGEX, source)
+        made = made_of(vocabulary, GrammarKind.REGEX, source)
         gone, mask = ref(grammar_of(made)), np.zeros(WORDS, np.uint32)
         tokens = ids_of(text)
         for _ in range(3):  # it is refused by what is known of it, too
-            follows = guide(made, tokens[:-1])
+            follows = matcher(made, tokens[:-1])
             error = follows.fill(len(tokens) - 1, np.array(tokens[-1:], np.uint32), mask)
             assert error is not None
             assert error.errno is errno
@@ -211,7 +211,9 @@ def test_grammars_ended_programs_hold_none() -> None:
         gc.enable()
 
 
-def test_grammars_compiled_at_once_find_room_where_none_is_in_use(grammars: Grammars) -> None:
+def test_grammars_compiled_at_once_find_room_where_none_is_in_use(
+    grammars: GrammarCompiler,
+) -> None:
     """Sixteen that are asked for together were one too many each, once 64 had been cached."""
 
     async def test() -> None:
@@ -227,13 +229,13 @@ def test_grammars_compiled_at_once_find_room_where_none_is_in_use(grammars: Gram
 
 
 @pytest.fixture
-def grammars() -> Iterator[Grammars]:
-    found = Grammars(assets().tokenizer_json, 4_096, (0,))
+def grammars() -> Iterator[GrammarCompiler]:
+    found = GrammarCompiler(assets().tokenizer_json, 4_096, (0,))
     yield found
     found.close()
 
 
-async def compile_large(grammars: Grammars, number: int) -> None:
+async def compile_large(grammars: GrammarCompiler, number: int) -> None:
     """Compile a schema of 200 kB, of which fifteen are more than a tenant may hold."""
     ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     schema = json.dumps({"enum": [f"{number}-{n:06}" for n in range(16_000)]})
@@ -245,7 +247,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-def test_grammars_of_one_tenant_stay_within_its_budget(grammars: Grammars) -> None:
+def test_grammars_of_one_tenant_stay_within_its_budget(grammars: GrammarCompiler) -> None:
     most = 0
 
     async def test() -> None:
@@ -263,7 +265,7 @@ def test_grammars_of_one_tenant_stay_within_its_budget(grammars: Grammars) -> No
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of glibc's allocator")
 def test_grammars_idle_ones_give_memory_back_to_the_system(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test() -> None:
         await compile_large(grammars, 99)  # and what the first one loads
@@ -285,5 +287,5 @@ def _into(future: "asyncio.Future[int]") -> Callable[[int, str], None]:
     return lambda errno, _: future.set_result(errno)
 
 
-def _all(grammars: Grammars) -> list[Grammar]:
+def _all(grammars: GrammarCompiler) -> list[Grammar]:
     return [grammar for live in grammars._live.values() for grammar in live]

@@ -7,7 +7,7 @@ import pytest
 from symphony_kernel.grammar import checker
 from symphony_kernel.grammar.checker import Checker
 from symphony_kernel.grammar.compiler import STACK_BYTES
-from symphony_kernel.grammar.source import GrammarError, Kind, make_tokenizer
+from symphony_kernel.grammar.source import GrammarError, GrammarKind, make_tokenizer
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.kernel.constrained import EOS, assets
@@ -17,17 +17,17 @@ def test_what_would_take_the_kernel_long_does_not_get_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tokenizer = make_tokenizer(assets().tokenizer_json, 4_096, (EOS,))
-    assert checker._compiled(tokenizer, Kind.REGEX, "a+")
+    assert checker._compiled(tokenizer, GrammarKind.REGEX, "a+")
     monkeypatch.setattr(checker, "CONSTRAINT_BUILD_MS_MAX", 0.0)
     with pytest.raises(GrammarError) as raised:
-        checker._compiled(tokenizer, Kind.REGEX, "a+")
+        checker._compiled(tokenizer, GrammarKind.REGEX, "a+")
     assert raised.value.errno is Errno.EFBIG
 
 
 def test_it_has_little_to_break_things_with() -> None:
     mine = Checker(assets().tokenizer_json, 4_096, (EOS,))
     try:
-        assert mine.check(Kind.REGEX, "a+")[0] == 0
+        assert mine.check(GrammarKind.REGEX, "a+")[0] == 0
         assert mine._child is not None
         about = Path(f"/proc/{mine._child.pid}")
         limits = {}

@@ -6,12 +6,12 @@ import re
 import numpy as np
 import pytest
 from symphony_kernel.grammar.compiler import Vocabulary
-from symphony_kernel.grammar.mask_cache import Walk, walk_of
-from symphony_kernel.grammar.regex_automata import NOTHING, Expression, UnknownError
-from symphony_kernel.grammar.source import Kind, write_grammar
+from symphony_kernel.grammar.mask_cache import MaskCache, walk_of
+from symphony_kernel.grammar.regex_automata import NOTHING, Expression, UnsupportedRegexError
+from symphony_kernel.grammar.source import GrammarKind, write_grammar
 
 from tests.support.kernel.constrained import EOS, ids_of
-from tests.support.kernel.grammars import constraint, grammar_of, guide, make_vocabulary, masked
+from tests.support.kernel.grammars import constraint, grammar_of, make_vocabulary, masked, matcher
 
 EXPRESSIONS = [
     "(ab|cd[0-9]{1,3}|[x-z]+){2,40}",
@@ -37,12 +37,12 @@ def vocabulary() -> Vocabulary:
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_what_is_known_is_what_would_be_made(vocabulary: Vocabulary, text: str) -> None:
     """Texts at random, at once and step by step, some taken back: the same masks either way."""
-    knowing = constraint(vocabulary, Kind.REGEX, text)
-    plain = constraint(vocabulary, Kind.REGEX, text)
+    knowing = constraint(vocabulary, GrammarKind.REGEX, text)
+    plain = constraint(vocabulary, GrammarKind.REGEX, text)
     grammar_of(plain).walk = None
     for seed in range(4):
         chance = random.Random(seed)
-        follows, beside = guide(knowing, [], 1), guide(plain, [], 1)
+        follows, beside = matcher(knowing, [], 1), matcher(plain, [], 1)
         found, last = [7], [7]
         for _ in range(60):
             start = len(found) - len(last)
@@ -63,10 +63,10 @@ def test_what_is_known_is_what_would_be_made(vocabulary: Vocabulary, text: str) 
 
 def test_a_mask_is_made_once_for_all_texts_in_its_state(vocabulary: Vocabulary) -> None:
     """How often something may still come makes no other state, while no token reaches so far."""
-    made = constraint(vocabulary, Kind.REGEX, "([A-Z][0-9]{2}; ){3000}")
+    made = constraint(vocabulary, GrammarKind.REGEX, "([A-Z][0-9]{2}; ){3000}")
     era, text = grammar_of(made).era, ids_of("A12; ")
     assert era is not None
-    follows, start = guide(made, []), 0
+    follows, start = matcher(made, []), 0
     counts = []
     for _ in range(40):
         for token in text:
@@ -75,15 +75,15 @@ def test_a_mask_is_made_once_for_all_texts_in_its_state(vocabulary: Vocabulary) 
         counts.append(era.masks)
     assert counts[0] > 0
     assert counts[-1] == counts[2], "two rounds tell all"
-    elsewhere = guide(made, [])
+    elsewhere = matcher(made, [])
     for at, token in enumerate(text):
         masked(elsewhere, at, [token])
     assert era.masks <= counts[-1] + 1, "the first of a text is looked for anew"
     # One that nobody has seen, behind many that the matcher has not.
     late = masked(follows, start, ids_of("Z9"))
-    plain = constraint(vocabulary, Kind.REGEX, "([A-Z][0-9]{2}; ){3000}")
+    plain = constraint(vocabulary, GrammarKind.REGEX, "([A-Z][0-9]{2}; ){3000}")
     grammar_of(plain).walk = None
-    assert masked(guide(plain, 40 * text), start, ids_of("Z9")).tolist() == late.tolist()
+    assert masked(matcher(plain, 40 * text), start, ids_of("Z9")).tolist() == late.tolist()
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_mask_is_made_once_for_all_texts_in_its_state(vocabulary: Vocabulary) 
      "(" * 200],
 )  # fmt: skip
 def test_what_could_mean_something_else_is_not_read(text: str) -> None:
-    with pytest.raises(UnknownError):
+    with pytest.raises(UnsupportedRegexError):
         Expression(text, 16)
 
 
@@ -132,7 +132,7 @@ def test_forced_bytes_end_where_there_is_a_choice_or_an_end() -> None:
 
 def test_an_expression_with_too_many_states_is_left_to_llguidance(vocabulary: Vocabulary) -> None:
     for text in ("(.*x.{90}y.*)+", "((a{1,100}){1,100}){1,100}b"):
-        near = walk_of(write_grammar(Kind.REGEX, text), vocabulary.tokenizer, lambda: 16)
+        near = walk_of(write_grammar(GrammarKind.REGEX, text), vocabulary.tokenizer, lambda: 16)
         assert near is not None
         for walk in (near, near.longer):
             assert walk is not None
@@ -160,7 +160,7 @@ def test_one_token_can_ask_for_no_more_work_than_it_is_given(near: bool) -> None
                 state = step(state, b"a" * length)
                 expression.forced(state)
                 expression.view(state)
-            except UnknownError:
+            except UnsupportedRegexError:
                 told += 1
             assert len(expression._nodes) - nodes <= 400, text
             assert expression._parts <= 12 * 20_000 + 20_000, text
@@ -169,7 +169,9 @@ def test_one_token_can_ask_for_no_more_work_than_it_is_given(near: bool) -> None
 
 def test_states_are_let_go_though_no_mask_is_made(vocabulary: Vocabulary) -> None:
     """A text whose masks are all known comes to a new state with each token."""
-    near = walk_of(write_grammar(Kind.REGEX, "[ab]{0,900000}"), vocabulary.tokenizer, lambda: 16)
+    near = walk_of(
+        write_grammar(GrammarKind.REGEX, "[ab]{0,900000}"), vocabulary.tokenizer, lambda: 16
+    )
     assert near is not None
     walk, mask = near.longer, np.zeros(1, np.uint32)
     assert walk is not None
@@ -200,12 +202,12 @@ def test_near_its_beginning_a_text_has_few_states_and_behind_it_the_same_masks(
     vocabulary: Vocabulary,
 ) -> None:
     """A count of what no token reaches is none, until so many bytes have come that one may."""
-    made = constraint(vocabulary, Kind.REGEX, "([A-Z][a-z]{1,5}(-|~){140}; ){200}")
-    plain = constraint(vocabulary, Kind.REGEX, "([A-Z][a-z]{1,5}(-|~){140}; ){200}")
+    made = constraint(vocabulary, GrammarKind.REGEX, "([A-Z][a-z]{1,5}(-|~){140}; ){200}")
+    plain = constraint(vocabulary, GrammarKind.REGEX, "([A-Z][a-z]{1,5}(-|~){140}; ){200}")
     walk, grammar_of(plain).walk = grammar_of(made).walk, None
     assert walk is not None
     assert 0 < walk.slack < 140
-    follows, beside = guide(made, []), guide(plain, [])
+    follows, beside = matcher(made, []), matcher(plain, [])
     states: list[int] = []
     far: list[bool] = []
     for at, token in enumerate(ids_of(f"Abc{'-~' * 70}; Xyzu{'~-' * 70}; Z")):
@@ -215,7 +217,7 @@ def test_near_its_beginning_a_text_has_few_states_and_behind_it_the_same_masks(
     assert not far[0]
     assert far[-1]
     assert len(set(states[10:])) == 1, "each comes soon"
-    again = guide(made, [])
+    again = matcher(made, [])
     masked(again, 0, ids_of("Ab"))
     assert not again._far, "another text begins near"
 
@@ -235,15 +237,15 @@ def test_near_states_are_those_of_the_expression_as_far_as_they_go() -> None:
             assert mine is None or (theirs is not None and mine[0] == theirs[0]), (text, tried)
 
 
-def states_of(walk: Walk) -> int:
+def states_of(walk: MaskCache) -> int:
     return len(walk._expression._nodes)
 
 
 def test_all_states_may_be_let_go(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("symphony_kernel.grammar.regex_automata._NODES_MAX", 30)
     test_what_is_known_is_what_would_be_made(vocabulary, EXPRESSIONS[1])
-    made = constraint(vocabulary, Kind.REGEX, EXPRESSIONS[1])
-    follows = guide(made, [])
+    made = constraint(vocabulary, GrammarKind.REGEX, EXPRESSIONS[1])
+    follows = matcher(made, [])
     for at, token in enumerate(ids_of("Abcde 12, Xyzu 999; Gh 1. Qqqqqq 8888. ")):
         masked(follows, at, [token])
     walk = grammar_of(made).walk
@@ -253,8 +255,8 @@ def test_all_states_may_be_let_go(vocabulary: Vocabulary, monkeypatch: pytest.Mo
 
 def test_other_grammars_have_no_walk(vocabulary: Vocabulary) -> None:
     for kind, text in (
-        (Kind.JSON_SCHEMA, '{"type": "string"}'),
-        (Kind.LARK, "start: /a+/"),
-        (Kind.REGEX, r"\d+"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string"}'),
+        (GrammarKind.LARK, "start: /a+/"),
+        (GrammarKind.REGEX, r"\d+"),
     ):
         assert walk_of(write_grammar(kind, text), vocabulary.tokenizer, lambda: 16) is None

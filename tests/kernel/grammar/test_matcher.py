@@ -8,8 +8,8 @@ import jsonschema
 import numpy as np
 import pytest
 from symphony_kernel.grammar.compiler import Grammar, Vocabulary
-from symphony_kernel.grammar.matcher import LATER, Guide
-from symphony_kernel.grammar.source import Kind
+from symphony_kernel.grammar.matcher import LATER, GrammarMatcher
+from symphony_kernel.grammar.source import GrammarKind
 from symphony_kernel.protocol.errno import Errno
 
 from tests.support.kernel.constrained import EOS, PERSON, ids_of, schema, text_of
@@ -19,9 +19,9 @@ from tests.support.kernel.grammars import (
     constraint,
     drawn,
     grammar_of,
-    guide,
     make_vocabulary,
     masked,
+    matcher,
 )
 
 
@@ -31,26 +31,26 @@ def vocabulary() -> Vocabulary:
 
 
 def test_whatever_is_drawn_parses(vocabulary: Vocabulary) -> None:
-    person = constraint(vocabulary, Kind.JSON_SCHEMA, schema(PERSON).decode())
+    person = constraint(vocabulary, GrammarKind.JSON_SCHEMA, schema(PERSON).decode())
     for seed in range(150):
         jsonschema.validate(json.loads(text_of(drawn(person, seed))), PERSON)
-    date = constraint(vocabulary, Kind.REGEX, "(0[1-9]|1[0-2])/[0-9]{2}( or never)?")
+    date = constraint(vocabulary, GrammarKind.REGEX, "(0[1-9]|1[0-2])/[0-9]{2}( or never)?")
     for seed in range(150):
         assert re.fullmatch(r"(0[1-9]|1[0-2])/\d\d( or never)?", text_of(drawn(date, seed)))
 
 
 def test_a_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
     """However a guide came to a place: step by step, at once, back from elsewhere, or by a copy."""
-    made = constraint(vocabulary, Kind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
-    other = constraint(vocabulary, Kind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
+    made = constraint(vocabulary, GrammarKind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
+    other = constraint(vocabulary, GrammarKind.REGEX, "(ab|cd[0-9]{1,3}|[x-z]+){2,40}")
     grammar_of(other).walk = None
     texts = [drawn(made, seed)[:-1] for seed in range(10)]
     for number, text in enumerate(texts):
         chance = random.Random(number)
-        stepping = guide(made, [], kept=bool(number % 2))
+        stepping = matcher(made, [], kept=bool(number % 2))
         for end in range(1, len(text)):
             mine = masked(stepping, end - 1, [text[end - 1]])
-            fresh = masked(guide(other, text[: end - 1]), end - 1, [text[end - 1]])
+            fresh = masked(matcher(other, text[: end - 1]), end - 1, [text[end - 1]])
             assert mine.tolist() == fresh.tolist()
             if chance.random() < 0.2:  # a row that comes again, after others in vain
                 back = chance.randrange(end)
@@ -59,41 +59,41 @@ def test_a_mask_follows_from_the_text_alone(vocabulary: Vocabulary) -> None:
 
 
 def test_a_prompt_is_no_text_and_a_text_may_begin_within_a_call(vocabulary: Vocabulary) -> None:
-    made = constraint(vocabulary, Kind.REGEX, "abc[0-9]")
+    made = constraint(vocabulary, GrammarKind.REGEX, "abc[0-9]")
     prompt, begun = [5, 6, 7], ids_of("abc")
-    digits = set(masked(guide(made, begun[:-1]), len(begun) - 1, begun[-1:]).tolist())
+    digits = set(masked(matcher(made, begun[:-1]), len(begun) - 1, begun[-1:]).tolist())
     assert {text_of([token])[0] for token in digits} <= set("0123456789")
-    whole = Guide(made, Text(prompt[:1]), 3, kept=False)
+    whole = GrammarMatcher(made, Text(prompt[:1]), 3, kept=False)
     whole.tell(np.empty(0, np.uint32))
     assert set(masked(whole, 1, prompt[1:] + begun).tolist()) == digits
     # Of a call in chunks only the last is asked about: what stood before it is told.
-    chunked = Guide(made, Text(prompt[:1]), 3, kept=False)
+    chunked = GrammarMatcher(made, Text(prompt[:1]), 3, kept=False)
     chunked.tell(np.array(prompt[1:] + begun[:-1], np.uint32))
     start = 1 + len(prompt[1:]) + len(begun) - 1
     assert set(masked(chunked, start, begun[-1:]).tolist()) == digits
 
 
 def test_a_text_that_does_not_fit_is_an_error_and_harms_no_other(vocabulary: Vocabulary) -> None:
-    made = constraint(vocabulary, Kind.REGEX, "[a-c]{5}")
+    made = constraint(vocabulary, GrammarKind.REGEX, "[a-c]{5}")
     mask = np.zeros(WORDS, np.uint32)
-    error = guide(made, ids_of("z")).fill(0, np.array(ids_of("z"), np.uint32), mask)
+    error = matcher(made, ids_of("z")).fill(0, np.array(ids_of("z"), np.uint32), mask)
     assert error is not None
     assert error.errno is Errno.EINVAL
-    assert len(masked(guide(made, []), 0, ids_of("a")))
+    assert len(masked(matcher(made, []), 0, ids_of("a")))
 
 
 @pytest.mark.parametrize(
     ("kind", "grammar", "text"),
     [
-        (Kind.REGEX, "ab[0-9]", "ab7"),  # nothing can follow
-        (Kind.REGEX, "[ab]*", "abab"),
-        (Kind.LARK, 'start: ("ab" | "c")*', "abcab"),
-        (Kind.JSON_SCHEMA, '{"enum": ["yes", "no"]}', '"yes"'),
+        (GrammarKind.REGEX, "ab[0-9]", "ab7"),  # nothing can follow
+        (GrammarKind.REGEX, "[ab]*", "abab"),
+        (GrammarKind.LARK, 'start: ("ab" | "c")*', "abcab"),
+        (GrammarKind.JSON_SCHEMA, '{"enum": ["yes", "no"]}', '"yes"'),
     ],
 )
 @pytest.mark.parametrize("kept", [False, True])
 def test_behind_an_end_are_ends_alone_however_one_came_there(
-    vocabulary: Vocabulary, kind: Kind, grammar: str, text: str, kept: bool
+    vocabulary: Vocabulary, kind: GrammarKind, grammar: str, text: str, kept: bool
 ) -> None:
     made = constraint(vocabulary, kind, grammar)
     ids = ids_of(text)
@@ -101,7 +101,7 @@ def test_behind_an_end_are_ends_alone_however_one_came_there(
     mask = np.zeros(WORDS, np.uint32)
     for seed in range(12):
         chance = random.Random(seed)
-        follows, start = guide(made, [], kept=kept), 0
+        follows, start = matcher(made, [], kept=kept), 0
         while start < len(whole):
             end = chance.randint(start + 1, len(whole))
             allowed = masked(follows, start, whole[start:end]).tolist()
@@ -112,25 +112,25 @@ def test_behind_an_end_are_ends_alone_however_one_came_there(
             if chance.random() < 0.2:  # a row that was computed in vain
                 start = chance.randrange(end + 1)
         back = chance.randrange(len(ids))
-        fresh = masked(guide(made, ids[:back]), back, ids[back:]).tolist()
+        fresh = masked(matcher(made, ids[:back]), back, ids[back:]).tolist()
         assert masked(follows, back, ids[back:]).tolist() == fresh
         wrong = np.array([*ids[back:], EOS, ids[0]], np.uint32)
         error = follows.fill(back, wrong, mask)
         assert error is not None
         assert error.errno is Errno.EINVAL
-    early = guide(made, []).fill(0, np.array([*ids[:1], EOS], np.uint32), mask)
-    assert (early is None) == (kind is not Kind.JSON_SCHEMA and grammar != "ab[0-9]")
+    early = matcher(made, []).fill(0, np.array([*ids[:1], EOS], np.uint32), mask)
+    assert (early is None) == (kind is not GrammarKind.JSON_SCHEMA and grammar != "ab[0-9]")
 
 
 def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) -> None:
     """All its texts share them: no text may fail because of the others."""
-    made = constraint(vocabulary, Kind.REGEX, "(.*x.{200}y.*)+")
+    made = constraint(vocabulary, GrammarKind.REGEX, "(.*x.{200}y.*)+")
     grammar = grammar_of(made)
     grammar.walk = None  # as of a grammar that is no plain expression
     first = grammar.era
     chance = random.Random(1)
     for _ in range(12):
-        follows, start, last = guide(made, []), 0, [ids_of("x")[0]]
+        follows, start, last = matcher(made, []), 0, [ids_of("x")[0]]
         for _ in range(120):
             allowed = masked(follows, start, last)
             start, last = start + 1, [int(chance.choice(allowed[allowed != EOS].tolist()))]
@@ -139,13 +139,13 @@ def test_a_grammar_whose_states_are_used_up_begins_anew(vocabulary: Vocabulary) 
 
 def test_it_is_compiled_again_only_when_others_have_used_it(vocabulary: Vocabulary) -> None:
     """A text that takes all states for itself is refused, for good; nobody compiles for it."""
-    made = constraint(vocabulary, Kind.REGEX, "((a{1,100}){1,100}){1,100}")
+    made = constraint(vocabulary, GrammarKind.REGEX, "((a{1,100}){1,100}){1,100}")
     grammar, text = grammar_of(made), ids_of("a" * 12)
     first = grammar.era
     mask = np.zeros(WORDS, np.uint32)
     errors = []
     for _ in range(8):
-        follows = guide(made, text[:-1])
+        follows = matcher(made, text[:-1])
         errors.append(follows.fill(len(text) - 1, np.array(text[-1:], np.uint32), mask))
         assert follows.ready()
     assert [error.errno for error in errors if error is not None] == [Errno.EFBIG] * 8
@@ -156,11 +156,11 @@ def test_it_is_compiled_again_only_when_others_have_used_it(vocabulary: Vocabula
 
 
 def test_a_mask_is_never_made_by_compiling(vocabulary: Vocabulary) -> None:
-    made = constraint(vocabulary, Kind.REGEX, "[ab]+")
+    made = constraint(vocabulary, GrammarKind.REGEX, "[ab]+")
     source = grammar_of(made).source
     asked: list[Grammar] = []
     late = made.grammar = Grammar(vocabulary, source, ask=asked.append)
-    follows = guide(made, [])
+    follows = matcher(made, [])
     mask = np.zeros(WORDS, np.uint32)
     own = np.array(ids_of("a"), np.uint32)
     assert follows.fill(0, own, mask) is LATER
@@ -176,12 +176,12 @@ def test_a_mask_is_never_made_by_compiling(vocabulary: Vocabulary) -> None:
 def test_a_long_text_is_followed_in_more_than_one_step(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = constraint(vocabulary, Kind.REGEX, "[a-c ]*")
+    made = constraint(vocabulary, GrammarKind.REGEX, "[a-c ]*")
     text = ids_of("abc cab " * 40)
-    wanted = masked(guide(made, text[:-1]), len(text) - 1, text[-1:]).tolist()
-    again = constraint(vocabulary, Kind.REGEX, "[a-c ]*")
+    wanted = masked(matcher(made, text[:-1]), len(text) - 1, text[-1:]).tolist()
+    again = constraint(vocabulary, GrammarKind.REGEX, "[a-c ]*")
     monkeypatch.setattr("symphony_kernel.grammar.matcher.TEXT_MS_MAX", 0.0)
-    follows = guide(again, text[:-9])
+    follows = matcher(again, text[:-9])
     mask = np.zeros(WORDS, np.uint32)
     steps, last = 1, text[-9:]
     while follows.fill(len(text) - 9, np.array(last, np.uint32), mask) is LATER:
@@ -195,12 +195,12 @@ def test_a_long_text_is_followed_in_more_than_one_step(
 
 def test_a_text_that_is_only_looked_at_is_followed_once(vocabulary: Vocabulary) -> None:
     """`kept` is false where a call appends nothing; the file's own entries are, all the same."""
-    made = constraint(vocabulary, Kind.REGEX, "[a-c ]*")
+    made = constraint(vocabulary, GrammarKind.REGEX, "[a-c ]*")
     text = ids_of("abc cab " * 40)
     grammar, own = grammar_of(made), ids_of("a")
-    first = masked(guide(made, text), len(text), own).tolist()
+    first = masked(matcher(made, text), len(text), own).tolist()
     assert grammar.token_seconds > 0.0
-    beside = guide(made, text)
+    beside = matcher(made, text)
     assert beside.seconds > grammar.seconds, "what is to be followed counts beforehand"
     rate = grammar.token_seconds
     assert masked(beside, len(text), own).tolist() == first
@@ -209,7 +209,7 @@ def test_a_text_that_is_only_looked_at_is_followed_once(vocabulary: Vocabulary) 
 
 
 def test_the_longest_time_lately_counts(vocabulary: Vocabulary) -> None:
-    grammar = grammar_of(constraint(vocabulary, Kind.REGEX, "a"))
+    grammar = grammar_of(constraint(vocabulary, GrammarKind.REGEX, "a"))
     grammar.took(1.0)
     for _ in range(3):
         grammar.took(0.0)

@@ -5,7 +5,7 @@ import weakref
 from typing import Any
 
 import numpy as np
-from symphony_kernel.grammar.matcher_cache import KeptMatchers
+from symphony_kernel.grammar.matcher_cache import MatcherCache
 
 
 class Matcher:
@@ -19,14 +19,14 @@ def text(tokens: int, first: int = 0) -> bytes:
     return np.arange(first, first + tokens, dtype=np.uint32).tobytes()
 
 
-def keep(kept: KeptMatchers, tenant: str, number: int, what: bytes, before: bytes = b"") -> Any:
+def keep(kept: MatcherCache, tenant: str, number: int, what: bytes, before: bytes = b"") -> Any:
     matcher: Any = Matcher()
     kept.keep(tenant, number, what, matcher, before)
     return matcher
 
 
 def test_texts_have_room_by_their_lengths_a_tenants_and_all_together() -> None:
-    kept = KeptMatchers(tenant_tokens=4_000, tokens=6_000)
+    kept = MatcherCache(tenant_tokens=4_000, tokens=6_000)
     for number in range(9):
         keep(kept, "a", number, text(1_000))
     assert kept.tokens == {"a": 4_000}
@@ -39,14 +39,14 @@ def test_texts_have_room_by_their_lengths_a_tenants_and_all_together() -> None:
     assert kept.find("b", 5, text(1_000)) is None, "another tenant's"
     keep(kept, "a", 1, text(4_001))
     assert kept.tokens["a"] == 3_000, "what is too long goes nowhere, and nothing goes for it"
-    many = KeptMatchers(tenant_tokens=4_000, tokens=6_000)
+    many = MatcherCache(tenant_tokens=4_000, tokens=6_000)
     for number in range(100):
         keep(many, "a", number, text(1))
     assert 0 < len(many) < 20, "short ones count, too"
 
 
 def test_of_a_text_that_grows_the_last_two_stay() -> None:
-    kept = KeptMatchers()
+    kept = MatcherCache()
     for length in range(1, 50):
         keep(kept, "a", 1, text(length), text(length - 1))
     assert len(kept) == 2
@@ -58,7 +58,7 @@ def test_of_a_text_that_grows_the_last_two_stay() -> None:
 
 
 def test_what_is_over_is_let_go() -> None:
-    kept = KeptMatchers()
+    kept = MatcherCache()
     gone = weakref.ref(keep(kept, "a", 1, text(9)))
     kept.forget(1)
     keep(kept, "a", 2, text(9))
@@ -68,7 +68,7 @@ def test_what_is_over_is_let_go() -> None:
 
 
 def test_sweep_lets_go_of_an_era_that_is_over_though_nothing_is_kept_since() -> None:
-    kept = KeptMatchers()
+    kept = MatcherCache()
     keep(kept, "t", 1, text(5))
     keep(kept, "t", 2, text(5))
     kept.forget(1)

@@ -48,8 +48,8 @@ def live(settings: Configuration) -> int:
     assert gateway is not None
     gateway.on_frame(m.encode(m.Register(1, secrets.randbits(40), "t", "w", 0, 0, {})))
     assert kernel.statistics()["instances"] == before + 1
-    if kernel.scribe is not None:
-        kernel.scribe.abandon()
+    if kernel.hooks is not None:
+        kernel.hooks.abandon()
     return before
 
 
@@ -88,10 +88,10 @@ def test_one_that_leads_nowhere_is_set_aside_and_the_kernel_starts(
     def test() -> None:
         assert live(configuration(tmp_path)) == 0
         kernel = revive(configuration(tmp_path), make)
-        assert isinstance(kernel.scribe, Recorder)
-        kernel.scribe.done(77, 0)
-        kernel.scribe.commit()
-        kernel.scribe.abandon()
+        assert isinstance(kernel.hooks, Recorder)
+        kernel.hooks.done(77, 0)
+        kernel.hooks.commit()
+        kernel.hooks.abandon()
         assert live(configuration(tmp_path)) == 0
         assert "does not lead anywhere" in caplog.text
         assert (tmp_path / "aside").exists()

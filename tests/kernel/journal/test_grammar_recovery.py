@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import jsonschema
 import numpy as np
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
-from symphony_kernel.grammar.matcher import Guide
-from symphony_kernel.grammar.source import Kind
-from symphony_kernel.journal.snapshot import Imager, Kept
+from symphony_kernel.grammar.matcher import GrammarMatcher
+from symphony_kernel.grammar.source import GrammarKind
+from symphony_kernel.journal.snapshot import SnapshotClass, Snapshotter
 from symphony_kernel.journal.snapshot_classes import MANY
 from symphony_kernel.kernel import Kernel, describe
 from symphony_kernel.platform.clock import RealClock
@@ -69,7 +69,7 @@ def with_dying(
     return asyncio.run(main())
 
 
-async def course(worker: Worker) -> list[Any]:
+async def continuation(worker: Worker) -> list[Any]:
     """A generation, a loop of preds that forks, and texts that are compiled meanwhile."""
     person = await constraint(worker, JSON_SCHEMA, schema(PERSON))
     made = worker.generate(1, A, PROMPT, max=120, constraint=person, get=sampled(3))
@@ -93,13 +93,13 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
     async def undisturbed(_: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
-        return await course(worker)
+        return await continuation(worker)
 
     async def dying(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> list[Any]:
         chance = random.Random(7)
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
-        running = asyncio.ensure_future(course(worker))
+        running = asyncio.ensure_future(continuation(worker))
         for _ in range(6):
             await asyncio.wait({running}, timeout=chance.random() / 5)
             await rig.die_now(chance)
@@ -117,7 +117,7 @@ def test_the_journal_says_where_each_text_begins(tmp_path: Path) -> None:
     async def test(rig: SpeakingRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
         worker.tell(1, Op.KV_CREATE, A)
-        await course(worker)
+        await continuation(worker)
         asked = worker.call(1, Op.CONSTRAINT, REGEX, b"new")  # is waiting, or compiled
         worker.generate(1, A, PROMPT, max=9, constraint=2, get=sampled(1), since=150)
         await worker.call(1, Op.KV_LEN, B)
@@ -129,32 +129,34 @@ def test_the_journal_says_where_each_text_begins(tmp_path: Path) -> None:
 
 @dataclass(slots=True)
 class Root:
-    guide: Guide | None = None
+    matcher: GrammarMatcher | None = None
 
 
 def test_a_text_by_masks_that_were_known_goes_on_from_its_tokens_alone() -> None:
     pattern, vocabulary = "([a-f][0-9]){12}", make_vocabulary()
-    made = compiled(vocabulary, Kind.REGEX, pattern)
+    made = compiled(vocabulary, GrammarKind.REGEX, pattern)
     text = drawn(made, 3)  # whatever comes in its states is known from now on
     file = Text([])
-    guide = Guide(made, file, 1, kept=False)
-    guide.tell(np.empty(0, np.uint32))
+    matcher = GrammarMatcher(made, file, 1, kept=False)
+    matcher.tell(np.empty(0, np.uint32))
     entries = [7, *text]
     half = len(text) // 2
     for n in range(half):
-        masked(guide, n, [entries[n]])
+        masked(matcher, n, [entries[n]])
     grammar = grammar_of(made)
     assert grammar.era is not None
     before = grammar.era.masks
     file.ids = entries[:half]
 
-    root, classes = Root(), (*MANY, Kept(Root), Kept(Text))
-    image = Imager(classes, {"root": Root(guide)}, {}).write()
-    Imager(classes, {"root": root}, {}).read(image)
-    again = root.guide
+    root, classes = Root(), (*MANY, SnapshotClass(Root), SnapshotClass(Text))
+    image = Snapshotter(classes, {"root": Root(matcher)}, {}).write()
+    Snapshotter(classes, {"root": root}, {}).read(image)
+    again = root.matcher
     assert again is not None
-    again.constraint.grammar = compiled(vocabulary, Kind.REGEX, pattern).grammar  # another process
+    again.constraint.grammar = compiled(
+        vocabulary, GrammarKind.REGEX, pattern
+    ).grammar  # another process
     again.tell(np.array(entries[half : half + 1], np.uint32))
     for n in range(half, len(text)):
-        assert np.array_equal(masked(again, n, [entries[n]]), masked(guide, n, [entries[n]]))
+        assert np.array_equal(masked(again, n, [entries[n]]), masked(matcher, n, [entries[n]]))
     assert grammar.era.masks == before, "who did not die went by masks that were known"

@@ -14,9 +14,9 @@ from symphony_kernel.journal.recorder import Recorder
 from symphony_kernel.journal.replay import ReplayError
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.lineage import book
-from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.quotas import Quotas, TenantUsage
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.links import memory_pair
 from symphony_kernel.protocol.messages import Op
@@ -135,7 +135,7 @@ def compare_now_and_then(folder: Path, seed: int, **given: Any) -> None:
     async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
         view: Any = View(gateway, worker)
         courses = scripts(chance, 8, 14, EVERYTHING)
-        lips = [Busy(view, i, course) for i, course in enumerate(courses, start=1)]
+        lips = [Busy(view, i, continuation) for i, continuation in enumerate(courses, start=1)]
         running = asyncio.gather(*(lip.run() for lip in lips))
         for _ in range(200):
             await asyncio.sleep(chance.random() / 20)
@@ -169,15 +169,15 @@ def test_so_it_does_of_files_that_nobody_can_compute_again(
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)
     monkeypatch.setattr("symphony_kernel.kvfs.storage.TIED_DEVICE_SHARE", 0.02)
     refused: list[bool] = []
-    allow = Ledger.allow_tied
+    allow = Quotas.allow_tied
 
-    def counted(ledger: Ledger, account: Account, pages: int) -> None:
+    def counted(ledger: Quotas, account: TenantUsage, pages: int) -> None:
         refused.append(True)
         allow(ledger, account, pages)
         refused[-1] = False
 
-    monkeypatch.setattr(Ledger, "allow_tied", counted)
-    given = KernelOptions(places=Places(host_slots=4, pages_a_frame=4))
+    monkeypatch.setattr(Quotas, "allow_tied", counted)
+    given = KernelOptions(places=TierConfig(host_slots=4, pages_a_frame=4))
     compare_now_and_then(tmp_path, 10, pages=256, options=given)
     assert set(refused) == {True, False}
 
@@ -231,7 +231,7 @@ def test_nobody_notices_that_the_kernel_dies(tmp_path: Path) -> None:
 
 
 def test_nor_that_its_device_is_too_small_besides(tmp_path: Path) -> None:
-    places = KernelOptions(places=Places(host_slots=12, pages_a_frame=16, poison=True))
+    places = KernelOptions(places=TierConfig(host_slots=12, pages_a_frame=16, poison=True))
     for seed in range(5, 8):
         chance = random.Random(seed)
         courses = scripts(chance, 6, 10)
@@ -301,8 +301,8 @@ def test_what_no_image_can_have_costs_the_journal_and_not_the_runs(
         instance = rig.kernel._processes.get(1)
         assert instance is not None
         instance.handles.get(A).file.path = object()  # type: ignore[assignment]
-        assert rig.kernel._keeper is not None
-        rig.kernel._keeper.snapshot()
+        assert rig.kernel._recovery is not None
+        rig.kernel._recovery.snapshot()
         await worker.pred(1, A, tokens(2))
         assert (await gateway.statistics())["journal"] is False
         assert files(tmp_path) == 0
@@ -321,7 +321,7 @@ def test_who_looked_at_the_tables_of_pages_looks_at_those_that_came_back(tmp_pat
         rig.boot()
         kvfs = rig.kernel._kvfs
         assert kvfs.prefix_cache.references.sum() == 4
-        assert kvfs.pressure.ranking._cached is kvfs.prefix_cache.references
+        assert kvfs.eviction.eviction_order._cached is kvfs.prefix_cache.references
 
     with_dying_kernel(tmp_path, test)
 
@@ -387,13 +387,13 @@ def test_what_a_step_gave_survives_a_death_before_it_is_sent(
 
         def plan_and_die() -> None:
             plan()
-            scribe = kernel.scribe
-            assert scribe is not None
-            if kernel._syscalls.turns.untold and not scribe.inside and rig.alive.is_set():
+            hooks = kernel.hooks
+            assert hooks is not None
+            if kernel._syscalls.turns.untold and not hooks.inside and rig.alive.is_set():
                 if somebody_enters:
                     kernel.enter(kernel.session(SessionState(b"x" * 16), "v"), "v")
                 rig.alive.clear()
-                scribe.abandon()
+                hooks.abandon()
                 loop.call_soon(rig.die, random.Random(1))
                 loop.call_later(1.0, rig.boot)
 
@@ -430,7 +430,7 @@ def test_peers_without_a_session_have_gone_with_the_kernel(tmp_path: Path) -> No
 def test_a_journal_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
     async def test(rig: DyingRig, gateway: Gateway, worker: Worker) -> None:
         await gateway.register(1)
-        recorder = rig.kernel.scribe
+        recorder = rig.kernel.hooks
         assert isinstance(recorder, Recorder)
         recorder.done(99, 0)  # no pred has this number
         recorder.commit()

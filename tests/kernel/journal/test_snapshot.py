@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.journal.snapshot import ImageError, Imager, Kept
+from symphony_kernel.journal.snapshot import SnapshotClass, SnapshotError, Snapshotter
 from symphony_kernel.protocol.errno import Errno, KernelBug
 
 
@@ -38,19 +38,19 @@ class Loose:
 
 
 CLASSES = (
-    Kept(Slotted),
-    Kept(Root, {"listener": lambda: None}),
-    Kept(Loose, {"cache": dict}),
-    Kept(Errno),
+    SnapshotClass(Slotted),
+    SnapshotClass(Root, {"listener": lambda: None}),
+    SnapshotClass(Loose, {"cache": dict}),
+    SnapshotClass(Errno),
 )
 NOTHING = object()
 
 
 def copy(values: Any) -> Any:
     """Return what another process would have."""
-    image = Imager(CLASSES, {"root": Root(values)}, {"nothing": NOTHING}).write()
+    image = Snapshotter(CLASSES, {"root": Root(values)}, {"nothing": NOTHING}).write()
     other = Root(listener="mine")
-    Imager(CLASSES, {"root": other}, {"nothing": NOTHING}).read(image)
+    Snapshotter(CLASSES, {"root": other}, {"nothing": NOTHING}).read(image)
     assert other.listener == "mine"
     return other.values
 
@@ -92,7 +92,7 @@ def test_arrays_are_kept_and_can_be_written(array: Any) -> None:
 def test_an_even_end_of_a_large_array_is_not_written() -> None:
     root = Root(np.zeros(1 << 20, np.int64))
     root.values[5] = 1
-    assert len(Imager(CLASSES, {"root": root}, {}).write()) < 1000
+    assert len(Snapshotter(CLASSES, {"root": root}, {}).write()) < 1000
 
 
 def test_objects_are_the_same_ones_wherever_they_stand_and_in_circles() -> None:
@@ -136,14 +136,14 @@ def test_what_was_not_declared_is_a_fault(value: Any) -> None:
 
 
 def test_an_image_of_something_else_is_refused() -> None:
-    image = Imager(CLASSES, {"root": Root([Slotted("x")])}, {}).write()
+    image = Snapshotter(CLASSES, {"root": Root([Slotted("x")])}, {}).write()
     for classes, roots in (
         (CLASSES[1:], {"root": Root()}),
         (CLASSES, {"other": Root()}),
-        ((Kept(Slotted, {"name": str}), *CLASSES[1:]), {"root": Root()}),
+        ((SnapshotClass(Slotted, {"name": str}), *CLASSES[1:]), {"root": Root()}),
     ):
-        with pytest.raises(ImageError):
-            Imager(classes, roots, {}).read(image)
+        with pytest.raises(SnapshotError):
+            Snapshotter(classes, roots, {}).read(image)
     for damaged in (b"", b"\xc0", image[:-5], b"\x93\x07" + image[2:]):
-        with pytest.raises(ImageError):
-            Imager(CLASSES, {"root": Root()}, {}).read(damaged)
+        with pytest.raises(SnapshotError):
+            Snapshotter(CLASSES, {"root": Root()}, {}).read(damaged)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.tiers.page_transfers import group_copies
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
@@ -19,11 +19,11 @@ def kvfs() -> KVFS:
 
 
 @pytest.fixture
-def account(kvfs: KVFS) -> Account:
+def account(kvfs: KVFS) -> TenantUsage:
     return make_account(kvfs)
 
 
-def filled(kvfs: KVFS, account: Account, length: int) -> KVFile:
+def filled(kvfs: KVFS, account: TenantUsage, length: int) -> KVFile:
     file = kvfs.create("t", account)
     if length:
         extend(file, *range(100, 100 + length))
@@ -37,7 +37,7 @@ def close_all(kvfs: KVFS, *files: KVFile) -> None:
     assert kvfs.pool.free == PAGES
 
 
-def test_a_fork_shares_every_page_until_one_side_writes(kvfs: KVFS, account: Account) -> None:
+def test_a_fork_shares_every_page_until_one_side_writes(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 21)
     child = kvfs.fork(parent, account)
     assert child.pages.tolist() == parent.pages.tolist()
@@ -55,7 +55,7 @@ def test_a_fork_shares_every_page_until_one_side_writes(kvfs: KVFS, account: Acc
     close_all(kvfs, parent, child)
 
 
-def test_the_last_holder_of_a_page_writes_in_place(kvfs: KVFS, account: Account) -> None:
+def test_the_last_holder_of_a_page_writes_in_place(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 21)
     child = kvfs.fork(parent, account)
     extend(parent, 7)
@@ -69,7 +69,7 @@ def test_the_last_holder_of_a_page_writes_in_place(kvfs: KVFS, account: Account)
     close_all(kvfs, parent, child)
 
 
-def test_a_file_that_ends_with_a_page_copies_nothing(kvfs: KVFS, account: Account) -> None:
+def test_a_file_that_ends_with_a_page_copies_nothing(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 32)
     child = kvfs.fork(parent, account)
     extend(child, 1)
@@ -79,7 +79,7 @@ def test_a_file_that_ends_with_a_page_copies_nothing(kvfs: KVFS, account: Accoun
 
 @pytest.mark.parametrize(("length", "n", "needed"), [(0, 1, 1), (15, 1, 0), (16, 1, 1), (5, 28, 2)])
 def test_room_costs_what_it_was_said_to_cost(
-    kvfs: KVFS, account: Account, length: int, n: int, needed: int
+    kvfs: KVFS, account: TenantUsage, length: int, n: int, needed: int
 ) -> None:
     file = filled(kvfs, account, length)
     free = kvfs.pool.free
@@ -95,7 +95,7 @@ def test_room_costs_what_it_was_said_to_cost(
     close_all(kvfs, file)
 
 
-def test_a_shared_partial_page_counts_as_room(kvfs: KVFS, account: Account) -> None:
+def test_a_shared_partial_page_counts_as_room(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 5)
     child = kvfs.fork(parent, account)
     assert child.pages_needed(0) == 0
@@ -104,7 +104,7 @@ def test_a_shared_partial_page_counts_as_room(kvfs: KVFS, account: Account) -> N
     close_all(kvfs, parent, child)
 
 
-def test_without_pages_nothing_changes(kvfs: KVFS, account: Account) -> None:
+def test_without_pages_nothing_changes(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 16 * (PAGES - 1) - 3)
     child = kvfs.fork(parent, account)
     before = child.pages.tolist()
@@ -143,7 +143,7 @@ def test_a_limit_of_entries_is_exact(kvfs: KVFS) -> None:
     close_all(kvfs, file)
 
 
-def test_truncating_what_is_shared_leaves_the_other_side(kvfs: KVFS, account: Account) -> None:
+def test_truncating_what_is_shared_leaves_the_other_side(kvfs: KVFS, account: TenantUsage) -> None:
     parent = filled(kvfs, account, 40)
     child = kvfs.fork(parent, account)
     child.truncate(20)
@@ -155,7 +155,7 @@ def test_truncating_what_is_shared_leaves_the_other_side(kvfs: KVFS, account: Ac
     close_all(kvfs, parent, child)
 
 
-def test_append_shares_pages_that_line_up(kvfs: KVFS, account: Account) -> None:
+def test_append_shares_pages_that_line_up(kvfs: KVFS, account: TenantUsage) -> None:
     source, target = filled(kvfs, account, 40), filled(kvfs, account, 16)
     free = kvfs.pool.free
     target.append(source, np.arange(16, 40))
@@ -166,7 +166,7 @@ def test_append_shares_pages_that_line_up(kvfs: KVFS, account: Account) -> None:
     close_all(kvfs, source, target)
 
 
-def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: Account) -> None:
+def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: TenantUsage) -> None:
     source, target = filled(kvfs, account, 40), filled(kvfs, account, 3)
     target.append(source, np.arange(10, 35))
     (group,) = take_copies(kvfs)
@@ -176,7 +176,7 @@ def test_append_copies_what_does_not_line_up(kvfs: KVFS, account: Account) -> No
     close_all(kvfs, source, target)
 
 
-def test_append_fills_the_last_page_and_shares_the_rest(kvfs: KVFS, account: Account) -> None:
+def test_append_fills_the_last_page_and_shares_the_rest(kvfs: KVFS, account: TenantUsage) -> None:
     source, target = filled(kvfs, account, 48), filled(kvfs, account, 5)
     target.append(source, np.arange(5, 48))
     (group,) = take_copies(kvfs)
@@ -185,7 +185,7 @@ def test_append_fills_the_last_page_and_shares_the_rest(kvfs: KVFS, account: Acc
     close_all(kvfs, source, target)
 
 
-def test_append_takes_ranges_in_any_order_and_twice(kvfs: KVFS, account: Account) -> None:
+def test_append_takes_ranges_in_any_order_and_twice(kvfs: KVFS, account: TenantUsage) -> None:
     source, target = filled(kvfs, account, 40), kvfs.create("t", account)
     target.append(source, np.concatenate([np.arange(16, 32), np.arange(0, 20), [39, 39]]))
     assert target.pages[0] == source.pages[1]
@@ -194,7 +194,7 @@ def test_append_takes_ranges_in_any_order_and_twice(kvfs: KVFS, account: Account
     close_all(kvfs, source, target)
 
 
-def test_a_file_appends_itself(kvfs: KVFS, account: Account) -> None:
+def test_a_file_appends_itself(kvfs: KVFS, account: TenantUsage) -> None:
     file = filled(kvfs, account, 32)
     file.append(file, np.arange(0, 32))
     assert file.pages.tolist()[:2] == file.pages.tolist()[2:]
@@ -205,7 +205,7 @@ def test_a_file_appends_itself(kvfs: KVFS, account: Account) -> None:
     close_all(kvfs, file)
 
 
-def test_a_step_that_was_cancelled_keeps_its_own_table(kvfs: KVFS, account: Account) -> None:
+def test_a_step_that_was_cancelled_keeps_its_own_table(kvfs: KVFS, account: TenantUsage) -> None:
     file, other = filled(kvfs, account, 16), filled(kvfs, account, 32)
     file.reserve(32)
     table = file.block_table(48)
@@ -217,7 +217,9 @@ def test_a_step_that_was_cancelled_keeps_its_own_table(kvfs: KVFS, account: Acco
     close_all(kvfs, file, other)
 
 
-def test_a_replaced_page_does_not_show_in_a_table_given_out(kvfs: KVFS, account: Account) -> None:
+def test_a_replaced_page_does_not_show_in_a_table_given_out(
+    kvfs: KVFS, account: TenantUsage
+) -> None:
     file = filled(kvfs, account, 5)
     table = file.block_table(5)
     promised = table.tolist()

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 from symphony_kernel.kvfs.file import KVFile
-from symphony_kernel.kvfs.file_queue import Operation, drop, finish, submit
+from symphony_kernel.kvfs.file_queue import FileOperation, drop, finish, submit
 
 from tests.support.kernel.page_device import make_account, make_kvfs
 
 
-class Recorded(Operation):
+class Recorded(FileOperation):
     def __init__(self, files: tuple[KVFile, ...], number: int, at_once: bool) -> None:
         super().__init__(files)
         self.number = number

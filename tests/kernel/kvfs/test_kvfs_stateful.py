@@ -18,7 +18,7 @@ from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.prefix_cache import FREED_PAGES_MIN
-from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.page_transfers import group_copies
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -107,7 +107,7 @@ class KVFSMachine(RuleBasedStateMachine):
         files = [m for m in self.files if not m.busy and m.file.tenant == of.file.tenant]
         return files[choice % len(files)]
 
-    def account(self, choice: int, tenant: str) -> Account:
+    def account(self, choice: int, tenant: str) -> TenantUsage:
         mine = [a for a, t in zip(self.accounts, self.tenants, strict=True) if t == tenant]
         return mine[choice % len(mine)]
 
@@ -351,7 +351,7 @@ class KVFSMachine(RuleBasedStateMachine):
 
     # -- What must always hold -------------------------------------------------------------------
     def snapshot(self, modelled: Modelled) -> tuple[int, list[int], int, int]:
-        file, storage = modelled.file, self.kvfs.moves.copied_slots
+        file, storage = modelled.file, self.kvfs.transfers.copied_slots
         return file.length, file.pages.tolist(), self.kvfs.pool.free, storage
 
     def ahead(self) -> SlotStore:
@@ -359,7 +359,7 @@ class KVFSMachine(RuleBasedStateMachine):
         ahead = self.store.copy()
         for step, _ in self.steps:
             ahead.run(step)
-        ahead.apply_copies(group_copies(self.kvfs.moves.copies))
+        ahead.apply_copies(group_copies(self.kvfs.transfers.copies))
         return ahead
 
     @invariant()

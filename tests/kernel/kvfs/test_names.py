@@ -4,7 +4,7 @@ import pytest
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.kvfs.names import Expiries
+from symphony_kernel.kvfs.names import NameExpiries
 from symphony_kernel.protocol.errno import Errno, SyscallError
 
 from tests.support.kernel.page_device import extend, make_account, make_kvfs
@@ -167,7 +167,7 @@ def test_a_name_has_the_expiry_of_the_file_that_was_saved() -> None:
 
 
 def test_moments_come_due_in_their_order() -> None:
-    expiries = Expiries()
+    expiries = NameExpiries()
     for moment in (30, 0, 10, 20):
         expiries.set(moment, "t", f"at {moment}")
     assert expiries.next_ms == 10
@@ -176,7 +176,7 @@ def test_moments_come_due_in_their_order() -> None:
 
 
 def test_only_the_last_moment_of_a_name_comes_due() -> None:
-    expiries = Expiries()
+    expiries = NameExpiries()
     for moment in (10, 20, 5, 30, 30):
         expiries.set(moment, "t", "a")
     expiries.set(15, "t", "b")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from symphony_kernel.kvfs.quotas import Ledger
+from symphony_kernel.kvfs.quotas import Quotas
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 
 from tests.support.kernel.page_device import ManualTime
@@ -22,7 +22,7 @@ def references(*held: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def test_a_page_counts_in_every_account_above() -> None:
-    ledger = Ledger(PAGES, ManualTime())
+    ledger = Quotas(PAGES, ManualTime())
     tenant = ledger.open("tenant", None, 4, MANY)
     run = ledger.open("run", tenant, 3, MANY)
     other = ledger.open("other", tenant, 3, MANY)
@@ -41,7 +41,7 @@ def test_a_page_counts_in_every_account_above() -> None:
 
 
 def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
-    ledger = Ledger(PAGES, ManualTime())
+    ledger = Quotas(PAGES, ManualTime())
     tenant = ledger.open("tenant", None, MANY, MANY)
     run = ledger.open("run", tenant, MANY, MANY)
     child = ledger.open("child", run, MANY, MANY)
@@ -62,7 +62,7 @@ def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
 
 def test_entries_are_integrated_over_time() -> None:
     time = ManualTime()
-    ledger = Ledger(PAGES, time)
+    ledger = Quotas(PAGES, time)
     tenant = ledger.open("tenant", None, MANY, MANY)
     run = ledger.open("run", tenant, MANY, MANY)
     time.seconds = 1.0
@@ -74,7 +74,7 @@ def test_entries_are_integrated_over_time() -> None:
 
 
 def test_an_audit_finds_a_page_that_nobody_pays_for() -> None:
-    ledger = Ledger(PAGES, ManualTime())
+    ledger = Quotas(PAGES, ManualTime())
     tenant = ledger.open("tenant", None, MANY, MANY)
     ledger.charge(tenant, pages(0))
     with pytest.raises(KernelBug, match="not the same pages"):

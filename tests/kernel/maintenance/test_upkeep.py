@@ -7,9 +7,9 @@ import pytest
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.tiers.config import Places
-from symphony_kernel.maintenance.upkeep import AuditOptions, Upkeep
-from symphony_kernel.maintenance.watchdog import Stalls
+from symphony_kernel.kvfs.tiers.config import TierConfig
+from symphony_kernel.maintenance.upkeep import AuditOptions, Maintenance
+from symphony_kernel.maintenance.watchdog import Watchdog
 from symphony_kernel.platform.clock import Clock, VirtualClock
 from symphony_kernel.protocol.errno import KernelBug
 
@@ -23,17 +23,17 @@ def look_after(
     idle: Callable[[], bool] = lambda: True,
     check: Callable[[], object] = lambda: 0,
     seconds: float = 10.5,
-) -> tuple[Upkeep, list[BaseException]]:
+) -> tuple[Maintenance, list[BaseException]]:
     """Return an upkeep after some virtual seconds, and the faults that it told of."""
     clock = VirtualClock()
     faults: list[BaseException] = []
 
-    async def main() -> Upkeep:
+    async def main() -> Maintenance:
         executor = SimulatedExecutor(clock, 8)
         kvfs = KVFS(8, clock.now)
         kernel = Kernel(executor, describe(ASSETS), clock)
-        watch = Stalls(kernel._scheduler, kernel._stepper, 0.0)
-        upkeep = Upkeep(kvfs, executor, Places(), audit, idle, check, faults.append, watch)
+        watch = Watchdog(kernel._scheduler, kernel._stepper, 0.0)
+        upkeep = Maintenance(kvfs, executor, TierConfig(), audit, idle, check, faults.append, watch)
         await upkeep.open()
         await clock.sleep(seconds)
         upkeep.close()
@@ -102,7 +102,7 @@ def test_statistics_tell_where_pages_are() -> None:
     with_kernel(
         test,
         executor=_moving,
-        kernel_options=KernelOptions(places=Places(host_slots=32)),
+        kernel_options=KernelOptions(places=TierConfig(host_slots=32)),
     )
 
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from symphony_kernel.platform.cpu_pressure import Crowding
+from symphony_kernel.platform.cpu_pressure import CpuPressure
 
 
 def test_they_are_while_a_thread_waits_for_one(tmp_path: Path) -> None:
     source = tmp_path / "schedstat"
     source.write_text("0 0 0\n")
-    crowding = Crowding(source)
+    crowding = CpuPressure(source)
     ran = waited = 0
     for now, (runs, waits, short) in enumerate([
         (50_000_000, 1_000_000, False),  # nanoseconds
@@ -24,15 +24,15 @@ def test_they_are_while_a_thread_waits_for_one(tmp_path: Path) -> None:
 
 
 def test_where_nobody_tells_they_are(tmp_path: Path) -> None:
-    assert Crowding(tmp_path / "nothing").short(1.0)
+    assert CpuPressure(tmp_path / "nothing").short(1.0)
     (tmp_path / "empty").write_text("")
-    empty = Crowding(tmp_path / "empty")
+    empty = CpuPressure(tmp_path / "empty")
     assert empty.short(1.0)
     empty.close()
 
 
 def test_of_a_thread_that_lives_it_is_told() -> None:
-    crowding = Crowding()
+    crowding = CpuPressure()
     assert crowding.short(1.0) in (True, False)
     crowding.close()
     crowding.close()

@@ -10,7 +10,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("there is no timerfd", allow_module_level=True)
 
-from symphony_kernel.platform.event_loop import FineLoop
+from symphony_kernel.platform.event_loop import PreciseTimerLoop
 
 PATIENCE_S = 20
 
@@ -21,7 +21,7 @@ def run(main: Callable[[asyncio.AbstractEventLoop], Awaitable[None]]) -> None:
     async def within() -> None:
         await asyncio.wait_for(main(asyncio.get_running_loop()), PATIENCE_S)
 
-    with asyncio.Runner(loop_factory=FineLoop) as runner:
+    with asyncio.Runner(loop_factory=PreciseTimerLoop) as runner:
         runner.run(within())
 
 
@@ -126,7 +126,7 @@ def test_short_and_long_waits_go_beside_frames() -> None:
 
 
 def test_a_loop_is_closed_with_timers_that_have_not_come() -> None:
-    loop = FineLoop()
+    loop = PreciseTimerLoop()
     loop.call_later(0.01, print, "never")
     loop.close()
     loop.close()

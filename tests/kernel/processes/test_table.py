@@ -138,7 +138,7 @@ def test_any_order_of_ends_gives_everything_back(order: tuple[int, ...], compute
         answered = len(rig.replies)
         rig.processes.end(instance)
         rig.processes.check_integrity()
-        assert all(work.instance != instance for work in rig.scheduler.works)
+        assert all(request.instance != instance for request in rig.scheduler.requests)
         assert all(reply[0] != instance for reply in rig.replies[answered:])
     rig.finish()
     assert rig.processes.statistics().lips == 0
@@ -149,7 +149,7 @@ def test_the_others_go_on_after_an_end() -> None:
     rig = SyscallRig()
     busy(rig)
     rig.processes.end(2)
-    while rig.scheduler.works:
+    while rig.scheduler.requests:
         rig.scheduler.compute()
     answers = [result for instance, _, result in rig.replies if instance in (1, 3)]
     assert rig.call(1, Op.KV_LEN, A) == 3 * 20 + 2 * 5
@@ -200,9 +200,9 @@ def test_what_a_dead_workers_instances_used_is_told_once() -> None:
 def test_a_tenants_use_is_counted_while_its_programs_live_and_after() -> None:
     rig = SyscallRig()
     rig.register(2, tenant="other")
-    for lip in (1, 2):
-        rig.call(lip, Op.KV_CREATE, A)
-        rig.send(lip, Op.PRED, A, u32(*range(20 * lip)), None, b"")
+    for run in (1, 2):
+        rig.call(run, Op.KV_CREATE, A)
+        rig.send(run, Op.PRED, A, u32(*range(20 * run)), None, b"")
         rig.scheduler.compute()
     rig.call(2, Op.KV_SAVE, A, "kept", 0)
     live = rig.processes.tenants()
@@ -226,12 +226,12 @@ def test_pages_that_outlive_their_instance_are_paid_for_above_it() -> None:
     rig.processes.check_integrity()
     run = rig.processes.get(1)
     assert run is not None
-    assert run.lip.account.own == 3
+    assert run.run.account.own == 3
     rig.call(1, Op.KV_GRANTED, A, "a")
     rig.send(1, Op.PRED, A, u32(*range(40)), None, b"")
     rig.scheduler.compute()
     rig.processes.check_integrity()
-    assert run.lip.account.pages == 5
+    assert run.run.account.pages == 5
     rig.finish()
 
 

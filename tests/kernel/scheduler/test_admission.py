@@ -4,10 +4,10 @@ import numpy as np
 from symphony_kernel.fairness.fair_queue import FairQueue
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.pages.pool import page_count
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.limits import PAGE_TOKENS, PAGER_SLICE_TOKENS
-from symphony_kernel.request import Work
-from symphony_kernel.scheduler.admission import Admission, Pager
+from symphony_kernel.request import Request
+from symphony_kernel.scheduler.admission import Admission, Admitted
 
 from tests.support.kernel.page_device import ManualTime, extend, make_account
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
@@ -17,28 +17,30 @@ FRAMES = 8
 
 def test_room_that_holds_nothing_is_not_computed_again() -> None:
     """Drafts left it to a generation whose frames others took: no row of a rebuild writes it."""
-    kvfs = KVFS(FRAMES, ManualTime(), places=Places(pages_a_frame=4))
+    kvfs = KVFS(FRAMES, ManualTime(), places=TierConfig(pages_a_frame=4))
     file = kvfs.create("t", make_account(kvfs))
     extend(file, *range(13))
     file.reserve(5)
     assert len(file.pages) == 2
-    assert kvfs.pressure.preempt([file], FRAMES)
+    assert kvfs.eviction.preempt([file], FRAMES)
     assert len(np.unique(file.absent_pages())) == 2
 
     queue = FairQueue()
     failed: list[object] = []
-    pager = Pager(queue, kvfs.pressure, lambda work, errno: failed.append((work, errno)))
-    work = make_work(1, 1, file)
-    queue.push(work)
-    assert queue.first() is work
-    assert pager.admit(work) is Admission.AWAY
+    admission = Admission(
+        queue, kvfs.eviction, lambda request, errno: failed.append((request, errno))
+    )
+    request = make_work(1, 1, file)
+    queue.push(request)
+    assert queue.first() is request
+    assert admission.admit(request) is Admitted.AWAY
     row = queue.first()
     assert row is not None
-    assert row is not work
+    assert row is not request
     assert row.count == 13
     queue.serve(13)
     row.done(b"")
-    assert queue.first() is work
+    assert queue.first() is request
     assert not failed
     assert len(file.block_table(14)) == page_count(14)
     file.commit(np.array([5], np.uint32), np.array([13], np.int32))
@@ -47,33 +49,33 @@ def test_room_that_holds_nothing_is_not_computed_again() -> None:
     kvfs.check_integrity({file: 1})
 
 
-def _full_device() -> tuple[KVFS, FairQueue, Pager]:
+def _full_device() -> tuple[KVFS, FairQueue, Admission]:
     """Return a device whose frames an admitted work of LIP 1 holds."""
-    kvfs = KVFS(FRAMES, ManualTime(), places=Places(pages_a_frame=4))
+    kvfs = KVFS(FRAMES, ManualTime(), places=TierConfig(pages_a_frame=4))
     file = kvfs.create("t", make_account(kvfs))
     extend(file, *range((FRAMES - 2) * PAGE_TOKENS))
     queue = FairQueue()
-    pager = Pager(queue, kvfs.pressure, lambda work, errno: None)
-    work = make_work(1, 1, file)
-    queue.push(work)
-    assert pager.admit(work) is Admission.READY
-    return kvfs, queue, pager
+    admission = Admission(queue, kvfs.eviction, lambda request, errno: None)
+    request = make_work(1, 1, file)
+    queue.push(request)
+    assert admission.admit(request) is Admitted.READY
+    return kvfs, queue, admission
 
 
-def _park(kvfs: KVFS, queue: FairQueue, pager: Pager, root: int, instance: int) -> Work:
+def _park(kvfs: KVFS, queue: FairQueue, admission: Admission, root: int, instance: int) -> Request:
     file = kvfs.create("t", make_account(kvfs))
-    work = make_work(root, 4 * PAGE_TOKENS, file, instance=instance)
-    queue.push(work)
-    assert pager.admit(work) is Admission.AWAY
-    assert work in pager.waiting
-    return work
+    request = make_work(root, 4 * PAGE_TOKENS, file, instance=instance)
+    queue.push(request)
+    assert admission.admit(request) is Admitted.AWAY
+    assert request in admission.waiting
+    return request
 
 
 def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
-    kvfs, queue, pager = _full_device()
-    _park(kvfs, queue, pager, 2, 20)
+    kvfs, queue, admission = _full_device()
+    _park(kvfs, queue, admission, 2, 20)
     queue.push(make_work(1, 4 * int(PAGER_SLICE_TOKENS), LengthFile(Pool())))
-    while pager.begin([]) and not queue.pass_over():
+    while admission.begin([]) and not queue.pass_over():
         first = queue.first()
         assert first is not None
         queue.serve(min(first.remaining, 8))
@@ -83,10 +85,10 @@ def test_lip_with_frames_is_served_at_most_a_slice_past_a_parked_work() -> None:
 
 
 def test_works_of_a_forgotten_instance_leave_parking() -> None:
-    kvfs, queue, pager = _full_device()
-    works = [_park(kvfs, queue, pager, *each) for each in ((2, 20), (2, 21), (3, 30))]
-    assert pager.forget(2, 20) == works[:1]
-    assert queue.away(2, None) == works[1:2]
-    assert pager.forget(2, None) == works[1:2]
-    assert pager.forget(2, None) == []
-    assert pager.waiting == works[2:]
+    kvfs, queue, admission = _full_device()
+    requests = [_park(kvfs, queue, admission, *each) for each in ((2, 20), (2, 21), (3, 30))]
+    assert admission.forget(2, 20) == requests[:1]
+    assert queue.away(2, None) == requests[1:2]
+    assert admission.forget(2, None) == requests[1:2]
+    assert admission.forget(2, None) == []
+    assert admission.waiting == requests[2:]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from symphony_kernel.protocol.limits import BATCH_WAIT_MS_MAX, BATCH_WAIT_SHARE_MAX, DECODING_MS_MAX
-from symphony_kernel.scheduler.anticipation import Answers
+from symphony_kernel.scheduler.anticipation import Anticipation
 
 STEP = 0.010  # seconds
 
@@ -17,7 +17,7 @@ class Queue:
     lips: dict[int, int]
 
     @property
-    def works(self) -> int:
+    def requests(self) -> int:
         return sum(self.lips.values())
 
     @property
@@ -32,8 +32,8 @@ def ready(*roots: int) -> Queue:
     return Queue(Counter(roots))
 
 
-def stepped(replies: dict[int, int], step_seconds: float = STEP) -> Answers:
-    answers = Answers()
+def stepped(replies: dict[int, int], step_seconds: float = STEP) -> Anticipation:
+    answers = Anticipation()
     answers.stepped(replies, 1.0, step_seconds)
     return answers
 
@@ -86,9 +86,9 @@ def test_who_has_had_a_result_lately_decodes() -> None:
     assert answers.anybody_decodes(soon)
 
 
-def learned(seconds: list[float]) -> Answers:
+def learned(seconds: list[float]) -> Anticipation:
     """Return what is known after a LIP has taken so long to answer one step after the other."""
-    answers = Answers()
+    answers = Anticipation()
     for number, taken in enumerate(seconds, 1):
         answers.stepped({7: 1}, float(number), STEP)
         answers.heard(7, number + taken)

@@ -9,20 +9,20 @@ from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
-from symphony_kernel.scheduler.prediction import Caution
+from symphony_kernel.scheduler.prediction import PredictionOptions
 
 from tests.support.garbage import left_to_collector
 from tests.support.kernel.rig import A, B, C, Rig, Worker, decode, ids, options, start, tokens
 from tests.support.kernel.rig import with_kernel as with_any_kernel
 
 STEP = CostModel(fixed_us=10_000)
-BOLD = Caution(least=0, odd=0, vain=0)  # whatever could be guessed is
+BOLD = PredictionOptions(least=0, odd=0, vain=0)  # whatever could be guessed is
 SEEDED = options(get={"sample": {"temperature": 5.0, "seed": 7}})
 BEST = options(get={"top": 3})
 
 
 def with_kernel(
-    test: Callable[[Rig], Awaitable[Any]], caution: Caution | None = BOLD, **given: Any
+    test: Callable[[Rig], Awaitable[Any]], caution: PredictionOptions | None = BOLD, **given: Any
 ) -> Any:
     """Run a test beside a kernel that guesses with so much caution, or not at all."""
 
@@ -32,7 +32,7 @@ def with_kernel(
         return result
 
     given = {"costs": STEP} | given
-    return with_any_kernel(checked, kernel_options=KernelOptions(guesses=caution), **given)
+    return with_any_kernel(checked, kernel_options=KernelOptions(predictions=caution), **given)
 
 
 def guessed(rig: Rig) -> tuple[int, int]:
@@ -304,7 +304,7 @@ def test_who_comes_is_in_the_next_step() -> None:
             assert loop.time() - asked <= 2 * 0.01 + 0.0034, "the step under way and its own"
         await going
 
-    with_kernel(test, Caution(least=0, odd=0, vain=0))
+    with_kernel(test, PredictionOptions(least=0, odd=0, vain=0))
 
 
 # -- For whom ----------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_who_is_not_to_be_guessed_costs_the_device_little() -> None:
         assert misses <= 4
         assert hits <= 8
 
-    with_kernel(test, Caution())
+    with_kernel(test, PredictionOptions())
 
 
 def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
@@ -338,7 +338,7 @@ def test_a_program_that_decodes_in_pieces_wastes_few_rows() -> None:
         assert hits > 200
         assert misses <= 0.06 * 320
 
-    with_kernel(test, Caution())
+    with_kernel(test, PredictionOptions())
 
 
 def test_short_programs_are_soon_not_guessed_about() -> None:
@@ -357,7 +357,7 @@ def test_short_programs_are_soon_not_guessed_about() -> None:
             await asyncio.sleep(0.05)
         assert guessed(rig)[1] - before <= 6
 
-    with_kernel(test, Caution())
+    with_kernel(test, PredictionOptions())
 
 
 def test_unseeded_draws_are_not_guessed() -> None:

@@ -130,10 +130,10 @@ def test_room_left_when_rows_run_out_goes_to_the_prompts_in_the_step() -> None:
         bench.submit(root, 1, tenant=f"decodes {root % 4}")
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
-    assert len(step.parts) == STEP_ROWS_MAX
+    assert len(step.chunks) == STEP_ROWS_MAX
     assert step.tokens == STEP_TOKENS_MAX
-    assert tokens_of([[(p.work.root, p.count) for p in step.parts]], 1) > PAGE_TOKENS
-    for part, row in zip(step.parts, step.batch.rows, strict=True):
+    assert tokens_of([[(p.request.root, p.count) for p in step.chunks]], 1) > PAGE_TOKENS
+    for part, row in zip(step.chunks, step.batch.rows, strict=True):
         assert part.count == len(row.tokens) == len(row.positions)
 
 
@@ -271,7 +271,7 @@ def test_a_launch_waits_a_little_for_the_lips_of_the_last_step() -> None:
     bench.submit(2, 1)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
-    assert len(step.parts) == 2
+    assert len(step.chunks) == 2
 
 
 def test_a_lip_that_answers_its_branches_one_by_one_is_not_launched_after_the_first() -> None:
@@ -283,7 +283,7 @@ def test_a_lip_that_answers_its_branches_one_by_one_is_not_launched_after_the_fi
     bench.submit(1, 1)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
-    assert len(step.parts) == 4
+    assert len(step.chunks) == 4
 
 
 def test_branches_that_have_ended_are_waited_for_no_longer_than_answers_take() -> None:
@@ -341,15 +341,15 @@ def test_no_step_goes_behind_another_ahead_of_who_is_about_to_answer(branches: b
     bench.submit(2, 1)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
-    assert 2 in {part.work.root for part in step.parts}
+    assert 2 in {part.request.root for part in step.chunks}
     assert bench.scheduler.poll() is None, "LIP 2 will have a better claim than LIP 1"
     bench.clock.run(bench.clock.sleep(10 / MS))
-    bench.scheduler.complete(step, [bytes(8) for _ in step.parts])
+    bench.scheduler.complete(step, [bytes(8) for _ in step.chunks])
     assert isinstance(bench.scheduler.poll(), float), "its answer is waited for"
     bench.submit(2, 1)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
-    assert 2 in {part.work.root for part in step.parts}
+    assert 2 in {part.request.root for part in step.chunks}
 
 
 def test_a_step_that_is_not_full_is_formed_when_the_device_is_free() -> None:
@@ -400,36 +400,36 @@ def test_a_cancelled_pred_leaves_its_file_as_it_was(when: str) -> None:
     bench = Bench()
     file = LengthFile(bench.pool, 3)
     free = bench.pool.free
-    work = make_work(1, 2000, file, done=bench.note(1))
-    bench.scheduler.submit(work)
+    request = make_work(1, 2000, file, done=bench.note(1))
+    bench.scheduler.submit(request)
     steps = [bench.scheduler.poll() for _ in range(0 if when == "queued" else 2)]
     if when == "between chunks":
         first = steps.pop(0)
         assert isinstance(first, Step)
         bench.scheduler.complete(first, [b""])
-    bench.scheduler.cancel(work)
-    bench.scheduler.cancel(work)
+    bench.scheduler.cancel(request)
+    bench.scheduler.cancel(request)
     for step in steps:
         assert isinstance(step, Step)
         bench.scheduler.complete(step, [b""])
     bench.run()
     assert bench.results == [(1, -Errno.ECANCELED)]
     assert (file.length, bench.pool.free) == (3, free)
-    assert bench.scheduler.statistics().queue.works == 0
+    assert bench.scheduler.statistics().queue.requests == 0
 
 
 def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
     bench = Bench()
     for instance in (1, 10):
         for _ in range(3):
-            work = make_work(
+            request = make_work(
                 1, 600, LengthFile(bench.pool), instance=instance, done=bench.note(instance)
             )
-            bench.scheduler.submit(work)
+            bench.scheduler.submit(request)
     step = bench.scheduler.poll()
     assert isinstance(step, Step)
     bench.scheduler.forget(1, 10)
-    bench.scheduler.complete(step, [b""] * len(step.parts))
+    bench.scheduler.complete(step, [b""] * len(step.chunks))
     bench.run()
     assert [root for root, _ in bench.results] == [1, 1, 1]
     bench.submit(1, 5)
@@ -437,7 +437,7 @@ def test_what_is_forgotten_is_dropped_and_nobody_is_told() -> None:
     bench.run()
     assert len(bench.results) == 3
     statistics = bench.scheduler.statistics()
-    assert (statistics.queue.works, statistics.queue.tokens, statistics.queue.lips) == (0, 0, 0)
+    assert (statistics.queue.requests, statistics.queue.tokens, statistics.queue.lips) == (0, 0, 0)
 
 
 # -- Waiting for pages -------------------------------------------------------------------------

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from symphony_kernel.executor.simulated import CostModel
 from symphony_kernel.kernel import KernelOptions
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import TRACE_BUNDLE_EVENTS
-from symphony_kernel.scheduler.prediction import Caution
+from symphony_kernel.scheduler.prediction import PredictionOptions
 
 from tests.support.kernel.rig import A, B, Gateway, Rig, options, start, tokens, with_kernel
 
@@ -118,7 +118,7 @@ def test_a_guessed_pred_s_step_may_have_ended_before_it_came() -> None:
         assert rig.kernel.statistics()["preds_guessed"] > 10
         return traced(rig.gateway)
 
-    bold = KernelOptions(guesses=Caution(least=0, odd=0, vain=0))
+    bold = KernelOptions(predictions=PredictionOptions(least=0, odd=0, vain=0))
     events = with_kernel(test, kernel_options=bold, costs=CostModel(fixed_us=10_000))
     early = 0
     for *_, submitted, ended, _, ((began, done, *_),) in events:
@@ -178,7 +178,7 @@ def test_nobody_is_traced_who_did_not_ask() -> None:
 def test_what_a_file_s_way_back_to_the_device_took_is_told() -> None:
     """Of two files of five pages eight frames hold one: two of the other are moved, or rebuilt."""
 
-    def told(places: Places) -> list[Any]:
+    def told(places: TierConfig) -> list[Any]:
         async def test(rig: Rig) -> list[Any]:
             worker = await start(rig, trace=True)
             worker.tell(1, m.Op.KV_CREATE, B)
@@ -190,7 +190,7 @@ def test_what_a_file_s_way_back_to_the_device_took_is_told() -> None:
 
         return with_kernel(test, pages=8, kernel_options=KernelOptions(places=places))
 
-    assert told(Places(pages_a_frame=4)) == [[], [], [[0, 0, 77 - 3 * 16]]]
-    first, second, ((loaded, read, rebuilt),) = told(Places(16, pages_a_frame=4))
+    assert told(TierConfig(pages_a_frame=4)) == [[], [], [[0, 0, 77 - 3 * 16]]]
+    first, second, ((loaded, read, rebuilt),) = told(TierConfig(16, pages_a_frame=4))
     assert (first, second, read) == ([], [], 0)
     assert (loaded, rebuilt) in ((2, 0), (0, 77 - 3 * 16))

@@ -15,7 +15,7 @@ from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.errno import Errno
@@ -31,14 +31,14 @@ REPLACE, DURABLE, PUBLIC = 1, 2, 4
 
 
 def lives(
-    root: Path, *tests: Test, pages: int = 256, places: Places | None = None, **options: Any
+    root: Path, *tests: Test, pages: int = 256, places: TierConfig | None = None, **options: Any
 ) -> None:
     """Run each test beside a kernel of its own, one after the other over the same directory."""
 
     async def life(test: Test) -> None:
         clock = RealClock()
         executor = SimulatedExecutor(clock, pages, costs=CostModel(fixed_us=100))
-        places_ = places or Places()
+        places_ = places or TierConfig()
         if places_.host_slots:
             executor.open_host(places_.host_slots)
         given = {"weights": lambda: "w", **options.get("durable", {})}
@@ -114,7 +114,7 @@ def test_kv_come_from_disk_to_the_host_when_the_device_is_full(tmp_path: Path) -
         assert [known[0], *await decode(worker2, 1, B, known[0], 5)] == known
 
     lives(tmp_path, first)
-    lives(tmp_path, second, pages=14, places=Places(host_slots=16, pages_a_frame=4))
+    lives(tmp_path, second, pages=14, places=TierConfig(host_slots=16, pages_a_frame=4))
 
 
 def test_tokens_alone_bring_a_file_back(tmp_path: Path) -> None:
@@ -484,7 +484,7 @@ class Moving:
         clock = RealClock()
         self.executor = SimulatedExecutor(clock, pages, costs=CostModel(fixed_us=1))
         self.executor.open_host(pages)
-        self.kvfs = KVFS(pages, clock.now, places=Places(host_slots=pages, pages_a_frame=4))
+        self.kvfs = KVFS(pages, clock.now, places=TierConfig(host_slots=pages, pages_a_frame=4))
         self.device = PageDevice(self.kvfs, self.executor, self._quiet)
 
     def _quiet(self, work: Callable[[], Awaitable[Any]]) -> Any:

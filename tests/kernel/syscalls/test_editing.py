@@ -190,13 +190,13 @@ def test_speculation_verified_as_a_chain_and_truncated(checkpoint: Checkpoint) -
         out = [best(logits[-1])]
         while len(out) < 18:
             right = expected[len(out) : len(out) + 3]
-            drafts = [*right, (expected[len(out) + 3] + 1) % VOCAB, 5]
-            found = await desk.pred(fast, [out[-1], *drafts])
+            lookaheads = [*right, (expected[len(out) + 3] + 1) % VOCAB, 5]
+            found = await desk.pred(fast, [out[-1], *lookaheads])
             said = [best(each) for each in found]
             accepted = 0
-            while accepted < len(drafts) and said[accepted] == drafts[accepted]:
+            while accepted < len(lookaheads) and said[accepted] == lookaheads[accepted]:
                 accepted += 1
-            desk.truncate(fast, len(fast) - len(drafts) + accepted)
+            desk.truncate(fast, len(fast) - len(lookaheads) + accepted)
             out += said[: accepted + 1]
         assert out == expected[: len(out)]
 
@@ -219,8 +219,8 @@ def test_speculation_verified_as_a_tree_and_cut_to_its_path(checkpoint: Checkpoi
         while len(out) < 16:
             right = expected[len(out) : len(out) + 2]
             # Node 0 is the token itself; below it wrong drafts stand before the right ones.
-            drafts = [out[-1], right[0] ^ 1, right[0], 3, right[1] ^ 2, right[1]]
-            found = await desk.pred(fast, drafts, parents=[-1, 0, 0, 1, 2, 2])
+            lookaheads = [out[-1], right[0] ^ 1, right[0], 3, right[1] ^ 2, right[1]]
+            found = await desk.pred(fast, lookaheads, parents=[-1, 0, 0, 1, 2, 2])
             before = len(fast) - 6
             assert [best(found[0]), best(found[2])] == right
             kept = desk.extract(fast, (0, before + 1), (before + 2, before + 3),
@@ -302,8 +302,8 @@ def test_edited_files_are_computed_again_where_they_do_not_all_fit(
         for turn in range(28):
             file = files[turn % 7] if turn < 14 else files[int(random.integers(7))]
             await desk.pred(file, ids(int(random.integers(1, 4)), turn))
-        pager = desk.rig.kernel._scheduler._pager
-        assert pager is not None
-        assert (pager.rebuilt_tokens > 0) == (pages == 24), pager.rebuilt_tokens
+        admission = desk.rig.kernel._scheduler._admission
+        assert admission is not None
+        assert (admission.rebuilt_tokens > 0) == (pages == 24), admission.rebuilt_tokens
 
     at_a_desk(checkpoint, scenario, pages=pages)

@@ -13,7 +13,7 @@ from symphony_kernel import tiny_model
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import KernelOptions
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import (
@@ -401,7 +401,7 @@ def test_on_a_device_that_is_too_small_the_texts_are_the_same() -> None:
         device = SimulatedExecutor(
             RealClock(), pages, assets().model, CostModel(fixed_us=100.0), hashed=True
         )
-        places = Places(pages_a_frame=64, poison=True, host_slots=4)
+        places = TierConfig(pages_a_frame=64, poison=True, host_slots=4)
         async with kernel_with_text(device, KernelOptions(places=places)) as rig:
             worker = await start(rig)
             handle = await constraint(worker, REGEX, b"([a-f]{1,3}[0-9])*")

@@ -8,7 +8,7 @@ import pytest
 from symphony_kernel.executor.base import Batch
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.grammar.compiler import Grammar
-from symphony_kernel.grammar.matcher import Guide
+from symphony_kernel.grammar.matcher import GrammarMatcher
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.messages import Op
@@ -37,7 +37,7 @@ def test_masks_that_take_long_are_made_in_turns() -> None:
 
     class Watched(SimulatedExecutor):
         async def run(self, batch: Batch) -> list[bytes | SyscallError]:
-            steps.append([row.guide is not None for row in batch.rows])
+            steps.append([row.matcher is not None for row in batch.rows])
             return await super().run(batch)
 
     async def main() -> None:
@@ -172,14 +172,14 @@ def test_time_for_masks_is_charged_to_the_lip() -> None:
         handle = await constraint(rig.worker, REGEX, b"[a-z]{20}")
         await start(rig, 2)
         plain = rig.worker.generate(2, A, PROMPT, max=30)
-        fill = Guide.fill
+        fill = GrammarMatcher.fill
 
-        def slow(guide: Guide, *given: Any) -> SyscallError | None:
-            guide.spent += 0.01
-            return fill(guide, *given)
+        def slow(matcher: GrammarMatcher, *given: Any) -> SyscallError | None:
+            matcher.spent += 0.01
+            return fill(matcher, *given)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Guide, "fill", slow)
+            patch.setattr(GrammarMatcher, "fill", slow)
             given = await generated(rig, 1, handle, max=10)
         assert await plain.end == b""
         assert {root for root, _ in charged} == {1}

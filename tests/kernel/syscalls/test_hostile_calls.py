@@ -127,7 +127,7 @@ def test_no_junk_is_taken_in_any_place(op: Op) -> None:
             result = fresh.call(1, op, *given)
             assert isinstance(result, int), (place, junk, result)
             assert result < 0, (place, junk, result)
-            assert fresh.scheduler.works == []
+            assert fresh.scheduler.requests == []
             fresh.finish()
 
 
@@ -309,7 +309,7 @@ def test_nothing_that_comes_over_a_link_breaks_anything(calls: list[Any]) -> Non
     rig.call(1, Op.KV_CREATE, A)
     for call in calls:
         if call == "compute":
-            if rig.scheduler.works:
+            if rig.scheduler.requests:
                 rig.scheduler.compute()
         else:
             rig.syscalls.execute(WORKER, [call])

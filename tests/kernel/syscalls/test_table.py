@@ -37,10 +37,10 @@ def filled(rig: SyscallRig, number: int, length: int) -> None:
 def test_a_pred_becomes_work_and_its_result_a_reply(rig: SyscallRig) -> None:
     assert rig.call(1, Op.KV_CREATE, A) == 0
     seq = pred(rig, A, 1, 2, 3)
-    (work,) = rig.scheduler.works
-    assert (work.instance, work.root, work.tenant, work.seq) == (1, 1, "t", seq)
-    assert work.tokens.tolist() == [1, 2, 3]
-    assert work.positions.tolist() == [0, 1, 2]
+    (request,) = rig.scheduler.requests
+    assert (request.instance, request.root, request.tenant, request.seq) == (1, 1, "t", seq)
+    assert request.tokens.tolist() == [1, 2, 3]
+    assert request.positions.tolist() == [0, 1, 2]
     assert rig.reply(seq) is None
     rig.scheduler.compute(b"12345678")
     assert rig.reply(seq) == b"12345678"
@@ -79,7 +79,7 @@ def test_calls_on_a_file_wait_for_the_pred_before_them(rig: SyscallRig) -> None:
     second = pred(rig, A, 3)
     of_fork = rig.send(1, Op.KV_TOKENS, B, 0, 2)
     assert [rig.reply(seq) for seq in (first, length, cut, second, of_fork)] == [None] * 5
-    assert len(rig.scheduler.works) == 1
+    assert len(rig.scheduler.requests) == 1
     rig.scheduler.compute()
     assert rig.reply(length) == 2
     assert rig.reply(cut) == 0
@@ -109,7 +109,7 @@ def test_files_without_a_queue_do_not_wait(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_FORK, B, A)
     pred(rig, A, 1)
     pred(rig, B, 2)
-    assert len(rig.scheduler.works) == 2
+    assert len(rig.scheduler.requests) == 2
     rig.scheduler.compute()
     rig.scheduler.compute()
     assert rig.file(A).tokens.tolist()[-1] == 1
@@ -376,7 +376,7 @@ def test_a_seq_in_use_is_invalid(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_CREATE, A)
     rig.syscalls.execute(WORKER, 2 * [[1, int(Op.PRED), 77, A, u32(1), None, b""]])
     assert rig.replies[-1] == (1, 77, -Errno.EINVAL)
-    assert len(rig.scheduler.works) == 1
+    assert len(rig.scheduler.requests) == 1
 
 
 def test_copies_that_a_failed_step_lost_spoil_the_file(rig: SyscallRig) -> None:

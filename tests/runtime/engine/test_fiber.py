@@ -10,7 +10,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import GUEST_STACK_BYTES
 from symphony_runtime.abi import Signature
 from symphony_runtime.engine.fiber import EndKind, Fiber, FiberHost, HostFault, Import, new_engine
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, ENDED, PREEMPTED
 from wasmtime import Module, wat2wasm
 
@@ -29,7 +29,7 @@ HEAD = """
 
 
 @pytest.fixture
-def host(crossing: Crossing | None) -> Iterator[FiberHost]:
+def host(crossing: CompiledHostCalls | None) -> Iterator[FiberHost]:
     host = FiberHost(IMPORTS, crossing)
     yield host
     host.close()

@@ -8,9 +8,9 @@ from symphony_runtime.engine.fiber import Fiber, FiberHost, Import, new_engine
 from symphony_runtime.engine.hostcalls import library
 from symphony_runtime.engine.hostcalls.__main__ import main
 from symphony_runtime.engine.hostcalls.build import built_library
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing, compiled_crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls, compiled_crossing
 from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, PREEMPTED
-from symphony_runtime.engine.hostcalls.library import CrossingUnavailable, library_path
+from symphony_runtime.engine.hostcalls.library import HostCallsUnavailable, library_path
 from wasmtime import Module, wat2wasm
 
 from tests.support.worker import hostcalls
@@ -43,11 +43,11 @@ def called() -> tuple[FiberHost, Fiber]:
 
 def test_nobody_need_have_it(empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not library_path()[1]
-    with pytest.raises(CrossingUnavailable, match="not compiled"):
+    with pytest.raises(HostCallsUnavailable, match="not compiled"):
         compiled_crossing()
     assert main(check=True) == 1
     monkeypatch.setenv("SYMPHONY_CROSSING", "0")
-    with pytest.raises(CrossingUnavailable, match="SYMPHONY_CROSSING=0"):
+    with pytest.raises(HostCallsUnavailable, match="SYMPHONY_CROSSING=0"):
         compiled_crossing()
     assert main(check=False) == 0
     assert not list(empty.iterdir())
@@ -58,7 +58,7 @@ def test_what_cannot_be_compiled_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(CrossingUnavailable):
+    with pytest.raises(HostCallsUnavailable):
         built_library()
     assert main(check=False) == 0
     assert "through ctypes" in capsys.readouterr().out
@@ -73,8 +73,8 @@ def test_what_cannot_be_compiled_says_why(
 def test_what_is_no_library_is_refused(tmp_path: Path) -> None:
     made = tmp_path / "crossing.so"
     made.write_bytes(b"no library")
-    with pytest.raises(CrossingUnavailable, match="cannot be loaded"):
-        Crossing(made)
+    with pytest.raises(HostCallsUnavailable, match="cannot be loaded"):
+        CompiledHostCalls(made)
 
 
 def test_only_a_pending_call_takes_a_result() -> None:

@@ -65,8 +65,11 @@ def test_a_tenant_has_its_share_however_many_of_another_compute() -> None:
         hostile = [await rig.start(SPIN) for _ in range(loops)]
 
         def computed() -> float:
-            lips = rig.worker.instances
-            return sum(lips[id_].cpu_ns for r in hostile if (id_ := r.instance) in lips) / 1e6
+            instances = rig.worker.instances
+            return (
+                sum(instances[id_].cpu_ns for r in hostile if (id_ := r.instance) in instances)
+                / 1e6
+            )
 
         victim = await rig.start(SPIN, tenant="another", limits={"cpu_ms": cpu_ms})
         before = computed()

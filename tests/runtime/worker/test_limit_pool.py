@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from symphony_kernel.protocol.errno import Errno, LimitError
-from symphony_runtime.worker.limit_pool import Loan, Pool
+from symphony_runtime.worker.limit_pool import LimitLease, LimitPool
 
 MOST, EACH, LOT = 20, 12, 4
 
@@ -12,9 +12,9 @@ MOST, EACH, LOT = 20, 12, 4
 class Holder:
     """An instance that holds so many."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: LimitPool) -> None:
         self.held = 0
-        self.loan = Loan(pool, lambda: self.held)
+        self.loan = LimitLease(pool, lambda: self.held)
 
     def take(self) -> None:
         if self.held >= self.loan.room:
@@ -22,8 +22,8 @@ class Holder:
         self.held += 1
 
 
-def pool_of(most: int = MOST) -> Pool:
-    return Pool("tickets", Errno.EAGAIN, most, EACH, LOT)
+def pool_of(most: int = MOST) -> LimitPool:
+    return LimitPool("tickets", Errno.EAGAIN, most, EACH, LOT)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=120))

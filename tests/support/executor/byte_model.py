@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import simulated_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -10,7 +10,7 @@ END, USER = "<|end|>", "<|user|>"
 TEMPLATE = "{% for m in messages %}<|user|>{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
-def byte_assets(ends: bool = True) -> Assets:
+def byte_assets(ends: bool = True) -> ModelAssets:
     """Return a model of 258 tokens: 0 ends a text, 257 begins a turn, the others are bytes.
 
     Without `ends` no token ends a text, so that all generations have the length asked for.
@@ -23,4 +23,4 @@ def byte_assets(ends: bool = True) -> Assets:
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (END, USER)])
     special = {"bos_token": "", "eos_token": END}
     model = replace(simulated_model(vocab_size=258), eos=(0,) if ends else ())
-    return Assets(model, tokenizer.to_str().encode(), TEMPLATE, special)
+    return ModelAssets(model, tokenizer.to_str().encode(), TEMPLATE, special)

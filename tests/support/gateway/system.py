@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
@@ -54,13 +54,13 @@ class House:
         worker: bool = True,
         step_ms: float = 0.0,
         processes: Processes | None = None,
-        assets: Assets | None = None,
+        assets: ModelAssets | None = None,
         **config: Any,
     ) -> None:
         """`processes`: the only ones that may be a worker; here its links come from this one."""
         self._with_worker = worker
         self._processes = processes
-        self._assets = assets or Assets(simulated_model(), b"", None, {})
+        self._assets = assets or ModelAssets(simulated_model(), b"", None, {})
         self._cost = CostModel(fixed_us=1000 * step_ms)
         self._sockets = make_socket_folder()
         self.data_dir = data_dir

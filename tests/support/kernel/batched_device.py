@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 from symphony_kernel.executor.base import Batch, Results
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.executor.simulated import SimulatedExecutor, _begin
 from symphony_kernel.platform.clock import Clock
 
@@ -19,13 +19,13 @@ class InLots(SimulatedExecutor):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._given: deque[tuple[Batch, Outcome[Results]]] = deque()
+        self._given: deque[tuple[Batch, StepFuture[Results]]] = deque()
         self._course: asyncio.Task[None] | None = None
         self.lots: list[int] = []  # steps told of at once
 
-    def start(self, batch: Batch) -> Outcome[Results]:
+    def start(self, batch: Batch) -> StepFuture[Results]:
         """Compute one step."""
-        outcome: Outcome[Results] = Outcome()
+        outcome: StepFuture[Results] = StepFuture()
         self._given.append((batch, outcome))
         if self._course is None:
             self._course = asyncio.create_task(self._go())
@@ -33,7 +33,7 @@ class InLots(SimulatedExecutor):
 
     async def _go(self) -> None:
         time = asyncio.get_running_loop().time
-        ended: list[Outcome[Results]] = []
+        ended: list[StepFuture[Results]] = []
         begun = True  # what is given next is no follower, or has begun
         while self._given:
             batch, outcome = self._given.popleft()

@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.base import Executor
-from symphony_kernel.executor.models.assets import Assets, load_assets
+from symphony_kernel.executor.models.assets import ModelAssets, load_assets
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor, simulated_model
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.platform.clock import RealClock
@@ -40,11 +40,11 @@ Test = Callable[[Rig], Coroutine[Any, Any, None]]
 
 
 @lru_cache(maxsize=1)
-def assets() -> Assets:
+def assets() -> ModelAssets:
     """The tiny model's, but for the model itself."""
     found = load_assets(tiny_model.path())
     assert found.model.eos == (EOS,)
-    return Assets(simulated_model(), found.tokenizer_json, None, {})
+    return ModelAssets(simulated_model(), found.tokenizer_json, None, {})
 
 
 @lru_cache(maxsize=1)

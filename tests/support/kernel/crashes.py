@@ -119,8 +119,8 @@ class DyingRig:
         """Kill the kernel where it stands: nothing more is written, nothing more leaves."""
         self.deaths += 1
         self.alive.clear()
-        assert self.kernel.scribe is not None
-        self.kernel.scribe.abandon()
+        assert self.kernel.hooks is not None
+        self.kernel.hooks.abandon()
         self.kernel._stepper.halt()
         self._running.cancel()
         links, self.links = self.links, []
@@ -129,7 +129,7 @@ class DyingRig:
 
     def doom(self, chance: random.Random) -> None:
         """Let the kernel die in the middle of its next turn's record: it is there, or it is not."""
-        recorder = self.kernel.scribe
+        recorder = self.kernel.hooks
         assert isinstance(recorder, Recorder)
         log, written = recorder._log, chance.random() < 0.5
         append = log.append
@@ -154,8 +154,8 @@ class DyingRig:
     def image(self) -> bytes:
         """Return what the kernel holds now, as its journal would."""
         self.kernel.flush()
-        assert self.kernel._keeper is not None
-        return self.kernel._keeper.image()
+        assert self.kernel._recovery is not None
+        return self.kernel._recovery.image()
 
     def recovered_image(self) -> bytes:
         """Return what a kernel that came back from the journal would hold, before it goes on."""

@@ -10,11 +10,11 @@ from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor, sim
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.pred_options import PredOptions
-from symphony_kernel.request import Work
-from symphony_kernel.scheduler.batcher import Part, Step, StepLimits
+from symphony_kernel.request import Request
+from symphony_kernel.scheduler.batcher import Chunk, Step, StepLimits
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 from tests.support.kernel.scheduling import LengthFile, Pool, make_work
@@ -48,7 +48,7 @@ class Launch:
     """A step that was launched."""
 
     formed_at: float
-    parts: list[tuple[Work, int, float]]  # tokens, cost
+    chunks: list[tuple[Request, int, float]]  # tokens, cost
     decodes: int
     prefill: int
     seconds: float
@@ -58,7 +58,7 @@ class Launch:
 class Wait:
     """How long a pred waited for its first tokens."""
 
-    work: Work
+    request: Request
     submitted: float
     ahead: int  # works of its LIP that waited before it
     steps: int  # launched before it came
@@ -88,20 +88,20 @@ class Crowd:
         self.tenant_weights = tenant_weights or [1.0] * (1 + max(h.tenant for h in habits))
         self.kvfs: KVFS | None = None
         if frames is not None:
-            places, most = Places(pages_a_frame=1_000), TenantLimits(frames)
+            places, most = TierConfig(pages_a_frame=1_000), TenantLimits(frames)
             self.kvfs = KVFS(frames, self.clock.now, most, places=places)
-        pressure = None if self.kvfs is None else self.kvfs.pressure
+        eviction = None if self.kvfs is None else self.kvfs.eviction
         self.scheduler = Scheduler(
             self.clock, self.pool.pages, SIMULATED.vocab_size, limits,
-            pressure=pressure,
+            eviction=eviction,
         )  # fmt: skip
         for tenant, weight in enumerate(self.tenant_weights):
             self.scheduler.set_tenant_weight(f"t{tenant}", weight)
         self.device = SimulatedExecutor(self.clock, self.pool.pages, SIMULATED, costs, hashed=False)
         self.launches: list[Launch] = []
-        self.waits: dict[Work, Wait] = {}
+        self.waits: dict[Request, Wait] = {}
         self.done: list[Wait] = []
-        self.waiting: dict[int, dict[Work, None]] = defaultdict(dict)  # by root
+        self.waiting: dict[int, dict[Request, None]] = defaultdict(dict)  # by root
         self.service: dict[int, float] = defaultdict(float)  # by root
         self.given = 0.0  # to all
         # How many steps had been launched when a LIP, or a tenant, had nothing waiting last.
@@ -140,35 +140,35 @@ class Crowd:
         await asyncio.gather(*computing)
 
     def _launched(self, step: Step) -> None:
-        parts = [(part.work, part.count, self._cost(part)) for part in step.parts]
+        chunks = [(part.request, part.count, self._cost(part)) for part in step.chunks]
         seconds = self.costs.seconds(step.batch)
-        launch = Launch(self.clock.now(), parts, step.decodes, step.tokens - step.decodes, seconds)
-        for work, _, cost in parts:
-            self.service[work.root] += cost
+        launch = Launch(self.clock.now(), chunks, step.decodes, step.tokens - step.decodes, seconds)
+        for request, _, cost in chunks:
+            self.service[request.root] += cost
             self.given += cost
         if self.kvfs is not None:
             for batch in self.kvfs.take_moves():
                 self.kvfs.moved(batch)
-        for work, _, _ in parts:
-            if work.rebuilds:
+        for request, _, _ in chunks:
+            if request.recomputes:
                 continue
-            wait = self.waits[work]
+            wait = self.waits[request]
             if wait.waited < 0:
                 wait.waited = self.given - wait.service
                 wait.steps_waited = len(self.launches) - wait.steps
-            if work.placed == work.count:
-                self.waiting[work.root].pop(work, None)
+            if request.placed == request.count:
+                self.waiting[request.root].pop(request, None)
         self.launches.append(launch)
         self._note_emptied()
         if self._watch is not None:
             self._watch(self, launch)
 
-    def _cost(self, part: Part) -> float:
+    def _cost(self, part: Chunk) -> float:
         """Return what a row's LIP was charged, in tokens."""
-        work, placed = part.work, part.work.placed
-        work.placed = part.start
-        cost = self.scheduler._costs.cost(work, part.count)
-        work.placed = placed
+        request, placed = part.request, part.request.placed
+        request.placed = part.start
+        cost = self.scheduler._costs.cost(request, part.count)
+        request.placed = placed
         return cost
 
     async def _compute(self, step: Step) -> None:
@@ -212,8 +212,8 @@ class Crowd:
             options = PredOptions(parents=(-1,) * size)
 
         def done(_: bytes | int) -> None:
-            self.waiting[root].pop(work, None)
-            wait = self.waits.pop(work)
+            self.waiting[root].pop(request, None)
+            wait = self.waits.pop(request)
             wait.result_at = self.clock.now()
             self.done.append(wait)
             loop = asyncio.get_running_loop()
@@ -229,7 +229,7 @@ class Crowd:
             self._submit(root, habit, branch, turn + 1, file)
             self._wake.set()
 
-        work = make_work(
+        request = make_work(
             root,
             size,
             file,
@@ -239,16 +239,16 @@ class Crowd:
             weight=habit.weight,
             done=done,
         )
-        self.waits[work] = Wait(
-            work, self.clock.now(), len(self.waiting[root]), len(self.launches), self.given
+        self.waits[request] = Wait(
+            request, self.clock.now(), len(self.waiting[root]), len(self.launches), self.given
         )
-        self.waiting[root][work] = None
-        self.scheduler.submit(work)
+        self.waiting[root][request] = None
+        self.scheduler.submit(request)
         if habit.cancels and (turn + branch) % habit.cancels == habit.cancels - 1:
-            asyncio.get_running_loop().call_later(0.001, self._cancel, work)
+            asyncio.get_running_loop().call_later(0.001, self._cancel, request)
 
-    def _cancel(self, work: Work) -> None:
-        self.scheduler.cancel(work)
+    def _cancel(self, request: Request) -> None:
+        self.scheduler.cancel(request)
         self._note_emptied()
         self._wake.set()
 

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from symphony_kernel.executor.base import Int64
 from symphony_kernel.kvfs.durable.directory import Directory
-from symphony_kernel.kvfs.durable.disk_io import DiskWork
+from symphony_kernel.kvfs.durable.disk_io import DiskIO
 from symphony_kernel.kvfs.durable.format import KV, Identity, layout_of
-from symphony_kernel.kvfs.durable.names import Done, Saving
+from symphony_kernel.kvfs.durable.names import Done, DurableNames
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.protocol.errno import SyscallError
@@ -89,9 +89,9 @@ class Shop:
         self.faults: list[BaseException] = []
         self.events: list[tuple[str, list[Any]]] = []
         self.identity = IDENTITY
-        self.saving = Saving(
+        self.saving = DurableNames(
             kvfs,
-            DiskWork(self.directory, lambda: self.identity, inline),
+            DiskIO(self.directory, lambda: self.identity, inline),
             self.slots,
             self.happen,
             self.faults.append,

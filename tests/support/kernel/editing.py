@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.messages import Op
@@ -144,7 +144,7 @@ def at_a_desk(
             pool_bytes=pages * _PAGE_BYTES,
         )  # fmt: skip
         await executor.poison(np.arange(executor.pages, dtype=np.int32))
-        places = Places(pages_a_frame=8)  # what does not fit is kept as tokens alone
+        places = TierConfig(pages_a_frame=8)  # what does not fit is kept as tokens alone
         kernel_options = KernelOptions(steps=limits or StepLimits(), places=places)
         kernel = Kernel(executor, describe(ASSETS), RealClock(), kernel_options)
         running = asyncio.create_task(kernel.run())

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 from symphony_kernel.executor.base import UInt32
 from symphony_kernel.grammar.compiler import Grammar, Vocabulary
-from symphony_kernel.grammar.matcher import LATER, Constraint, Guide
-from symphony_kernel.grammar.source import Kind, write_grammar
+from symphony_kernel.grammar.matcher import LATER, Constraint, GrammarMatcher
+from symphony_kernel.grammar.source import GrammarKind, write_grammar
 
 from tests.support.kernel.constrained import EOS, assets, text_of
 
@@ -34,7 +34,7 @@ def make_vocabulary() -> Vocabulary:
     return Vocabulary(assets().tokenizer_json, VOCAB, (EOS,))
 
 
-def constraint(vocabulary: Vocabulary, kind: Kind, text: str) -> Constraint:
+def constraint(vocabulary: Vocabulary, kind: GrammarKind, text: str) -> Constraint:
     """A constraint whose grammar is compiled."""
     source = write_grammar(kind, text)
     made = Constraint(1, "t", source, frozenset({EOS}))
@@ -49,19 +49,21 @@ def grammar_of(made: Constraint) -> Grammar:
     return made.grammar
 
 
-def guide(made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False) -> Guide:
+def matcher(
+    made: Constraint, ids: list[int], base: int = 0, *, kept: bool = False
+) -> GrammarMatcher:
     """A guide of a file with these entries, whose text begins at `base`."""
-    found = Guide(made, Text(ids), base, kept=kept)
+    found = GrammarMatcher(made, Text(ids), base, kept=kept)
     found.tell(np.empty(0, np.uint32))
     return found
 
 
-def masked(guide: Guide, start: int, ids: list[int]) -> npt.NDArray[np.int64]:
+def masked(matcher: GrammarMatcher, start: int, ids: list[int]) -> npt.NDArray[np.int64]:
     """Return the tokens that may come behind these."""
     mask = np.zeros(WORDS, np.uint32)
-    while (error := guide.fill(start, np.array(ids, np.uint32), mask)) is LATER:
-        if not guide.ready():  # as the grammars' thread does
-            grammar_of(guide.constraint).build()
+    while (error := matcher.fill(start, np.array(ids, np.uint32), mask)) is LATER:
+        if not matcher.ready():  # as the grammars' thread does
+            grammar_of(matcher.constraint).build()
     assert error is None, error
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
 
@@ -71,7 +73,7 @@ def drawn(made: Constraint, seed: int, most: int = 400) -> list[int]:
     chance = random.Random(seed)
     found: list[int] = []
     last = [7]
-    follows = Guide(made, Text([]), 1, kept=False)
+    follows = GrammarMatcher(made, Text([]), 1, kept=False)
     follows.tell(np.empty(0, np.uint32))
     while len(found) < most:
         allowed = masked(follows, len(found), last)

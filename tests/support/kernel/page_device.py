@@ -6,7 +6,7 @@ import numpy as np
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.quotas import Account
+from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -29,7 +29,7 @@ def make_kvfs(pages: int, now: ManualTime | None = None, **limits: int) -> KVFS:
 
 def make_account(
     kvfs: KVFS, tenant: str = "t", pages: int = 1 << 20, entries: int = 1 << 20
-) -> Account:
+) -> TenantUsage:
     return kvfs.ledger.open("account", kvfs.tenant(tenant).account, pages, entries)
 
 

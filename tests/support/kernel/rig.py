@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 from symphony_kernel.executor.base import Executor
-from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor, simulated_model
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
 from symphony_kernel.maintenance.upkeep import AuditOptions
@@ -20,7 +20,7 @@ from symphony_kernel.protocol.links import Link, memory_pair
 T = TypeVar("T")
 Result = int | bytes
 
-ASSETS = Assets(simulated_model(), b"{}", None, {})
+ASSETS = ModelAssets(simulated_model(), b"{}", None, {})
 A, B, C = 1 << 16, 1 << 16 | 1, 1 << 16 | 2  # handles
 PROMPT = np.arange(1, 60, dtype="<u4").tobytes()
 ANY_MS = CostModel(fixed_us=10_000, prefill_token_us=10, decode_row_us=20)

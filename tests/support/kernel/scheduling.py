@@ -10,7 +10,7 @@ from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_kernel.protocol.pred_options import DEFAULT, PredOptions
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 from symphony_kernel.scheduler.scheduler import Scheduler
 
 VOCAB_SIZE = 64
@@ -81,9 +81,9 @@ def make_work(
     options: PredOptions = DEFAULT,
     weight: float = 1.0,
     done: Callable[[bytes | int], None] = lambda _: None,
-) -> Work:
+) -> Request:
     """Return a pred of `tokens` tokens at the end of `file`."""
-    return Work(
+    return Request(
         instance=root if instance is None else instance,
         root=root,
         tenant=tenant,
@@ -114,7 +114,7 @@ class Device:
             if isinstance(polled, float):
                 await self.clock.sleep(polled)
                 continue
-            self.steps.append([(part.work.root, part.count) for part in polled.parts])
+            self.steps.append([(part.request.root, part.count) for part in polled.chunks])
             await self.clock.sleep(self.costs.seconds(polled.batch))
             self.scheduler.complete(
                 polled,

@@ -6,13 +6,13 @@ from typing import Any
 import msgpack
 import numpy as np
 from symphony_kernel.executor.base import ModelInfo
-from symphony_kernel.grammar.compiler import Grammars
+from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.processes.table import Instance, ProcessTable
 from symphony_kernel.protocol.errno import Errno, SyscallError
-from symphony_kernel.request import Work
+from symphony_kernel.request import Request
 from symphony_kernel.syscalls.table import Syscalls
 
 from tests.support.kernel.page_device import ManualTime
@@ -32,7 +32,7 @@ def handle(index: int, generation: int = 1) -> int:
     return index | generation << 16
 
 
-class NoGrammars(Grammars):
+class NoGrammars(GrammarCompiler):
     """Those of a model without a tokenizer, told of at once: here is no loop to wait in."""
 
     def compile(self, tenant: str, kind: int, text: str, done: Callable[[int, str], None]) -> None:
@@ -43,44 +43,44 @@ class RecordingScheduler:
     """Keeps works until a test computes them; cancels and forgets as the real one does."""
 
     def __init__(self) -> None:
-        self.works: list[Work] = []
+        self.requests: list[Request] = []
         self.charged: dict[int, float] = {}
 
     def charge(self, root: int, tenant: str, weight: float, cost: float) -> None:
         self.charged[root] = self.charged.get(root, 0.0) + cost
 
-    def submit(self, work: Work) -> None:
-        self.works.append(work)
+    def submit(self, request: Request) -> None:
+        self.requests.append(request)
 
-    def cancel(self, work: Work) -> None:
-        if work in self.works:
-            self.works.remove(work)
-            work.file.unreserve()
-            work.done(-Errno.ECANCELED)
+    def cancel(self, request: Request) -> None:
+        if request in self.requests:
+            self.requests.remove(request)
+            request.file.unreserve()
+            request.done(-Errno.ECANCELED)
 
     def forget(self, root: int, instance: int | None = None) -> None:
-        for work in list(self.works):
-            if work.root == root and instance in (None, work.instance):
-                self.works.remove(work)
-                work.file.unreserve()
+        for request in list(self.requests):
+            if request.root == root and instance in (None, request.instance):
+                self.requests.remove(request)
+                request.file.unreserve()
 
     def trace(self, root: int) -> None:
         raise AssertionError("no test here traces")
 
-    def compute(self, result: bytes = b"result") -> Work:
+    def compute(self, result: bytes = b"result") -> Request:
         """Compute the oldest work as a step would."""
-        work = self.works.pop(0)
+        request = self.requests.pop(0)
         try:
-            work.file.reserve(len(work.tokens))
+            request.file.reserve(len(request.tokens))
         except SyscallError as error:
-            work.done(-error.errno)
-            return work
-        if work.options.keep:
-            work.file.commit(work.tokens, work.positions, work.options.parents)
+            request.done(-error.errno)
+            return request
+        if request.options.keep:
+            request.file.commit(request.tokens, request.positions, request.options.parents)
         else:
-            work.file.unreserve()
-        work.done(result)
-        return work
+            request.file.unreserve()
+        request.done(result)
+        return request
 
 
 class SyscallRig:
@@ -141,7 +141,7 @@ class SyscallRig:
         self.processes.check_integrity()
         self.processes.end_worker()
         self.processes.check_integrity()
-        assert self.scheduler.works == []
+        assert self.scheduler.requests == []
         statistics = self.kvfs.statistics()
         assert statistics.files == statistics.names == names
         if not names:

@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 from symphony_kernel.executor.base import Batch, Int64
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
-from symphony_kernel.kvfs.tiers.disk_file import Spill
+from symphony_kernel.kvfs.tiers.config import TierConfig
+from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -25,12 +25,12 @@ class ManualRunner:
     """A thread whose works are done one by one, when a test says so; or at once."""
 
     def __init__(self, at_once: bool = False) -> None:
-        self.works: deque[tuple[Callable[[], Any], Outcome[Any]]] = deque()
+        self.works: deque[tuple[Callable[[], Any], StepFuture[Any]]] = deque()
         self.at_once = at_once
         self.failing: OSError | None = None
 
-    def start(self, work: Callable[[], T]) -> Outcome[T]:
-        outcome: Outcome[T] = Outcome()
+    def start(self, work: Callable[[], T]) -> StepFuture[T]:
+        outcome: StepFuture[T] = StepFuture()
         self.works.append((work, outcome))
         if self.at_once:
             self.do()
@@ -93,13 +93,15 @@ def make_tiered(
     limits: Mapping[str, int] | None = None,
 ) -> tuple[KVFS, Store]:
     """Return KVFS over a store; with poison, and three times as many pages as frames."""
-    places = Places(host_slots, disk_slots, pages_a_frame=3, page_bytes=1, poison=True)
+    places = TierConfig(host_slots, disk_slots, pages_a_frame=3, page_bytes=1, poison=True)
     chosen = TenantLimits(**{"pages": frames, **(limits or {})})
     kvfs = KVFS(frames, lambda: 0.0, chosen, places=places)
     store = Store(frames, host_slots)
     if disk_slots:
         assert directory is not None
-        spill = Spill(directory, disk_slots, PAGE_TOKENS * 8, runner or ManualRunner(at_once=True))
+        spill = SpillFile(
+            directory, disk_slots, PAGE_TOKENS * 8, runner or ManualRunner(at_once=True)
+        )
         kvfs.tiers.spilling = DiskTier(kvfs.tiers, spill, store.host_page)
     return kvfs, store
 

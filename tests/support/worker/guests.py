@@ -33,7 +33,7 @@ def data(offset: int, content: bytes | str) -> str:
 def module(
     *parts: str, imports: list[str] | None = None, pages: int = 2, pages_max: int | None = None
 ) -> str:
-    """A module with imports (by default all of `lip`), a memory and `parts`."""
+    """A module with imports (by default all of `instance`), a memory and `parts`."""
     limit = "" if pages_max is None else str(pages_max)
     memory = f'(memory (export "memory") {pages} {limit})'
     listed = LIP_IMPORTS if imports is None else imports

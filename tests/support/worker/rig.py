@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import (
     PAGES_DEFAULT,
     CostModel,
@@ -38,8 +38,8 @@ from symphony_kernel.protocol.limits import (
     RUN_WALL_MS_MAX,
 )
 from symphony_kernel.protocol.links import Link, memory_pair
-from symphony_runtime.compiler.validation import Outcome, check_and_compile
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.compiler.validation import CompileOutcome, check_and_compile
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 from symphony_runtime.worker.worker import Worker
 from wasmtime import wat2wasm
 
@@ -120,7 +120,7 @@ class Gateway:
 
     def __init__(self, kernel: Link, worker: Link) -> None:
         self._kernel, self._worker = kernel, worker
-        self.programs: dict[str, Outcome] = {}
+        self.programs: dict[str, CompileOutcome] = {}
         self.runs: dict[int, LiveRun] = {}
         self.live: set[int] = set()  # instances, children included
         self.module_of: dict[int, str] = {}
@@ -328,17 +328,17 @@ class Rig:
         self,
         clock: Clock | None = None,
         costs: CostModel | None = None,
-        assets: Assets | None = None,
+        assets: ModelAssets | None = None,
         pages: int = PAGES_DEFAULT,
         hashed: bool = True,
         options: KernelOptions | None = None,
-        crossing: Crossing | None = None,
+        crossing: CompiledHostCalls | None = None,
         device: type[SimulatedExecutor] = SimulatedExecutor,
     ) -> None:
         self._options = poisoned(options)
         self._crossing = crossing
         self._clock = clock or RealClock()
-        self._assets = assets or Assets(simulated_model(), b"", None, {})
+        self._assets = assets or ModelAssets(simulated_model(), b"", None, {})
         self._executor = device(
             self._clock, pages, self._assets.model, costs or CostModel(), hashed
         )
@@ -442,7 +442,9 @@ class Rig:
 
 
 def rigged(
-    test: Callable[[Rig], Awaitable[None]], seconds: float = 30, crossing: Crossing | None = None
+    test: Callable[[Rig], Awaitable[None]],
+    seconds: float = 30,
+    crossing: CompiledHostCalls | None = None,
 ) -> None:
     """Run a test with a rig in real time."""
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.cuda.plan import Paged, StepPlan
-from symphony_kernel.executor.cuda.staging import Moved, Packed, to_device
+from symphony_kernel.executor.cuda.staging import MovedArrays, StagedArrays, to_device
 
 Kind = Literal["decodes", "chunks", "trees"]
 Part = Literal["indptr", "indices", "last_page_len"]
@@ -22,7 +22,7 @@ TOKEN_ARRAYS = ("tokens", "positions", "pages", "offsets")
 
 def pack(
     plan: StepPlan, windows: Sequence[int | None], others: Mapping[str, Int32], pinned: bool
-) -> Packed:
+) -> StagedArrays:
     """Return a plan's arrays, and others, in one buffer on the host."""
     arrays: dict[str, Int32] = {
         **{name: getattr(plan, name) for name in TOKEN_ARRAYS},
@@ -37,7 +37,7 @@ def pack(
                 arrays[f"{kind} {number} indptr"] = paged.indptr
                 arrays[f"{kind} {number} indices"] = paged.indices
                 arrays[f"{kind} {number} last_page_len"] = paged.last_page_len
-    return Packed({**arrays, **others}, pinned)
+    return StagedArrays({**arrays, **others}, pinned)
 
 
 @dataclass(slots=True)
@@ -46,8 +46,8 @@ class Inputs:
 
     plan: StepPlan
     windows: tuple[int | None, ...]
-    packed: Packed
-    moved: Moved
+    packed: StagedArrays
+    moved: MovedArrays
     masks: dict[int | None, Tensor]  # of trees by window, flat, on the device
 
     @property
@@ -65,7 +65,7 @@ class Inputs:
 
 
 def inputs_on(
-    device: torch.device, plan: StepPlan, windows: tuple[int | None, ...], packed: Packed
+    device: torch.device, plan: StepPlan, windows: tuple[int | None, ...], packed: StagedArrays
 ) -> Inputs:
     """Move a step's arrays to a device, without waiting for that."""
     masks = {}

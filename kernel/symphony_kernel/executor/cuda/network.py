@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
-from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
-from symphony_kernel.executor.chained_batch import Follow
+from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
+from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.attention import Attention, TorchAttention
 from symphony_kernel.executor.cuda.flashinfer_kernels import (
     FlashInferAttention,
@@ -35,7 +35,7 @@ from symphony_kernel.executor.cuda.plan import padded, plan_step
 from symphony_kernel.executor.cuda.sampler import choices_of, choose
 from symphony_kernel.executor.cuda.staging import to_device
 from symphony_kernel.executor.cuda.step import Launched, PreparedStep
-from symphony_kernel.executor.sampling import Ask, answer
+from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, STEP_ROWS_MAX
 
@@ -184,7 +184,7 @@ class CudaNetwork:
         packed = pack(plan, self._windows, others, self._pinned)
         return PreparedStep(len(rows), plan, packed, choices, graph=size is not None)
 
-    def follow(self, step: PreparedStep, before: PreparedStep, follow: Follow) -> None:
+    def follow(self, step: PreparedStep, before: PreparedStep, follow: Chain) -> None:
         """Let a step that follows another one be launched early.
 
         On the thread that gives steps, right after `prepare`. Nothing but the rows may come with
@@ -193,7 +193,7 @@ class CudaNetwork:
         if step.takes_from(before, follow):
             before.following = step
 
-    def room(self, step: PreparedStep) -> MaskRoom | None:  # noqa: ARG002
+    def room(self, step: PreparedStep) -> BitmaskBuffers | None:  # noqa: ARG002
         """There is none: they are moved to the device."""
         return None
 
@@ -223,7 +223,7 @@ class CudaNetwork:
         self._hidden = self._outputs(inputs_on(self._device, plan, self._windows, packed))
         return plan.owners
 
-    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         """Answer from the logits of places of the last `forward`."""
         count = sum(len(ask.positions) for ask in asks)
         return answer(self._decoder.logits(self._hidden[first : first + count]), asks)

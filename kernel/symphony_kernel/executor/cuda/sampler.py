@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Row
-from symphony_kernel.executor.cuda.staging import Moved
+from symphony_kernel.executor.cuda.staging import MovedArrays
 from symphony_kernel.executor.sampling import (
-    Ask,
+    SamplingRequest,
     best_keys,
     mass_wanted,
     noise_from,
@@ -33,10 +33,10 @@ _GREEDY = Sampling(temperature=0.0)
 
 
 @dataclass(slots=True)
-class Choices:
+class SamplingChoices:
     """What is asked about a step's places, [w] of them, in order."""
 
-    asks: list[Ask]  # of the rows that want any
+    asks: list[SamplingRequest]  # of the rows that want any
     chosen: Int32  # places whose token is chosen here
     left: list[int]  # asks that are left to `sampling.answer`
     drawn: Int32  # places that are not greedy, of the chosen ones' numbers
@@ -49,7 +49,9 @@ class Choices:
         return not self.left
 
 
-def choices_of(rows: Sequence[Row], owners: Sequence[int]) -> tuple[Choices, dict[str, Int32]]:
+def choices_of(
+    rows: Sequence[Row], owners: Sequence[int]
+) -> tuple[SamplingChoices, dict[str, Int32]]:
     """Return what a step's rows ask for, and the arrays that the device needs for it."""
     asks, left, places = [], [], []
     chosen: list[int] = []
@@ -58,25 +60,25 @@ def choices_of(rows: Sequence[Row], owners: Sequence[int]) -> tuple[Choices, dic
     end = 0
     for number, owner in enumerate(owners):
         row = rows[owner]
-        asks.append(Ask(row.options, row.seed, row.positions[row.places]))
+        asks.append(SamplingRequest(row.options, row.seed, row.positions[row.places]))
         first, end = end, end + len(row.places)
         places.append(slice(first, end))
         key = id(row.options)
         if key not in known:
             known[key] = _sampling_of(row.options)
         sampling = known[key]
-        if sampling is None or row.guide is not None:
+        if sampling is None or row.matcher is not None:
             left.append(number)
         else:
             chosen.extend(range(first, end))
             samplings.extend([sampling] * (end - first))
     hot = [number for number, given in enumerate(samplings) if given.temperature != 0.0]
     cut = [place for place, number in enumerate(hot) if _is_truncated(samplings[number])]
-    choices = Choices(asks, _int32(chosen), left, _int32(hot), _int32(cut), places)
+    choices = SamplingChoices(asks, _int32(chosen), left, _int32(hot), _int32(cut), places)
     return choices, _arrays(choices, [samplings[number] for number in hot])
 
 
-def _arrays(choices: Choices, samplings: list[Sampling]) -> dict[str, Int32]:
+def _arrays(choices: SamplingChoices, samplings: list[Sampling]) -> dict[str, Int32]:
     """Return the numbers of places, and of the drawn ones all that they are drawn with."""
     arrays = {"chosen": choices.chosen, "drawn": choices.drawn, "truncated": choices.truncated}
     if not samplings:
@@ -114,7 +116,7 @@ def _is_truncated(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
-class Chosen:
+class SampledTokens:
     """Tokens chosen on the device, and what of them goes to the host.
 
     `tokens` is [w] int64 by place; what was not chosen is zero. `record` is [c, 3] int32 of the
@@ -128,7 +130,7 @@ class Chosen:
         self.record = record
 
 
-def choose(logits: Tensor, choices: Choices, moved: Moved) -> Chosen:
+def choose(logits: Tensor, choices: SamplingChoices, moved: MovedArrays) -> SampledTokens:
     """Choose the tokens of [w, vocab_size] float32 logits, which stay as they are."""
     mine = logits
     if len(choices.chosen) != len(logits):
@@ -140,12 +142,14 @@ def choose(logits: Tensor, choices: Choices, moved: Moved) -> Chosen:
     values = mine.gather(1, tokens[:, None])[:, 0] - mine.logsumexp(-1)
     record = torch.stack((tokens.to(torch.int32), values.view(torch.int32), decided), dim=1)
     if mine is logits:
-        return Chosen(tokens, record)
+        return SampledTokens(tokens, record)
     everywhere = tokens.new_zeros(len(logits))
-    return Chosen(everywhere.index_copy_(0, moved["chosen"].long(), tokens), record)
+    return SampledTokens(everywhere.index_copy_(0, moved["chosen"].long(), tokens), record)
 
 
-def _draw(logits: Tensor, choices: Choices, moved: Moved, tokens: Tensor, decided: Tensor) -> None:
+def _draw(
+    logits: Tensor, choices: SamplingChoices, moved: MovedArrays, tokens: Tensor, decided: Tensor
+) -> None:
     """Put drawn tokens in their places."""
     drawn = moved["drawn"].long()
     scaled = logits if len(drawn) == len(logits) else logits.index_select(0, drawn)

@@ -12,7 +12,7 @@ from symphony_kernel.executor.base import Int32
 _ALIGNED = 4  # each array begins at a multiple of 16 bytes
 
 
-class Packed:
+class StagedArrays:
     """Arrays of 32-bit integers in one buffer on the host, pinned beside a GPU.
 
     torch keeps pinned memory that a copy still reads when it is let go of.
@@ -40,12 +40,12 @@ class Packed:
         begin = self._places[name].start
         self.values[begin : begin + len(values)] = np.array(values, np.uint32).view(np.int32)
 
-    def move(self, device: torch.device) -> "Moved":
+    def move(self, device: torch.device) -> "MovedArrays":
         """Copy all of it to a device, without waiting for that."""
-        return Moved(self._places, self.host.to(device, non_blocking=True))
+        return MovedArrays(self._places, self.host.to(device, non_blocking=True))
 
 
-class Moved:
+class MovedArrays:
     """The same arrays on a device: views of one buffer."""
 
     __slots__ = ("_places", "buffer")

@@ -5,7 +5,7 @@
     the GPU             N computes ───────┴── N+1 computes ──────┴── ...
 
 A step that follows another one is launched before that has ended, with tokens that never leave the
-GPU. That changes nothing until it begins (`follow.Follow`): what it writes are entries behind the
+GPU. That changes nothing until it begins (`follow.Chain`): what it writes are entries behind the
 ends of its rows' files, which nobody reads. If it is taken back, or does not begin, what it has
 computed is let go of.
 """
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Results, UInt32
-from symphony_kernel.executor.chained_batch import Follow
+from symphony_kernel.executor.chained_batch import Chain
 from symphony_kernel.executor.cuda.inputs import Inputs
 from symphony_kernel.executor.cuda.plan import StepPlan
-from symphony_kernel.executor.cuda.sampler import Choices, Chosen
-from symphony_kernel.executor.cuda.staging import Packed, to_device
-from symphony_kernel.executor.sampling import Ask, answer
+from symphony_kernel.executor.cuda.sampler import SampledTokens, SamplingChoices
+from symphony_kernel.executor.cuda.staging import StagedArrays, to_device
+from symphony_kernel.executor.sampling import SamplingRequest, answer
 
 _RECORD_BYTES = 8  # of a place: token and log-probability
 _DECIDED = 2  # the column of a record that says whether it counts
@@ -36,7 +36,7 @@ class Launched:
 
     inputs: Inputs
     logits: Tensor | None  # [w, vocab_size], where answers are left to make of them
-    chosen: Chosen | None
+    chosen: SampledTokens | None
     record: Tensor | None  # of `chosen`, on its way to the host
     done: "torch.cuda.Event | None"  # None: it has been done already, on a CPU
 
@@ -59,7 +59,12 @@ class PreparedStep:
     )  # fmt: skip
 
     def __init__(
-        self, count: int, plan: StepPlan, packed: Packed, choices: Choices, graph: bool
+        self,
+        count: int,
+        plan: StepPlan,
+        packed: StagedArrays,
+        choices: SamplingChoices,
+        graph: bool,
     ) -> None:
         self.count = count  # of the batch's rows
         self.plan, self.packed, self.choices, self.graph = plan, packed, choices, graph
@@ -67,7 +72,7 @@ class PreparedStep:
         self.sure = True  # the tokens that were chosen on the device are the step's tokens
         self.before: PreparedStep | None = None  # whose tokens it takes,
         self.sources: Int32 = np.empty(0, np.int32)  # at these places
-        self.follow: Follow | None = None
+        self.follow: Chain | None = None
         self.following: PreparedStep | None = None
 
     @property
@@ -86,7 +91,7 @@ class PreparedStep:
             self.launched = None
         self.packed.put("tokens", tokens)
 
-    def takes_from(self, before: "PreparedStep", follow: Follow) -> bool:
+    def takes_from(self, before: "PreparedStep", follow: Chain) -> bool:
         """Whether the tokens can come from a step without the host: then they will."""
         if not (self.plan.only_decodes and self.choices.whole and before.choices.whole):
             return False
@@ -162,7 +167,7 @@ class PreparedStep:
         assert logits is not None
         choices = self.choices
         asks = [
-            Ask(
+            SamplingRequest(
                 choices.asks[number].options,
                 choices.asks[number].seed,
                 choices.asks[number].positions,

@@ -29,7 +29,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
-class Assets:
+class ModelAssets:
     """A model without its weights.
 
     `special` has `bos_token` and `eos_token`, as the chat template wants them: text, "" where the
@@ -42,7 +42,7 @@ class Assets:
     special: dict[str, str]
 
 
-def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -> Assets:
+def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -> ModelAssets:
     """Read everything but the weights of a checkpoint in Hugging Face layout.
 
     `dtype` is auto, fp32 or bf16: what the executor will compute in. "auto" is the checkpoint's own
@@ -68,7 +68,7 @@ def load_assets(directory: Path, dtype: str = "auto", name: str | None = None) -
         max_context=config.max_context,
         dtype=resolve_dtype(dtype, config, directory),
     )
-    return Assets(
+    return ModelAssets(
         model=model,
         tokenizer_json=tokenizer,
         chat_template=_chat_template(directory, settings),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from symphony_kernel.executor.models.assets import Assets, load_assets
+from symphony_kernel.executor.models.assets import ModelAssets, load_assets
 from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
 from symphony_kernel.executor.models.tensor_headers import check_tensors
@@ -71,7 +71,7 @@ def _check(directory: Path, dtype: str) -> None:
         _check_template(directory, assets.chat_template, assets.special)
 
 
-def _check_tokenizer(path: Path, assets: Assets) -> None:
+def _check_tokenizer(path: Path, assets: ModelAssets) -> None:
     from tokenizers import Tokenizer
 
     _limit_time(TOKENIZER_SECONDS_MAX)

@@ -20,7 +20,7 @@ _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class MemoryNeeds:
     """What is asked for: a model in a `dtype` of torch's name, over `ranks`, each with a pool."""
 
     directory: Path

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
-from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
+from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.models.loader import Weights
 from symphony_kernel.executor.models.quantization import quantize
@@ -22,7 +22,7 @@ from symphony_kernel.executor.native.host_pages import NativePages
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.sampling import NativeSampler
 from symphony_kernel.executor.native.step import PreparedStep
-from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import SyscallError
 
 _log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class NativeNetwork:
         step.fill(rows)
         return step
 
-    def room(self, step: PreparedStep) -> MaskRoom:
+    def room(self, step: PreparedStep) -> BitmaskBuffers:
         """Return where the masks of a step's rows belong."""
         return step.room
 
@@ -198,7 +198,7 @@ class NativeNetwork:
         self._run(self._portions, self._computed, _NOTHING_ASKED)
         return [index for index, row in enumerate(rows) if len(row.places)]
 
-    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         """Answer from the logits of places of the last step."""
         count = sum(len(ask.positions) for ask in asks)
         if first + count > self._computed or first:

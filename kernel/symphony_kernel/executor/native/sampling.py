@@ -15,7 +15,7 @@ from torch import Tensor
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.native.library import Library
-from symphony_kernel.executor.sampling import Ask, mass_wanted, problem_of, tokens_in
+from symphony_kernel.executor.sampling import SamplingRequest, mass_wanted, problem_of, tokens_in
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -41,8 +41,8 @@ _PLACE = np.dtype(
 _PLAIN = Sampling()
 
 
-class Asked(Protocol):
-    """What is asked at some places: an `Ask`, or a row that asks about its only token."""
+class AskedSampling(Protocol):
+    """What is asked at some places: an `SamplingRequest`, or a row that asks about its only token."""
 
     @property
     def options(self) -> PredOptions:
@@ -75,7 +75,7 @@ class NativeSampler:
         self.address = create(vocab_size, threads)
         if not self.address:
             raise MemoryError("no memory to sample")
-        self._places = Places(self)
+        self._places = ResultPlaces(self)
 
     def close(self) -> None:
         """Give the memory back, before its decoder goes."""
@@ -83,11 +83,11 @@ class NativeSampler:
             self._destroy(self.address)
             self.address = 0
 
-    def answer(self, logits: Tensor, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    def answer(self, logits: Tensor, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         """Return each ask's bytes or error (see `executor.sampling.answer`)."""
         return self.answer_at(logits.data_ptr(), asks)
 
-    def answer_at(self, logits: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    def answer_at(self, logits: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         """Answer from the logits at an address."""
         places = self._places
         masks = [0 if ask.mask is None else int(ask.mask.ctypes.data) for ask in asks]
@@ -95,13 +95,13 @@ class NativeSampler:
         self.answer_places(logits, places)
         return places.answers()
 
-    def answer_places(self, logits: int, places: "Places") -> None:
+    def answer_places(self, logits: int, places: "ResultPlaces") -> None:
         """Answer what is asked at these places."""
         if self._answer(self.address, self._decoder, places.address, places.count, logits):
             raise MemoryError("no memory to sample")
 
 
-class Places:
+class ResultPlaces:
     """What is asked at a step's places, as C reads it, and room for the answers.
 
     Kept from step to step: programs share options and keep them, so that most steps ask as the last
@@ -120,7 +120,7 @@ class Places:
         self._out: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         self._ends: list[int] = []  # of each ask's answers in `_out`
 
-    def ask(self, asks: Sequence[Asked], masks: list[int] | None = None) -> None:
+    def ask(self, asks: Sequence[AskedSampling], masks: list[int] | None = None) -> None:
         """Ask this now.
 
         `masks` says of each ask where it will say, before it is answered, what each of its places
@@ -147,7 +147,7 @@ class Places:
             begin = end
         return results
 
-    def _write(self, asks: Sequence[Asked], masks: list[int] | None) -> None:
+    def _write(self, asks: Sequence[AskedSampling], masks: list[int] | None) -> None:
         known = {id(each.options): each for each in self._wanted}
         wanted: list[_Wanted] = []
         for ask in asks:

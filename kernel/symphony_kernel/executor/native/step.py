@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Row, UInt32
-from symphony_kernel.executor.bitmask import MaskRoom
+from symphony_kernel.executor.bitmask import BitmaskBuffers
 from symphony_kernel.executor.native.attention import FlatRows, StepRows
-from symphony_kernel.executor.native.sampling import NativeSampler, Places
-from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.executor.native.sampling import NativeSampler, ResultPlaces
+from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import SyscallError
 
 _ROWS_MIN, _TABLES_MIN = 16, 256
@@ -84,8 +84,8 @@ class PreparedStep:
     """
 
     def __init__(self, sampler: NativeSampler) -> None:
-        self.places = Places(sampler)
-        self.room = MaskRoom(sampler.vocab_size)  # where the masks of its guided rows belong
+        self.places = ResultPlaces(sampler)
+        self.room = BitmaskBuffers(sampler.vocab_size)  # where the masks of its guided rows belong
         self.count = 0  # of rows
         self._rows, self._tokens = StepRows(), StepTokens()
         self.rows, self.tokens = addressof(self._rows), addressof(self._tokens)
@@ -98,7 +98,7 @@ class PreparedStep:
     def fill(self, rows: Sequence[Row]) -> None:
         """Become a step of at least one row."""
         self.count = len(rows)
-        masks = self._masks([index for index, row in enumerate(rows) if row.guide is not None])
+        masks = self._masks([index for index, row in enumerate(rows) if row.matcher is not None])
         for row in rows:
             if len(row.tokens) != 1 or len(row.places) != 1 or row.parents is not None:
                 self._fill(rows, masks)
@@ -200,7 +200,7 @@ class PreparedStep:
         tokens.wanted_count = len(step.wanted)
         self.places.ask(
             [
-                Ask(row.options, row.seed, row.positions[row.places])
+                SamplingRequest(row.options, row.seed, row.positions[row.places])
                 for row in map(rows.__getitem__, step.wanting)
             ],
             None if masks is None else [masks[index] for index in step.wanting],

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from symphony_kernel.executor.base import Int32, Int64, KVArray, KVLayout, Results, Row
-from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
+from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.models.config import ModelConfig
 from symphony_kernel.executor.network import Network, Pages
 from symphony_kernel.executor.parallel.calls import array, pack, pack_rows, unpack_rows
 from symphony_kernel.executor.parallel.ranks import Ranks
 from symphony_kernel.executor.parallel.sharding import Shard, whole_pages
-from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.executor.sampling import SamplingRequest
 from symphony_kernel.protocol.errno import KernelBug, SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions
 
@@ -49,7 +49,7 @@ class ParallelNetwork:
     def prepare(self, rows: Sequence[Row]) -> None:
         """There is nothing to prepare."""
 
-    def room(self, step: Any) -> MaskRoom | None:
+    def room(self, step: Any) -> BitmaskBuffers | None:
         """Never called: nothing was prepared."""
         raise AssertionError(step)
 
@@ -63,7 +63,7 @@ class ParallelNetwork:
         with self._ranks.together():
             return self.local.forward(rows)
 
-    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         """Answer from the logits of places of the last step."""
         self._ranks.tell(pack("answer", first, sum(len(ask.positions) for ask in asks)))
         with self._ranks.together():
@@ -160,7 +160,7 @@ def follow(network: Network, call: list[Any]) -> bytes | None:
             network.forward(unpack_rows(given))
         case "answer":
             first, count = given
-            network.answer(first, [Ask(_NOTHING, 0, np.zeros(count, np.int32))])
+            network.answer(first, [SamplingRequest(_NOTHING, 0, np.zeros(count, np.int32))])
         case "copy":
             network.copy(array(given[0], np.int64, (2, -1)))
         case "poison":

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from symphony_kernel.executor.base import Int32, Int64, Results, Row
-from symphony_kernel.executor.bitmask import MaskRoom, RowMasks
+from symphony_kernel.executor.bitmask import BitmaskBuffers, RowMasks
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.pages import TorchPages
 from symphony_kernel.executor.reference.step_plan import Geometry, plan_step
-from symphony_kernel.executor.sampling import Ask, answer
+from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -50,7 +50,7 @@ class TorchNetwork:
     def prepare(self, rows: Sequence[Row]) -> None:
         """There is nothing to prepare."""
 
-    def room(self, step: Any) -> MaskRoom | None:
+    def room(self, step: Any) -> BitmaskBuffers | None:
         """Never called: nothing was prepared."""
         raise AssertionError(step)
 
@@ -64,7 +64,7 @@ class TorchNetwork:
         self._hidden = self._decoder.forward(plan.inputs, self._pool)
         return plan.indices
 
-    def answer(self, first: int, asks: Sequence[Ask]) -> list[bytes | SyscallError]:
+    def answer(self, first: int, asks: Sequence[SamplingRequest]) -> list[bytes | SyscallError]:
         """Answer from the logits of places of the last step."""
         count = sum(len(ask.positions) for ask in asks)
         return answer(self._decoder.logits(self._hidden[first : first + count]), asks)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 
-class Tasks:
+class BackgroundTasks:
     """Works under way. `failed` hears of what one of them raises: it is a fault of ours."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:

@@ -35,7 +35,7 @@ class Run(Protocol):
         """Return what `work` does, or raise it."""
 
 
-class DiskWork:
+class DiskIO:
     """Durable files in `directory`, of the model of `identity`, which may block, too."""
 
     def __init__(self, directory: Directory, identity: Callable[[], Identity], run: Run) -> None:

@@ -25,9 +25,9 @@ from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from symphony_kernel.kvfs.durable.background import Tasks
+from symphony_kernel.kvfs.durable.background import BackgroundTasks
 from symphony_kernel.kvfs.durable.directory import Found
-from symphony_kernel.kvfs.durable.disk_io import DiskWork, RefusedError
+from symphony_kernel.kvfs.durable.disk_io import DiskIO, RefusedError
 from symphony_kernel.kvfs.durable.format import KV, Content, Label
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
@@ -76,7 +76,7 @@ class Load:
     done: list[Done] = field(default_factory=list)
 
 
-class Saving:
+class DurableNames:
     """The names of `kvfs` that live on `disk`; without one nothing is durable.
 
     `publish` says whether tenants may make files public; `now` gives seconds, with `unix_offset` on
@@ -94,7 +94,7 @@ class Saving:
     def __init__(
         self,
         kvfs: KVFS,
-        disk: DiskWork | None,
+        disk: DiskIO | None,
         device: Device,
         happen: Callable[[str, list[Any]], None],
         failed: Callable[[BaseException], None],
@@ -119,7 +119,7 @@ class Saving:
         self._now = now
         self._unix_offset = unix_offset
         self._values: dict[int, KV] = {}  # K and V of loads, on their way to the device
-        self._tasks = Tasks(failed)
+        self._tasks = BackgroundTasks(failed)
         kvfs.under_way = self.held
 
     # -- From outside ---------------------------------------------------------------------------
@@ -550,10 +550,10 @@ class _NoDevice:
         return False
 
 
-def without_disk(kvfs: KVFS, *, publish: bool = False) -> Saving:
+def without_disk(kvfs: KVFS, *, publish: bool = False) -> DurableNames:
     """Return what names files in memory only."""
 
     def fail(error: BaseException) -> None:
         raise error
 
-    return Saving(kvfs, None, _NoDevice(), lambda *_: None, fail, publish=publish)
+    return DurableNames(kvfs, None, _NoDevice(), lambda *_: None, fail, publish=publish)

@@ -1,7 +1,7 @@
 """Transfers: KV files on their way to and from the gateway, piece by piece.
 
 Each is an open file that a number stands for. A download reads a file that stays as it is, whatever
-becomes of its name; an upload writes a file that is nobody's until it has been checked (`Saving`).
+becomes of its name; an upload writes a file that is nobody's until it has been checked (`DurableNames`).
 They live as long as the kernel, and end when nobody asks for the next piece.
 """
 
@@ -16,7 +16,7 @@ from typing import TypeVar
 from symphony_kernel.kvfs.durable.directory import Directory, errno_of
 from symphony_kernel.kvfs.durable.disk_io import Run
 from symphony_kernel.kvfs.durable.format import Content, FormatError, Identity, Label
-from symphony_kernel.kvfs.durable.names import Device, Saving, lineage_of
+from symphony_kernel.kvfs.durable.names import Device, DurableNames, lineage_of
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.platform.disk_space import FreeSpace
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -49,7 +49,7 @@ class Transfers:
     """All transfers; `now` gives seconds."""
 
     kvfs: KVFS
-    saving: Saving
+    saving: DurableNames
     directory: Directory | None
     identity: Callable[[], Identity]
     run: Run

@@ -23,7 +23,7 @@ from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.kvfs.pages.pool import PagePool
-from symphony_kernel.kvfs.quotas import Ledger
+from symphony_kernel.kvfs.quotas import Quotas
 from symphony_kernel.protocol.errno import KernelBug
 from symphony_kernel.protocol.limits import PAGE_TOKENS, PREFIX_CACHE_IDLE_SECONDS
 
@@ -86,7 +86,7 @@ class PrefixCache:
     """Offered prefixes of all tenants, at most `pages_max` pages; `now` gives seconds."""
 
     def __init__(
-        self, pool: PagePool, ledger: Ledger, pages_max: int, now: Callable[[], float]
+        self, pool: PagePool, ledger: Quotas, pages_max: int, now: Callable[[], float]
     ) -> None:
         self.pages_max = pages_max
         self.references: Int32 = np.zeros(pool.pages, np.int32)  # this cache's own

@@ -35,7 +35,7 @@ class Advice:
 NO_ADVICE: Final = Advice()
 
 
-class Promises(Generic[F]):
+class AdviceBudget(Generic[F]):
     """Which files programs wished to keep, until when, and how many pages that is a tenant's.
 
     Past `pages_max` pages of a tenant a wish is not granted. `F` is a file.

@@ -16,7 +16,7 @@ def spare_slots(slots: int) -> int:
     return min(_SPARE_MAX, (slots + FREE_SHARE - 1) // FREE_SHARE)
 
 
-class Spilling(Protocol):
+class SpillTier(Protocol):
     """What `Tiers` asks of the tier below the host. All of it runs on the event loop."""
 
     slots: int
@@ -64,7 +64,7 @@ class Spilling(Protocol):
         """Wait for what is under way."""
 
 
-class NoDisk:
+class NoSpillTier:
     """Nothing below the host."""
 
     def __init__(self) -> None:

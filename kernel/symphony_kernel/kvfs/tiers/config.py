@@ -10,7 +10,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Batch, Executor
 from symphony_kernel.kvfs.quotas import UNLIMITED
-from symphony_kernel.kvfs.tiers.disk_file import Spill
+from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.platform.memory import available_bytes
@@ -27,7 +27,7 @@ _PROBES = 2  # the first one touches memory that nobody has touched
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class TierConfig:
     """Where pages may be beside the device's frames; `poison` is for tests.
 
     Beside the frames there are `pages_a_frame` - 1 times as many pages, but at most
@@ -63,7 +63,7 @@ def places_for(
     available: Callable[[], int] | None = None,
     reserve_bytes: int = 0,
     disk_bytes_max: int | None = None,
-) -> Places:
+) -> TierConfig:
     """Return the places for a server's kernel: room for so many entries on host and disk.
 
     The disk tier takes at most half of `disk_bytes_max`, the budget of all that lies on that disk.
@@ -86,7 +86,7 @@ def places_for(
             "disk_pool_tokens is %d: the disk tier has room for %d, in half of disk_bytes_max (%d)",
             disk_tokens, disk_slots * PAGE_TOKENS, disk_bytes_max,
         )  # fmt: skip
-    return Places(
+    return TierConfig(
         host_slots=host_slots,
         disk_slots=disk_slots,
         disk_directory=disk_directory,
@@ -108,13 +108,15 @@ def available_memory() -> int:
     return half if found is None else found
 
 
-def open_disk(tiers: Tiers, executor: Executor, places: Places) -> None:
+def open_disk(tiers: Tiers, executor: Executor, places: TierConfig) -> None:
     """Open the disk tier, where there is one; an OSError where that cannot be."""
     if places.disk_slots:
         assert places.disk_directory is not None
         slot_bytes = len(executor.host_page(0))
         reserve = places.reserve_bytes
-        spill = Spill(places.disk_directory, places.disk_slots, slot_bytes, reserve_bytes=reserve)
+        spill = SpillFile(
+            places.disk_directory, places.disk_slots, slot_bytes, reserve_bytes=reserve
+        )
         tiers.spilling = DiskTier(tiers, spill, executor.host_page)
 
 

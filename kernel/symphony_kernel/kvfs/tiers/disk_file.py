@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from symphony_kernel.executor.device_queue import DeviceThread, Outcome
+from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 from symphony_kernel.platform.disk_space import FreeSpace
 
 PIECES_MAX: Final = 32  # slots of one work
@@ -23,14 +23,14 @@ Piece = tuple[int, memoryview]  # a slot, and the bytes that go there or come fr
 class Runner(Protocol):
     """What does a work somewhere and says what came of it on the event loop."""
 
-    def start(self, work: Callable[[], T]) -> Outcome[T]:
+    def start(self, work: Callable[[], T]) -> StepFuture[T]:
         """Begin a work, after those that were begun before it."""
 
     def stop(self) -> None:
         """Wait for what was begun."""
 
 
-class Spill:
+class SpillFile:
     """`slots` slots of `slot_bytes` bytes in a file in `directory`; it grows as they are used."""
 
     def __init__(
@@ -62,11 +62,11 @@ class Spill:
             return self._space.allows(slots * self._slot_bytes, self._slot_bytes)
         return False
 
-    def write(self, pieces: Sequence[Piece]) -> Outcome[None]:
+    def write(self, pieces: Sequence[Piece]) -> StepFuture[None]:
         """Write whole slots. An OSError: what they hold is undefined."""
         return self._runner.start(lambda: self._write(pieces))
 
-    def read(self, pieces: Sequence[Piece]) -> Outcome[None]:
+    def read(self, pieces: Sequence[Piece]) -> StepFuture[None]:
         """Read whole slots that were written. An OSError: what was read is undefined."""
         return self._runner.start(lambda: self._read(pieces))
 

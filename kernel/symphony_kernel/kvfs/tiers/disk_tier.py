@@ -6,7 +6,7 @@ slots are kept for reading (`spare`), so that a page on disk can always come bac
 while the disk has no more free than its reserve, and for no tenant more than its `disk_bytes`, or
 than it leaves to others on that disk. Who pays for a page (see `quotas`) is charged for its slot.
 
-Reads and writes are a thread's (`disk.Spill`). A host slot that the thread has to do with belongs
+Reads and writes are a thread's (`disk.SpillFile`). A host slot that the thread has to do with belongs
 to it until it is done, whatever becomes of the page meanwhile; and it gets only slots that no step
 has to do with.
 """
@@ -20,10 +20,10 @@ from typing import Final
 import numpy as np
 
 from symphony_kernel.executor.base import Int32
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack
 from symphony_kernel.kvfs.tiers.base import FREE_SHARE, spare_slots
-from symphony_kernel.kvfs.tiers.disk_file import PIECES_MAX, Spill
+from symphony_kernel.kvfs.tiers.disk_file import PIECES_MAX, SpillFile
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import KernelBug
 
@@ -34,7 +34,9 @@ _GONE: Final = -1  # in place of a page that was freed or written while a thread
 class DiskTier:
     """The disk below `tiers`; `host_page` names the bytes of a host slot."""
 
-    def __init__(self, tiers: Tiers, spill: Spill, host_page: Callable[[int], memoryview]) -> None:
+    def __init__(
+        self, tiers: Tiers, spill: SpillFile, host_page: Callable[[int], memoryview]
+    ) -> None:
         assert tiers.slots, "the disk tier reads and writes by way of host slots"
         self._tiers = tiers
         self._spill = spill
@@ -144,7 +146,7 @@ class DiskTier:
         pieces = [(int(tiers.disk[page]), self._host_page(slot)) for page, slot in pairs]
         self._spill.read(pieces).then(lambda outcome: self._arrived(pairs, outcome))
 
-    def _arrived(self, pairs: Sequence[tuple[int, int]], outcome: Outcome[None]) -> None:
+    def _arrived(self, pairs: Sequence[tuple[int, int]], outcome: StepFuture[None]) -> None:
         tiers = self._tiers
         here = [(page, slot) for page, slot in pairs if self._reading.get(page) == slot]
         gone = [slot for page, slot in pairs if self._reading.get(page) != slot]
@@ -206,7 +208,7 @@ class DiskTier:
                 self.drop(np.array([back], np.int32))
         return self._free.count > 0
 
-    def _landed(self, pairs: Sequence[tuple[int, int]], outcome: Outcome[None]) -> None:
+    def _landed(self, pairs: Sequence[tuple[int, int]], outcome: StepFuture[None]) -> None:
         tiers = self._tiers
         if outcome.error is not None:
             full = isinstance(outcome.error, OSError) and outcome.error.errno == errno.ENOSPC

@@ -1,6 +1,6 @@
 """Pressure: makes frames free when the device is full, by policy, with the mechanism of `tiers`.
 
-What idle files hold goes first, in the order of `ranking`; what is in use goes only when somebody
+What idle files hold goes first, in the order of `eviction_order`; what is in use goes only when somebody
 who has a better claim wants its place (`preempt`, which the scheduler decides on). A page goes to
 the host where there is room and moving it is cheaper than to compute it again, else to "tokens". A
 page that nothing but a copy could bring back stays until there is room for one.
@@ -14,15 +14,15 @@ import numpy as np
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.pages.pool import PagePool
-from symphony_kernel.kvfs.quotas import Account, Ledger
+from symphony_kernel.kvfs.quotas import Quotas, TenantUsage
 from symphony_kernel.kvfs.tiers.advice import NO_ADVICE, Hint
-from symphony_kernel.kvfs.tiers.eviction_order import Bool, Ranking
-from symphony_kernel.kvfs.tiers.page_transfers import Moves
+from symphony_kernel.kvfs.tiers.eviction_order import Bool, EvictionOrder
+from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.limits import KV_AHEAD_MS_MAX, KV_AHEAD_PAGES_MIN, PAGE_TOKENS
 
 
-class Pressure:
+class Eviction:
     """The device's frames under pressure. `held` says which pages ([pages]) works in steps read.
 
     A tenant's programs may keep `kept_pages_max` pages by their wish. `usable` frames can
@@ -33,8 +33,8 @@ class Pressure:
         self,
         pool: PagePool,
         tiers: Tiers,
-        ledger: Ledger,
-        moves: Moves,
+        ledger: Quotas,
+        transfers: PageTransfers,
         cached: Int32,
         now: Callable[[], float],
         kept_pages_max: int,
@@ -43,11 +43,13 @@ class Pressure:
         self.pool = pool
         self.tiers = tiers
         self.ledger = ledger
-        self.moves = moves
+        self.transfers = transfers
         self.usable = usable
         self.faults = 0  # batches with copies or moves that have failed
         self._now = now
-        self.ranking = Ranking(pool, cached, now, self._cost, self._may_go, kept_pages_max)
+        self.eviction_order = EvictionOrder(
+            pool, cached, now, self._cost, self._may_go, kept_pages_max
+        )
         self.held: Callable[[], Bool] = lambda: np.zeros(pool.pages, np.bool_)
         self.everything: Callable[[], Iterable[KVFile]] = tuple  # all files that there are
         self.evicted = 0  # pages, since the start
@@ -61,14 +63,14 @@ class Pressure:
         """Take frames from idle files, but not from `keep`, until so many are free; whether."""
         while (missing := frames - self.free) > 0:
             # What is left of several files where there is room for the copies of one only.
-            if not self._evict(self.ranking.take(missing, self._held(*keep))):
+            if not self._evict(self.eviction_order.take(missing, self._held(*keep))):
                 return False
         return True
 
     def preempt(self, files: list[KVFile], frames: int, *keep: KVFile) -> bool:
         """Take frames of these files, from the first, until so many are free; or none of them."""
         missing = frames - self.free
-        pages = self.ranking.take_from(files, missing, self._held(*keep))
+        pages = self.eviction_order.take_from(files, missing, self._held(*keep))
         if len(pages) < missing:
             return False
         self._evict(pages)
@@ -86,7 +88,7 @@ class Pressure:
             if not file.ranked and (self.pool.frame[file.pages] >= 0).any()
         ]
         for file in found:
-            self.ranking.add(file)
+            self.eviction_order.add(file)
         return bool(found)
 
     # -- What programs wish ----------------------------------------------------------------------
@@ -98,19 +100,19 @@ class Pressure:
         elif hint is Hint.KEEP:
             until = self._now() + argument / 1000
             pages = len(file.pages)
-            kept = self.ranking.promises.make(file, file.tenant, pages, until)
+            kept = self.eviction_order.promises.make(file, file.tenant, pages, until)
             file.advice = replace(before, unwanted=False, until=until if kept else 0.0)
         elif hint is Hint.PRIORITY:
             file.advice = replace(before, priority=argument)
         else:
             file.advice = replace(before, unwanted=hint is Hint.DO_NOT_NEED, until=0.0)
         if before.until and not file.advice.until:
-            self.ranking.promises.end(file)
-        self.ranking.place_again(file)
+            self.eviction_order.promises.end(file)
+        self.eviction_order.place_again(file)
         if hint is Hint.WILL_NEED:
             self.fetch_ahead(file)
 
-    def waits(self, account: Account, files: Iterable[KVFile], waits: bool) -> None:
+    def waits(self, account: TenantUsage, files: Iterable[KVFile], waits: bool) -> None:
         """An instance with this account and these files waits for the outside, or goes on."""
         account.waits = waits
         if not self.pool.absent and 2 * self.free > self.pool.frames:
@@ -119,7 +121,7 @@ class Pressure:
             if not waits:
                 self.fetch_ahead(file)
             elif file.ranked:
-                self.ranking.place_again(file)
+                self.eviction_order.place_again(file)
 
     def fetch_ahead(self, file: KVFile) -> None:
         """Bring a file back that will be needed soon, as far as idle ones make room for it.
@@ -127,15 +129,15 @@ class Pressure:
         All steps wait for it and nobody is charged: so it is bounded, and a part of a large file
         that has no place in that comes when it is needed.
         """
-        most = self._ahead_max - self.moves.loading
+        most = self._ahead_max - self.transfers.loading
         if most <= 0:
             return
         absent = np.unique(file.absent_pages())
         stored = absent[(self.tiers.host[absent] >= 0) | (self.tiers.disk[absent] >= 0)][:most]
         if len(stored) and self.make_free(len(stored), file):
             self.tiers.fetch(stored)
-            self.ranking.add(file)
-            self.ranking.used(file)
+            self.eviction_order.add(file)
+            self.eviction_order.used(file)
 
     @property
     def _ahead_max(self) -> int:
@@ -178,9 +180,9 @@ class Pressure:
         if not len(pages):
             return 0
         host = self.tiers.cheaper_to_move(len(pages))
-        tied = self.ledger.ties[pages] > 0
-        left = self.tiers.evict(pages[~tied], host=host)
-        if tied.any():
-            left = np.concatenate((left, self.tiers.evict(pages[tied], keep=True)))
+        unrecomputable = self.ledger.ties[pages] > 0
+        left = self.tiers.evict(pages[~unrecomputable], host=host)
+        if unrecomputable.any():
+            left = np.concatenate((left, self.tiers.evict(pages[unrecomputable], keep=True)))
         self.evicted += len(left)
         return len(left)

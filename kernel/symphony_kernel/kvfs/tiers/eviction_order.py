@@ -32,7 +32,7 @@ import numpy.typing as npt
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.pages.pool import PagePool
-from symphony_kernel.kvfs.tiers.advice import Promises
+from symphony_kernel.kvfs.tiers.advice import AdviceBudget
 from symphony_kernel.protocol.limits import (
     KV_IDLE_MS,
     KV_STUCK_MS,
@@ -45,7 +45,7 @@ _NOTHING: Final[Int32] = np.empty(0, np.int32)
 _STALE_MAX: Final = 64  # entries of the heap, besides as many as are valid
 
 
-class Standing(IntEnum):
+class EvictionClass(IntEnum):
     """How near a file is to losing its frames."""
 
     UNWANTED = 0  # its program said that it does not need it, or its time is over
@@ -70,7 +70,7 @@ class _Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RankingStatistics:
+class EvictionOrderStatistics:
     """Files by where they stand."""
 
     recent: int
@@ -78,7 +78,7 @@ class RankingStatistics:
     stuck: int
 
 
-class Ranking:
+class EvictionOrder:
     """All files with pages on the device.
 
     `cost` says what a page of a file takes to get back, in seconds; `may_go` which of its pages
@@ -108,7 +108,7 @@ class Ranking:
         self._used: Int32 = np.zeros(pool.pages, np.int32)  # [pages] the last era
         self._taken: Bool = np.zeros(pool.pages, np.bool_)  # scratch
         self.era = 1
-        self.promises: Promises[KVFile] = Promises(kept_pages_max)
+        self.promises: AdviceBudget[KVFile] = AdviceBudget(kept_pages_max)
 
     # -- Files come and go ---------------------------------------------------------------------
     def add(self, file: KVFile) -> None:
@@ -137,19 +137,19 @@ class Ranking:
         entry = self._idle_files.get(file)
         if entry is not None:
             self._push(file, entry.since)
-        elif self.standing(file) <= Standing.WAITING:
+        elif self.standing(file) <= EvictionClass.WAITING:
             if self._recent.pop(file, None) is None and self._stuck.pop(file, None) is None:
                 return  # it has no pages on the device
             self._push(file, self._now())
 
-    def standing(self, file: KVFile) -> Standing:
+    def standing(self, file: KVFile) -> EvictionClass:
         """Return how near a file is to losing its frames, now."""
         advice = file.advice
         if advice.unwanted or (advice.until and advice.until <= self._now()):
-            return Standing.UNWANTED
+            return EvictionClass.UNWANTED
         if advice.until:
-            return Standing.KEPT
-        return Standing.WAITING if file.owner.waits else Standing.IDLE
+            return EvictionClass.KEPT
+        return EvictionClass.WAITING if file.owner.waits else EvictionClass.IDLE
 
     # -- Taking --------------------------------------------------------------------------------
     def take(self, wanted: int, held: Bool) -> Int32:
@@ -202,9 +202,9 @@ class Ranking:
         self._unmark(found)
         return np.concatenate(found) if found else _NOTHING
 
-    def statistics(self) -> RankingStatistics:
+    def statistics(self) -> EvictionOrderStatistics:
         """Return how many files stand where."""
-        return RankingStatistics(len(self._recent), len(self._idle_files), len(self._stuck))
+        return EvictionOrderStatistics(len(self._recent), len(self._idle_files), len(self._stuck))
 
     # -- Within --------------------------------------------------------------------------------
     def _settle(self) -> None:
@@ -231,7 +231,7 @@ class Ranking:
                 break
 
     def _is_idle(self, file: KVFile, seconds: float) -> bool:
-        return seconds >= KV_IDLE_MS / 1000 or self.standing(file) <= Standing.WAITING
+        return seconds >= KV_IDLE_MS / 1000 or self.standing(file) <= EvictionClass.WAITING
 
     def _push(self, file: KVFile, since: float) -> None:
         self._numbers += 1

@@ -31,7 +31,7 @@ class TierStatistics:
     move_page_ms: float  # of one page, as learned here; 0 until something has moved
 
 
-class MoveCost:
+class TransferCost:
     """Seconds that one page takes between device and host, as the executor has measured it here."""
 
     def __init__(self) -> None:

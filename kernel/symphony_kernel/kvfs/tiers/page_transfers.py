@@ -18,7 +18,7 @@ _NONE: Int32 = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TransferNote:
     """Which pages a batch moves: by the time that it ends others may be in their frames."""
 
     sources: Int32  # [c] of each slot that is copied
@@ -27,7 +27,7 @@ class Note:
     loaded: Int32  # as in `Batch.loads`
 
 
-class Moves:
+class PageTransfers:
     """Copies, saves and loads that the executor has not been given yet.
 
     `page` says which page is in each frame now ([frames], the pool's own).
@@ -118,11 +118,11 @@ class Moves:
         self.copies, self._saves, self._loads = [], [], []
         self._copied, self._saved, self._loaded = [], [], []
 
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[TransferNote]:
         """Return which pages are moved by what the executor has not been given, in order."""
         return [*(batch.note for batch in self._closed), self._note()]
 
-    def _note(self) -> Note:
+    def _note(self) -> TransferNote:
         sources, targets = (
             np.concatenate([pair[side] for pair in self._copied]) if self._copied else _NONE
             for side in (0, 1)
@@ -130,7 +130,7 @@ class Moves:
         saved, loaded = (
             np.concatenate(pages) if pages else _NONE for pages in (self._saved, self._loaded)
         )
-        return Note(sources, targets, saved, loaded)
+        return TransferNote(sources, targets, saved, loaded)
 
     def _written(self, frames: Int32) -> bool:
         """Whether one of these frames is written by what has gathered."""

@@ -9,7 +9,7 @@ A page may be in several at once: what a full page holds never changes, so its h
 stay good while it is on the device, and to evict it again moves nothing. A write to a page drops
 its copies (`written`). Copies of pages on the device are the first to go when room is wanted.
 
-Moves are queued (`Moves`) and done by the executor with the next batch, in the order in which they
+Moves are queued (`PageTransfers`) and done by the executor with the next batch, in the order in which they
 were asked for. So everything here takes effect at once as far as the caller can see: a frame that
 `evict` gave back may be allocated in the same turn, and a page that was fetched may be read by a
 step that is formed in the same turn. Only a page on disk takes its time, see `fetch`.
@@ -28,10 +28,10 @@ import numpy.typing as npt
 
 from symphony_kernel.executor.base import Batch, Int32
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack, PagePool
-from symphony_kernel.kvfs.quotas import Account, Ledger, TierCounts
-from symphony_kernel.kvfs.tiers.base import NoDisk, Spilling
-from symphony_kernel.kvfs.tiers.metrics import MoveCost, TierStatistics
-from symphony_kernel.kvfs.tiers.page_transfers import Moves, Note
+from symphony_kernel.kvfs.quotas import Quotas, TenantUsage, TierCounts
+from symphony_kernel.kvfs.tiers.base import NoSpillTier, SpillTier
+from symphony_kernel.kvfs.tiers.metrics import TierStatistics, TransferCost
+from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers, TransferNote
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -74,14 +74,14 @@ class Tiers:
     def __init__(
         self,
         pool: PagePool,
-        ledger: Ledger,
-        moves: Moves,
+        ledger: Quotas,
+        transfers: PageTransfers,
         host_slots: int = 0,
         page_bytes: int = 0,
     ) -> None:
         self._pool = pool
         self._ledger = ledger
-        self._moves = moves
+        self._transfers = transfers
         self._page_bytes = page_bytes
         self.slots = host_slots
         self.host: Int32 = np.full(pool.pages, NOWHERE, np.int32)  # the slot of each page
@@ -91,20 +91,20 @@ class Tiers:
         self.outstanding: Int32 = np.zeros(host_slots, np.int32)
         self._duplicates: deque[int] = deque()  # pages that came back to the device, oldest first
         self.disk: Int32 = np.full(pool.pages, NOWHERE, np.int32)  # the disk slot of each page
-        self.spilling: Spilling = NoDisk()
+        self.spilling: SpillTier = NoSpillTier()
         self._arriving: Bool = np.zeros(
             pool.pages, np.bool_
         )  # have a frame, and are read from disk
         # Hears of pages ([n]) that `fetch` found on disk: they are on the device now, or lost.
         self.arrived: Callable[[Int32], None] = lambda _pages: None
-        self.cost = MoveCost()
+        self.cost = TransferCost()
         # Hears of pages ([n]) that have got to disk: there may be room on the host.
         self.relieved: Callable[[Int32], None] = lambda _pages: None
         # Seconds that one token takes to be computed again, as the scheduler has seen; 0: unknown.
         self.token_seconds: Callable[[], float] = lambda: 0.0
         self._saved = self._loaded = self._dropped = 0
         self._given: deque[Batch] = deque()  # and have not ended, in order
-        moves.page = pool.page
+        transfers.page = pool.page
         ledger.count_tiers = self._counts
         pool.leaving = self._forget
 
@@ -166,10 +166,10 @@ class Tiers:
         new = pages[bare]
         fits = np.zeros(len(new), np.bool_)
         if host and self.slots:
-            tied = self._ledger.ties[new] > 0
-            if tied.any():
-                self._make_way(new[tied])
-            fits = self._allowed(new) | tied
+            unrecomputable = self._ledger.ties[new] > 0
+            if unrecomputable.any():
+                self._make_way(new[unrecomputable])
+            fits = self._allowed(new) | unrecomputable
         slots = self._take_slots(int(fits.sum()))
         fits[np.flatnonzero(fits)[len(slots) :]] = False
         self._save(new[fits], slots)
@@ -251,7 +251,7 @@ class Tiers:
     def _load(self, pages: Int32) -> None:
         """Have pages' frames get what their host slots hold."""
         slots = self.host[pages]
-        self._moves.load(slots, self._pool.frame[pages])
+        self._transfers.load(slots, self._pool.frame[pages])
         self.outstanding[slots] += 1
         self._loaded += len(pages)
         self._duplicates.extend(pages.tolist())
@@ -282,7 +282,7 @@ class Tiers:
 
     # -- What the executor did ------------------------------------------------------------------
     def give(self, batches: list[Batch]) -> list[Batch]:
-        """Return batches of `Moves` that the executor is given now: it will tell of their ends."""
+        """Return batches of `PageTransfers` that the executor is given now: it will tell of their ends."""
         self._given.extend(batches)
         return batches
 
@@ -300,12 +300,12 @@ class Tiers:
         They are those that it wrote, and what was copied from there since. A page whose save failed
         is TOKENS, unless it was fetched meanwhile.
         """
-        note: Note | None = batch.note
+        note: TransferNote | None = batch.note
         if note is None:
             return _NO_PAGES
         self._settle(batch)
         bad = np.concatenate((note.targets, note.loaded, self._lose_saves(note, batch.saves)))
-        later = [*(each.note for each in self._given), *self._moves.notes()]
+        later = [*(each.note for each in self._given), *self._transfers.notes()]
         found = 0
         while len(bad) > found:
             found = len(bad)
@@ -314,7 +314,7 @@ class Tiers:
         bad = bad[(bad >= 0) & (bad < self._pool.pages)]  # others are no pages
         return bad[self._pool.references[bad] > 0]
 
-    def _lose_saves(self, note: Note, saves: Int32 | None) -> Int32:
+    def _lose_saves(self, note: TransferNote, saves: Int32 | None) -> Int32:
         """Forget copies that failed; return the pages that have been fetched from there."""
         if saves is None:
             return _NO_PAGES
@@ -349,7 +349,7 @@ class Tiers:
         self.put_host(pages, slots)
         self.outstanding[slots] += 1
         self._saved += len(pages)
-        self._moves.save(self._pool.frame[pages], slots)
+        self._transfers.save(self._pool.frame[pages], slots)
         self._leave(pages)
 
     def idle_places(self, n: int) -> tuple[Int32, Int32]:
@@ -452,7 +452,7 @@ class Tiers:
     def _allowed(self, pages: Int32) -> Bool:
         """Say for each page whether its tenant's budget on the host has room for it."""
         fits = np.ones(len(pages), np.bool_)
-        taken: dict[Account, int] = {}
+        taken: dict[TenantUsage, int] = {}
         for tenant, mine in self._ledger.by_tenant(pages):
             room = max(tenant.host_max - tenant.host - taken.get(tenant, 0), 0)
             taken[tenant] = taken.get(tenant, 0) + min(len(mine), room)

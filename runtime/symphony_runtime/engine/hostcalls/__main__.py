@@ -7,14 +7,14 @@ With `--check` nothing is compiled: a line says what a worker would find; 1: cty
 import sys
 
 from symphony_runtime.engine.hostcalls.build import built_library
-from symphony_runtime.engine.hostcalls.library import CrossingUnavailable, library_path
+from symphony_runtime.engine.hostcalls.library import HostCallsUnavailable, library_path
 
 
 def main(check: bool) -> int:
     """Compile what is not compiled yet, or only look."""
     try:
         path, there = library_path() if check else (built_library(), True)
-    except CrossingUnavailable as error:
+    except HostCallsUnavailable as error:
         _say(f"guests' calls cross through ctypes, which takes the worker longer: {error}")
         return int(check)
     crosses = f"guests' calls cross by {path}"

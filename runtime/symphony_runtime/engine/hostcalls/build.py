@@ -16,7 +16,7 @@ from symphony_kernel.platform.toolchain import (
 from symphony_runtime.engine.hostcalls.library import (
     FLAGS,
     SOURCE,
-    CrossingUnavailable,
+    HostCallsUnavailable,
     library_path,
 )
 
@@ -38,7 +38,7 @@ def built_library() -> Path:
             command = find_compiler(), *FLAGS, *python_headers(), str(SOURCE), "-o", str(made)
             run(*command, what="the crossing", seconds_max=_COMPILE_SECONDS_MAX)
         except (NoToolError, SourceError) as error:
-            raise CrossingUnavailable(str(error)) from error
+            raise HostCallsUnavailable(str(error)) from error
         put(made, target)
     remove_others(target, "crossing-*.so")
     return target

@@ -14,7 +14,7 @@ from symphony_runtime.abi import Signature
 from symphony_runtime.engine import bindings as c
 from symphony_runtime.engine.epoch_ticker import Board, Ticker
 from symphony_runtime.engine.hostcalls.ctypes_calls import efault
-from symphony_runtime.engine.hostcalls.library import CrossingUnavailable, library_path
+from symphony_runtime.engine.hostcalls.library import HostCallsUnavailable, library_path
 
 _ENGINE = (
     "wasmtime_call_future_poll",
@@ -26,7 +26,7 @@ _ENGINE = (
 )
 
 
-class Crossing:
+class CompiledHostCalls:
     """A compiled library: `seat` is the type that fibers are made of."""
 
     def __init__(self, path: Path) -> None:
@@ -41,9 +41,9 @@ class Crossing:
             self._module: Any = loader.create_module(spec)
             loader.exec_module(self._module)
         except ImportError as error:
-            raise CrossingUnavailable(f"{path} cannot be loaded: {error}") from error
+            raise HostCallsUnavailable(f"{path} cannot be loaded: {error}") from error
         if self._module.layout != layout():
-            raise CrossingUnavailable(f"{path} has {self._module.layout}, wanted {layout()}")
+            raise HostCallsUnavailable(f"{path} has {self._module.layout}, wanted {layout()}")
         self.seat: Any = self._module.Seat
 
     def desk(self, signatures: Sequence[Signature], ticker: Ticker) -> Any:
@@ -61,9 +61,9 @@ def layout() -> tuple[int, ...]:
     return c.VAL_BYTES, c.VAL_OF, c.BUFFER_BYTES, c.MEMORY, c.EXTERN_OF, *board
 
 
-def compiled_crossing() -> Crossing:
+def compiled_crossing() -> CompiledHostCalls:
     """Return the library of these sources, if it is compiled; CrossingUnavailable."""
     path, there = library_path()
     if not there:
-        raise CrossingUnavailable("it is not compiled (`make install` does it)")
-    return Crossing(path)
+        raise HostCallsUnavailable("it is not compiled (`make install` does it)")
+    return CompiledHostCalls(path)

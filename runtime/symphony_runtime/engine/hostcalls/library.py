@@ -14,7 +14,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-class CrossingUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
+class HostCallsUnavailable(Exception):  # noqa: N818 - a state of the machine more than an error
     """Calls cross through ctypes, for the reason in the message."""
 
 
@@ -26,12 +26,12 @@ def library_path() -> tuple[Path, bool]:
             Python read different clocks), or there is no place for one.
     """
     if os.environ.get("SYMPHONY_CROSSING") == "0":
-        raise CrossingUnavailable("SYMPHONY_CROSSING=0 is set")
+        raise HostCallsUnavailable("SYMPHONY_CROSSING=0 is set")
     if sys.platform != "linux":
-        raise CrossingUnavailable("it is for Linux alone")
+        raise HostCallsUnavailable("it is for Linux alone")
     try:
         parts = sys.version, platform.machine(), " ".join(FLAGS), SOURCE.read_text("utf-8")
         target = cache_directory() / f"crossing-{name_of(*(part.encode() for part in parts))}.so"
     except (NoCacheError, OSError) as error:
-        raise CrossingUnavailable(str(error)) from error
+        raise HostCallsUnavailable(str(error)) from error
     return target, is_whole(target)

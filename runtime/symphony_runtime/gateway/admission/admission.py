@@ -22,8 +22,8 @@ from symphony_kernel.protocol.limits import (
     TENANT_RUNS_LIVE_MAX,
 )
 
-from symphony_runtime.gateway.admission.load import Load
-from symphony_runtime.gateway.admission.memory import Memory
+from symphony_runtime.gateway.admission.load import ServerLoad
+from symphony_runtime.gateway.admission.memory import MemoryGuard
 from symphony_runtime.gateway.admission.pace import Absence, Pace, retry_after
 from symphony_runtime.gateway.errors import Problem, unavailable
 
@@ -55,8 +55,8 @@ class Admission:
     def __init__(
         self,
         bounds: AdmissionBounds,
-        load: Load,
-        memory: Memory,
+        load: ServerLoad,
+        memory: MemoryGuard,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bounds = bounds

@@ -34,14 +34,14 @@ Ask = Callable[[], Awaitable[dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class ExpectedWait:
     """Seconds that a new run would wait: for its tenant's own, and with the others' share."""
 
     alone: float = 0.0
     shared: float = 0.0
 
 
-class Load:
+class ServerLoad:
     """What is known of the kernel's load."""
 
     def __init__(self, ask: Ask, now: Callable[[], float] = time.monotonic) -> None:
@@ -65,17 +65,17 @@ class Load:
         """The kernel took so long to take a run in."""
         self._starts.append((self._now(), seconds))
 
-    def wait(self, tenant: str) -> Wait:
+    def wait(self, tenant: str) -> ExpectedWait:
         """Return what a new run of a tenant would wait, in seconds."""
         start = self._start_seconds()
         if self._now() - self._answered > _OLD_SECONDS or not self._rate:
-            return Wait(start, start)
+            return ExpectedWait(start, start)
         own, weight = self._tenants.get(tenant, (0, 1.0))
         weights = sum(each for _, each in self._tenants.values())
         weights += 0.0 if tenant in self._tenants else weight
         everything = sum(tokens for tokens, _ in self._tenants.values())
         shared = min(own * weights / weight, everything)
-        return Wait(start + own / self._rate, start + shared / self._rate)
+        return ExpectedWait(start + own / self._rate, start + shared / self._rate)
 
     async def stop(self) -> None:
         """Ask nothing any more."""

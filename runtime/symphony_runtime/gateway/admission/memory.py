@@ -8,7 +8,7 @@ from symphony_kernel.platform.memory import available_bytes
 _LOOK_SECONDS = 0.5
 
 
-class Memory:
+class MemoryGuard:
     """What is left, looked up at most twice a second."""
 
     def __init__(

@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable
 
 from aiohttp import web
-from symphony_kernel.protocol.token_bucket import Bucket
+from symphony_kernel.protocol.token_bucket import TokenBucket
 
 from symphony_runtime.config.limits import Limits
 from symphony_runtime.gateway.admission.pace import retry_after
 from symphony_runtime.gateway.errors import Problem
 
 ASKING = web.RequestKey("asking", str)  # the tenant whose request it is
-TOKENS = web.RequestKey("tokens", tuple[int, int, int])  # see `Rates.headers`
+TOKENS = web.RequestKey("tokens", tuple[int, int, int])  # see `RateLimiters.headers`
 _TENANTS_MAX = 4_096  # buckets; of those that are full again some are forgotten then
 
 
-class Rates:
+class RateLimiters:
     """The buckets of all tenants. `reached` hears of each refusal: a tenant, a limit's name."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Rates:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits, self._reached, self._now = limits, reached, now
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, TokenBucket] = {}
 
     def request(self, tenant: str) -> None:
         """Count a request.
@@ -66,13 +66,13 @@ class Rates:
             headers |= _headers("tokens", limit, left, limit / 60.0)
         return headers
 
-    def _bucket(self, tenant: str) -> Bucket:
+    def _bucket(self, tenant: str) -> TokenBucket:
         rate = self._limits.of(tenant).at_most("requests_per_second")
         bucket = self._buckets.get(tenant)
         if bucket is None:
             if len(self._buckets) >= _TENANTS_MAX:
                 self._forget()
-            bucket = self._buckets[tenant] = Bucket(rate, rate, self._now())
+            bucket = self._buckets[tenant] = TokenBucket(rate, rate, self._now())
         elif bucket.size != rate:
             bucket.change(rate, rate, self._now())
         return bucket

@@ -14,7 +14,7 @@ class _Line:
     callers: int = 0
 
 
-class TenantTurns:
+class TenantLocks:
     """Lines of callers by tenants; those of one tenant go one behind the other, in order."""
 
     def __init__(self) -> None:

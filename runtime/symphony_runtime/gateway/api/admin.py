@@ -144,13 +144,13 @@ async def _shown_once(text: str, key: Key) -> web.StreamResponse:
 # --- Gateways ------------------------------------------------------------------------------------
 async def list_gateways(request: web.Request) -> web.StreamResponse:
     """List the gateways of the database, with the tenants that each has yet to forget."""
-    members = services(request).forgetting.members
+    members = services(request).deletion.members
     return await answer({"data": await members.listing(), "next": None})
 
 
 async def drop_gateway(request: web.Request) -> web.StreamResponse:
     """Wait no more for a gateway that is gone for good."""
-    await services(request).forgetting.members.drop(request.match_info["gateway"])
+    await services(request).deletion.members.drop(request.match_info["gateway"])
     return web.Response(status=204)
 
 

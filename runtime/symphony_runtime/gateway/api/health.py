@@ -10,7 +10,7 @@ from symphony_runtime.gateway.admission.rate_limit import ASKING
 from symphony_runtime.gateway.api.metrics import CONTENT_TYPE, Scrape, render
 from symphony_runtime.gateway.http.context import Services, answer, services
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
-from symphony_runtime.gateway.metrics.process import RoleFigures, read_role
+from symphony_runtime.gateway.metrics.process import ProcessMetrics, read_role
 
 METRICS = "text/plain"
 _KERNEL_SECONDS = 0.75  # for its answer: a health check waits no longer for one that hangs
@@ -106,7 +106,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
         live=with_.runs.live_by_tenant(),
         roles=_roles(with_) if tenant is None else {},
         store=with_.store.statistics(),
-        outside=with_.runs.outside.figures,
+        egress=with_.runs.egress.figures,
         refused=with_.runs.admission.figures.refused,
         slow={"body": with_.slow.uploads.cut, "reader": with_.slow.readers.cut},
         connections=with_.connections.statistics(),
@@ -121,7 +121,7 @@ async def metrics(request: web.Request) -> web.StreamResponse:
     return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
 
-def _roles(with_: Services) -> dict[str, RoleFigures | None]:
+def _roles(with_: Services) -> dict[str, ProcessMetrics | None]:
     """Return the figures of every process that should be there."""
     kernel, workers = with_.runs.kernel, with_.runs.workers
     pids = {"gateway": os.getpid(), "kernel": kernel.pid}

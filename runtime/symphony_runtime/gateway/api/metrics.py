@@ -24,9 +24,9 @@ from prometheus_client.registry import Collector
 from symphony_kernel.protocol.limit_table import HIT
 
 from symphony_runtime.gateway.admission.admission import REASONS
-from symphony_runtime.gateway.egress.metrics import KINDS, OutsideFigures
-from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, RunFigures, TenantFigures
-from symphony_runtime.gateway.metrics.process import RoleFigures
+from symphony_runtime.gateway.egress.metrics import KINDS, EgressMetrics
+from symphony_runtime.gateway.metrics.counters import KILL_KINDS, OTHERS, RunMetrics, TenantMetrics
+from symphony_runtime.gateway.metrics.process import ProcessMetrics
 from symphony_runtime.gateway.runs.record import FINAL
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -42,11 +42,11 @@ class Scrape:
     model: str  # "" before the first kernel was there
     kernel: dict[str, Any]  # as `KernelFigures.latest` gives it
     kernel_restarts: int
-    runs: RunFigures
+    runs: RunMetrics
     live: Mapping[str, int]  # runs, by tenant
-    roles: Mapping[str, RoleFigures | None]  # None: away
+    roles: Mapping[str, ProcessMetrics | None]  # None: away
     store: Mapping[str, int]
-    outside: OutsideFigures
+    egress: EgressMetrics
     refused: Mapping[str, int] = field(default_factory=dict)  # runs, by `admission.REASONS`
     slow: Mapping[str, int] = field(default_factory=dict)  # clients that were cut off, by kind
     connections: Mapping[str, int] = field(default_factory=dict)  # `Connections.statistics`
@@ -112,13 +112,13 @@ class _Part:
 
     labels: _Labels
     live: int
-    figures: TenantFigures
+    figures: TenantMetrics
     kernel: dict[str, int]
     disk: int
 
     @staticmethod
     def of(scrape: Scrape, names: Iterable[str], labels: _Labels) -> "_Part":
-        figures, live, disk = TenantFigures(), 0, 0
+        figures, live, disk = TenantMetrics(), 0, 0
         kernel: dict[str, int] = {}
         used, counted = scrape.kernel.get("tenants", {}), scrape.runs.tenants()
         for name in names:
@@ -303,7 +303,7 @@ def _operators(scrape: Scrape) -> Iterator[Metric]:
     yield text.counter("audit_notes_lost", "notes of operators' changes that could not be kept",
                        [({}, scrape.audit_lost)])  # fmt: skip
     yield from _overload(text, scrape)
-    yield from _outside(text, scrape.outside)
+    yield from _egress(text, scrape.egress)
 
 
 _DISK = {
@@ -333,17 +333,17 @@ def _overload(text: "_Text", scrape: Scrape) -> Iterator[Metric]:
                          [({}, scrape.memory_free)])  # fmt: skip
 
 
-def _outside(text: "_Text", outside: OutsideFigures) -> Iterator[Metric]:
-    failed = {**{(kind, "EIO"): 0 for kind in KINDS}, **outside.failed}
+def _egress(text: "_Text", egress: EgressMetrics) -> Iterator[Metric]:
+    failed = {**{(kind, "EIO"): 0 for kind in KINDS}, **egress.failed}
     yield text.counter("outside_calls", "calls to the outside, by kind",
-                       [({"kind": kind}, outside.made[kind]) for kind in KINDS])  # fmt: skip
+                       [({"kind": kind}, egress.made[kind]) for kind in KINDS])  # fmt: skip
     yield text.counter(
         "outside_calls_failed", "those that ended with an errno",
         [({"kind": kind, "errno": errno}, count)
          for (kind, errno), count in sorted(failed.items())],
     )  # fmt: skip
     yield text.counter("tool_errors", "answers of tools that are not ok",
-                       [({}, outside.tool_errors)])  # fmt: skip
+                       [({}, egress.tool_errors)])  # fmt: skip
 
 
 class _Text:

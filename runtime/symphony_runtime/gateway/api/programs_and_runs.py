@@ -192,7 +192,7 @@ async def get_trace(request: web.Request) -> web.StreamResponse:
     runs = services(request).runs
     run = await runs.find(tenant_of(request), request.match_info["run"])
     # One of a tenant's at a time: unpacked it is many times as large.
-    async with services(request).turns.of(tenant_of(request)):
+    async with services(request).tenant_locks.of(tenant_of(request)):
         body = await _trace(request, run)
     return await send_whole(request, body)
 
@@ -250,7 +250,7 @@ async def statistics(request: web.Request) -> web.StreamResponse:
         kernel = await with_.runs.kernel.ask("statistics")
     except KernelAwayError as error:
         raise with_.runs.admission.away("kernel", str(error)) from error
-    counted = (with_.administration.visits, with_.runs, with_.store, with_.channels, with_.bodies,
+    counted = (with_.administration.active_requests, with_.runs, with_.store, with_.channels, with_.bodies,
                with_.connections, with_.slow)  # fmt: skip
     gateway = {key: value for part in counted for key, value in part.statistics().items()}
     return await answer({"kernel": kernel, "gateway": gateway})

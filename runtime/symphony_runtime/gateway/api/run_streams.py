@@ -8,7 +8,7 @@ from aiohttp import WSMsgType, web
 from symphony_kernel.protocol.limits import MESSAGE_BYTES_MAX
 
 from symphony_runtime.gateway.api.results import message_json
-from symphony_runtime.gateway.connections.websocket_frames import Frames
+from symphony_runtime.gateway.connections.websocket_frames import WebSocketFrames
 from symphony_runtime.gateway.errors import Problem, has_gone
 from symphony_runtime.gateway.http.context import flag, number, services, tenant_of, to_json
 from symphony_runtime.gateway.runs.events.reader import Event
@@ -91,7 +91,9 @@ async def websocket(request: web.Request) -> web.StreamResponse:
                       headers={"Upgrade": "websocket"})  # fmt: skip
     with _following(runs.open(run, _resume_point(request))) as reader:
         await socket.prepare(request)
-        sending = asyncio.create_task(_send_events(socket, Frames(request), reader, encode))
+        sending = asyncio.create_task(
+            _send_events(socket, WebSocketFrames(request), reader, encode)
+        )
         try:
             async for frame in socket:
                 if frame.type in (WSMsgType.TEXT, WSMsgType.BINARY):
@@ -120,7 +122,7 @@ Encode = Callable[[Event], tuple[int, bytes] | None]
 
 
 async def _send_events(
-    socket: web.WebSocketResponse, frames: Frames, reader: Reader, encode: Encode
+    socket: web.WebSocketResponse, frames: WebSocketFrames, reader: Reader, encode: Encode
 ) -> None:
     outcome = "ended"
     with contextlib.suppress(ConnectionError):  # the client has gone

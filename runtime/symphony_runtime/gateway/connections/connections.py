@@ -213,7 +213,7 @@ class _Connection(web.RequestHandler):
         return response
 
 
-class Door(web.BaseSite):
+class ConnectionGate(web.BaseSite):
     """Where clients connect: a TCP port whose connections are bounded."""
 
     __slots__ = ("_connections", "_host", "_port")

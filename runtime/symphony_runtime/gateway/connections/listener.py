@@ -8,7 +8,7 @@ from aiohttp import web
 
 from symphony_runtime.config.transport import Certificate, TransportError, check_transport
 from symphony_runtime.gateway.config import ConfigError, GatewayConfig
-from symphony_runtime.gateway.connections.connections import Connections, Door
+from symphony_runtime.gateway.connections.connections import ConnectionGate, Connections
 
 _log = logging.getLogger(__name__)
 _BACKLOG = 4_096  # connections that arrive at once
@@ -35,7 +35,7 @@ async def listen(
     """
     certificate = _certificate(config)
     context = certificate.context if certificate is not None else None
-    site = Door(
+    site = ConnectionGate(
         runner, connections, config.host, config.port, backlog=_BACKLOG, ssl_context=context
     )
     try:

@@ -26,7 +26,7 @@ class SlowBounds:
         return self.grace_seconds + size / self.bytes_a_second
 
 
-class Uploads:
+class SlowBodies:
     """Reads bodies, as fast as they come and no slower than they must."""
 
     def __init__(self, bounds: SlowBounds) -> None:

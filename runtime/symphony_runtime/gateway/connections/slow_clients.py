@@ -1,15 +1,17 @@
 """Clients that are slow, with bodies that they bring or with answers that they do not read."""
 
-from symphony_runtime.gateway.connections.slow_bodies import SlowBounds, Uploads
-from symphony_runtime.gateway.connections.slow_readers import Readers
+from symphony_runtime.gateway.connections.slow_bodies import SlowBodies, SlowBounds
+from symphony_runtime.gateway.connections.slow_readers import SlowReaders
 
 
 class SlowClients:
     """Both, each with its bound."""
 
-    def __init__(self, bounds: SlowBounds | None = None, readers: Readers | None = None) -> None:
-        self.uploads = Uploads(bounds or SlowBounds())
-        self.readers = readers or Readers()
+    def __init__(
+        self, bounds: SlowBounds | None = None, readers: SlowReaders | None = None
+    ) -> None:
+        self.uploads = SlowBodies(bounds or SlowBounds())
+        self.readers = readers or SlowReaders()
 
     def statistics(self) -> dict[str, int]:
         """Return how many of either were cut off, and the bytes that readers have not taken."""

@@ -74,7 +74,7 @@ async def drain(request: web.BaseRequest) -> None:
     await request.writer.drain()
 
 
-class Readers:
+class SlowReaders:
     """Watches what is written to clients; `stop` it."""
 
     def __init__(

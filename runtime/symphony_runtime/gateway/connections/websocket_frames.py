@@ -15,7 +15,7 @@ _SHORT, _LONG = struct.Struct("!BB"), struct.Struct("!BBH")
 _LONGEST = struct.Struct("!BBQ")
 
 
-class Frames:
+class WebSocketFrames:
     """Writes data frames to a connection, and waits while its client does not read."""
 
     def __init__(self, request: web.BaseRequest) -> None:

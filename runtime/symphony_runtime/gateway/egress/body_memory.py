@@ -6,7 +6,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_HTTP_BYTES_MAX
 
 
-class Bodies:
+class BodyMemory:
     """Counts the bytes that each tenant's calls hold."""
 
     def __init__(self) -> None:

@@ -13,23 +13,23 @@ from symphony_kernel.protocol.limits import TENANT_OUTSIDE_CALLS_MAX
 
 from symphony_runtime.abi.egress_requests import HttpRequest, ToolRequest, parse_http, parse_tool
 from symphony_runtime.gateway.config import GatewayConfig
-from symphony_runtime.gateway.egress.http import Web
+from symphony_runtime.gateway.egress.http import HttpEgress
 from symphony_runtime.gateway.egress.injection import Injector
-from symphony_runtime.gateway.egress.metrics import OutsideFigures
+from symphony_runtime.gateway.egress.metrics import EgressMetrics
 
 if TYPE_CHECKING:
-    from symphony_runtime.gateway.egress.mcp.tools import Tools
+    from symphony_runtime.gateway.egress.mcp.tools import McpTools
 
 
-class Outside:
+class Egress:
     """What programs reach. Nothing, unless the configuration says more."""
 
     def __init__(self, config: GatewayConfig, injector: Injector | None = None) -> None:
         self._config = config
-        self._tools: Tools | None = None
-        self._web = Web(config.http, injector=injector)
+        self._tools: McpTools | None = None
+        self._web = HttpEgress(config.http, injector=injector)
         self._under_way: Counter[str] = Counter()  # calls of each tenant
-        self.figures = OutsideFigures()
+        self.figures = EgressMetrics()
 
     async def start(self) -> None:
         """Start the tool servers."""
@@ -92,8 +92,8 @@ def name_of(what: str, request: Any) -> str:
     return request.name if isinstance(request, ToolRequest) else what
 
 
-def _make_tools(config: GatewayConfig, figures: OutsideFigures) -> "Tools":
+def _make_tools(config: GatewayConfig, figures: EgressMetrics) -> "McpTools":
     # The library takes a second to load: only where an operator has attached a server.
-    from symphony_runtime.gateway.egress.mcp.tools import Tools
+    from symphony_runtime.gateway.egress.mcp.tools import McpTools
 
-    return Tools(config.tools, figures)
+    return McpTools(config.tools, figures)

@@ -29,12 +29,12 @@ from yarl import URL
 
 from symphony_runtime.abi.egress_requests import HttpRequest, parse_url
 from symphony_runtime.config.egress import HttpRule
-from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.egress.addresses import CheckedResolver, CheckedSockets, RefusedError
-from symphony_runtime.gateway.egress.body_memory import Bodies, Held
+from symphony_runtime.gateway.egress.body_memory import BodyMemory, Held
 from symphony_runtime.gateway.egress.connections import BoundedConnector
 from symphony_runtime.gateway.egress.injection import Injected, Injector, without_secrets
-from symphony_runtime.gateway.egress.resolver import Lookups
+from symphony_runtime.gateway.egress.resolver import ResolverThreads
 from symphony_runtime.gateway.egress.vault import Secret
 
 _AGENT = "symphony"
@@ -49,7 +49,7 @@ _KEPT_SECONDS = 4.0
 Turn = AbstractAsyncContextManager[None]
 
 
-class Web:
+class HttpEgress:
     """Makes requests under the operator's rules; none, where there are no rules."""
 
     def __init__(
@@ -64,9 +64,9 @@ class Web:
         """
         self._rules = rules
         self._injector = injector or Injector(_no_secrets)
-        self._resolver = resolver or Lookups().of
-        self._bodies = Bodies()
-        self._turns = TenantTurns()  # to have answers looked through for secrets
+        self._resolver = resolver or ResolverThreads().of
+        self._bodies = BodyMemory()
+        self._tenant_locks = TenantLocks()  # to have answers looked through for secrets
         self._sessions: dict[tuple[HttpRule, str], aiohttp.ClientSession] = {}
 
     async def stop(self) -> None:
@@ -119,7 +119,7 @@ class Web:
             ) as response:
                 target = response.headers.get("Location")
                 if response.status not in _REDIRECTS or target is None:
-                    turn = self._turns.of(tenant)
+                    turn = self._tenant_locks.of(tenant)
                     return await _read(response, held, injected, turn)
                 response.close()  # whatever body it has, nobody reads it
             injected.redirected = bool(injected)

@@ -11,7 +11,7 @@ KINDS = ("http", "tool", "tools")  # what workers ask
 
 
 @dataclass(slots=True)
-class OutsideFigures:
+class EgressMetrics:
     """Counts calls since the gateway's start, by kind: tool, tools, http."""
 
     made: Counter[str] = field(default_factory=Counter)

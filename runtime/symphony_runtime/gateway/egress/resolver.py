@@ -26,7 +26,7 @@ def system_lookup(host: str, port: int, family: int) -> Sequence[tuple[Any, ...]
     return socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, flags=flags)
 
 
-class Lookups:
+class ResolverThreads:
     """The places for lookups, of all tenants. Belongs to one event loop."""
 
     def __init__(self, lookup: Lookup = system_lookup) -> None:
@@ -81,7 +81,7 @@ class Lookups:
 
 
 class _Resolver(AbstractResolver):
-    def __init__(self, lookups: Lookups, places: asyncio.Semaphore) -> None:
+    def __init__(self, lookups: ResolverThreads, places: asyncio.Semaphore) -> None:
         self._lookups = lookups
         self._places = places
 

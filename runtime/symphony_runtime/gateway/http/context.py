@@ -18,27 +18,27 @@ from symphony_kernel.protocol.limits import (
 )
 
 from symphony_runtime.gateway.admission.pace import Pace, retry_after
-from symphony_runtime.gateway.admission.rate_limit import ASKING, Rates
-from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.admission.rate_limit import ASKING, RateLimiters
+from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.connections.slow_clients import SlowClients
 from symphony_runtime.gateway.egress.vault import Vault
 from symphony_runtime.gateway.errors import Problem, bad_request, too_large, unavailable
-from symphony_runtime.gateway.http.fair_start import Arrivals
+from symphony_runtime.gateway.http.fair_start import FairStart
 from symphony_runtime.gateway.http.idempotency import Idempotency
 from symphony_runtime.gateway.http.json_cost import parse_cost
-from symphony_runtime.gateway.links.startup import Progress
-from symphony_runtime.gateway.metrics.kernel import KernelFigures
+from symphony_runtime.gateway.links.startup import StartupProgress
+from symphony_runtime.gateway.metrics.kernel import KernelMetrics
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.runs.channels import Channels
-from symphony_runtime.gateway.runs.cpu_reporting import Costs
+from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.runs.retention import Retention
 from symphony_runtime.gateway.runs.service import Runs
 from symphony_runtime.gateway.storage.data_directory import DataDirectory
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.administration import Administration
-from symphony_runtime.gateway.tenancy.authentication import Keys
-from symphony_runtime.gateway.tenancy.deletion import Forgetting
+from symphony_runtime.gateway.tenancy.authentication import Authentication
+from symphony_runtime.gateway.tenancy.deletion import TenantDeletion
 
 T = TypeVar("T")
 _IN_THREAD_BYTES = 64 << 10  # larger JSON would delay all other requests
@@ -95,26 +95,28 @@ class Bodies:
 class Services:
     """What requests are served with."""
 
-    keys: Keys
+    keys: Authentication
     programs: Programs
     runs: Runs
     store: Store
     channels: Channels
-    kernel_figures: KernelFigures
-    progress: Progress
+    kernel_figures: KernelMetrics
+    progress: StartupProgress
     administration: Administration
-    rates: Rates
+    rates: RateLimiters
     idempotency: Idempotency
     vault: Vault
     retention: Retention
-    forgetting: Forgetting
-    costs: Costs
+    deletion: TenantDeletion
+    cpu_reporter: CpuReporter
     data_directory: DataDirectory
     bodies: Bodies = field(default_factory=Bodies)
     slow: SlowClients = field(default_factory=SlowClients)
     connections: Connections = field(default_factory=Connections)
-    turns: TenantTurns = field(default_factory=TenantTurns)  # to parse and encode what is large
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    tenant_locks: TenantLocks = field(
+        default_factory=TenantLocks
+    )  # to parse and encode what is large
+    fair_start: FairStart = field(default_factory=FairStart)
 
 
 SERVICES = web.AppKey("services", Services)
@@ -176,13 +178,13 @@ async def read_chunks(request: web.Request, size: int) -> AsyncIterator[bytes]:
     Raises:
         Problem: 408, it comes too slowly.
     """
-    costs, holder, received = services(request).costs, holder_of(request), 0
+    cpu_reporter, holder, received = services(request).cpu_reporter, holder_of(request), 0
     async for chunk in services(request).slow.uploads.chunks(request, size):
         received += len(chunk)
         yield chunk
         if holder and received > _CHUNK_BYTES:  # an operator has no account
-            costs.charge(holder, _BYTE_SECONDS * len(chunk))
-            await costs.turn(holder)
+            cpu_reporter.charge(holder, _BYTE_SECONDS * len(chunk))
+            await cpu_reporter.turn(holder)
 
 
 async def read_json(request: web.Request, what: str, limit: int) -> Any:
@@ -209,7 +211,7 @@ async def parse_json(request: web.Request, body: bytes) -> Any:
     if len(body) <= _IN_THREAD_BYTES:
         return _parse(body)
     # One of a tenant's at a time: while one is parsed nothing else is done.
-    async with services(request).turns.of(holder_of(request)):
+    async with services(request).tenant_locks.of(holder_of(request)):
         cost = await _charged(request, lambda: parse_cost(body, JSON_COST_MAX))
         if cost > JSON_COST_MAX:
             detail = (
@@ -237,7 +239,7 @@ async def _charged(request: web.Request, work: Callable[[], T]) -> T:
         return await asyncio.to_thread(timed)
     finally:
         if tenant := holder_of(request):  # an operator has no account
-            services(request).costs.charge(tenant, spent)
+            services(request).cpu_reporter.charge(tenant, spent)
 
 
 def _parse(body: bytes) -> Any:

@@ -20,7 +20,7 @@ class _Line:
     waiting: deque["asyncio.Future[None]"] = field(default_factory=deque)
 
 
-class Arrivals:
+class FairStart:
     """Who begins when. Tenants that have had no request in the last pass are not known."""
 
     def __init__(self, a_pass: int = REQUESTS_A_PASS) -> None:

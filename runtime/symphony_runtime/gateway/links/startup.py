@@ -3,7 +3,7 @@
 from typing import Any
 
 
-class Progress:
+class StartupProgress:
     """The last word about each role."""
 
     def __init__(self) -> None:

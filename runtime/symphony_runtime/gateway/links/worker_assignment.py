@@ -23,7 +23,7 @@ from symphony_runtime.gateway.links.links import Worker, WorkerLinks
 _LOOK_SECONDS = 5.0
 
 
-class OwnWorkers:
+class WorkerAssignment:
     """Who may have which worker; `own` is whether they are divided at all."""
 
     def __init__(

@@ -43,7 +43,7 @@ class EndedRun(Protocol):
 
 
 @dataclass(slots=True)
-class TenantFigures:
+class TenantMetrics:
     """What one tenant's runs have come to."""
 
     started: int = 0
@@ -52,7 +52,7 @@ class TenantFigures:
     limits: Counter[str] = field(default_factory=Counter)  # that were reached, by their names
     usage: Counter[str] = field(default_factory=Counter)  # of ended runs, by USAGE_KEYS
 
-    def add(self, other: "TenantFigures") -> None:
+    def add(self, other: "TenantMetrics") -> None:
         """Count what another has come to, too."""
         self.started += other.started
         self.ended.update(other.ended)
@@ -61,7 +61,7 @@ class TenantFigures:
         self.usage.update(other.usage)
 
 
-class RunFigures:
+class RunMetrics:
     """Counters of all tenants, and times that belong to no tenant. Times are in seconds."""
 
     def __init__(self) -> None:
@@ -69,23 +69,23 @@ class RunFigures:
         self.first_message_seconds = Histogram(FIRST_TOKEN_SECONDS)  # from admission to a send
         self.run_seconds = Histogram(RUN_SECONDS)  # from admission to the stored end
         self.responses: Counter[tuple[str, int]] = Counter()  # by route and status
-        self._tenants: dict[str, TenantFigures] = {}
+        self._tenants: dict[str, TenantMetrics] = {}
 
-    def of(self, tenant: str) -> TenantFigures:
+    def of(self, tenant: str) -> TenantMetrics:
         """Return a tenant's figures, or those that it shares with others."""
         found = self._tenants.get(tenant)
         if found is None:
             name = tenant if len(self._tenants) < _TENANTS_MAX else OTHERS
-            found = self._tenants.setdefault(name, TenantFigures())
+            found = self._tenants.setdefault(name, TenantMetrics())
         return found
 
-    def tenants(self) -> dict[str, TenantFigures]:
+    def tenants(self) -> dict[str, TenantMetrics]:
         """Return all tenants' figures, by their names."""
         return self._tenants
 
-    def total(self) -> TenantFigures:
+    def total(self) -> TenantMetrics:
         """Return the sum over all tenants."""
-        total = TenantFigures()
+        total = TenantMetrics()
         for each in self._tenants.values():
             total.add(each)
         return total

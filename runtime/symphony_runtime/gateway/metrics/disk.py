@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from symphony_runtime.gateway.metrics.kernel import KernelFigures
+from symphony_runtime.gateway.metrics.kernel import KernelMetrics
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.disk_budget import ROW_BYTES
 from symphony_runtime.gateway.storage.store import Store
@@ -11,7 +11,7 @@ from symphony_runtime.gateway.storage.store import Store
 _KEY_BYTES = 256  # that a request's key takes, with its indexes
 
 
-async def measure(store: Store, kernel: KernelFigures) -> Mapping[str, int]:
+async def measure(store: Store, kernel: KernelMetrics) -> Mapping[str, int]:
     """Return bytes by tenant: secrets, keys of requests, and KV files on disk."""
     held = Counter(await store.read(_rows))
     for tenant, figures in (await kernel.latest()).get("tenants", {}).items():

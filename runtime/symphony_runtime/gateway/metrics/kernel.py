@@ -49,7 +49,7 @@ class Kernel(Protocol):
         """Return the kernel's answer."""
 
 
-class KernelFigures:
+class KernelMetrics:
     """Asks, remembers, and adds up what earlier kernels had counted."""
 
     def __init__(self, kernel: Kernel, now: Callable[[], float] = time.monotonic) -> None:

@@ -10,7 +10,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class RoleFigures:
+class ProcessMetrics:
     """One process: processor time since its start, resident memory, open descriptors."""
 
     cpu_seconds: float
@@ -18,7 +18,7 @@ class RoleFigures:
     descriptors: int | None  # None: it does not let itself be looked at
 
 
-def read_role(pid: int) -> RoleFigures | None:
+def read_role(pid: int) -> ProcessMetrics | None:
     """Return what the system says of a process, or None if it says nothing."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")
@@ -27,7 +27,7 @@ def read_role(pid: int) -> RoleFigures | None:
     # The name, in parentheses, may hold anything; what follows it is counted from the state on.
     fields = text.rpartition(")")[2].split()
     user, system, resident = int(fields[11]), int(fields[12]), int(fields[21])
-    return RoleFigures((user + system) / _TICKS, resident * _PAGE_BYTES, _descriptors(pid))
+    return ProcessMetrics((user + system) / _TICKS, resident * _PAGE_BYTES, _descriptors(pid))
 
 
 def _descriptors(pid: int) -> int | None:

@@ -31,7 +31,7 @@ class Shape(ABC):
         self._lengths: dict[int, int] = {}  # characters of each choice so far
         head = {"id": self.id, "object": self.chunk_kind, "created": created, "model": model}
         self._head = b"data: " + _compact(head)[:-1].encode() + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
+        self._crash_log = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
     def begin(self) -> bytes:
         """Return what begins a stream."""
@@ -39,7 +39,7 @@ class Shape(ABC):
 
     def chunk(self, piece: Piece) -> bytes:
         """Return a piece of a stream as a server-sent event."""
-        return self._head + self._choice_chunk(piece).encode() + self._tail
+        return self._head + self._choice_chunk(piece).encode() + self._crash_log
 
     def end(self, usage: Usage) -> bytes:
         """Return what ends a stream."""

@@ -31,7 +31,7 @@ from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.requests.limits import Room
 from symphony_runtime.gateway.openai.requests.model import Model, read_model
 from symphony_runtime.gateway.openai.requests.parsing import (
-    Wanted,
+    ParsedRequest,
     model_of,
     no_such_model,
     parse_chat,
@@ -53,7 +53,7 @@ from symphony_runtime.gateway.openai.serving import (
     answer_whole,
     now,
 )
-from symphony_runtime.gateway.openai.shipped import Shipped
+from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.openai.token_rate import check_tokens
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.live_run import Run
@@ -61,8 +61,10 @@ from symphony_runtime.gateway.runs.record import Record, RunRequest
 from symphony_runtime.gateway.runs.service import Runs
 
 _log = logging.getLogger(__name__)
-Parse = Callable[[dict[str, Any], Model, Room], Wanted]
-MakeShape = Callable[[Record, str, Wanted, dict[str, Any]], Answer]  # run, model, request, body
+Parse = Callable[[dict[str, Any], Model, Room], ParsedRequest]
+MakeShape = Callable[
+    [Record, str, ParsedRequest, dict[str, Any]], Answer
+]  # run, model, request, body
 _Started = tuple[Run | Record, Batches, dict[str, str]]  # with the answer's headers
 
 
@@ -73,7 +75,7 @@ class OpenAI:
         self.runs = runs
         self.idempotency = idempotency
         self.programs = programs
-        self.shipped = Shipped(programs)
+        self.shipped = ShippedProgram(programs)
         self.clients = Clients(runs)
         self.started = now()
         self._model: tuple[dict[str, Any], Model] | None = None  # of what the kernel said
@@ -140,7 +142,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer text or a conversation, in the shape of the Responses interface."""
 
-    def shape(run: Record, name: str, _: Wanted, body: dict[str, Any]) -> Answer:
+    def shape(run: Record, name: str, _: ParsedRequest, body: dict[str, Any]) -> Answer:
         return ResponseShape(run.id, name, _seconds(run), body)
 
     return await _create(request, parse_response, shape)
@@ -204,7 +206,7 @@ async def _create(request: web.Request, parse: Parse, shape: MakeShape) -> web.S
 
 
 async def _start_shipped(
-    request: web.Request, tenant: str, wanted: Wanted, once: Once | None
+    request: web.Request, tenant: str, wanted: ParsedRequest, once: Once | None
 ) -> _Started:
     with_ = request.app[OPENAI]
     program, asked = await with_.shipped.program(), _request(with_, tenant, wanted.job)
@@ -223,7 +225,7 @@ async def _start_shipped(
 
 
 async def _start_own(
-    with_: OpenAI, program: Program, wanted: Wanted, once: Once | None
+    with_: OpenAI, program: Program, wanted: ParsedRequest, once: Once | None
 ) -> _Started:
     asked = _request(with_, program.tenant, wanted.job)
     run, again = await start_once(

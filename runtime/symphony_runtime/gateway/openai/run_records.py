@@ -3,12 +3,12 @@
 import codecs
 from collections.abc import AsyncIterator
 
-from symphony_kernel.protocol.limit_table import BY_NAME, Of, limit_of
+from symphony_kernel.protocol.limit_table import BY_NAME, Scope, limit_of
 
 from symphony_runtime.gateway.openai.inbox import Inbox
 from symphony_runtime.gateway.openai.program_messages import Failure, Piece, Record, Records, Usage
 from symphony_runtime.gateway.openai.requests.limits import named
-from symphony_runtime.gateway.runs.events.unsaved import Tape
+from symphony_runtime.gateway.runs.events.unsaved import UnsavedEvents
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record as RunRecord
 from symphony_runtime.gateway.runs.service import Runs
@@ -20,10 +20,10 @@ _MEMORY_FULL = "; its memory had "  # a worker's words of a trap with next to no
 
 async def shipped_records(run: Run, inbox: Inbox) -> Batches:
     """Yield what the shipped program tells; the last record is a Usage or a Failure."""
-    records, tape = Records(), run.journal
-    assert isinstance(tape, Tape)
+    records, unsaved_events = Records(), run.journal
+    assert isinstance(unsaved_events, UnsavedEvents)
     while data := await inbox.next():
-        tape.take(len(data))
+        unsaved_events.take(len(data))
         batch = records.feed(data)
         if batch:
             yield batch
@@ -102,6 +102,6 @@ def _failure(record: RunRecord, *, shipped: bool = False) -> Failure:
         limit = "memory_bytes"  # it asks for as much as its answers need
     if limit is not None:
         # The same request would meet a run's limit again; a tenant's may have room later.
-        status = 429 if BY_NAME[limit].of is Of.TENANT else 400
+        status = 429 if BY_NAME[limit].of is Scope.TENANT else 400
         return Failure(status, "limit_exceeded", None, f"{words} ({named(limit)})")
     return Failure(500, f"run_{record.status}", None, words)

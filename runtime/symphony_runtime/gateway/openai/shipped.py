@@ -19,7 +19,7 @@ def wasm() -> bytes:
     return resources.files(__package__).joinpath(_FILE).read_bytes()
 
 
-class Shipped:
+class ShippedProgram:
     """Makes the program ready once, at the first request or before it."""
 
     def __init__(self, programs: Programs) -> None:

@@ -37,12 +37,12 @@ from symphony_runtime.compiler.compiler import (
     cache_identity,
     limit_of_problem,
 )
-from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found, too_large
-from symphony_runtime.gateway.metrics.counters import RunFigures
+from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.files import ProgramFiles
-from symphony_runtime.gateway.programs.usage import Uses
+from symphony_runtime.gateway.programs.usage import ProgramUsage
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection, Row
 from symphony_runtime.gateway.storage.deletion_steps import delete_in_steps, delete_some
@@ -121,7 +121,7 @@ class Programs:
     """The programs of all tenants."""
 
     def __init__(self, store: Store, data_dir: Path, compiler: Compiler) -> None:
-        self.uses = Uses(store, now_ms)
+        self.program_usage = ProgramUsage(store, now_ms)
         self._store = store
         self._files = ProgramFiles(data_dir / "programs")
         self._compiler = compiler
@@ -130,7 +130,9 @@ class Programs:
         self._known: dict[tuple[str, str], Program] = {}  # by id and by name
         self._changes = 0
         self._changing = asyncio.Lock()  # files and rows change together
-        self._turns = TenantTurns()  # to be compiled: a program may take as long as it is let
+        self._tenant_locks = (
+            TenantLocks()
+        )  # to be compiled: a program may take as long as it is let
         self._compiling: dict[str, set[asyncio.Future[Compiled]]] = {}  # of each tenant
         self._forgotten: Counter[str] = Counter()  # how often all of a tenant's went
         for tenant in self._files.tenants():
@@ -255,7 +257,7 @@ class Programs:
         program = await self.find(tenant, program_id)
         if program is None:
             return None
-        await self.uses.flush()
+        await self.program_usage.flush()
         async with self._changing:
             if not await self._store.write(lambda c: _delete_program(c, program, before_ms)):
                 return None
@@ -265,7 +267,7 @@ class Programs:
     async def _gone(self, program: Program) -> None:
         """A program is in the database no more."""
         self._forget_known()
-        self.uses.forget(program.tenant, program.id)
+        self.program_usage.forget(program.tenant, program.id)
         self._artefacts.pop(program.module, None)
         await self._remove_files(program.tenant, _digest(program.id))
 
@@ -386,7 +388,7 @@ class Programs:
         """
 
         async def compile_in_turn() -> Compiled:
-            async with self._turns.of(tenant):
+            async with self._tenant_locks.of(tenant):
                 return await self._compiler.compile(wasm, bounds, tenant)
 
         work = asyncio.ensure_future(compile_in_turn())
@@ -472,8 +474,8 @@ class Programs:
             json.dumps(manifest.entries),
             cache_identity(),
             _sha256(compiled.artefact),
-            self.uses.now_ms() if created_ms is None else created_ms,
-            self.uses.now_ms(),
+            self.program_usage.now_ms() if created_ms is None else created_ms,
+            self.program_usage.now_ms(),
         )
         # Two uploads of the same bytes at once: the second finds what the first made.
         sql = (
@@ -490,14 +492,14 @@ class Programs:
     async def _use_again(self, tenant: str, program: str) -> bool:
         """Note that known bytes have come again; return whether they are still known."""
         sql = "UPDATE programs SET used_ms = ? WHERE tenant = ? AND id = ?"
-        values = self.uses.now_ms(), tenant, program
+        values = self.program_usage.now_ms(), tenant, program
         there = await self._store.write(lambda c: c.execute(sql, values).rowcount, tenant)
         if not there:
             self._forget_known()  # another gateway has deleted them
         return bool(there)
 
     async def _point(self, tenant: str, name: str, program: str) -> None:
-        values = (tenant, name, program, self.uses.now_ms(), tenant)
+        values = (tenant, name, program, self.program_usage.now_ms(), tenant)
         sql = (
             "INSERT INTO program_names VALUES (?, ?, ?, ?,"
             " (SELECT COALESCE(MAX(turn), 0) + 1 FROM program_names WHERE tenant = ?))"
@@ -534,7 +536,7 @@ def check_name(name: str) -> None:
 
 
 @contextlib.contextmanager
-def count_refusals(figures: RunFigures, tenant: str) -> Iterator[None]:
+def count_refusals(figures: RunMetrics, tenant: str) -> Iterator[None]:
     """Count it when a program of a tenant is refused for a limit."""
     try:
         yield

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.storage.write_behind import Lots
+from symphony_runtime.gateway.storage.write_behind import WriteBehind
 
 DAY_MS = 86_400_000
 _LOT_SECONDS = 5.0
@@ -16,7 +16,7 @@ _NOTED_MAX = 65_536  # programs that are remembered; past it all are written onc
 _Lot = dict[tuple[str, str], int]  # by tenant and id: when
 
 
-class Uses(Lots[_Lot]):
+class ProgramUsage(WriteBehind[_Lot]):
     """What is noted of all programs."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
@@ -42,16 +42,16 @@ class Uses(Lots[_Lot]):
 
     # -- Lots ----------------------------------------------------------------------------------
     def take(self) -> _Lot | None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         lot, self._unwritten = self._unwritten, {}
         return lot or None
 
     def insert(self, connection: Connection, lot: _Lot) -> None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         for (tenant, program), used_ms in lot.items():
             sql = "UPDATE programs SET used_ms = ? WHERE tenant = ? AND id = ?"
             connection.execute(sql, (used_ms, tenant, program))
 
     def take_back(self, lot: _Lot) -> None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         self._unwritten = {**lot, **self._unwritten}

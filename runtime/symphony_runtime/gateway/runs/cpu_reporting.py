@@ -42,8 +42,8 @@ class LiveRuns(WorkerEvents, Protocol):
 class _Timed(Generic[T]):
     """Work of the event loop whose processor time is charged to a tenant, turn by turn."""
 
-    def __init__(self, costs: "Costs", tenant: str, work: Awaitable[T]) -> None:
-        self._costs, self._tenant, self._work = costs, tenant, work
+    def __init__(self, cpu_reporter: "CpuReporter", tenant: str, work: Awaitable[T]) -> None:
+        self._cpu_reporter, self._tenant, self._work = cpu_reporter, tenant, work
 
     def __await__(self) -> Generator[Any, Any, T]:
         clock, work = time.thread_time, self._work.__await__()
@@ -54,13 +54,13 @@ class _Timed(Generic[T]):
             try:
                 wanted = work.send(value) if error is None else work.throw(error)
             except BaseException as ended:
-                self._costs.charge(self._tenant, spent + clock() - began)
+                self._cpu_reporter.charge(self._tenant, spent + clock() - began)
                 if isinstance(ended, StopIteration):
                     return ended.value  # type: ignore[no-any-return]
                 raise
             spent += clock() - began
             if spent > _CHARGED_SECONDS:
-                self._costs.charge(self._tenant, spent)
+                self._cpu_reporter.charge(self._tenant, spent)
                 spent = 0.0
             try:
                 value, error = (yield wanted), None
@@ -68,12 +68,12 @@ class _Timed(Generic[T]):
                 error = thrown
 
 
-class Costs:
+class CpuReporter:
     """Hears of workers before `runs` does (`WorkerEvents`)."""
 
     def __init__(self, runs: LiveRuns, kernel: KernelLink, store: Store) -> None:
         self._runs, self._kernel = runs, kernel
-        store.tail.on_written = self.written
+        store.crash_log.on_written = self.written
         store.on_committed = self.committed
         kernel.on_pace = self._paced
         # Microseconds, by runs' instances, and by tenants' names of what is no run's.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.runs.record import Record, insert_run
 from symphony_runtime.gateway.runs.trace import store_end
-from symphony_runtime.gateway.runs.usage import Ledger
+from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import Connection, StorageError
 from symphony_runtime.gateway.storage.store import Store
 
@@ -15,7 +15,7 @@ async def keep_end(
     run: Run,
     ended: Record,
     row: tuple[int, bytes],
-    ledger: Ledger,
+    ledger: RunUsage,
     put_off: Callable[[StorageError], None],
 ) -> int | None:
     """Store a run's end and return its size; None: a run that passes is kept only if it failed.

@@ -17,11 +17,11 @@ from symphony_runtime.gateway.errors import Problem, of_storage
 from symphony_runtime.gateway.links.links import Worker
 from symphony_runtime.gateway.programs.store import Program
 from symphony_runtime.gateway.runs.events.reader import LOG_CHARACTERS
-from symphony_runtime.gateway.runs.events.stream import Journal
-from symphony_runtime.gateway.runs.events.unsaved import Listener, Tape
+from symphony_runtime.gateway.runs.events.stream import EventStream
+from symphony_runtime.gateway.runs.events.unsaved import Listener, UnsavedEvents
 from symphony_runtime.gateway.runs.record import PRIORITY_DEFAULT, Record, RunRequest
 from symphony_runtime.gateway.runs.trace import RunTrace
-from symphony_runtime.gateway.runs.usage import Ledger
+from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.database import StorageError
 from symphony_runtime.gateway.storage.store import Store
 
@@ -53,10 +53,10 @@ class Run:
         self.worker = worker
         self._disk = store.disk
         credit = _Credit(worker, record.seq).taken
-        self.journal: Journal = (
-            Tape(store, record.seq, credit, listener)
+        self.journal: EventStream = (
+            UnsavedEvents(store, record.seq, credit, listener)
             if listener
-            else Journal(store, record.seq, credit, store.tail, record.tenant)
+            else EventStream(store, record.seq, credit, store.crash_log, record.tenant)
         )
         self.instances = {record.seq: program}
         self.channels: set[str] = set()  # that it has used
@@ -193,7 +193,7 @@ class _Credit:
 class TenantRules(Protocol):
     """What is said of tenants, as far as runs are concerned."""
 
-    ledger: Ledger  # what they use
+    ledger: RunUsage  # what they use
 
     def check(self, tenant: str) -> None:
         """Check that a tenant may begin something; Problem 403 when it is suspended."""

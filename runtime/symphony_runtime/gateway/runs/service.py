@@ -22,12 +22,12 @@ from symphony_runtime.config.limits import Limits
 from symphony_runtime.gateway.admission.admission import Admission
 from symphony_runtime.gateway.clock import now_ms
 from symphony_runtime.gateway.config import GatewayConfig
-from symphony_runtime.gateway.egress.calls import Outside
+from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.errors import Problem, bad_request, not_found
 from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink, Worker, WorkerLinks
-from symphony_runtime.gateway.links.worker_assignment import OwnWorkers
-from symphony_runtime.gateway.metrics.counters import RunFigures
+from symphony_runtime.gateway.links.worker_assignment import WorkerAssignment
+from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.channels import Channels
 from symphony_runtime.gateway.runs.deadlines import Deadlines
@@ -62,7 +62,7 @@ from symphony_runtime.gateway.runs.record import (
 )
 from symphony_runtime.gateway.runs.retention import Retention
 from symphony_runtime.gateway.runs.trace import RunTrace
-from symphony_runtime.gateway.runs.worker_requests import Asks
+from symphony_runtime.gateway.runs.worker_requests import WorkerRequests
 from symphony_runtime.gateway.storage.database import StorageError
 from symphony_runtime.gateway.storage.store import Store
 
@@ -83,11 +83,11 @@ class Runs:
         config: GatewayConfig,
         boot: int,
         retention: Retention,
-        outside: Outside,
+        egress: Egress,
         admission: Admission,
         tenants: TenantRules,
         limits: Limits,
-        figures: RunFigures,
+        figures: RunMetrics,
     ) -> None:
         self.admission = admission
         self.limits = limits
@@ -96,8 +96,8 @@ class Runs:
         self._store = store
         self._config = config
         self._programs = programs
-        self.outside = outside
-        self._asks = Asks(self, programs, channels, outside)
+        self.egress = egress
+        self._worker_requests = WorkerRequests(self, programs, channels, egress)
         self._retention = retention
         self.figures = figures
         self._next_instance = boot << BOOT_BITS
@@ -111,7 +111,7 @@ class Runs:
     def attach(self, kernel: KernelLink, workers: WorkerLinks) -> None:
         """Name the links; once, before anything else."""
         self._links = (kernel, workers)
-        self.own_workers = OwnWorkers(workers, own=self._config.workers_per_tenant)
+        self.worker_assignment = WorkerAssignment(workers, own=self._config.workers_per_tenant)
         self.kernel_limits = KernelLimits(self.limits, kernel)
 
     @property
@@ -295,8 +295,8 @@ class Runs:
     def statistics(self) -> dict[str, Any]:
         """Return how many runs and instances are live, and what became of the others."""
         live = {"runs": len(self._live), "instances": len(self._instances)}
-        outside = {"outside": self.outside.statistics()}
-        return {**live, **outside, **self.figures.statistics(), **self._retention.statistics()}
+        egress = {"outside": self.egress.statistics()}
+        return {**live, **egress, **self.figures.statistics(), **self._retention.statistics()}
 
     def live_by_tenant(self) -> dict[str, int]:
         """Return how many live runs each tenant has that has any."""
@@ -312,7 +312,7 @@ class Runs:
         self.admission.check(tenant, self._tenants[tenant], len(self._live), most)
         if not self.kernel.expected:
             raise self.admission.away("kernel", "the kernel is not ready")
-        workers = self.own_workers.choose(tenant)
+        workers = self.worker_assignment.choose(tenant)
         if not workers:
             raise self.admission.away("worker", "no worker is ready")
         self.admission.there()
@@ -368,7 +368,7 @@ class Runs:
 
     async def module_for(self, worker: Worker, program: Program) -> bytes | None:
         """Return the artefact that a worker lacks, or None if it has it; the program is used."""
-        self._programs.uses.note(program.tenant, program.id)
+        self._programs.program_usage.note(program.tenant, program.id)
         if worker.modules.use(program.module):
             return None
         return await self._programs.artefact(program)
@@ -461,7 +461,7 @@ class Runs:
     # -- WorkerEvents --------------------------------------------------------------------------
     def worker_lost(self, worker: Worker) -> None:
         """A worker died, and everything that it ran."""
-        self._asks.forget_worker(worker)
+        self._worker_requests.forget_worker(worker)
         for run in [r for r in self._live.values() if r.worker is worker and r.registered]:
             self._fail(run, "the worker that ran it died")
 
@@ -474,13 +474,13 @@ class Runs:
         elif isinstance(message, m.Ended):
             self._take_end(worker, message)
         elif isinstance(message, m.Ask):
-            self._asks.ask(worker, message)
+            self._worker_requests.ask(worker, message)
         elif isinstance(message, m.Traced):
             run = self.run_of(worker, message.instance)
             if run is not None and run.trace is not None:
                 run.trace.take_calls(message.events)
         elif isinstance(message, m.Unask):
-            self._asks.unask(worker, message.seq)
+            self._worker_requests.unask(worker, message.seq)
         else:
             raise m.MessageError(f"a worker does not send {type(message).__name__}")
 
@@ -518,7 +518,7 @@ class Runs:
 
     def _take_end(self, worker: Worker, message: m.Ended) -> None:
         run = self.run_of(worker, message.instance)
-        self._asks.forget_instance(worker, message.instance)
+        self._worker_requests.forget_instance(worker, message.instance)
         if run is None:
             return  # ended here already: the kernel died, or the worker was told twice
         if message.instance != run.record.seq:

@@ -64,11 +64,11 @@ class RunTrace:
         self._worker = worker
         self._calls = _Tail()
         self._preds = _Tail()
-        self._outside = _Tail()
+        self._egress = _Tail()
 
     def take_outside(self, event: list[Any]) -> None:
         """Keep a call to the outside: [instance, name, began, ended, result]."""
-        self._outside.add([event], 1)
+        self._egress.add([event], 1)
 
     def take_calls(self, events: list[Any]) -> None:
         """Take a bundle of a worker's, which is not believed; raise MessageError."""
@@ -92,8 +92,8 @@ class RunTrace:
                 "worker": self._worker,
                 "calls": self._calls.bundles(),
                 "preds": self._preds.bundles(),
-                "outside": self._outside.bundles(),
-                "lost": self._calls.lost + self._preds.lost + self._outside.lost,
+                "outside": self._egress.bundles(),
+                "lost": self._calls.lost + self._preds.lost + self._egress.lost,
             }
         )
         return packed

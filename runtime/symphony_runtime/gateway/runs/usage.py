@@ -12,7 +12,7 @@ from typing import Any
 
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.storage.write_behind import Lots
+from symphony_runtime.gateway.storage.write_behind import WriteBehind
 
 _LOT_SECONDS = 1.0
 # Sums of a run's usage. Not `peak_memory_bytes`: peaks do not add up.
@@ -65,7 +65,7 @@ def usage_page(connection: Connection, chosen: Chosen, limit: int) -> list[dict[
     return [dict(row) for row in rows]
 
 
-class Ledger(Lots[dict[tuple[str, str], _Sums]]):
+class RunUsage(WriteBehind[dict[tuple[str, str], _Sums]]):
     """Counts the runs of which nothing else is kept, by tenant and day."""
 
     def __init__(self, store: Store, now_ms: Callable[[], int]) -> None:
@@ -85,17 +85,17 @@ class Ledger(Lots[dict[tuple[str, str], _Sums]]):
             sums[place] += usage.get(name, 0)
 
     def take(self) -> dict[tuple[str, str], _Sums] | None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         sums, self._sums = self._sums, {}
         return sums or None
 
     def insert(self, connection: Connection, lot: dict[tuple[str, str], _Sums]) -> None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         for key, counted in lot.items():
             connection.execute(_ADD, (*key, *counted))
 
     def take_back(self, lot: dict[tuple[str, str], _Sums]) -> None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         for key, sums in lot.items():
             now = self._sums.get(key, [0] * len(sums))
             self._sums[key] = [a + b for a, b in zip(now, sums, strict=True)]

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 
-from symphony_runtime.gateway.egress import calls as outside
-from symphony_runtime.gateway.egress.calls import Outside
+from symphony_runtime.gateway.egress import calls as egress
+from symphony_runtime.gateway.egress.calls import Egress
 from symphony_runtime.gateway.egress.metrics import KINDS
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.links.links import KernelAwayError, Worker
-from symphony_runtime.gateway.metrics.counters import RunFigures
+from symphony_runtime.gateway.metrics.counters import RunMetrics
 from symphony_runtime.gateway.programs.store import Program, Programs
 from symphony_runtime.gateway.runs.channels import Channels, Waiter
 from symphony_runtime.gateway.runs.live_run import Run
@@ -35,7 +35,7 @@ class Runs(Protocol):
     """What is asked of the live runs (`service`)."""
 
     @property
-    def figures(self) -> RunFigures:
+    def figures(self) -> RunMetrics:
         """What is counted of runs."""
 
     def run_of(self, worker: Worker, instance: Any) -> Run | None:
@@ -63,16 +63,14 @@ class Runs(Protocol):
         """A child could not be registered."""
 
 
-class Asks:
+class WorkerRequests:
     """Answers every `Ask` of every worker, once, unless it is taken back."""
 
-    def __init__(
-        self, runs: Runs, programs: Programs, channels: Channels, outside: Outside
-    ) -> None:
+    def __init__(self, runs: Runs, programs: Programs, channels: Channels, egress: Egress) -> None:
         self._runs = runs
         self._programs = programs
         self._channels = channels
-        self._outside = outside
+        self._egress = egress
         self._pending: dict[Worker, dict[int, _Pending]] = {}
 
     def ask(self, worker: Worker, message: m.Ask) -> None:
@@ -162,7 +160,7 @@ class Asks:
             raise SyscallError(Errno.EBADF, "no such instance")
         if not isinstance(data, bytes):
             raise m.MessageError(f"{message.what} takes bytes")
-        request = outside.parse(message.what, data)
+        request = egress.parse(message.what, data)
         # Its answer comes once, however the task ends; a task that was dropped says nothing.
         work = self._make_outside(worker, message, run, request)
         task = self._runs.spawn(work)
@@ -173,7 +171,7 @@ class Asks:
         began, errno = time.monotonic(), 0
         seq, what = message.seq, message.what
         try:
-            worker.answer(seq, await self._outside.perform(what, run.record.tenant, request))
+            worker.answer(seq, await self._egress.perform(what, run.record.tenant, request))
         except SyscallError as error:
             errno = error.errno
             worker.refuse(seq, error.errno, error.detail)
@@ -187,7 +185,7 @@ class Asks:
         finally:
             self._pending.get(worker, {}).pop(seq, None)
             if run.trace is not None:
-                name = outside.name_of(what, request)
+                name = egress.name_of(what, request)
                 instance = message.args["instance"]
                 run.trace.take_outside([instance, name, began, time.monotonic(), -errno])
 

@@ -72,7 +72,7 @@ def read_changes(connection: Connection) -> int:
     return int(value)
 
 
-class Peers:
+class ChangeFeed:
     """Sees what other gateways change; `run` until it is cancelled."""
 
     def __init__(self, store: Store, beat: Callable[[], Awaitable[None]], *holders: Holder) -> None:

@@ -47,7 +47,7 @@ class Settles(Protocol):
         """Give credit soon."""
 
 
-class Tail:
+class CrashLog:
     """Appends events. Belongs to the event loop that made it."""
 
     def __init__(self, folder: Path) -> None:

@@ -40,7 +40,7 @@ _WALK_SHARE = 50  # and so many times as long as a walk takes
 ROW_BYTES = 1_024  # that a small row takes, with its indexes, at most about
 
 
-class Disk:
+class DiskBudget:
     """Counts for all tenants. Belongs to the event loop, except `give_up_reserve`."""
 
     def __init__(self, folder: Path, reserve_bytes: int = 0, bytes_max: int | None = None) -> None:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from symphony_runtime.gateway.runs.events.reader import Replays
-from symphony_runtime.gateway.storage.crash_log import Tail
+from symphony_runtime.gateway.runs.events.reader import StoredEvents
+from symphony_runtime.gateway.storage.crash_log import CrashLog
 from symphony_runtime.gateway.storage.database import (
     AwayError,
     Connection,
@@ -28,7 +28,7 @@ from symphony_runtime.gateway.storage.database import (
     StorageError,
     StoreError,
 )
-from symphony_runtime.gateway.storage.disk_budget import Disk
+from symphony_runtime.gateway.storage.disk_budget import DiskBudget
 from symphony_runtime.gateway.storage.schema import migrate
 from symphony_runtime.gateway.storage.sqlite import SqliteDatabase
 
@@ -61,7 +61,7 @@ class _Queued:
 class Store:
     """One database. Every method belongs to the event loop that made the store."""
 
-    def __init__(self, path: Path, url: str = "", disk: Disk | None = None) -> None:
+    def __init__(self, path: Path, url: str = "", disk: DiskBudget | None = None) -> None:
         """Open or create the file `path`; or the PostgreSQL database of a URL, if there is one.
 
         What is not in the database yet lies beside the file in either case.
@@ -70,7 +70,7 @@ class Store:
             StoreError: it is no database of ours, or of a later version, or is not there.
         """
         self._loop = asyncio.get_running_loop()
-        self.disk = disk or Disk(path.parent)  # who holds how much of it
+        self.disk = disk or DiskBudget(path.parent)  # who holds how much of it
         self._database = open_database(path, url)
         self._writer_connection = self._database.connect(writes=True)
         try:
@@ -88,9 +88,11 @@ class Store:
         self._commits = 0
         self._writes = 0
         self._failed = 0
-        self.tail = Tail(path.parent)  # what is not in the database yet
-        self.disk.on_room = self.tail.plan_credit
-        self.replays = Replays(self)  # what readers of the database are about to be given
+        self.crash_log = CrashLog(path.parent)  # what is not in the database yet
+        self.disk.on_room = self.crash_log.plan_credit
+        self.stored_events = StoredEvents(
+            self
+        )  # what readers of the database are about to be given
         # Hears whose operations a commit had, and what of a processor's time they took of it.
         self.on_committed: Callable[[Mapping[int | str, float]], None] = lambda _seconds: None
         self._writer = threading.Thread(target=self._write_until_closed, name="store-write")
@@ -144,7 +146,7 @@ class Store:
 
     async def close(self) -> None:
         """Write what is queued, then close."""
-        await self.tail.close()
+        await self.crash_log.close()
         self._queue.put(None)
         await asyncio.to_thread(self._writer.join)
         await self.read(lambda connection: connection.close())
@@ -156,7 +158,7 @@ class Store:
         Raises:
             StorageError: something may be left; ask again.
         """
-        await self.tail.renew()
+        await self.crash_log.renew()
         try:
             await asyncio.to_thread(self._with_reserve, self._database.scrub)
         except self._database.errors as error:
@@ -177,7 +179,7 @@ class Store:
             "writes": self._writes,
             "commits": self._commits,
             "failed_writes": self._failed,
-            "unwritten_events": self.tail.unwritten,
+            "unwritten_events": self.crash_log.unwritten,
         }
 
     # -- The writing thread --------------------------------------------------------------------

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 Lot = TypeVar("Lot")
 
 
-class Lots(ABC, Generic[Lot]):
+class WriteBehind(ABC, Generic[Lot]):
     """Gathers and writes; `run` until it is cancelled, then `flush`. Belongs to the event loop."""
 
     def __init__(self, store: Store, seconds: float, words: str) -> None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 
-class Visits:
+class ActiveRequests:
     """The requests under way."""
 
     def __init__(self) -> None:

@@ -24,11 +24,11 @@ from symphony_runtime.gateway.errors import not_found
 from symphony_runtime.gateway.links.kernel_limits import KernelLimits
 from symphony_runtime.gateway.links.links import KernelAwayError, KernelLink
 from symphony_runtime.gateway.runs.live_run import Run
-from symphony_runtime.gateway.runs.usage import Ledger
+from symphony_runtime.gateway.runs.usage import RunUsage
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.active_requests import Visits
+from symphony_runtime.gateway.tenancy.active_requests import ActiveRequests
 from symphony_runtime.gateway.tenancy.audit import Asked, Audit
-from symphony_runtime.gateway.tenancy.authentication import Keys, read_keys, suspended
+from symphony_runtime.gateway.tenancy.authentication import Authentication, read_keys, suspended
 from symphony_runtime.gateway.tenancy.keys import KeyRing
 from symphony_runtime.gateway.tenancy.tenants import (
     Change,
@@ -67,14 +67,14 @@ class Administration:
     """What operators see and change."""
 
     def __init__(
-        self, store: Store, keys: Keys, tenants: Tenants, connections: Connections
+        self, store: Store, keys: Authentication, tenants: Tenants, connections: Connections
     ) -> None:
         self.keys = keys
         self.tenants = tenants
         self.connections = connections
-        self.visits = Visits()
+        self.active_requests = ActiveRequests()
         self.ring = KeyRing(store, keys, connections)
-        self.ledger = Ledger(store, now_ms)
+        self.ledger = RunUsage(store, now_ms)
         self.audit = Audit(store, now_ms)
         self._store = store
         self._runs: LiveRuns | None = None
@@ -82,7 +82,7 @@ class Administration:
         self._telling: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def open(cls, store: Store, keys: Keys, behind_proxy: bool) -> "Administration":
+    async def open(cls, store: Store, keys: Authentication, behind_proxy: bool) -> "Administration":
         """Return it with what the database holds."""
         tenants = Tenants(store, await store.read(read_tenants), now_ms)
         return cls(store, keys, tenants, Connections(bounded_addresses=not behind_proxy))
@@ -173,7 +173,7 @@ class Administration:
 
     def withhold(self, tenants: Iterable[str]) -> None:
         """Let nobody in who is called like these: they are being forgotten."""
-        self.tenants.forgetting = set(tenants)
+        self.tenants.deletion = set(tenants)
         self._heed()
 
     def _heed(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.storage.write_behind import Lots
+from symphony_runtime.gateway.storage.write_behind import WriteBehind
 from symphony_runtime.gateway.tenancy.authentication import Key
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class _Lot:
     prune: bool
 
 
-class Audit(Lots[_Lot]):
+class Audit(WriteBehind[_Lot]):
     """Notes of what was done, and lots of what was denied."""
 
     def __init__(
@@ -154,7 +154,7 @@ class Audit(Lots[_Lot]):
 
     # -- Lots ----------------------------------------------------------------------------------
     def take(self) -> _Lot | None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         denied, self._denied = self._denied, {}
         kept, self._kept = self._kept, []
         rows = [
@@ -167,7 +167,7 @@ class Audit(Lots[_Lot]):
         return _Lot(denied, rows, kept, prune) if rows or kept or prune else None
 
     def insert(self, connection: Connection, lot: _Lot) -> None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         for row in lot.kept:
             connection.execute(_INSERT_ONCE, row)
         for row in lot.rows:
@@ -176,7 +176,7 @@ class Audit(Lots[_Lot]):
             prune_audit(connection, self._bounds, self._now_ms() - 1000 * KEPT_SECONDS_MAX)
 
     def take_back(self, lot: _Lot) -> None:
-        """See `Lots`."""
+        """See `WriteBehind`."""
         newer, self._kept = self._kept, []
         self._keep([*lot.kept, *newer])
         later, self._denied = self._denied, lot.noted

@@ -63,7 +63,7 @@ class Key:
         return {name: getattr(self, name) for name in shown}
 
 
-class Keys:
+class Authentication:
     """All keys of the server, by their ids, and which tenants are suspended."""
 
     def __init__(
@@ -177,7 +177,7 @@ def _unauthorized(authorization: str | None, wanted: str) -> Problem:
     )
 
 
-async def open_keys(store: Store, config: GatewayConfig) -> tuple[Keys, str | None]:
+async def open_keys(store: Store, config: GatewayConfig) -> tuple[Authentication, str | None]:
     """Load the keys; on the first start make the default tenant, its key and the admin key.
 
     Returns the keys, and the default tenant's key if it was made now.
@@ -196,7 +196,7 @@ async def open_keys(store: Store, config: GatewayConfig) -> tuple[Keys, str | No
         made = await _make_key(store, config.data_dir / "default.key", DEFAULT_TENANT)
     if not any(key.tenant is None for key in await store.read(read_keys)):
         await _make_key(store, config.data_dir / "admin.key", None)
-    return Keys(await store.read(read_keys), await store.read(read_suspended)), made
+    return Authentication(await store.read(read_keys), await store.read(read_suspended)), made
 
 
 def new_key(tenant: str | None, role: Role, name: str, expires_ms: int | None) -> tuple[str, Key]:

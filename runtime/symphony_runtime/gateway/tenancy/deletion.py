@@ -64,7 +64,7 @@ class Services(Protocol):
         """Clients."""
 
     @property
-    def forgetting(self) -> "Forgetting":
+    def deletion(self) -> "TenantDeletion":
         """Deletions that go on."""
 
     @property
@@ -109,7 +109,7 @@ async def delete_tenant(with_: Services, tenant: str, *, everything: bool) -> No
         await _check_empty(with_, tenant)
         await with_.idempotency.forget_tenant(tenant)  # they are many; what is left goes with it
         await administration.delete_tenant(tenant)
-    await with_.forgetting.now(with_, tenant)
+    await with_.deletion.now(with_, tenant)
 
 
 async def forget_here(with_: Services, tenant: str, *, rows: bool = True) -> None:
@@ -136,7 +136,7 @@ async def forget_here(with_: Services, tenant: str, *, rows: bool = True) -> Non
     await with_.store.scrub()
 
 
-class Forgetting:
+class TenantDeletion:
     """Has this gateway forget tenants that are gone; `run` until it is cancelled."""
 
     def __init__(self, members: Members, administration: Administration) -> None:
@@ -217,7 +217,7 @@ async def _end_requests(with_: Services, tenant: str) -> None:
     """Cut off what a tenant has open, and wait until nothing of it is under way: Problem 503."""
     with_.connections.cut_tenant(tenant)
     with_.programs.abandon(tenant)
-    if not await with_.administration.visits.wait_ended(tenant, _END_SECONDS_MAX):
+    if not await with_.administration.active_requests.wait_ended(tenant, _END_SECONDS_MAX):
         raise unavailable("a request of the tenant has not ended yet: ask again")
 
 

@@ -19,7 +19,13 @@ from symphony_runtime.gateway.errors import Problem, bad_request, not_found
 from symphony_runtime.gateway.storage.changes import note_change
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
-from symphony_runtime.gateway.tenancy.authentication import Key, Keys, Role, insert_key, new_key
+from symphony_runtime.gateway.tenancy.authentication import (
+    Authentication,
+    Key,
+    Role,
+    insert_key,
+    new_key,
+)
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5  # between two looks for keys whose time is over
@@ -30,7 +36,7 @@ ROLES = {True: (Role.ADMIN, Role.READ_ONLY), False: (Role.TENANT, Role.READ_ONLY
 class KeyRing:
     """Changes keys; `run` until it is cancelled."""
 
-    def __init__(self, store: Store, keys: Keys, connections: Connections) -> None:
+    def __init__(self, store: Store, keys: Authentication, connections: Connections) -> None:
         self._store = store
         self._keys = keys
         self._connections = connections

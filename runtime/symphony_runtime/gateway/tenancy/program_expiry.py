@@ -2,7 +2,7 @@
 
     live runs' programs are used -> what was noted is written -> those that were used too long ago
 
-What the database says of a use may be a day behind (`uses`), so a program goes within the day after
+What the database says of a use may be a day behind (`program_usage`), so a program goes within the day after
 its time is over, and never before. A program of an earlier server's, of which no use is known, has
 its days from now on. What ships with the server is nobody's to forget. Beside it, files of programs
 that another gateway has deleted go.
@@ -26,7 +26,7 @@ _BATCH = 100  # programs of one look
 _PAUSE_SECONDS = 0.01  # between deletions, so that others' operations come in between
 
 
-class Unused:
+class ProgramExpiry:
     """Deletes programs that nobody uses; `run` until it is cancelled."""
 
     def __init__(
@@ -54,13 +54,15 @@ class Unused:
     async def sweep(self) -> int:
         """Delete the programs that nobody has used for too long; return how many."""
         for program in self._runs.programs_in_use():
-            self._programs.uses.note(program.tenant, program.id)
-        await self._programs.uses.flush()
+            self._programs.program_usage.note(program.tenant, program.id)
+        await self._programs.program_usage.flush()
         now = self._now_ms()
         before, deleted = now - (self._days + 1) * DAY_MS, 0
         await self._store.write(lambda c: _begin_unknown(c, now))
         after = ("", "")
-        while found := await self._store.read(partial(_unused, before_ms=before, after=after)):
+        while found := await self._store.read(
+            partial(_program_expiry, before_ms=before, after=after)
+        ):
             for tenant, program_id in found:
                 gone = await self._programs.delete_unused(tenant, program_id, before)
                 if gone is not None:
@@ -77,7 +79,7 @@ def _begin_unknown(connection: Connection, now_ms: int) -> None:
     connection.execute("UPDATE programs SET used_ms = ? WHERE used_ms IS NULL", (now_ms,))
 
 
-def _unused(
+def _program_expiry(
     connection: Connection, before_ms: int, after: tuple[str, str]
 ) -> list[tuple[str, str]]:
     """Return programs (tenant, id) of which the last use is long ago, and no run is live."""

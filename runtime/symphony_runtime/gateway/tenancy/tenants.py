@@ -66,7 +66,7 @@ class Tenants:
         self._store = store
         self._now_ms = now_ms
         self._tenants = {tenant.id: tenant for tenant in tenants}
-        self.forgetting: set[str] = set()  # names whose last owner is not forgotten here yet
+        self.deletion: set[str] = set()  # names whose last owner is not forgotten here yet
         self.leaving: Counter[str] = Counter()  # those that are being deleted
         self.changing = asyncio.Lock()  # each change builds on the one before
 
@@ -90,7 +90,7 @@ class Tenants:
     def suspended(self) -> set[str]:
         """Return the ids of those that are not let in: suspended, or about to be no more."""
         suspended = {t.id for t in self._tenants.values() if t.suspended_ms is not None}
-        return suspended | self.forgetting | set(self.leaving)
+        return suspended | self.deletion | set(self.leaving)
 
     def __contains__(self, tenant: str) -> bool:
         """Whether there is a tenant."""

@@ -14,22 +14,22 @@ from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 from symphony_kernel.protocol.links import Link
 
-from symphony_runtime.worker.fairness.run_queue import Share, Turns
+from symphony_runtime.worker.fairness.run_queue import RunQueue, TenantShare
 from symphony_runtime.worker.run import Run
 
 _ANSWER_SECONDS = 0.01  # the kernel's, beside a step
 
 
-class Pacing:
+class CpuReporter:
     """The costs that are not told yet, and the tenants that rest."""
 
-    def __init__(self, turns: Turns, *go_on: Callable[[], None]) -> None:
+    def __init__(self, run_queue: RunQueue, *go_on: Callable[[], None]) -> None:
         """`go_on`: called when a tenant's pause is over."""
-        self._turns, self._go_on = turns, go_on
+        self._run_queue, self._go_on = run_queue, go_on
         self._loop = asyncio.get_running_loop()
-        self._spent: list[Share] = []
+        self._spent: list[TenantShare] = []
         self._next = 0.0  # when they are told
-        self._timers: dict[Share, asyncio.TimerHandle] = {}
+        self._timers: dict[TenantShare, asyncio.TimerHandle] = {}
         self._kernel: Link | None = None
 
     def note(self, run: Run, spent_ns: int) -> None:
@@ -63,7 +63,7 @@ class Pacing:
         """Take what the kernel says: that a tenant is to rest for a while."""
         message = m.decode(frame)
         assert isinstance(message, m.Pace), message
-        share = self._turns.rest(message.tenant)
+        share = self._run_queue.rest(message.tenant)
         if share is not None:
             timer = self._timers.pop(share, None)
             if timer is not None:
@@ -76,14 +76,14 @@ class Pacing:
             timer.cancel()
         self._timers.clear()
 
-    def _ask(self, share: Share) -> None:
+    def _ask(self, share: TenantShare) -> None:
         """Ask whether a tenant is to rest on; no answer: it is not."""
         if self._kernel is not None:
             self._kernel.send([m.Spent.KIND, [[share.speaker, 0]]])
         self._timers[share] = self._loop.call_later(_ANSWER_SECONDS, self._wake, share)
 
-    def _wake(self, share: Share) -> None:
+    def _wake(self, share: TenantShare) -> None:
         del self._timers[share]
-        self._turns.wake(share)
+        self._run_queue.wake(share)
         for go_on in self._go_on:
             go_on()

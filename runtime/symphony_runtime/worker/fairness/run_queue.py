@@ -25,7 +25,7 @@ TURN_NS = int(TURN_MS_MAX * 1_000_000)
 _SHARES_SPARE = 16  # of tenants that have no instance, before any is forgotten
 
 
-class Share(Entry):
+class TenantShare(Entry):
     """A tenant in a worker: its instances that can go on, and the time that they had.
 
     Anybody may add to `used_ns` what else a tenant costs; what it was before its worker had another
@@ -60,32 +60,32 @@ class Share(Entry):
         return bool(self.computing) and (not self.ready or self.ahead_ns >= SLICE_NS)
 
 
-class Turns:
+class RunQueue:
     """The shares of all tenants; `shared`: several have instances, else only `sole` (or nobody)."""
 
     def __init__(self) -> None:
         self.shared = False
-        self.sole = Share()
+        self.sole = TenantShare()
         self.sole.listed = True
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, TenantShare] = {}
         self._living = 0  # shares that have instances
-        self._queue: VirtualTimeQueue[Share] = VirtualTimeQueue(SLICE_NS)
+        self._queue: VirtualTimeQueue[TenantShare] = VirtualTimeQueue(SLICE_NS)
         self.enlist = self._queue.add
 
     def __len__(self) -> int:
         """Tenants that are known."""
         return len(self._shares)
 
-    def of(self, tenant: str) -> Share:
+    def of(self, tenant: str) -> TenantShare:
         """Return a tenant's share."""
         share = self._shares.get(tenant)
         if share is None:
             if len(self._shares) > 2 * self._living + _SHARES_SPARE:
                 self._forget()
-            share = self._shares[tenant] = Share(tenant)
+            share = self._shares[tenant] = TenantShare(tenant)
         return share
 
-    def enter(self, share: Share) -> None:
+    def enter(self, share: TenantShare) -> None:
         """A tenant has an instance more."""
         share.live += 1
         if share.live == 1:
@@ -93,7 +93,7 @@ class Turns:
             if self._living <= 2:
                 self._reset()
 
-    def leave(self, share: Share) -> None:
+    def leave(self, share: TenantShare) -> None:
         """A tenant has an instance less."""
         share.live -= 1
         if not share.live:
@@ -104,15 +104,15 @@ class Turns:
             if self._living <= 1:
                 self._reset()
 
-    def begin(self, lip: Resident) -> None:
+    def begin(self, instance: Resident) -> None:
         """Queue an instance that has not run yet: beside others behind its tenant's replies."""
-        lip.queued = True
-        share = lip.run.share
-        (share.computing if self.shared else share.ready).append(lip)
+        instance.queued = True
+        share = instance.run.share
+        (share.computing if self.shared else share.ready).append(instance)
         if not share.listed:
             self.enlist(share)
 
-    def rest(self, tenant: str) -> Share | None:
+    def rest(self, tenant: str) -> TenantShare | None:
         """Give a tenant no turn until it is woken; None: it is alone, or has no instances."""
         share = self._shares.get(tenant)
         if share is None or not (share.live and self.shared):
@@ -122,14 +122,14 @@ class Turns:
             share.rests = share.listed = True
         return share
 
-    def wake(self, share: Share) -> None:
+    def wake(self, share: TenantShare) -> None:
         """Let one that rests have turns again."""
         if share.rests:
             share.rests = share.listed = False
             if share.waits():
                 self.enlist(share)
 
-    def first(self) -> Share | None:
+    def first(self) -> TenantShare | None:
         """Return the share whose turn it is, while several tenants have instances."""
         return self._queue.first()
 
@@ -151,13 +151,13 @@ class Turns:
             computes = share.computes_next()
             if computes and replies:
                 return
-            lip = (share.computing if computes else share.ready).popleft()
-            lip.queued = False
-            if lip.ended:
+            instance = (share.computing if computes else share.ready).popleft()
+            instance.queued = False
+            if instance.ended:
                 continue
             if computes:
                 flush()
-            used = work(lip)
+            used = work(instance)
             share.used_ns += used
             share.ahead_ns = 0 if computes else share.ahead_ns + used
             spent += used
@@ -179,7 +179,7 @@ class Turns:
             if self.shared and share.waits():
                 self.enlist(share)
         if not self.shared:
-            self.sole = living[0] if living else Share()
+            self.sole = living[0] if living else TenantShare()
             self.sole.listed = True
 
     def _forget(self) -> None:

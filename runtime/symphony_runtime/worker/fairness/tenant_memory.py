@@ -62,13 +62,17 @@ class TenantMemory:
         """Whether an instance with such tables may begin."""
         return self.held + table_bytes <= self._most
 
-    def bound(self, lip: Resident) -> None:
+    def bound(self, instance: Resident) -> None:
         """Let an instance's memory grow into what the others have left, and no further."""
-        run, fiber = lip.run, lip.fiber
-        room = min(run.memory_limit, max(self._most - self.held + lip.memory_bytes, 0))
+        run, fiber = instance.run, instance.fiber
+        room = min(run.memory_limit, max(self._most - self.held + instance.memory_bytes, 0))
         if room != fiber.bound:
             fiber.limit_memory(room)
-        if room < run.memory_limit and room - lip.memory_bytes < _NEARLY and NAME not in run.hits:
+        if (
+            room < run.memory_limit
+            and room - instance.memory_bytes < _NEARLY
+            and NAME not in run.hits
+        ):
             run.hit(NAME)
 
     def refusal(self) -> str:
@@ -78,17 +82,17 @@ class TenantMemory:
             " in this worker"
         )
 
-    def why_refused(self, lip: Resident, words: str) -> str:
+    def why_refused(self, instance: Resident, words: str) -> str:
         """Return why an instance could not be made, which is the engine's answer in `words`."""
         if "table" in words:
             return f"table limit: {words}"
-        if lip.fiber.bound >= lip.run.memory_limit:
+        if instance.fiber.bound >= instance.run.memory_limit:
             return f"memory limit: {words}"
-        self.refuse(lip)
+        self.refuse(instance)
         return self.refusal()
 
-    def refuse(self, lip: Resident) -> None:
+    def refuse(self, instance: Resident) -> None:
         """Count that it was refused: a run's end says so itself, a child's to nobody but us."""
-        lip.run.hits.pop(NAME, None)
-        if lip.parent is not None:
-            lip.run.hit(NAME)
+        instance.run.hits.pop(NAME, None)
+        if instance.parent is not None:
+            instance.run.hit(NAME)

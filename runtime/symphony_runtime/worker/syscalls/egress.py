@@ -21,57 +21,57 @@ _WORDS_MAX = 1_024  # characters of what is wrong
 _RESPONSE_BYTES = HTTP_BODY_BYTES_MAX + HTTP_HEADER_BYTES_MAX
 
 
-def http(lip: Instance, pointer: int, length: int) -> int | None:
+def http(instance: Instance, pointer: int, length: int) -> int | None:
     """A ticket for a server's answer."""
-    lip.fiber.check(pointer, length)
-    data = lip.fiber.read(pointer, min(length, HTTP_REQUEST_BYTES_MAX + 1))
-    _checked(lip, "http", parse_http, data)
-    return _begin(lip, "http", data, _RESPONSE_BYTES)
+    instance.fiber.check(pointer, length)
+    data = instance.fiber.read(pointer, min(length, HTTP_REQUEST_BYTES_MAX + 1))
+    _checked(instance, "http", parse_http, data)
+    return _begin(instance, "http", data, _RESPONSE_BYTES)
 
 
-def tool(lip: Instance, pointer: int, length: int) -> int | None:
+def tool(instance: Instance, pointer: int, length: int) -> int | None:
     """A ticket for a tool's answer."""
-    lip.fiber.check(pointer, length)
-    data = lip.fiber.read(pointer, min(length, TOOL_REQUEST_BYTES_MAX + 1))
-    _checked(lip, "tool", parse_tool, data)
-    return _begin(lip, "tool", data, TOOL_RESULT_BYTES_MAX)
+    instance.fiber.check(pointer, length)
+    data = instance.fiber.read(pointer, min(length, TOOL_REQUEST_BYTES_MAX + 1))
+    _checked(instance, "tool", parse_tool, data)
+    return _begin(instance, "tool", data, TOOL_RESULT_BYTES_MAX)
 
 
-def tools(lip: Instance, pointer: int, capacity: int) -> None:
+def tools(instance: Instance, pointer: int, capacity: int) -> None:
     """msgpack list of the tools that the tenant may call; suspends."""
-    lip.fiber.check(pointer, capacity)
+    instance.fiber.check(pointer, capacity)
 
     def on_answer(errno: int, value: Any) -> None:
-        lip.resume(errno if errno < 0 else validation.put(lip, pointer, capacity, value))
+        instance.resume(errno if errno < 0 else validation.put(instance, pointer, capacity, value))
 
-    lip.ask_gateway("tools", {"instance": lip.id}, on_answer)
+    instance.ask_gateway("tools", {"instance": instance.id}, on_answer)
 
 
-def _begin(lip: Instance, what: str, data: bytes, result_bytes_max: int) -> int | None:
-    ticket = lip.tickets.issue(held=result_bytes_max)
+def _begin(instance: Instance, what: str, data: bytes, result_bytes_max: int) -> int | None:
+    ticket = instance.tickets.issue(held=result_bytes_max)
 
     def on_answer(errno: int, value: Any) -> None:
         if errno < 0:
-            _tell(lip, what, value)
-        lip.complete(ticket, errno if errno < 0 else value)
+            _tell(instance, what, value)
+        instance.complete(ticket, errno if errno < 0 else value)
 
-    seq = lip.ask_gateway(what, {"instance": lip.id, "request": data}, on_answer)
-    ticket.drop = lambda: lip.unask_gateway(seq)
-    return lip.pace(ticket.number)
+    seq = instance.ask_gateway(what, {"instance": instance.id, "request": data}, on_answer)
+    ticket.drop = lambda: instance.unask_gateway(seq)
+    return instance.pace(ticket.number)
 
 
-def _checked(lip: Instance, what: str, parse: Callable[[bytes], object], data: bytes) -> None:
+def _checked(instance: Instance, what: str, parse: Callable[[bytes], object], data: bytes) -> None:
     try:
         parse(data)
     except SyscallError as error:
-        _tell(lip, what, error.detail)
+        _tell(instance, what, error.detail)
         raise
 
 
-def _tell(lip: Instance, what: str, detail: object) -> None:
+def _tell(instance: Instance, what: str, detail: object) -> None:
     """An errno does not say what was wrong with a URL or a tool's name: say it to the program, and
     to who reads the run's log.
     """
     words = str(detail)[:_WORDS_MAX]  # they may repeat what the program has passed
-    lip.last_error = words.encode(errors="replace")
-    lip.write_log(_WARNING, f"{what}: ".encode() + lip.last_error)
+    instance.last_error = words.encode(errors="replace")
+    instance.write_log(_WARNING, f"{what}: ".encode() + instance.last_error)

@@ -22,28 +22,28 @@ _GRANT_KEYS = frozenset({"handle", "rights", "name"})
 _SPAWN_BYTES_MAX = RUN_INPUT_BYTES_MAX + (1 << 20)  # the input, and room for the grants
 
 
-def spawn(lip: Instance, pointer: int, length: int) -> int | None:
+def spawn(instance: Instance, pointer: int, length: int) -> int | None:
     """A ticket for the pid of a new child.
 
     Grants go to the kernel first, in order with the parent's other calls; then the gateway resolves
     the program and registers the child; then this worker starts it.
     """
-    lip.fiber.check(pointer, length)
+    instance.fiber.check(pointer, length)
     if length > _SPAWN_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{length} bytes")
-    options = validation.mapping(lip.fiber.read(pointer, length), _SPAWN_KEYS)
+    options = validation.mapping(instance.fiber.read(pointer, length), _SPAWN_KEYS)
     program, entry = _optional_name(options, "program"), _optional_name(options, "entry")
     data = _input(options)
-    grants = _grants(lip, options.get("grants", []))
-    _check_family(lip.run, lip.depth)
-    ticket = lip.tickets.issue(held=4)
-    lip.run.count_memory(len(data), measured=False)  # until it has ended
+    grants = _grants(instance, options.get("grants", []))
+    _check_family(instance.run, instance.depth)
+    ticket = instance.tickets.issue(held=4)
+    instance.run.count_memory(len(data), measured=False)  # until it has ended
     # Given back when it does not come to life, is joined, or can no longer be joined.
-    lip.run.children += 1
-    birth = _Birth(lip, ticket, program, entry, data)
+    instance.run.children += 1
+    birth = _Birth(instance, ticket, program, entry, data)
     ticket.drop = birth.cancel
     birth.begin(grants)
-    return lip.pace(ticket.number)
+    return instance.pace(ticket.number)
 
 
 def _check_family(run: Run, depth: int) -> None:
@@ -132,14 +132,14 @@ class _Birth:
         run.memory_bytes -= len(self._data)
 
 
-def join(lip: Instance, pid: int) -> int:
+def join(instance: Instance, pid: int) -> int:
     """A ticket for a child's msgpack {code, output}; ENOENT when there is no such child."""
-    child = lip.children.get(pid)
+    child = instance.children.get(pid)
     if child is None:
         raise SyscallError(Errno.ENOENT, f"no child {pid}")
-    ticket = lip.tickets.issue()
+    ticket = instance.tickets.issue()
     if child.ended:
-        lip.complete(ticket, reap(lip, child))
+        instance.complete(ticket, reap(instance, child))
     else:
         child.joiners.append(ticket)
         ticket.drop = lambda: child.joiners.remove(ticket)
@@ -155,36 +155,38 @@ def reap(parent: Instance, child: Instance) -> bytes:
     return result
 
 
-def kv_grant(lip: Instance, handle: int, pid: int, rights: int, name: int, name_len: int) -> None:
+def kv_grant(
+    instance: Instance, handle: int, pid: int, rights: int, name: int, name_len: int
+) -> None:
     """Give a child or the parent (pid 0) a handle with at most these rights; suspends."""
-    label = validation.name(lip, name, name_len)
+    label = validation.name(instance, name, name_len)
     _check_rights(rights)
-    have = lip.handles.require(handle, GRANT)
-    other = lip.parent if pid == 0 else lip.children.get(pid)
+    have = instance.handles.require(handle, GRANT)
+    other = instance.parent if pid == 0 else instance.children.get(pid)
     if other is None or other.ended:
         raise SyscallError(Errno.ENOENT, f"no relative {pid}")
-    lip.suspend_on_kernel(int, Op.KV_GRANT, handle, other.id, rights & have, label)
+    instance.suspend_on_kernel(int, Op.KV_GRANT, handle, other.id, rights & have, label)
 
 
-def kv_granted(lip: Instance, name: int, name_len: int) -> None:
+def kv_granted(instance: Instance, name: int, name_len: int) -> None:
     """The handle that was granted under that name, or ENOENT; suspends.
 
     The kernel hands a grant out once; asked again, the answer is the same handle while it is open.
     """
-    label = validation.name(lip, name, name_len)
-    handle = lip.handles.allocate(0)
+    label = validation.name(instance, name, name_len)
+    handle = instance.handles.allocate(0)
 
     def on_reply(reply: int) -> None:
         if reply >= 0:
-            lip.handles.rights[handle] = reply
-            lip.granted[label] = handle
-            lip.resume(handle)
+            instance.handles.rights[handle] = reply
+            instance.granted[label] = handle
+            instance.resume(handle)
             return
-        lip.handles.close(handle)
-        taken = lip.granted.get(label, 0)
-        lip.resume(taken if taken in lip.handles.rights else reply)
+        instance.handles.close(handle)
+        taken = instance.granted.get(label, 0)
+        instance.resume(taken if taken in instance.handles.rights else reply)
 
-    lip.ask_kernel(on_reply, Op.KV_GRANTED, handle, label)
+    instance.ask_kernel(on_reply, Op.KV_GRANTED, handle, label)
 
 
 def _optional_name(options: dict[str, Any], key: str) -> Any:
@@ -209,7 +211,7 @@ def _input(options: dict[str, Any]) -> bytes:
     return data
 
 
-def _grants(lip: Instance, grants: Any) -> list[list[Any]]:
+def _grants(instance: Instance, grants: Any) -> list[list[Any]]:
     if not isinstance(grants, list) or len(grants) > INSTANCE_HANDLES_MAX:
         raise SyscallError(Errno.EINVAL, "grants must be a list")
     checked, names = [], set()
@@ -222,7 +224,7 @@ def _grants(lip: Instance, grants: Any) -> list[list[Any]]:
         if type(handle) is not int or not label or label in names:
             raise SyscallError(Errno.EINVAL, "a grant without a handle or a name of its own")
         names.add(label)
-        checked.append([handle, rights & lip.handles.require(handle, GRANT), label])
+        checked.append([handle, rights & instance.handles.require(handle, GRANT), label])
     return checked
 
 

@@ -33,51 +33,57 @@ _GENERATE = int(Op.GENERATE)
 Finish = Callable[[bytes], int]
 
 
-def model_info(lip: Instance, pointer: int, capacity: int) -> int:
+def model_info(instance: Instance, pointer: int, capacity: int) -> int:
     """msgpack of what programs may know of the model."""
-    lip.fiber.check(pointer, capacity)
-    return validation.put(lip, pointer, capacity, lip.services.text.info)
+    instance.fiber.check(pointer, capacity)
+    return validation.put(instance, pointer, capacity, instance.services.text.info)
 
 
-def tokenize(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
+def tokenize(instance: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
     """Write u32 tokens; returns their number, and `capacity` counts tokens."""
-    lip.fiber.check(out, 4 * capacity)
-    data = _text(lip, pointer, length)
-    pieces = lip.services.text.tokenize_pieces(data)
-    return _work(lip, pieces, data, lambda r: validation.put_tokens(lip, out, capacity, r))
+    instance.fiber.check(out, 4 * capacity)
+    data = _text(instance, pointer, length)
+    pieces = instance.services.text.tokenize_pieces(data)
+    return _work(
+        instance, pieces, data, lambda r: validation.put_tokens(instance, out, capacity, r)
+    )
 
 
-def detokenize(lip: Instance, tokens: int, count: int, out: int, capacity: int) -> int | None:
+def detokenize(instance: Instance, tokens: int, count: int, out: int, capacity: int) -> int | None:
     """Write the tokens' raw bytes."""
-    lip.fiber.check(out, capacity)
-    data = _text(lip, tokens, 4 * count)
-    pieces = lip.services.text.detokenize_pieces(data)
-    return _work(lip, pieces, data, lambda r: validation.put(lip, out, capacity, r))
+    instance.fiber.check(out, capacity)
+    data = _text(instance, tokens, 4 * count)
+    pieces = instance.services.text.detokenize_pieces(data)
+    return _work(instance, pieces, data, lambda r: validation.put(instance, out, capacity, r))
 
 
-def chat(lip: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
+def chat(instance: Instance, pointer: int, length: int, out: int, capacity: int) -> int | None:
     """Write the u32 tokens of msgpack messages through the model's chat template."""
-    lip.fiber.check(out, 4 * capacity)
-    data = _text(lip, pointer, length)
-    pieces = lip.services.text.chat_pieces(data)
-    return _work(lip, pieces, data, lambda r: validation.put_tokens(lip, out, capacity, r))
+    instance.fiber.check(out, 4 * capacity)
+    data = _text(instance, pointer, length)
+    pieces = instance.services.text.chat_pieces(data)
+    return _work(
+        instance, pieces, data, lambda r: validation.put_tokens(instance, out, capacity, r)
+    )
 
 
 def pred(
-    lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
+    instance: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
 ) -> int | None:
     """A ticket for one forward pass."""
-    data, places, options, promised = _pass(lip, kv, tokens, count, positions, opts, opts_len)
-    ticket = lip.tickets.issue(promised)
-    lip.pending[ticket.number] = ticket
+    data, places, options, promised = _pass(instance, kv, tokens, count, positions, opts, opts_len)
+    ticket = instance.tickets.issue(promised)
+    instance.pending[ticket.number] = ticket
     # By hand, not by `ask_kernel`: this and the next are the hot ones.
     size = 2 * len(data) + len(options)
-    lip.services.kernel_call([lip.id, _PRED, ticket.number, kv, data, places, options], size)
-    return ticket.number if size < _LARGE_BYTES else lip.pace(ticket.number)
+    instance.services.kernel_call(
+        [instance.id, _PRED, ticket.number, kv, data, places, options], size
+    )
+    return ticket.number if size < _LARGE_BYTES else instance.pace(ticket.number)
 
 
 def pred_claim(
-    lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int,
+    instance: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int,
     out: int, capacity: int,
 ) -> int | None:  # fmt: skip
     """`pred` and `claim` of its ticket in one call: its result's length; suspends.
@@ -85,86 +91,86 @@ def pred_claim(
     What is longer than `capacity` does not begin. The result is never held here, so it is no ticket
     that counts; its number is one, for whoever reads the kernel's frames.
     """
-    lip.fiber.check(out, capacity)
-    data, places, options, promised = _pass(lip, kv, tokens, count, positions, opts, opts_len)
+    instance.fiber.check(out, capacity)
+    data, places, options, promised = _pass(instance, kv, tokens, count, positions, opts, opts_len)
     if promised > capacity:
         return promised
-    number = lip.tickets.number()
-    lip.pending[number] = out
-    call = [lip.id, _PRED, number, kv, data, places, options]
-    lip.services.kernel_call(call, 2 * len(data) + len(options))
+    number = instance.tickets.number()
+    instance.pending[number] = out
+    call = [instance.id, _PRED, number, kv, data, places, options]
+    instance.services.kernel_call(call, 2 * len(data) + len(options))
     return None
 
 
 def generate(
-    lip: Instance, kv: int, tokens: int, count: int, opts: int, opts_len: int
+    instance: Instance, kv: int, tokens: int, count: int, opts: int, opts_len: int
 ) -> int | None:
     """A ticket for as many tokens as come, while the kernel runs ahead."""
-    fiber = lip.fiber
+    fiber = instance.fiber
     data = fiber.read(tokens, 4 * count)
     fiber.check(opts, opts_len)
-    lip.handles.require(kv, APPEND)
+    instance.handles.require(kv, APPEND)
     if count > PRED_TOKENS_MAX or opts_len > PRED_OPTIONS_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{count} tokens, {opts_len} bytes of options")
     if not count:
         raise SyscallError(Errno.EINVAL, "no tokens")
     options = fiber.read(opts, opts_len)
     asked = parse_generate_options(options)
-    record = asked.pred.place_bytes(lip.services.text.vocab_size)
-    stream = lip.tickets.issue_stream(record, asked.ahead, asked.gathered)
-    lip.handles.generating.add(kv)
-    stream.drop = partial(lip.handles.generating.discard, kv)
-    lip.pending[stream.number] = stream
+    record = asked.pred.place_bytes(instance.services.text.vocab_size)
+    stream = instance.tickets.issue_stream(record, asked.ahead, asked.gathered)
+    instance.handles.generating.add(kv)
+    stream.drop = partial(instance.handles.generating.discard, kv)
+    instance.pending[stream.number] = stream
     size = 2 * len(data) + len(options)
-    lip.services.kernel_call([lip.id, _GENERATE, stream.number, kv, data, options], size)
-    return stream.number if size < _LARGE_BYTES else lip.pace(stream.number)
+    instance.services.kernel_call([instance.id, _GENERATE, stream.number, kv, data, options], size)
+    return stream.number if size < _LARGE_BYTES else instance.pace(stream.number)
 
 
-def constraint(lip: Instance, kind: int, pointer: int, length: int) -> None:
+def constraint(instance: Instance, kind: int, pointer: int, length: int) -> None:
     """A handle for a compiled schema, expression or grammar; suspends."""
-    lip.fiber.check(pointer, length)
+    instance.fiber.check(pointer, length)
     if kind >= _CONSTRAINT_KINDS:
         raise SyscallError(Errno.EINVAL, f"no kind {kind}")
     if length > CONSTRAINT_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {CONSTRAINT_BYTES_MAX}")
-    text = lip.fiber.read(pointer, length)
+    text = instance.fiber.read(pointer, length)
 
     def finish(reply: Any) -> int:
         if isinstance(reply, int):
             return reply
         errno, words = msgpack.unpackb(reply)
-        lip.last_error = words.encode()
+        instance.last_error = words.encode()
         raise SyscallError(Errno(errno), words)
 
-    lip.suspend_on_kernel(finish, Op.CONSTRAINT, kind, text)
+    instance.suspend_on_kernel(finish, Op.CONSTRAINT, kind, text)
 
 
-def constraint_close(lip: Instance, handle: int) -> None:
+def constraint_close(instance: Instance, handle: int) -> None:
     """Close a constraint's handle; suspends."""
-    lip.suspend_on_kernel(int, Op.CONSTRAINT_CLOSE, handle)
+    instance.suspend_on_kernel(int, Op.CONSTRAINT_CLOSE, handle)
 
 
 def _pass(
-    lip: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
+    instance: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int
 ) -> tuple[bytes, bytes | None, bytes, int]:
     """Return a pass's tokens, positions and options, and how long its result will be."""
-    fiber = lip.fiber
+    fiber = instance.fiber
     data = fiber.read(tokens, 4 * count)
     places = fiber.read(positions, 4 * count) if positions else None
     if not opts_len and opts <= fiber.size:
         options: bytes | None = b""
     else:
         options = fiber.read(opts, opts_len) if opts_len <= PRED_OPTIONS_BYTES_MAX else None
-    lip.handles.require(kv, _READ_APPEND)
+    instance.handles.require(kv, _READ_APPEND)
     if options is None or count > PRED_TOKENS_MAX:
         fiber.check(opts, opts_len)
         raise SyscallError(Errno.EFBIG, f"{count} tokens, {opts_len} bytes of options")
     if not count:
         raise SyscallError(Errno.EINVAL, "no tokens")
-    return data, places, options, 8 if not options else _result_bytes(lip, options, count)
+    return data, places, options, 8 if not options else _result_bytes(instance, options, count)
 
 
-def _result_bytes(lip: Instance, data: bytes, count: int) -> int:
+def _result_bytes(instance: Instance, data: bytes, count: int) -> int:
     """Return how long a pred's result will be; what its options break is said at once."""
     options = parse_pred_options(data)
     at = options.at
@@ -172,22 +178,22 @@ def _result_bytes(lip: Instance, data: bytes, count: int) -> int:
         raise SyscallError(Errno.EINVAL, "an index in at is no token of the call")
     if options.parents is not None and len(options.parents) != count:
         raise SyscallError(Errno.EINVAL, f"parents must be {count}")
-    size = options.places(count) * options.place_bytes(lip.services.text.vocab_size)
+    size = options.places(count) * options.place_bytes(instance.services.text.vocab_size)
     if size > PRED_RESULT_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"a result of {size} bytes")
     return size
 
 
-def _text(lip: Instance, pointer: int, length: int) -> bytes:
-    lip.fiber.check(pointer, length)
+def _text(instance: Instance, pointer: int, length: int) -> bytes:
+    instance.fiber.check(pointer, length)
     if length > TOKENIZE_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {TOKENIZE_BYTES_MAX}")
-    return lip.fiber.read(pointer, length)
+    return instance.fiber.read(pointer, length)
 
 
-def _work(lip: Instance, pieces: Pieces, data: bytes, finish: Finish) -> int | None:
+def _work(instance: Instance, pieces: Pieces, data: bytes, finish: Finish) -> int | None:
     """Finish with the result of all pieces, at once for a small input; else it suspends."""
     if len(data) <= _INLINE_BYTES_MAX:
         return finish(whole(pieces))
-    lip.suspend_on_text(pieces, len(data), finish)
+    instance.suspend_on_text(pieces, len(data), finish)
     return None

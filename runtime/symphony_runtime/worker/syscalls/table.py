@@ -88,7 +88,7 @@ WASI_HANDLERS: dict[str, Handler] = {
 }
 
 
-def not_there_yet(lip: Instance, *args: int) -> int:  # noqa: ARG001
+def not_there_yet(instance: Instance, *args: int) -> int:  # noqa: ARG001
     """A call of the ABI whose issue is not done."""
     return -Errno.ENOSYS
 

@@ -17,24 +17,24 @@ _LIST_ITEMS, _MAP_KEYS = INSTANCE_HANDLES_MAX, 16  # of structured arguments
 _CONTAINERS_MAX = INSTANCE_HANDLES_MAX + 2  # a map for each grant, their list, and the whole
 
 
-def text(lip: Instance, pointer: int, length: int, length_max: int) -> str:
+def text(instance: Instance, pointer: int, length: int, length_max: int) -> str:
     """Return a non-empty UTF-8 string: EFAULT, ENAMETOOLONG, or EINVAL."""
-    lip.fiber.check(pointer, length)
+    instance.fiber.check(pointer, length)
     if length > length_max:
         raise SyscallError(Errno.ENAMETOOLONG, f"{length} bytes, limit {length_max}")
     if not length:
         raise SyscallError(Errno.EINVAL, "an empty name")
-    return decoded(lip.fiber.read(pointer, length))
+    return decoded(instance.fiber.read(pointer, length))
 
 
-def name(lip: Instance, pointer: int, length: int) -> str:
+def name(instance: Instance, pointer: int, length: int) -> str:
     """Return the name of a grant or a channel."""
-    return text(lip, pointer, length, NAME_BYTES_MAX)
+    return text(instance, pointer, length, NAME_BYTES_MAX)
 
 
-def path(lip: Instance, pointer: int, length: int) -> str:
+def path(instance: Instance, pointer: int, length: int) -> str:
     """Return the path of a KV file."""
-    return text(lip, pointer, length, PATH_BYTES_MAX)
+    return text(instance, pointer, length, PATH_BYTES_MAX)
 
 
 def decoded(data: bytes) -> str:
@@ -45,12 +45,12 @@ def decoded(data: bytes) -> str:
         raise SyscallError(Errno.EINVAL, "no UTF-8") from error
 
 
-def message(lip: Instance, pointer: int, length: int) -> bytes:
+def message(instance: Instance, pointer: int, length: int) -> bytes:
     """Return the bytes of one message: EFAULT, or EFBIG."""
-    lip.fiber.check(pointer, length)
+    instance.fiber.check(pointer, length)
     if length > MESSAGE_BYTES_MAX:
         raise SyscallError(Errno.EFBIG, f"{length} bytes, limit {MESSAGE_BYTES_MAX}")
-    return lip.fiber.read(pointer, length)
+    return instance.fiber.read(pointer, length)
 
 
 def mapping(data: bytes, known: frozenset[str]) -> dict[str, Any]:
@@ -66,15 +66,15 @@ def mapping(data: bytes, known: frozenset[str]) -> dict[str, Any]:
     return found
 
 
-def put(lip: Instance, pointer: int, capacity: int, data: bytes) -> int:
+def put(instance: Instance, pointer: int, capacity: int, data: bytes) -> int:
     """Write a result where it fits into `capacity` bytes; return its length either way."""
     if len(data) <= capacity:
-        lip.fiber.write(pointer, data)
+        instance.fiber.write(pointer, data)
     return len(data)
 
 
-def put_tokens(lip: Instance, pointer: int, capacity: int, tokens: bytes) -> int:
+def put_tokens(instance: Instance, pointer: int, capacity: int, tokens: bytes) -> int:
     """Write u32 tokens where they fit; lengths count tokens."""
     if len(tokens) <= 4 * capacity:
-        lip.fiber.write(pointer, tokens)
+        instance.fiber.write(pointer, tokens)
     return len(tokens) // 4

@@ -23,9 +23,9 @@ _WORDS_MAX = 512  # characters of an abort's message that a reason tells
 def _checked(call: Callable[..., int | None]) -> Callable[..., int | None]:
     """Turn a pointer outside memory into WASI's own errno."""
 
-    def checked(lip: Instance, *args: int) -> int | None:
+    def checked(instance: Instance, *args: int) -> int | None:
         try:
-            return call(lip, *args)
+            return call(instance, *args)
         except SyscallError as error:
             return FAULT if error.errno is Errno.EFAULT else INVAL
 
@@ -34,87 +34,87 @@ def _checked(call: Callable[..., int | None]) -> Callable[..., int | None]:
 
 
 @_checked
-def fd_write(lip: Instance, fd: int, iovs: int, count: int, written: int) -> int | None:
+def fd_write(instance: Instance, fd: int, iovs: int, count: int, written: int) -> int | None:
     """1 is `send`, 2 is `log`, nothing else is open."""
     if fd not in (_STDOUT, _STDERR):
         return BADF
     if count > IOVECS_MAX:
         return INVAL
-    lip.fiber.check(written, 4)
-    words = struct.unpack(f"<{2 * count}I", lip.fiber.read(iovs, 8 * count))
+    instance.fiber.check(written, 4)
+    words = struct.unpack(f"<{2 * count}I", instance.fiber.read(iovs, 8 * count))
     parts = list(zip(words[::2], words[1::2], strict=True))
     if sum(length for _, length in parts) > MESSAGE_BYTES_MAX:
         return TOO_BIG
-    data = b"".join(lip.fiber.read(pointer, length) for pointer, length in parts)
-    lip.fiber.write(written, struct.pack("<I", len(data)))
+    data = b"".join(instance.fiber.read(pointer, length) for pointer, length in parts)
+    instance.fiber.write(written, struct.pack("<I", len(data)))
     if fd == _STDOUT and data:
-        return lip.send(data, result=SUCCESS)
+        return instance.send(data, result=SUCCESS)
     if data:
-        lip.write_log(_LOG_INFO, data)
+        instance.write_log(_LOG_INFO, data)
     return SUCCESS
 
 
-def bad_fd(lip: Instance, *args: int) -> int:  # noqa: ARG001
+def bad_fd(instance: Instance, *args: int) -> int:  # noqa: ARG001
     """There are no files."""
     return BADF
 
 
 @_checked
-def none_sizes_get(lip: Instance, count: int, size: int) -> int:
+def none_sizes_get(instance: Instance, count: int, size: int) -> int:
     """No arguments and no environment."""
-    lip.fiber.check(count, 4)
-    lip.fiber.write(size, bytes(4))
-    lip.fiber.write(count, bytes(4))
+    instance.fiber.check(count, 4)
+    instance.fiber.write(size, bytes(4))
+    instance.fiber.write(count, bytes(4))
     return SUCCESS
 
 
 @_checked
-def none_get(lip: Instance, pointers: int, data: int) -> int:
+def none_get(instance: Instance, pointers: int, data: int) -> int:
     """No arguments and no environment."""
-    lip.fiber.check(pointers, 0)
-    lip.fiber.check(data, 0)
+    instance.fiber.check(pointers, 0)
+    instance.fiber.check(data, 0)
     return SUCCESS
 
 
 @_checked
-def clock_time_get(lip: Instance, clock: int, precision: int, out: int) -> int:  # noqa: ARG001
+def clock_time_get(instance: Instance, clock: int, precision: int, out: int) -> int:  # noqa: ARG001
     """Coarse clocks: the wall's and the program's."""
-    lip.fiber.check(out, 8)
+    instance.fiber.check(out, 8)
     if clock not in (_REALTIME, _MONOTONIC):
         return INVAL
-    milliseconds = lip.services.unix_ms() if clock == _REALTIME else lip.elapsed_ms()
-    lip.fiber.write(out, struct.pack("<Q", milliseconds * _NANOSECONDS_A_MS))
+    milliseconds = instance.services.unix_ms() if clock == _REALTIME else instance.elapsed_ms()
+    instance.fiber.write(out, struct.pack("<Q", milliseconds * _NANOSECONDS_A_MS))
     return SUCCESS
 
 
 @_checked
-def random_get(lip: Instance, pointer: int, length: int) -> int:
+def random_get(instance: Instance, pointer: int, length: int) -> int:
     """Random bytes."""
-    lip.fiber.check(pointer, length)
+    instance.fiber.check(pointer, length)
     if length > RANDOM_BYTES_MAX:
         return INVAL
-    lip.fiber.write(pointer, lip.services.random(length))
+    instance.fiber.write(pointer, instance.services.random(length))
     return SUCCESS
 
 
-def sched_yield(lip: Instance) -> int:  # noqa: ARG001
+def sched_yield(instance: Instance) -> int:  # noqa: ARG001
     """Nothing to do: whoever computes for long is preempted anyway."""
     return SUCCESS
 
 
-def abort(lip: Instance, message: int, file: int, line: int, column: int) -> int:
+def abort(instance: Instance, message: int, file: int, line: int, column: int) -> int:
     """AssemblyScript's `env.abort`: ends the program with its own words."""
-    words, place = _script_text(lip, message), _script_text(lip, file)
+    words, place = _script_text(instance, message), _script_text(instance, file)
     reason = f"abort: {words or 'no message'}"
     if place:
         reason += f" at {place}:{line}:{column}"
     raise Ending(TRAPPED, TRAPPED_CODE, reason)
 
 
-def _script_text(lip: Instance, pointer: int) -> str:
+def _script_text(instance: Instance, pointer: int) -> str:
     """Return an AssemblyScript string (UTF-16; its bytes' number stands before it), "" if none."""
-    if not 4 <= pointer < lip.fiber.size:
+    if not 4 <= pointer < instance.fiber.size:
         return ""
-    (length,) = struct.unpack("<I", lip.fiber.read(pointer - 4, 4))
-    length = min(length & ~1, 2 * _WORDS_MAX, (lip.fiber.size - pointer) & ~1)
-    return lip.fiber.read(pointer, length).decode("utf-16-le", "replace")
+    (length,) = struct.unpack("<I", instance.fiber.read(pointer - 4, 4))
+    length = min(length & ~1, 2 * _WORDS_MAX, (instance.fiber.size - pointer) & ~1)
+    return instance.fiber.read(pointer, length).decode("utf-16-le", "replace")

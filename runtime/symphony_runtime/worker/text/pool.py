@@ -23,7 +23,7 @@ from typing import Any
 from symphony_kernel.platform.malloc import trim
 from symphony_kernel.protocol.errno import Errno, LimitError
 
-from symphony_runtime.worker.fairness.run_queue import Share
+from symphony_runtime.worker.fairness.run_queue import TenantShare
 from symphony_runtime.worker.fairness.tenant_memory import NAME as MEMORY_TOTAL
 from symphony_runtime.worker.fairness.tenant_memory import Resident
 from symphony_runtime.worker.fairness.virtual_time_queue import Entry, VirtualTimeQueue
@@ -41,7 +41,7 @@ class TextWork:
     """One call's text. `size`: bytes that it counts for; `large`: its next piece is a large one."""
 
     order: int
-    lip: Resident
+    instance: Resident
     pieces: Pieces
     size: int
     on_done: OnDone
@@ -63,7 +63,7 @@ class TextLine(Entry):
 
     __slots__ = ("active", "share", "works")
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: TenantShare) -> None:
         super().__init__()
         self.share = share
         self.active = 0  # slices under way
@@ -100,27 +100,29 @@ class TextPool:
         """Texts that wait or are worked on."""
         return len(self._works)
 
-    def submit(self, lip: Resident, pieces: Pieces, size: int, on_done: OnDone) -> None:
+    def submit(self, instance: Resident, pieces: Pieces, size: int, on_done: OnDone) -> None:
         """Work on an instance's text; `on_done` gets the result, unless the instance ends before.
 
         Raises:
             LimitError: the tenant's texts and programs hold too much memory (ENOMEM).
         """
-        share = lip.run.share
+        share = instance.run.share
         if not share.memory.admits(size):
             raise LimitError(Errno.ENOMEM, MEMORY_TOTAL, f"a text: {share.memory.refusal()}")
         share.memory.count(size)
-        assert lip.id not in self._works, "a call suspends its instance"
-        work = self._works[lip.id] = TextWork(next(self._order), lip, pieces, size, on_done)
+        assert instance.id not in self._works, "a call suspends its instance"
+        work = self._works[instance.id] = TextWork(
+            next(self._order), instance, pieces, size, on_done
+        )
         self._enqueue(work)
         self.serve()
 
-    def cancel(self, lip: Resident) -> None:
+    def cancel(self, instance: Resident) -> None:
         """Drop an instance's text."""
-        work = self._works.pop(lip.id, None)
+        work = self._works.pop(instance.id, None)
         if work is not None:
             work.cancelled = True
-            lip.run.share.memory.count(-work.size)
+            instance.run.share.memory.count(-work.size)
 
     def serve(self) -> None:
         """Give texts to the threads that have none."""
@@ -139,7 +141,7 @@ class TextPool:
     def close(self) -> None:
         """Begin nothing any more; a piece that is under way ends."""
         for work in list(self._works.values()):
-            self.cancel(work.lip)
+            self.cancel(work.instance)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _may_go(self, line: TextLine) -> bool:
@@ -149,7 +151,7 @@ class TextPool:
         return not line.active and self._may_go(line)
 
     def _enqueue(self, work: TextWork) -> None:
-        share = work.lip.run.share
+        share = work.instance.run.share
         line = share.texts
         if line is None:
             line = share.texts = TextLine(share)
@@ -166,13 +168,13 @@ class TextPool:
             self._large, self._swollen = False, True
         line.active -= 1
         line.charge(done.spent_ns)
-        self._charge(work.lip, done.spent_ns)
+        self._charge(work.instance, done.spent_ns)
         if not work.cancelled:
             if done.result is None:
                 work.large = done.next_chars > LARGE_PIECE_CHARS
                 self._enqueue(work)
             else:
-                self.cancel(work.lip)
+                self.cancel(work.instance)
                 work.on_done(done.result)
         self.serve()
         if self._swollen and not self._active and not self._works:

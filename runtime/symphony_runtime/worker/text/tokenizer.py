@@ -23,7 +23,7 @@ from symphony_kernel.protocol.untrusted import unpack_untrusted
 from tokenizers import Tokenizer
 
 from symphony_runtime.chat_escaping import (
-    Guard,
+    ChatEscaping,
     Marks,
     controls_of,
     texts_of,
@@ -47,7 +47,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "\u2581"
 
 
-class Text:
+class ModelTokenizer:
     """A tokenizer, a chat template and `model_info`. Its methods may run in a thread."""
 
     def __init__(self, about: dict[str, Any], piece_chars: int = PIECE_CHARS) -> None:
@@ -69,7 +69,7 @@ class Text:
             # That say something: any text may come to the one for what is not known.
             self._told = frozenset(self._specials.values()) - {unknown}
         template = about.get("chat_template")
-        self._guard = Guard(self._specials, controls_of(self._added, template or ""))
+        self._guard = ChatEscaping(self._specials, controls_of(self._added, template or ""))
         self._template = chat_environment().from_string(template) if template else None
         self._names: dict[str, Any] = about.get("special") or {}
 
@@ -326,7 +326,7 @@ def _decode(text: bytes) -> str:
         raise SyscallError(Errno.EINVAL, "no UTF-8") from error
 
 
-def _marked(value: Any, guard: Guard, marks: Marks) -> Any:
+def _marked(value: Any, guard: ChatEscaping, marks: Marks) -> Any:
     """Return a message's value with marks in its texts, keys included."""
     if isinstance(value, str):
         return guard.marked(value, marks)

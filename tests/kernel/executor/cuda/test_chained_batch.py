@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pytest
 import torch
 from symphony_kernel.executor.base import Batch, Results, Row
-from symphony_kernel.executor.chained_batch import BLANK, Follow
+from symphony_kernel.executor.chained_batch import BLANK, Chain
 from symphony_kernel.executor.cuda import sampler
 from symphony_kernel.executor.cuda.network import CudaNetwork
 from symphony_kernel.executor.cuda.step import PreparedStep
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
@@ -75,13 +75,13 @@ class Held:
     def __init__(self, executor: TorchExecutor) -> None:
         self.executor = executor
         self._may = threading.Event()
-        self._outcomes: list[Outcome[Results]] = []
+        self._outcomes: list[StepFuture[Results]] = []
 
     async def __aenter__(self) -> "Held":
         self.executor._thread.start(lambda: self._may.wait(20))
         return self
 
-    def give(self, rows: list[Row], follow: Follow | None = None) -> None:
+    def give(self, rows: list[Row], follow: Chain | None = None) -> None:
         self._outcomes.append(self.executor.start(Batch(rows, follow=follow)))
 
     async def results(self) -> list[Results]:
@@ -110,7 +110,7 @@ async def chained(
     async with Held(executor) as held:
         held.give(rows_at(0, tables, options, [1] * count))
         for start in range(1, STEPS):
-            follow = Follow(list(range(count)), [NEVER] * count)
+            follow = Chain(list(range(count)), [NEVER] * count)
             held.give(rows_at(start, tables, options), follow)
         return [tokens_of(results) for results in await held.results()]
 
@@ -150,8 +150,8 @@ def test_rows_that_drop_out_and_change_places_take_their_own_tokens(rig: Rig, wa
         async with Held(rig.executor) as held:
             held.give(rows_at(0, tables, options, [1, 1, 1]))
             rows = rows_at(1, tables, options)
-            held.give([rows[2], rows[0]], Follow([2, 0], [NEVER, NEVER]))
-            held.give([rows_at(2, tables, options)[0]], Follow([1], [NEVER]))
+            held.give([rows[2], rows[0]], Chain([2, 0], [NEVER, NEVER]))
+            held.give([rows_at(2, tables, options)[0]], Chain([1], [NEVER]))
             return [tokens_of(results) for results in await held.results()]
 
     first, second, third = asyncio.run(run())
@@ -172,7 +172,7 @@ def test_what_does_not_begin_leaves_nothing_behind(rig: Rig, way: Way, stopped: 
         async with Held(rig.executor) as held:
             held.give([make_row(prompt[:18], table, 0, ARGMAX)])
             rows = [[make_row([0], table, entry, ARGMAX)] for entry in (18, 19)]
-            follows = [Follow([0], [set(range(101)) if stopped else NEVER]), Follow([0], [NEVER])]
+            follows = [Chain([0], [set(range(101)) if stopped else NEVER]), Chain([0], [NEVER])]
             for row, follow in zip(rows, follows, strict=True):
                 held.give(row, follow)
             if not stopped:
@@ -199,7 +199,7 @@ def test_a_step_that_brings_copies_waits_for_its_turn(rig: Rig, way: Way) -> Non
     async def run() -> list[Results]:
         async with Held(rig.executor) as held:
             held.give([make_row(prompt[16:], source, 16, ARGMAX)])
-            follow = Follow([0], [NEVER])
+            follow = Chain([0], [NEVER])
             entries = np.arange(17)
             slots = [t[entries // 16].astype(np.int64) * 16 for t in (source, target)]
             group = np.stack(slots) + entries % 16

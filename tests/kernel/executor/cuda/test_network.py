@@ -270,7 +270,7 @@ def test_rows_with_a_guide_have_what_it_allows_beside_others(rig: Rig, way: Way)
     tokens = random_tokens(6)
     [logits] = rig.logits([make_row(tokens, rig.table(6))])
     rows = [make_row(tokens, rig.table(6), options=PredOptions()) for _ in range(3)]
-    rows[1].guide = Odd()
+    rows[1].matcher = Odd()
     free, guided, other = rig.run(rows)
     assert isinstance(guided, bytes)
     assert free == other

@@ -5,9 +5,15 @@ import pytest
 import torch
 from symphony_kernel.executor.base import Row
 from symphony_kernel.executor.cuda import sampler
-from symphony_kernel.executor.cuda.sampler import HEAD, Choices, Chosen, choices_of, choose
-from symphony_kernel.executor.cuda.staging import Packed
-from symphony_kernel.executor.sampling import Ask, answer
+from symphony_kernel.executor.cuda.sampler import (
+    HEAD,
+    SampledTokens,
+    SamplingChoices,
+    choices_of,
+    choose,
+)
+from symphony_kernel.executor.cuda.staging import StagedArrays
+from symphony_kernel.executor.sampling import SamplingRequest, answer
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 
 from tests.support.executor.cuda import ON_GPU
@@ -44,14 +50,16 @@ def rows_with(samplings: list[Sampling | None], at: str = "last") -> list[Row]:
     ]
 
 
-def chosen_of(rows: list[Row], logits: torch.Tensor, device: str) -> tuple[Choices, Chosen]:
+def chosen_of(
+    rows: list[Row], logits: torch.Tensor, device: str
+) -> tuple[SamplingChoices, SampledTokens]:
     choices, arrays = choices_of(rows, range(len(rows)))
-    moved = Packed(arrays, pinned=device == "cuda").move(torch.device(device))
+    moved = StagedArrays(arrays, pinned=device == "cuda").move(torch.device(device))
     return choices, choose(logits.to(device), choices, moved)
 
 
 def expected_of(rows: list[Row], logits: torch.Tensor) -> np.ndarray:
-    asks = [Ask(row.options, row.seed, row.positions[row.places]) for row in rows]
+    asks = [SamplingRequest(row.options, row.seed, row.positions[row.places]) for row in rows]
     results = answer(logits.clone(), asks)
     assert all(isinstance(result, bytes) for result in results)
     return np.frombuffer(b"".join(r for r in results if isinstance(r, bytes)), PAIR)

@@ -19,7 +19,7 @@ from symphony_kernel import tiny_model
 from symphony_kernel.config import Configuration, make_executor
 from symphony_kernel.executor.models.config import load_config
 from symphony_kernel.executor.models.file_reader import CheckpointError
-from symphony_kernel.executor.models.fitting import Needs
+from symphony_kernel.executor.models.fitting import MemoryNeeds
 from symphony_kernel.executor.models.shapes import tensor_shapes
 from symphony_kernel.executor.models.tensor_headers import read_headers
 from symphony_kernel.platform.clock import RealClock
@@ -129,8 +129,8 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
 
 
 # --- What is counted -----------------------------------------------------------------------------
-def needs(**more: object) -> Needs:
-    plain = Needs(TINY, load_config(TINY), "float32")
+def needs(**more: object) -> MemoryNeeds:
+    plain = MemoryNeeds(TINY, load_config(TINY), "float32")
     return replace(plain, **more)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.executor.native.library import Library
 from symphony_kernel.executor.native.sampling import NativeSampler
-from symphony_kernel.executor.sampling import Ask, answer, noise, noise_keys
+from symphony_kernel.executor.sampling import SamplingRequest, answer, noise, noise_keys
 from symphony_kernel.protocol.errno import SyscallError
 from symphony_kernel.protocol.pred_options import Get, PredOptions, Sampling
 from torch import Tensor
@@ -52,7 +52,9 @@ def _same(found: bytes | SyscallError, expected: bytes | SyscallError, get: Get)
         np.testing.assert_allclose(mine["log"], theirs["log"], rtol=1e-6, atol=1e-5)
 
 
-def _compare(sampler: NativeSampler, logits: Tensor, asks: list[Ask]) -> list[bytes | SyscallError]:
+def _compare(
+    sampler: NativeSampler, logits: Tensor, asks: list[SamplingRequest]
+) -> list[bytes | SyscallError]:
     expected = answer(logits.clone(), asks)
     found = sampler.answer(logits.clone(), asks)
     for ask, mine, theirs in zip(asks, found, expected, strict=True):
@@ -97,9 +99,9 @@ def options(draw: st.DrawFn) -> PredOptions:
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[Tensor, list[Ask]]:
+def steps(draw: st.DrawFn) -> tuple[Tensor, list[SamplingRequest]]:
     asks = [
-        Ask(
+        SamplingRequest(
             draw(options()),
             draw(st.integers(0, 2**64 - 1)),
             draw(
@@ -128,7 +130,7 @@ def steps(draw: st.DrawFn) -> tuple[Tensor, list[Ask]]:
 )
 @given(step=steps())
 def test_any_step_is_answered_as_torch_does(
-    sampler: NativeSampler, step: tuple[Tensor, list[Ask]]
+    sampler: NativeSampler, step: tuple[Tensor, list[SamplingRequest]]
 ) -> None:
     _compare(sampler, *step)
 
@@ -143,7 +145,11 @@ def test_equal_tokens_that_reach_top_p_are_counted_alike(
         for kept in range(1, count):
             sampling = Sampling(temperature=0.01, top_k=top_k, top_p=kept / count)
             allow = _mask(range(count))
-            asks = [Ask(PredOptions(get=Get.SAMPLE, sampling=sampling, allow=allow), 0, places)]
+            asks = [
+                SamplingRequest(
+                    PredOptions(get=Get.SAMPLE, sampling=sampling, allow=allow), 0, places
+                )
+            ]
             (found,) = _compare(sampler, torch.zeros(len(places), VOCAB), asks)
             assert isinstance(found, bytes)
             assert np.frombuffer(found, PAIR)["token"].max() == kept - 1
@@ -170,7 +176,9 @@ def test_many_draws_of_a_large_vocabulary_are_those_of_torch(
     vocab, rows = 49_152, 48
     sampler = NativeSampler(library, vocab)
     asks = [
-        Ask(PredOptions(get=Get.SAMPLE, sampling=sampling), seed, np.array([seed % 7], np.int32))
+        SamplingRequest(
+            PredOptions(get=Get.SAMPLE, sampling=sampling), seed, np.array([seed % 7], np.int32)
+        )
         for seed in range(rows)
     ]
     for spread in (0.05, 2.5):
@@ -194,7 +202,7 @@ def test_masks_of_any_density_of_a_large_vocabulary(library: Library, share: flo
         words.view(np.uint8)[: len(bits)] = bits
         words[-1] |= np.uint32(0xFFFFFFFF) << np.uint32(vocab % 32)
         options = PredOptions(get=Get.SAMPLE, sampling=given[row % len(given)], logprobs=row % 3)
-        asks.append(Ask(options, row, np.array([row % 5], np.int32), words))
+        asks.append(SamplingRequest(options, row, np.array([row % 5], np.int32), words))
     for spread in (0.05, 2.5):
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1)) * spread
         _compare(sampler, logits, asks)
@@ -221,7 +229,9 @@ def test_all_sizes_of_vocabularies(library: Library, vocab: int) -> None:
             )
         ),
     ]
-    asks = [Ask(get, 99 + i, np.arange(3, dtype=np.int32)) for i, get in enumerate(gets)]
+    asks = [
+        SamplingRequest(get, 99 + i, np.arange(3, dtype=np.int32)) for i, get in enumerate(gets)
+    ]
     logits = torch.randn(3 * len(gets), vocab, generator=torch.Generator().manual_seed(vocab))
     _compare(sampler, logits, asks)
     sampler.close()
@@ -231,7 +241,7 @@ def test_order_among_all_kinds_of_floats(library: Library) -> None:
     values = [0.0, -0.0, 1e-40, -1e-40, 3.5, -3.5, float("-inf"), 1e30, -1e30, 3.5, 2.0**-149]
     sampler = NativeSampler(library, len(values))
     for count in range(1, len(values) + 1):
-        ask = Ask(PredOptions(get=Get.TOP, top=count), 0, np.zeros(1, np.int32))
+        ask = SamplingRequest(PredOptions(get=Get.TOP, top=count), 0, np.zeros(1, np.int32))
         [found] = _compare(sampler, torch.tensor([values]), [ask])
         assert isinstance(found, bytes)
         order = [7, 4, 9, 2, 10, 0, 1, 3, 5, 8, 6][:count]
@@ -248,7 +258,7 @@ def test_the_noise_is_the_same(library: Library) -> None:
     positions = np.arange(rows, dtype=np.int32)
     values = noise(torch.arange(vocab, dtype=torch.int32), noise_keys(seeds, positions))
     asks = [
-        Ask(
+        SamplingRequest(
             PredOptions(get=Get.SAMPLE, sampling=Sampling()), index * 7, np.array([index], np.int32)
         )
         for index in range(rows)
@@ -268,7 +278,11 @@ def test_errors_do_not_disturb_the_others(sampler: NativeSampler) -> None:
         PredOptions(bias=((VOCAB, 1.0),)),
         PredOptions(get=Get.OF, of=(VOCAB,)),
     ]
-    asks = [Ask(given, 5, np.arange(2, dtype=np.int32)) for wrong in bad for given in (fine, wrong)]
+    asks = [
+        SamplingRequest(given, 5, np.arange(2, dtype=np.int32))
+        for wrong in bad
+        for given in (fine, wrong)
+    ]
     logits = torch.randn(2 * len(asks), VOCAB, generator=torch.Generator().manual_seed(3))
     found = _compare(sampler, logits, asks)
     assert [isinstance(part, SyscallError) for part in found] == [False, True] * len(bad)

@@ -22,7 +22,7 @@ from symphony_kernel.executor.parallel.network import follow
 from symphony_kernel.executor.parallel.sharding import shard
 from symphony_kernel.executor.reference.decoder import Decoder
 from symphony_kernel.executor.reference.network import TorchNetwork
-from symphony_kernel.executor.sampling import Ask
+from symphony_kernel.executor.sampling import SamplingRequest
 from torch import Tensor
 
 from tests.support.executor.models import (
@@ -79,7 +79,7 @@ def make_network(kind: str, directory: Path, ranks: int, rank: int, group: Threa
 
 def compute(networks: Sequence[Network], rows: list[Row]) -> list[Float32]:
     """Compute rows on all ranks: on the first as the executor does, on the others as they hear."""
-    asks = [Ask(row.options, row.seed, row.positions[row.places]) for row in rows]
+    asks = [SamplingRequest(row.options, row.seed, row.positions[row.places]) for row in rows]
     count = sum(len(ask.positions) for ask in asks)
 
     def first() -> list[Float32]:

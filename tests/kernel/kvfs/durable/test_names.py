@@ -13,7 +13,7 @@ from symphony_kernel.kvfs.durable.disk_io import RefusedError
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.spans import lost_trail
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TENANT_DISK_CALLS_MAX
@@ -163,7 +163,7 @@ def test_a_file_larger_than_the_device_is_opened(tmp_path: Path) -> None:
         shop = make_shop(tmp_path, pages=256)
         shop.save("a", make_file(shop, *range(1000)), "a")
         await shop.finish()
-        places = Places(pages_a_frame=8)
+        places = TierConfig(pages_a_frame=8)
         later = Shop(KVFS(32, ManualTime(), places=places), tmp_path / "kv")
         later.slots.full = True
         view = await later.opened("a")

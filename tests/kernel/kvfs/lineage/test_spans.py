@@ -19,7 +19,7 @@ from symphony_kernel.kvfs.lineage.spans import (
     spans_of,
 )
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import LINEAGE_SPANS_MAX, LINEAGE_TENANT_ENTRIES_MIN
 
@@ -303,7 +303,7 @@ def test_the_same_entries_are_the_same_trail() -> None:
 
 def test_what_is_away_is_not_edited_without_end() -> None:
     """What computes it again must be planned in a moment."""
-    kvfs = KVFS(256, ManualTime(), TenantLimits(pages=256), places=Places(pages_a_frame=64))
+    kvfs = KVFS(256, ManualTime(), TenantLimits(pages=256), places=TierConfig(pages_a_frame=64))
     account = make_account(kvfs)
     file = kvfs.create("t", account)
     extend(file, *range(1, 33))

@@ -312,7 +312,7 @@ def test_lost_pages_go_with_all_that_comes_after_them() -> None:
     extend(file, *range(64))
     kvfs.offer(file)
     lost = file.pages[1:2].astype(np.int64) * PAGE_TOKENS
-    kvfs.moves.copy(lost, lost)
+    kvfs.transfers.copy(lost, lost)
     (batch,) = kvfs.take_moves()
     kvfs.lose_moves(batch)
     assert file.error is Errno.EIO

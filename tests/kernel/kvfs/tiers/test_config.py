@@ -9,7 +9,7 @@ from symphony_kernel.executor.simulated import CostModel, SimulatedExecutor
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.quotas import UNLIMITED
 from symphony_kernel.kvfs.tiers.config import (
-    Places,
+    TierConfig,
     available_memory,
     measure_moves,
     open_disk,
@@ -62,8 +62,8 @@ def test_the_disk_tier_takes_at_most_half_of_the_disk_s_budget(
 
 
 def test_there_are_not_too_many_pages() -> None:
-    assert Places(pages_a_frame=4).pages(1 << 20) == (1 << 20) + TOKENS_PAGES_MAX
-    assert Places().pages(8) == 8
+    assert TierConfig(pages_a_frame=4).pages(1 << 20) == (1 << 20) + TOKENS_PAGES_MAX
+    assert TierConfig().pages(8) == 8
     assert available_memory() > 1 << 20
 
 
@@ -73,7 +73,7 @@ def test_what_a_move_costs_is_measured_and_changes_nothing() -> None:
     device.open_host(32)
 
     async def main() -> None:
-        kvfs = KVFS(FRAMES, clock.now, places=Places(host_slots=32))
+        kvfs = KVFS(FRAMES, clock.now, places=TierConfig(host_slots=32))
         before = await device.read_frames(np.arange(FRAMES, dtype=np.int32))
         await measure_moves(kvfs.tiers, device)
         assert kvfs.tiers.cost.page_seconds == pytest.approx(7e-6)
@@ -88,13 +88,13 @@ def test_the_disk_tier_is_a_file_that_has_no_name(tmp_path: Path) -> None:
     async def main() -> None:
         device = executor()
         device.open_host(16)
-        places = Places(host_slots=16, disk_slots=8, disk_directory=tmp_path)
+        places = TierConfig(host_slots=16, disk_slots=8, disk_directory=tmp_path)
         kvfs = KVFS(FRAMES, lambda: 0.0, places=places)
         open_disk(kvfs.tiers, device, places)
         assert kvfs.tiers.spilling.slots == 8
         kvfs.tiers.spilling.close()
         with pytest.raises(OSError, match="No such"):
-            open_disk(kvfs.tiers, device, Places(16, 8, tmp_path / "away"))
+            open_disk(kvfs.tiers, device, TierConfig(16, 8, tmp_path / "away"))
 
     asyncio.run(main())
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from symphony_kernel.kvfs.tiers.disk_file import Spill
+from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 
 from tests.support.faults.small_disk import fill, free_bytes, small_disk
 
@@ -15,7 +15,7 @@ SLOT_BYTES = 512
 
 def test_slots_keep_what_was_written(tmp_path: Path) -> None:
     async def main() -> None:
-        spill = Spill(tmp_path, 16, SLOT_BYTES)
+        spill = SpillFile(tmp_path, 16, SLOT_BYTES)
         written = np.random.default_rng(3).integers(0, 256, (4, SLOT_BYTES)).astype(np.uint8)
         read = np.zeros_like(written)
         slots = (9, 0, 15, 3)
@@ -30,7 +30,7 @@ def test_slots_keep_what_was_written(tmp_path: Path) -> None:
 
 def test_what_was_never_written_is_an_error(tmp_path: Path) -> None:
     async def main() -> None:
-        spill = Spill(tmp_path, 4, SLOT_BYTES)
+        spill = SpillFile(tmp_path, 4, SLOT_BYTES)
         with pytest.raises(OSError, match="ends early"):
             await spill.read([(2, np.zeros(SLOT_BYTES, np.uint8).data)])
         with pytest.raises(AssertionError, match="whole slots"):
@@ -44,7 +44,7 @@ def test_the_reserve_of_the_disk_is_left_and_each_tenant_leaves_as_much_as_it_ha
     tmp_path: Path,
 ) -> None:
     with small_disk(tmp_path / "disk", 16 * MIB) as folder:
-        spill = Spill(folder, 1_024, MIB // 16, reserve_bytes=2 * MIB)
+        spill = SpillFile(folder, 1_024, MIB // 16, reserve_bytes=2 * MIB)
         assert spill.has_room()
         room = (free_bytes(folder) - MIB) // (MIB // 16)  # half of the reserve is free space
         assert spill.is_fair(room - 2)
@@ -57,7 +57,7 @@ def test_the_reserve_of_the_disk_is_left_and_each_tenant_leaves_as_much_as_it_ha
 
 def test_a_directory_that_has_gone_has_no_room(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    spill = Spill(tmp_path / "data", 4, SLOT_BYTES, reserve_bytes=1)
+    spill = SpillFile(tmp_path / "data", 4, SLOT_BYTES, reserve_bytes=1)
     (tmp_path / "data").rmdir()
     assert not spill.has_room()
     assert not spill.is_fair(0)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from symphony_kernel.executor.device_queue import Outcome
+from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kernel import KernelOptions
-from symphony_kernel.kvfs.tiers.config import Places
-from symphony_kernel.kvfs.tiers.disk_file import Spill
+from symphony_kernel.kvfs.tiers.config import TierConfig
+from symphony_kernel.kvfs.tiers.disk_file import SpillFile
 from symphony_kernel.kvfs.tiers.disk_tier import DiskTier
 from symphony_kernel.kvfs.tiers.tiers import Tier
 
@@ -27,8 +27,8 @@ class SlowRunner:
         self.free_at = 0.0
         self.fails = False
 
-    def start(self, work: Callable[[], T]) -> Outcome[T]:
-        outcome: Outcome[T] = Outcome()
+    def start(self, work: Callable[[], T]) -> StepFuture[T]:
+        outcome: StepFuture[T] = StepFuture()
         loop = asyncio.get_running_loop()
         self.free_at = max(self.free_at, loop.time()) + 0.003
 
@@ -49,7 +49,7 @@ def give_disk(rig: Rig, directory: Path) -> SlowRunner:
     """Open a disk tier in virtual time."""
     kernel, runner = rig.kernel, SlowRunner()
     tiers, executor = kernel._kvfs.tiers, kernel._executor
-    spill = Spill(directory, DISK_SLOTS, len(executor.host_page(0)), runner)
+    spill = SpillFile(directory, DISK_SLOTS, len(executor.host_page(0)), runner)
     tiers.spilling = DiskTier(tiers, spill, executor.host_page)
     # No page may be dropped: what is not on the device is on the host or on disk.
     tiers.token_seconds = lambda: 1.0
@@ -90,7 +90,7 @@ def test_what_went_to_disk_comes_to_the_same(
             asyncio.get_running_loop().call_later(2.0, lambda: setattr(runner, "fails", True))
         return await talks(rig)
 
-    places = Places(host_slots=HOST_SLOTS, pages_a_frame=64)
+    places = TierConfig(host_slots=HOST_SLOTS, pages_a_frame=64)
     options = KernelOptions(places=places)
     outputs, found = with_kernel(test, pages=FRAMES, kernel_options=options, costs=ANY_MS)
     assert outputs == expected

@@ -9,7 +9,7 @@ from symphony_kernel.kvfs.lineage.planning import most_benches
 from symphony_kernel.kvfs.lineage.spans import Trail
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.advice import Hint
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import KV_KEEP_SHARE, PAGE_TOKENS
@@ -24,10 +24,10 @@ class House:
 
     def __init__(self, host_slots: int = 0, pages_a_frame: int = 64) -> None:
         self.time = ManualTime()
-        given = Places(host_slots, pages_a_frame=pages_a_frame)
+        given = TierConfig(host_slots, pages_a_frame=pages_a_frame)
         self.kvfs = KVFS(FRAMES, self.time, TenantLimits(pages=FRAMES), places=given)
         self.account = make_account(self.kvfs)
-        self.pressure = self.kvfs.pressure
+        self.eviction = self.kvfs.eviction
 
     def file(self, pages: int, used_s: float = 0.0) -> KVFile:
         """A file of whole pages that was used last at `used_s`."""
@@ -57,13 +57,13 @@ class House:
         return file
 
     def advise(self, file: KVFile, hint: Hint, argument: int = 0) -> None:
-        self.pressure.advise(file, hint, argument)
+        self.eviction.advise(file, hint, argument)
 
     def wait(self, seconds: float = 1.0) -> None:
         self.time.seconds += seconds
 
     def free(self, frames: int) -> bool:
-        return self.pressure.make_free(frames)
+        return self.eviction.make_free(frames)
 
     @staticmethod
     def there(*files: KVFile) -> list[int]:
@@ -105,7 +105,7 @@ def test_advice_comes_before_priority_and_priority_before_age() -> None:
     house.advise(files["low"], Hint.PRIORITY, 1)
     house.advise(files["high"], Hint.PRIORITY, 7)
     house.advise(files["kept"], Hint.KEEP, 60_000)
-    house.pressure.waits(waiting, [files["waits"]], True)
+    house.eviction.waits(waiting, [files["waits"]], True)
     gone: list[str] = []
     for frames in range(11, FRAMES + 1):
         assert house.free(frames)
@@ -145,7 +145,7 @@ def test_promises_are_bounded_by_a_share_and_given_back() -> None:
 
 def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> None:
     house = House()
-    promises = house.pressure.ranking.promises
+    promises = house.eviction.eviction_order.promises
     again, first = house.file(1), house.file(1)
     house.advise(first, Hint.KEEP, 10_000)
     for turn in range(2_000):
@@ -180,7 +180,7 @@ def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not
         for frames in range(23, FRAMES):
             house.free(frames)
     assert len(looked) == 1, "of the large one, before the call; what was found is kept"
-    assert not large.tied
+    assert not large.unrecomputable
     assert house.there(small, large)[0] == 0
     house.kvfs.check_integrity({small: 1, large: 1})
 
@@ -204,7 +204,7 @@ def test_a_page_that_others_used_since_stays_with_them() -> None:
     house.wait(10)
     child.computed_at = house.time.seconds
     for _ in range(3):  # the child goes on while others come and go
-        house.pressure.ranking.used(child)
+        house.eviction.eviction_order.used(child)
         house.free(29)
     assert not house.free(FRAMES), "all that is there is the child's, and in use"
     assert house.there(child) == [12]
@@ -215,7 +215,7 @@ def test_a_page_that_others_used_since_stays_with_them() -> None:
 def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
     house = House()
     looks = 0
-    standing = house.pressure.ranking.standing
+    standing = house.eviction.eviction_order.standing
 
     def count(file: KVFile) -> object:
         nonlocal looks
@@ -226,7 +226,7 @@ def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
     for file in files[:30]:
         extend(file, 1)
     house.wait(10)
-    house.pressure.ranking.standing = count  # type: ignore[method-assign, assignment]
+    house.eviction.eviction_order.standing = count  # type: ignore[method-assign, assignment]
     for _ in range(100):
         house.free(11)
         file = house.kvfs.create("t", house.account)
@@ -244,7 +244,7 @@ def test_what_would_need_more_than_the_device_to_come_back_needs_a_place(
     source = house.file(pages, 1.0)
     edited = house.kvfs.create("t", house.account)
     # Itself, and beside it what its entries were computed behind.
-    fits = pages + (pages + 2) < house.pressure.usable
+    fits = pages + (pages + 2) < house.eviction.usable
     if not fits and not host_slots:
         with pytest.raises(SyscallError) as refused:
             house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
@@ -253,11 +253,11 @@ def test_what_would_need_more_than_the_device_to_come_back_needs_a_place(
     else:
         house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
         extend(edited, *range(2 * PAGE_TOKENS))
-    assert edited.tied is (not fits and host_slots > 0)
+    assert edited.unrecomputable is (not fits and host_slots > 0)
     house.wait(10)
     assert house.free(FRAMES)
     assert house.there(source, edited) == [0, 0]
-    assert not edited.tied or edited.tier is Tier.HOST
+    assert not edited.unrecomputable or edited.tier is Tier.HOST
     house.kvfs.check_integrity({source: 1, edited: 1})
 
 
@@ -269,17 +269,17 @@ def test_pages_that_somebody_else_brought_back_and_left_are_found_again() -> Non
     assert house.free(FRAMES), "nothing is left to take, and the file is asked no more"
     fork = house.kvfs.fork(file, house.account)
     house.kvfs.tiers.fetch(np.unique(fork.absent_pages()))
-    house.pressure.ranking.add(fork)
+    house.eviction.eviction_order.add(fork)
     house.kvfs.release(fork)
     assert house.there(file) == [10]
     file.ranked = False  # as the ranking leaves a file of which nothing is on the device
-    house.pressure.ranking.discard(file)
+    house.eviction.eviction_order.discard(file)
     assert not house.free(FRAMES)
-    assert house.pressure.rank_again()
+    assert house.eviction.rank_again()
     house.wait()
     assert house.free(FRAMES)
     assert house.there(file) == [0]
-    assert not house.pressure.rank_again()
+    assert not house.eviction.rank_again()
 
 
 def test_offered_pages_that_are_not_on_the_device_make_room_before_anybody_hears_enomem() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.kvfs.tiers.advice import Hint
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limits import KV_AHEAD_PAGES_MIN, PAGE_TOKENS, PAGER_SLICE_TOKENS
 from symphony_kernel.protocol.messages import Op
@@ -20,7 +20,7 @@ ROOMY = 4_096
 
 def crowded(test: Callable[[Rig], Coroutine[Any, Any, Any]], pages: int, **places: Any) -> Any:
     """Run with so few frames, but pages enough."""
-    options = KernelOptions(places=Places(pages_a_frame=64, poison=True, **places))
+    options = KernelOptions(places=TierConfig(pages_a_frame=64, poison=True, **places))
     return with_kernel(test, pages=pages, kernel_options=options, costs=ANY_MS)
 
 
@@ -95,7 +95,7 @@ def test_a_tenant_leaves_others_pages_even_of_those_that_cost_nothing() -> None:
         await start(rig, 2, tenant="other")
         return await worker.pred(2, A, prompt(2, 40))
 
-    options = KernelOptions(places=Places(pages_a_frame=4, poison=True, host_slots=16))
+    options = KernelOptions(places=TierConfig(pages_a_frame=4, poison=True, host_slots=16))
     assert isinstance(with_kernel(test, pages=32, kernel_options=options), bytes)
 
 

@@ -7,7 +7,7 @@ import pytest
 from symphony_kernel import tiny_model
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kernel import Kernel, KernelOptions, describe
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.platform.clock import RealClock
 from symphony_kernel.protocol.messages import Op
 
@@ -39,7 +39,7 @@ async def program(rig: Rig, instance: int) -> list[Any]:
     return said
 
 
-def outcomes(frames: int, places: Places) -> tuple[list[list[Any]], dict[str, Any]]:
+def outcomes(frames: int, places: TierConfig) -> tuple[list[list[Any]], dict[str, Any]]:
     async def main() -> tuple[list[list[Any]], dict[str, Any]]:
         page_bytes = executor(1 << 20).layout.page_bytes
         device = executor(frames * page_bytes)
@@ -67,12 +67,12 @@ def executor(pool_bytes: int) -> TorchExecutor:
 
 @pytest.mark.parametrize(
     "places",
-    [Places(pages_a_frame=32, poison=True), Places(128, pages_a_frame=8, poison=True)],
+    [TierConfig(pages_a_frame=32, poison=True), TierConfig(128, pages_a_frame=8, poison=True)],
     ids=["tokens only", "host"],
 )
-def test_what_was_off_the_device_comes_back_to_the_last_bit(places: Places) -> None:
+def test_what_was_off_the_device_comes_back_to_the_last_bit(places: TierConfig) -> None:
     native_library()  # torch's bits depend on who computes beside
-    expected, roomy = outcomes(256, Places())
+    expected, roomy = outcomes(256, TierConfig())
     said, crowded = outcomes(FRAMES, places)
     assert said == expected
     assert roomy["rebuilt_tokens"] == roomy["tiers_saved_pages"] == 0

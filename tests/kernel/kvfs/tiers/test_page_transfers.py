@@ -2,7 +2,7 @@
 
 import numpy as np
 from symphony_kernel.executor.base import Batch, Int32, Int64
-from symphony_kernel.kvfs.tiers.page_transfers import Moves
+from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 
@@ -14,8 +14,8 @@ def entry(frame: int) -> Int64:
     return np.array([frame * PAGE_TOKENS], np.int64)
 
 
-def moves() -> Moves:
-    made = Moves()
+def transfers() -> PageTransfers:
+    made = PageTransfers()
     made.page = numbers(*range(100, 108))  # page 100 is in frame 0, and so on
     return made
 
@@ -28,7 +28,7 @@ def kinds(batches: list[Batch]) -> list[str]:
 
 
 def test_what_can_go_together_goes_together() -> None:
-    made = moves()
+    made = transfers()
     made.load(numbers(1), numbers(5))
     made.copy(entry(2), entry(3))
     made.save(numbers(4), numbers(0))
@@ -43,14 +43,14 @@ def test_what_can_go_together_goes_together() -> None:
 
 def test_a_copy_of_what_is_loaded_comes_after_it() -> None:
     for source, destination in ((5, 3), (3, 5)):
-        made = moves()
+        made = transfers()
         made.load(numbers(1), numbers(5))
         made.copy(entry(source), entry(destination))
         assert kinds(made.take()) == ["l", "c"]
 
 
 def test_a_save_of_what_is_written_comes_after_it() -> None:
-    made = moves()
+    made = transfers()
     made.copy(entry(2), entry(3))
     made.save(numbers(3), numbers(0))
     made.load(numbers(4), numbers(6))
@@ -59,7 +59,7 @@ def test_a_save_of_what_is_written_comes_after_it() -> None:
 
 
 def test_a_host_slot_is_read_before_it_is_written_again() -> None:
-    made = moves()
+    made = transfers()
     made.load(numbers(1), numbers(5))
     made.save(numbers(2), numbers(1))
     made.save(numbers(3), numbers(1))
@@ -67,14 +67,14 @@ def test_a_host_slot_is_read_before_it_is_written_again() -> None:
 
 
 def test_a_frame_is_loaded_twice_in_order() -> None:
-    made = moves()
+    made = transfers()
     made.load(numbers(1), numbers(5))
     made.load(numbers(2), numbers(5))
     assert kinds(made.take()) == ["l", "l"]
 
 
 def test_only_frames_that_are_still_free_are_poisoned() -> None:
-    made = moves()
+    made = transfers()
     made.page[[1, 2]] = -1
     made.poison.append(numbers(1, 2))
     made.poison.append(numbers(2, 3))

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from symphony_kernel.kernel import KernelOptions
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.scheduler.batcher import StepLimits
 
@@ -44,7 +44,7 @@ async def answers(lip: Lip) -> list[Any]:
     return heard
 
 
-def outcomes(scripts: list[Script], frames: int, places: Places, steps: StepLimits) -> Any:
+def outcomes(scripts: list[Script], frames: int, places: TierConfig, steps: StepLimits) -> Any:
     async def test(rig: Rig) -> Any:
         lips = [Lip(rig, i, script) for i, script in enumerate(scripts, start=1)]
         running = [asyncio.create_task(answers(lip)) for lip in lips]
@@ -79,9 +79,9 @@ def outcomes(scripts: list[Script], frames: int, places: Places, steps: StepLimi
 def test_together_and_crowded_each_gets_what_it_gets_with_room(
     scripts: list[Script], frames: int, host_slots: int, steps: StepLimits
 ) -> None:
-    places = Places(host_slots, pages_a_frame=64, poison=True)
+    places = TierConfig(host_slots, pages_a_frame=64, poison=True)
     crowded = outcomes(scripts, frames, places, steps)
     fitting = [i for i, each in enumerate(crowded) if not isinstance(each, TooLargeError)]
     assume(fitting)
-    roomy = outcomes(scripts, 4_096, Places(), StepLimits())
+    roomy = outcomes(scripts, 4_096, TierConfig(), StepLimits())
     assert [crowded[i] for i in fitting] == [roomy[i] for i in fitting]

@@ -350,7 +350,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     @invariant()
     def content_is_what_was_written(self) -> None:
-        if self.steps or self.kvfs.moves.pending:
+        if self.steps or self.kvfs.transfers.pending:
             return
         for modelled in self.files:
             if not modelled.busy:

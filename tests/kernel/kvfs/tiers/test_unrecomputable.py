@@ -10,7 +10,7 @@ from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.spans import lost_trail
 from symphony_kernel.kvfs.name_tree import Name
 from symphony_kernel.kvfs.tenants import TenantLimits
-from symphony_kernel.kvfs.tiers.config import Places
+from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS, TIED_DEVICE_SHARE
@@ -26,13 +26,13 @@ class House:
 
     def __init__(self, host_slots: int = 0) -> None:
         self.time = ManualTime()
-        places = Places(host_slots, pages_a_frame=64)
+        places = TierConfig(host_slots, pages_a_frame=64)
         limits = TenantLimits(pages=FRAMES)
         self.kvfs = KVFS(FRAMES, self.time, limits, places=places)
         self.files: dict[KVFile, int] = {}
 
-    def tied(self, tenant: str) -> int:
-        return self.kvfs.tenant(tenant).account.tied
+    def unrecomputable(self, tenant: str) -> int:
+        return self.kvfs.tenant(tenant).account.unrecomputable
 
     def plain(self, tenant: str, entries: int) -> KVFile:
         file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
@@ -55,12 +55,12 @@ class House:
 
     def fetch(self, file: KVFile) -> None:
         pages = np.unique(file.absent_pages())
-        assert self.kvfs.pressure.make_free(len(pages), file)
+        assert self.kvfs.eviction.make_free(len(pages), file)
         lost = self.kvfs.tiers.fetch(pages).lost
         if len(lost):
             self.kvfs.tiers.give_frames(lost)
             self.kvfs.tiers.filled(lost)
-        self.kvfs.pressure.ranking.add(file)
+        self.kvfs.eviction.eviction_order.add(file)
 
     def fork(self, file: KVFile) -> KVFile:
         fork = self.kvfs.fork(file, make_account(self.kvfs, file.tenant))
@@ -74,15 +74,15 @@ class House:
 
     def clear(self, frames: int) -> bool:
         """Take frames of all, as for a work that nothing else may go on before."""
-        pressure = self.kvfs.pressure
+        eviction = self.kvfs.eviction
 
         def take() -> bool:
             self.time.seconds += 5
-            if pressure.make_free(frames):
+            if eviction.make_free(frames):
                 return True
-            return pressure.preempt(list(pressure.ranking.in_use()), frames)
+            return eviction.preempt(list(eviction.eviction_order.in_use()), frames)
 
-        return take() or (pressure.rank_again() and take())
+        return take() or (eviction.rank_again() and take())
 
     def check(self) -> None:
         self.kvfs.check_integrity(self.files)
@@ -102,10 +102,10 @@ def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -
     assert refused(lambda: house.lost("a", 2 * PAGE_TOKENS)) is Errno.EDQUOT
     second = house.lost("b", room // 4 * PAGE_TOKENS)
     assert refused(lambda: house.lost("b", 2 * PAGE_TOKENS)) is Errno.EDQUOT
-    assert (house.tied("a"), house.tied("b")) == (room // 2, room // 4)
+    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (room // 2, room // 4)
     house.check()
     house.close(first)
-    assert house.tied("a") == 0
+    assert house.unrecomputable("a") == 0
     house.close(house.lost("a", room // 3 * PAGE_TOKENS), second)
     assert house.kvfs.ledger.tied_pages == 0
     house.check()
@@ -124,17 +124,17 @@ def test_a_page_is_charged_once_and_until_the_last_lost_file_has_let_go_of_it() 
     house = House(host_slots=40)
     file = house.lost("a", 2 * PAGE_TOKENS + 5)
     fork = house.fork(file)
-    assert house.tied("a") == 3
+    assert house.unrecomputable("a") == 3
     extend(fork, 1)  # its own copy of the last page
-    assert house.tied("a") == 4
+    assert house.unrecomputable("a") == 4
     extend(fork, *range(2 * PAGE_TOKENS))
-    assert house.tied("a") == 6
+    assert house.unrecomputable("a") == 6
     house.kvfs.save(fork, "kept", replace=False)
     house.close(file, fork)
-    assert house.tied("a") == 5
+    assert house.unrecomputable("a") == 5
     house.check()
     house.kvfs.remove("a", "kept")
-    assert house.tied("a") == 0
+    assert house.unrecomputable("a") == 0
     house.check()
 
 
@@ -143,15 +143,17 @@ def test_who_holds_a_page_of_a_lost_file_otherwise_is_not_charged_for_ever() -> 
     plain = house.plain("a", 2 * PAGE_TOKENS)
     lost = house.lost("a", PAGE_TOKENS)
     lost.append(plain, np.arange(2 * PAGE_TOKENS))
-    assert house.tied("a") == 3, "two pages are shared with a file that could do without a copy"
+    assert house.unrecomputable("a") == 3, (
+        "two pages are shared with a file that could do without a copy"
+    )
     house.check()
     lost.truncate(2 * PAGE_TOKENS)
-    assert house.tied("a") == 2
+    assert house.unrecomputable("a") == 2
     lost.truncate(0)
-    assert house.tied("a") == 0
-    assert not lost.tied
+    assert house.unrecomputable("a") == 0
+    assert not lost.unrecomputable
     extend(lost, 1)
-    assert house.tied("a") == 0
+    assert house.unrecomputable("a") == 0
     house.check()
 
 
@@ -164,14 +166,14 @@ def test_what_a_reader_goes_on_with_is_the_readers_once_nobody_else_has_it() -> 
     account = make_account(house.kvfs, "b")
     view = house.kvfs.open("b", "public/a/shown", account)
     house.files[view] = 1
-    assert (house.tied("a"), house.tied("b")) == (2, 0)
+    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (2, 0)
     extend(view, 1)
-    assert (house.tied("a"), house.tied("b")) == (2, 1)
+    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (2, 1)
     house.kvfs.remove("a", "shown")
-    assert (house.tied("a"), house.tied("b")) == (0, 3)
+    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (0, 3)
     house.check()
     house.close(view)
-    assert house.tied("b") == 0
+    assert house.unrecomputable("b") == 0
     house.check()
 
 
@@ -183,9 +185,9 @@ def test_another_tenants_page_is_charged_to_who_ties_it() -> None:
     house.files[view] = 1
     lost = house.lost("b", PAGE_TOKENS)
     lost.append(view, np.arange(2 * PAGE_TOKENS))
-    assert (house.tied("a"), house.tied("b")) == (0, 3)
+    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (0, 3)
     house.close(lost)
-    assert (house.tied("a"), house.tied("b")) == (0, 0)
+    assert (house.unrecomputable("a"), house.unrecomputable("b")) == (0, 0)
     house.check()
 
 
@@ -198,7 +200,7 @@ def test_copies_that_could_be_computed_again_make_way_for_those_that_could_not()
     assert house.kvfs.tiers.free_slots == 0
     lost = house.lost("a", 7 * PAGE_TOKENS)
     house.time.seconds += 1
-    assert house.kvfs.pressure.make_free(FRAMES)
+    assert house.kvfs.eviction.make_free(FRAMES)
     assert lost.tier is Tier.HOST
     assert {file.tier for file in others} <= {Tier.HOST, Tier.TOKENS}
     house.fetch(lost)
@@ -220,7 +222,7 @@ def test_whatever_anybody_holds_the_device_can_be_cleared(host_slots: int, seed:
     """But for a share of it that is known before, where the host has no room for that."""
     house = House(host_slots)
     chance = random.Random(f"{host_slots} {seed}")
-    usable = house.kvfs.pressure.usable
+    usable = house.kvfs.eviction.usable
     assert usable == FRAMES - max(int(FRAMES * TIED_DEVICE_SHARE) - host_slots * 7 // 8, 0)
     for _ in range(150):
         tenant = chance.choice("abc")
@@ -252,5 +254,5 @@ def test_whatever_anybody_holds_the_device_can_be_cleared(host_slots: int, seed:
         house.time.seconds += 5
         house.check()
         for file in house.files:
-            assert not file.tied or file.tier is not Tier.TOKENS
+            assert not file.unrecomputable or file.tier is not Tier.TOKENS
     assert house.clear(usable)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from symphony_runtime.client import Client, ServerError
 from symphony_runtime.gateway.admission.admission import Admission, AdmissionBounds
-from symphony_runtime.gateway.admission.load import Load, Wait
-from symphony_runtime.gateway.admission.memory import Memory
+from symphony_runtime.gateway.admission.load import ExpectedWait, ServerLoad
+from symphony_runtime.gateway.admission.memory import MemoryGuard
 from symphony_runtime.gateway.errors import Problem
 
 from tests.e2e import programs as guests
@@ -17,10 +17,10 @@ from tests.support.gateway.system import House
 from tests.support.worker.guests import main
 
 
-class KnownLoad(Load):
+class KnownLoad(ServerLoad):
     """A load whose waits are known."""
 
-    def __init__(self, waits: dict[str, Wait]) -> None:
+    def __init__(self, waits: dict[str, ExpectedWait]) -> None:
         super().__init__(self._nobody)
         self.waits = waits
 
@@ -30,14 +30,17 @@ class KnownLoad(Load):
     def look(self) -> None:
         pass
 
-    def wait(self, tenant: str) -> Wait:
-        return self.waits.get(tenant, Wait())
+    def wait(self, tenant: str) -> ExpectedWait:
+        return self.waits.get(tenant, ExpectedWait())
 
 
 def admission(
-    time: Time, waits: dict[str, Wait] | None = None, left: int | None = 1 << 40, **bounds: Any
+    time: Time,
+    waits: dict[str, ExpectedWait] | None = None,
+    left: int | None = 1 << 40,
+    **bounds: Any,
 ) -> Admission:
-    memory = Memory(lambda: left, time)
+    memory = MemoryGuard(lambda: left, time)
     return Admission(AdmissionBounds(**bounds), KnownLoad(waits or {}), memory, time)
 
 
@@ -48,7 +51,11 @@ def refused(of: Admission, tenant: str = "a", tenant_runs: int = 0, runs: int = 
 
 
 def test_what_a_run_would_wait_is_bounded() -> None:
-    waits = {"own": Wait(50.0, 90.0), "others": Wait(10.0, 45.5), "ok": Wait(29.0, 30.0)}
+    waits = {
+        "own": ExpectedWait(50.0, 90.0),
+        "others": ExpectedWait(10.0, 45.5),
+        "ok": ExpectedWait(29.0, 30.0),
+    }
     here = admission(Time(), waits, queue_seconds=30.0)
     here.check("ok", 0, 0)
     here.check("nobody", 0, 0)

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from symphony_runtime.gateway.admission.load import Load, Wait
+from symphony_runtime.gateway.admission.load import ExpectedWait, ServerLoad
 from symphony_runtime.gateway.links.links import KernelAwayError
 
 from tests.runtime.gateway.admission.test_pace import Time
@@ -23,7 +23,7 @@ class Kernel:
         return self.answer
 
 
-async def looked(load: Load, kernel: Kernel, time: Time) -> None:
+async def looked(load: ServerLoad, kernel: Kernel, time: Time) -> None:
     time.now += 1.0
     before = kernel.asked
     load.look()
@@ -36,17 +36,17 @@ async def looked(load: Load, kernel: Kernel, time: Time) -> None:
 def test_a_tenant_waits_for_its_own_and_for_its_share() -> None:
     async def scenario() -> None:
         time, kernel = Time(), Kernel()
-        load = Load(kernel.ask, time)
-        assert load.wait("a") == Wait()
+        load = ServerLoad(kernel.ask, time)
+        assert load.wait("a") == ExpectedWait()
         kernel.answer = {
             "tenants": {"a": [9_000, 1.0], "b": [1_000, 1.0]}, "tokens": 500, "seconds": 5.0
         }  # fmt: skip
         await looked(load, kernel, time)
-        assert load.wait("a") == Wait(90.0, 100.0), "no more than everybody's"
-        assert load.wait("b") == Wait(10.0, 20.0)
-        assert load.wait("new") == Wait(0.0, 0.0), "others' floods are no reason"
+        assert load.wait("a") == ExpectedWait(90.0, 100.0), "no more than everybody's"
+        assert load.wait("b") == ExpectedWait(10.0, 20.0)
+        assert load.wait("new") == ExpectedWait(0.0, 0.0), "others' floods are no reason"
         time.now += 10.0
-        assert load.wait("a") == Wait(), "an old answer says nothing"
+        assert load.wait("a") == ExpectedWait(), "an old answer says nothing"
         await load.stop()
 
     asyncio.run(scenario())
@@ -55,7 +55,7 @@ def test_a_tenant_waits_for_its_own_and_for_its_share() -> None:
 def test_a_heavier_tenant_waits_less() -> None:
     async def scenario() -> None:
         time, kernel = Time(), Kernel()
-        load = Load(kernel.ask, time)
+        load = ServerLoad(kernel.ask, time)
         tenants = {"a": [1_000, 1.0], "b": [1_000, 3.0]}
         kernel.answer = {"tenants": tenants, "tokens": 100, "seconds": 1.0}
         await looked(load, kernel, time)
@@ -69,7 +69,7 @@ def test_a_heavier_tenant_waits_less() -> None:
 def test_the_rate_is_the_best_of_late_and_outlives_a_kernel() -> None:
     async def scenario() -> None:
         time, kernel = Time(), Kernel()
-        load = Load(kernel.ask, time)
+        load = ServerLoad(kernel.ask, time)
         tenants = {"a": [1_000, 1.0]}
         waits = []
         for tokens, seconds in ((1_000, 1.0), (1_010, 2.0), (1_010, 2.0), (50, 0.5)):
@@ -90,11 +90,11 @@ def test_the_rate_is_the_best_of_late_and_outlives_a_kernel() -> None:
 def test_a_kernel_that_takes_runs_in_slowly_is_waited_for() -> None:
     async def scenario() -> None:
         time = Time()
-        load = Load(Kernel().ask, time)
+        load = ServerLoad(Kernel().ask, time)
         for seconds in (0.1, 40.0, 35.0):
             load.registered(seconds)
-        assert load.wait("a") == Wait(35.0, 35.0)
+        assert load.wait("a") == ExpectedWait(35.0, 35.0)
         time.now += 11.0
-        assert load.wait("a") == Wait()
+        assert load.wait("a") == ExpectedWait()
 
     asyncio.run(scenario())

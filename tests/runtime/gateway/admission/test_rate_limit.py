@@ -2,7 +2,7 @@
 
 import pytest
 from symphony_runtime.config.limits import Limits, parse_limits
-from symphony_runtime.gateway.admission.rate_limit import Rates, tokens_refused
+from symphony_runtime.gateway.admission.rate_limit import RateLimiters, tokens_refused
 from symphony_runtime.gateway.errors import Problem
 
 
@@ -15,9 +15,9 @@ class Time:
         return self.now
 
 
-def rates(reached: list[tuple[str, str]], clock: Time, **limits: int) -> Rates:
+def rates(reached: list[tuple[str, str]], clock: Time, **limits: int) -> RateLimiters:
     note = lambda tenant, limit: reached.append((tenant, limit))  # noqa: E731
-    return Rates(Limits(parse_limits(limits)), note, clock)
+    return RateLimiters(Limits(parse_limits(limits)), note, clock)
 
 
 def test_one_too_many_is_refused_until_there_is_room() -> None:

@@ -3,12 +3,12 @@
 import asyncio
 
 import pytest
-from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 
 
 def test_a_tenant_has_one_at_a_time_and_in_order() -> None:
     async def scenario() -> None:
-        turns, told = TenantTurns(), list[str]()
+        turns, told = TenantLocks(), list[str]()
         may_end = asyncio.Event()
 
         async def call(tenant: str, name: str) -> None:
@@ -31,7 +31,7 @@ def test_a_tenant_has_one_at_a_time_and_in_order() -> None:
 
 def test_who_gives_up_or_fails_leaves_its_turn_to_the_next() -> None:
     async def scenario() -> None:
-        turns = TenantTurns()
+        turns = TenantLocks()
 
         async def fail() -> None:
             async with turns.of("a"):

@@ -216,7 +216,7 @@ def test_a_client_that_goes_away_leaves_no_transfer(tmp_path: Path) -> None:
             await asyncio.sleep(60)
 
         uploading = asyncio.create_task(client.kv_upload("a", endless(), rebuild=True))
-        transfers = house.kernel._durability._transfers
+        transfers = house.kernel._durable_names._transfers
         async with asyncio.timeout(20):
             while not len(transfers):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.metrics.counters import OTHERS, RunFigures, kind_of
+from symphony_runtime.gateway.metrics.counters import OTHERS, RunMetrics, kind_of
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.authentication import _make_key
 
@@ -195,7 +195,7 @@ def test_reasons_become_few_labels() -> None:
 
 
 def test_tenants_past_a_number_are_counted_together() -> None:
-    figures = RunFigures()
+    figures = RunMetrics()
     for number in range(600):
         figures.started(f"t{number}", 0.1)
     assert len(figures.tenants()) == 501

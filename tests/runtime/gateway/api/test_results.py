@@ -54,7 +54,7 @@ def test_pieces_are_the_json_of_the_whole_and_none_is_large(
         await store.write(lambda connection: insert_events(connection, 7, row))
         pieces = result_pieces(RECORD.view(), lambda: stored_cursor(store, 7, 0, "tenant"))
         found = [piece async for piece in pieces]
-        assert store.replays.held == 0
+        assert store.stored_events.held == 0
         await store.close()
         return found
 

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from symphony_kernel.protocol.limits import WRITE_BYTES_HIGH
 from symphony_runtime.gateway.connections import slow_readers as watched
-from symphony_runtime.gateway.connections.slow_readers import Readers, _Writing
+from symphony_runtime.gateway.connections.slow_readers import SlowReaders, _Writing
 from symphony_runtime.gateway.runs.events.reader import PART_BYTES
 
 from benchmarks.readers import MESSAGE_BYTES, MESSAGES, SEVEN
@@ -67,10 +67,10 @@ def test_what_waits_for_one_that_does_not_read_is_small(tmp_path: Path) -> None:
             await asyncio.sleep(1.5)
             # A part is at most seven times as long as JSON, and one more is made below the mark.
             assert readers.unread <= 20 * (WRITE_BYTES_HIGH + 2 * 7 * PART_BYTES)
-            assert house.gateway.services.runs._store.replays.held < 4 * MESSAGE_BYTES
+            assert house.gateway.services.runs._store.stored_events.held < 4 * MESSAGE_BYTES
             for client in clients:
                 client.close()
-            await until(lambda: not house.gateway.services.runs._store.replays.held)
+            await until(lambda: not house.gateway.services.runs._store.stored_events.held)
 
     asyncio.run(scenario())
 
@@ -102,7 +102,7 @@ def test_a_reader_of_5_kib_a_second_is_not_stuck_by_default() -> None:
     """A system that tells of its progress each 128 KiB only: all of 25.6 s."""
     told, rate = 128 << 10, 5 << 10
     request: Any = SimpleNamespace(writer=SimpleNamespace(output_size=10 << 20))
-    writing, readers = _Writing(cast(asyncio.Transport, None), request), Readers()
+    writing, readers = _Writing(cast(asyncio.Transport, None), request), SlowReaders()
     for now in range(200):
         size = request.writer.output_size - now * rate // told * told
         assert not readers._is_stuck(writing, size, now), f"after {now} s"
@@ -148,7 +148,7 @@ def test_past_a_tenants_bound_its_own_readers_go_and_no_others(tmp_path: Path) -
 def test_nothing_is_looked_at_without_readers(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with house_with_run(tmp_path, slow_reader_seconds=0.2) as (house, _):
-            readers: Readers = house.gateway.services.slow.readers
+            readers: SlowReaders = house.gateway.services.slow.readers
             await until(lambda: readers._timer is None)
 
     asyncio.run(scenario())
@@ -167,7 +167,7 @@ def test_heaps_are_trimmed_in_a_thread_one_trim_at_a_time(
     monkeypatch.setattr(watched, "trim", trim)
 
     async def scenario() -> None:
-        readers = Readers()
+        readers = SlowReaders()
         for _ in range(3):
             readers._most, readers.unread = 10 << 20, 0
             readers._trim()

@@ -19,7 +19,7 @@ from symphony_kernel.protocol.limits import (
 from symphony_runtime.abi.egress_requests import parse_http
 from symphony_runtime.config.egress import HttpRule
 from symphony_runtime.config.egress import parse_http as parse_rules
-from symphony_runtime.gateway.egress.http import Web
+from symphony_runtime.gateway.egress.http import HttpEgress
 from yarl import URL
 
 HERE = ["127.0.0.0/8", "::1/128"]
@@ -137,9 +137,9 @@ Ask = Callable[..., Awaitable[Answer]]
 
 
 @asynccontextmanager
-async def outside(*rules: dict[str, Any], names: Names | None = None) -> AsyncIterator[Ask]:
+async def egress(*rules: dict[str, Any], names: Names | None = None) -> AsyncIterator[Ask]:
     """Gives a function that makes a tenant's request."""
-    performer = Web(parse_rules(list(rules)), (lambda _: names) if names else None)
+    performer = HttpEgress(parse_rules(list(rules)), (lambda _: names) if names else None)
 
     async def ask(url: str, method: str = "GET", tenant: str = "t", **more: Any) -> Answer:
         data = msgpack.packb({"url": url, "method": method, **more})
@@ -168,7 +168,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 # --- What is allowed -----------------------------------------------------------------------------
 def test_a_request_goes_out_as_it_was_meant() -> None:
     async def main() -> None:
-        async with site() as there, outside(rule(there.url, methods=["GET", "POST"])) as ask:
+        async with site() as there, egress(rule(there.url, methods=["GET", "POST"])) as ask:
             found = await ask(there.url + "/a/../b?q=1%20#part", headers={"X-One": "ä"})
             assert found["status"] == 200
             assert found["headers"]["content-type"].startswith("application/json")
@@ -188,7 +188,7 @@ def test_a_request_goes_out_as_it_was_meant() -> None:
 
 def test_by_default_nothing_is_allowed() -> None:
     async def main() -> None:
-        async with site() as there, outside() as ask:
+        async with site() as there, egress() as ask:
             assert "allow list" in await refused(ask(there.url))
             assert not there.seen
 
@@ -197,7 +197,7 @@ def test_by_default_nothing_is_allowed() -> None:
 
 def test_only_what_a_rule_names() -> None:
     async def main() -> None:
-        async with site() as there, outside(rule(f"{there.url}/v1/", tenants=["t", "u"])) as ask:
+        async with site() as there, egress(rule(f"{there.url}/v1/", tenants=["t", "u"])) as ask:
             for path in ("/v1", "/v1/", "/v1/x", "/v2/../v1/x", "/v1/a%20b", "/v1/a..;b",
                          "/v1/...;/x", "/v1/;a"):  # fmt: skip
                 assert (await ask(there.url + path))["status"] == 200
@@ -219,7 +219,7 @@ def test_names_below_one() -> None:
         names = Names({"a.b.test": [["127.0.0.1"]], "a.b.c.b.test": [["127.0.0.1"]]})
         async with site() as there:
             below = rule(f"http://*.b.test:{there.port}", networks=HERE)
-            async with outside(below, names=names) as ask:
+            async with egress(below, names=names) as ask:
                 for host in ("a.b.test", "A.B.test", "a.b.c.b.test"):
                     assert (await ask(f"http://{host}:{there.port}/"))["status"] == 200
                 for host in ("b.test", "ab.test", "xb.test", "a.b.test.evil", "a.b.test."):
@@ -235,7 +235,7 @@ def test_a_name_that_means_an_inner_address_is_refused() -> None:
         names = Names({f"n{i}.test": [[address]] for i, address in enumerate(inner)})
         async with site() as there:
             everything = rule(f"http://*.test:{there.port}")
-            async with outside(everything, names=names) as ask:
+            async with egress(everything, names=names) as ask:
                 for i in range(len(inner)):
                     words = await refused(ask(f"http://n{i}.test:{there.port}/"))
                     assert "no public address" in words
@@ -252,7 +252,7 @@ def test_an_inner_address_in_any_spelling_is_refused(host: str) -> None:
 
     async def main() -> None:
         async with site() as there:
-            performer = Web((Everything(frozenset({"t"}), (), frozenset({"GET"})),))
+            performer = HttpEgress((Everything(frozenset({"t"}), (), frozenset({"GET"})),))
             request = parse_http(msgpack.packb({"url": f"http://{host}:{there.port}/"}))
             try:
                 with pytest.raises(SyscallError) as caught:
@@ -274,7 +274,7 @@ def test_a_name_that_changes_its_mind_wins_nothing() -> None:
             turns = [["203.0.113.1", "127.0.0.1"], ["127.0.0.1"]]
             names = Names({"rebind.test": turns})
             url = f"http://rebind.test:{there.port}/"
-            async with outside(rule(url), names=names) as ask:
+            async with egress(rule(url), names=names) as ask:
                 for _ in range(2):
                     await refused(ask(url, timeout_ms=500))
             assert names.asked == ["rebind.test"] * 2  # once a connection
@@ -291,7 +291,7 @@ def test_a_kept_connection_serves_no_other_rule_and_no_other_tenant() -> None:
             inside = rule(f"{url}/in/", networks=HERE, tenants=["t"])
             public = rule(f"{url}/out/", tenants=["t"])
             others = rule(f"{url}/in/", tenants=["u"])
-            async with outside(inside, public, others, names=names) as ask:
+            async with egress(inside, public, others, names=names) as ask:
                 assert (await ask(f"{url}/in/"))["status"] == 200
                 await refused(ask(f"{url}/out/"))
                 await refused(ask(f"{url}/in/", tenant="u"))
@@ -311,7 +311,7 @@ def test_each_redirect_is_checked_again(target: str) -> None:
         async with site() as there:
             there.redirect_to = target.replace("PORT", str(there.port))
             allowed = rule(f"http://a.test:{there.port}/302", networks=HERE)
-            async with outside(allowed, names=names) as ask:
+            async with egress(allowed, names=names) as ask:
                 with pytest.raises(SyscallError) as caught:
                     await ask(f"http://a.test:{there.port}/302")
                 assert caught.value.errno in (Errno.EACCES, Errno.EIO)
@@ -324,7 +324,7 @@ def test_redirects_are_followed_as_browsers_do() -> None:
     async def main() -> None:
         async with site() as first, site() as second:
             both = rule(first.url, second.url, methods=["GET", "HEAD", "POST", "PUT"])
-            async with outside(both) as ask:
+            async with egress(both) as ask:
                 given = {"authorization": "secret", "cookie": "a=1", "x-mine": "1",
                          "content-type": "a/b"}  # fmt: skip
                 cases = [(301, "POST", "GET"), (302, "POST", "GET"), (303, "PUT", "GET"),
@@ -351,7 +351,7 @@ def test_redirects_are_followed_as_browsers_do() -> None:
 
 def test_redirects_have_an_end() -> None:
     async def main() -> None:
-        async with site() as there, outside(rule(there.url)) as ask:
+        async with site() as there, egress(rule(there.url)) as ask:
             there.redirect_to = "/302"
             assert "redirects" in await refused(ask(f"{there.url}/302"), Errno.EIO)
             assert len(there.seen) == 6
@@ -362,7 +362,7 @@ def test_redirects_have_an_end() -> None:
 # --- Limits --------------------------------------------------------------------------------------
 def test_sizes_and_times() -> None:
     async def main() -> None:
-        async with site() as there, outside(rule(there.url)) as ask:
+        async with site() as there, egress(rule(there.url)) as ask:
             found = await ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX}")
             assert len(found["body"]) == HTTP_BODY_BYTES_MAX
             await refused(ask(f"{there.url}/large?bytes={HTTP_BODY_BYTES_MAX + 1}"), Errno.EFBIG)
@@ -384,7 +384,7 @@ def test_what_may_have_effects_is_asked_once(method: str, times: int) -> None:
     async def main() -> None:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, outside(rule(url, methods=[method])) as ask:
+        async with server, egress(rule(url, methods=[method])) as ask:
             await refused(ask(url, method, body=b"x" if method == "POST" else b""), Errno.EIO)
         assert len(heard) == times
 
@@ -407,7 +407,7 @@ def test_bodies_of_a_tenants_calls_have_a_bound_together() -> None:
     async def main() -> None:
         server = await asyncio.start_server(handle, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with server, outside(rule(url, tenants=["t", "u"])) as ask:
+        async with server, egress(rule(url, tenants=["t", "u"])) as ask:
             fit = TENANT_HTTP_BYTES_MAX // HTTP_BODY_BYTES_MAX
             calls = {asyncio.ensure_future(ask(url)) for _ in range(fit + 1)}
             done, rest = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
@@ -430,9 +430,9 @@ def test_a_few_answers_of_status_1xx_are_passed_over() -> None:
 
     async def main() -> None:
         few, many = CONTINUE * HTTP_INFORMATIONAL_MAX, CONTINUE * (HTTP_INFORMATIONAL_MAX + 1)
-        async with raw_server(few + end) as url, outside(rule(url)) as ask:
+        async with raw_server(few + end) as url, egress(rule(url)) as ask:
             assert (await ask(url))["status"] == 200
-        async with raw_server(many + end) as url, outside(rule(url)) as ask:
+        async with raw_server(many + end) as url, egress(rule(url)) as ask:
             assert "1xx" in await refused(ask(url), Errno.EIO)
 
     run(main)
@@ -453,7 +453,7 @@ MANY = b"".join(b"X-%d: %s\r\n" % (i, b"y" * 100) for i in range(100_000))
 ], ids=["many", "long", "together", "short", "chunks", "garbage", "nothing"])  # fmt: skip
 def test_answers_that_are_none(answer: bytes, errno: Errno) -> None:
     async def main() -> None:
-        async with raw_server(answer) as url, outside(rule(url)) as ask:
+        async with raw_server(answer) as url, egress(rule(url)) as ask:
             await refused(ask(url), errno)
 
     run(main)
@@ -466,7 +466,7 @@ def test_a_compressed_answer_is_not_unpacked() -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(
             bomb
         )
-        async with raw_server(head + bomb) as url, outside(rule(url)) as ask:
+        async with raw_server(head + bomb) as url, egress(rule(url)) as ask:
             found = await ask(url)
             assert (found["body"], found["headers"]["content-encoding"]) == (bomb, "gzip")
 
@@ -478,7 +478,7 @@ def test_nobody_there_and_no_such_name() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        async with outside(rule(url, "http://no-such-name.invalid")) as ask:
+        async with egress(rule(url, "http://no-such-name.invalid")) as ask:
             await refused(ask(url), Errno.EIO)
             await refused(ask("http://no-such-name.invalid/"), Errno.EIO)
 
@@ -487,7 +487,7 @@ def test_nobody_there_and_no_such_name() -> None:
 
 def test_an_environment_s_proxy_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        async with site() as proxy, site() as there, outside(rule(there.url)) as ask:
+        async with site() as proxy, site() as there, egress(rule(there.url)) as ask:
             for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
                 monkeypatch.setenv(name, proxy.url)
             assert (await ask(there.url))["status"] == 200

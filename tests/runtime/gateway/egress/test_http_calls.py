@@ -30,7 +30,7 @@ def test_a_program_asks_a_server(tmp_path: Path) -> None:
                 assert "allow list" in told.words
                 told = await ask(client, "http", {"url": f"{there.url}/slow", "timeout_ms": 30})
                 assert told.errno == Errno.ETIMEDOUT
-                assert house.gateway.services.runs.outside.statistics()["calls"] == 0
+                assert house.gateway.services.runs.egress.statistics()["calls"] == 0
 
     asyncio.run(main())
 
@@ -45,8 +45,8 @@ def test_a_killed_run_s_request_ends(tmp_path: Path) -> None:
                     while not there.seen:  # noqa: ASYNC110 - another server's
                         await asyncio.sleep(0.005)
                     await client.cancel(run)
-                    outside = house.gateway.services.runs.outside
-                    while outside.statistics()["calls"]:  # noqa: ASYNC110
+                    egress = house.gateway.services.runs.egress
+                    while egress.statistics()["calls"]:  # noqa: ASYNC110
                         await asyncio.sleep(0.005)
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import REQUEST_SECRETS_MAX
 from symphony_runtime.abi.egress_requests import parse_http
 from symphony_runtime.config.egress import parse_http as parse_rules
-from symphony_runtime.gateway.egress.http import Web
+from symphony_runtime.gateway.egress.http import HttpEgress
 from symphony_runtime.gateway.egress.injection import Injector
 from symphony_runtime.gateway.egress.vault import Secret
 
@@ -100,7 +100,7 @@ def with_web(
                 return {n: secret for n in names if n == "TOKEN" and tenant == "t"}
 
             rules = parse_rules([{"tenants": ["*"], "urls": [here.url, there.url]}])
-            reach = Web(rules, injector=Injector(reveal, plain_loopback=plain))
+            reach = HttpEgress(rules, injector=Injector(reveal, plain_loopback=plain))
 
             async def call(url: str, tenant: str = "t", **headers: str) -> dict[str, Any]:
                 request = parse_http(msgpack.packb({"url": url, "headers": headers or TOKEN}))

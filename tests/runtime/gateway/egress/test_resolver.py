@@ -12,8 +12,8 @@ from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import LOOKUPS_MAX, TENANT_LOOKUPS_MAX
 from symphony_runtime.abi.egress_requests import parse_http
 from symphony_runtime.config.egress import parse_http as parse_rules
-from symphony_runtime.gateway.egress.http import Web
-from symphony_runtime.gateway.egress.resolver import Lookups
+from symphony_runtime.gateway.egress.http import HttpEgress
+from symphony_runtime.gateway.egress.resolver import ResolverThreads
 
 from tests.runtime.gateway.egress.test_http import HERE, rule, site
 
@@ -43,7 +43,7 @@ async def until_asked(names: SlowNames, count: int) -> None:
 def test_a_tenants_slow_names_take_its_own_places_only() -> None:
     async def main() -> None:
         names = SlowNames()
-        lookups = Lookups(names)
+        lookups = ResolverThreads(names)
         slow, other = lookups.of("slow"), lookups.of("other")
         waiting = [asyncio.create_task(slow.resolve(f"slow{i}")) for i in range(50)]
         await until_asked(names, TENANT_LOOKUPS_MAX)
@@ -63,7 +63,7 @@ def test_a_place_is_taken_until_its_thread_is_done() -> None:
 
     async def main() -> None:
         names = SlowNames()
-        mine = Lookups(names).of("t")
+        mine = ResolverThreads(names).of("t")
         waiting = [asyncio.create_task(mine.resolve("slow")) for _ in range(TENANT_LOOKUPS_MAX)]
         await until_asked(names, TENANT_LOOKUPS_MAX)
         for each in waiting:
@@ -81,7 +81,7 @@ def test_a_place_is_taken_until_its_thread_is_done() -> None:
 def test_all_tenants_together_have_a_bound() -> None:
     async def main() -> None:
         names = SlowNames()
-        lookups = Lookups(names)
+        lookups = ResolverThreads(names)
         waiting = [
             asyncio.create_task(lookups.of(f"t{i}").resolve("slow")) for i in range(LOOKUPS_MAX + 5)
         ]
@@ -102,7 +102,7 @@ def test_a_slow_name_ends_its_own_calls_and_no_others() -> None:
         names = SlowNames()
         async with site() as there:
             allowed = rule(f"http://*.test:{there.port}", networks=HERE, tenants=["t", "u"])
-            web = Web(parse_rules([allowed]), Lookups(names).of)
+            web = HttpEgress(parse_rules([allowed]), ResolverThreads(names).of)
 
             async def ask(tenant: str, host: str, timeout_ms: int) -> Any:
                 asked = {"url": f"http://{host}:{there.port}/", "timeout_ms": timeout_ms}

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from symphony_runtime.client import Client
-from symphony_runtime.gateway.tenancy.authentication import Key, Keys
+from symphony_runtime.gateway.tenancy.authentication import Authentication, Key
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import House, in_house
@@ -50,9 +50,9 @@ def test_a_request_authenticates_its_key_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[str | None] = []
-    find = Keys.find
+    find = Authentication.find
 
-    def counted(keys: Keys, authorization: str | None) -> Key | None:
+    def counted(keys: Authentication, authorization: str | None) -> Key | None:
         found.append(authorization)
         return find(keys, authorization)
 
@@ -60,7 +60,7 @@ def test_a_request_authenticates_its_key_once(
         await client.upload(guests.HANG_WASM, "hang")
         url = f"{house.url}/v1/programs/hang/runs?detach=1"
         headers = {"Authorization": f"Bearer {house.key}"}
-        monkeypatch.setattr(Keys, "find", counted)
+        monkeypatch.setattr(Authentication, "find", counted)
         async with (
             aiohttp.ClientSession(headers=headers) as session,
             session.post(url, data=json.dumps({"input": "x" * 100_000})) as response,
@@ -96,7 +96,7 @@ def test_parsing_a_large_body_is_charged_to_its_tenant(
     async def scenario(house: House, client: Client) -> None:
         await client.upload(guests.HANG_WASM, "hang")
         charged: Counter[str] = Counter()
-        costs: Any = house.gateway.services.costs
+        costs: Any = house.gateway.services.cpu_reporter
         costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
         assert await start(house, json.dumps({"input": "x"}).encode()) == 202
         assert charged["default"] < 500_000, "a small one is parsed at once"
@@ -115,7 +115,7 @@ def test_a_large_body_is_charged_and_read_no_further_while_its_tenant_rests(
         await client.upload(guests.HANG_WASM, "hang")
         charged: Counter[str] = Counter()
         rests = [0.5]
-        costs: Any = house.gateway.services.costs
+        costs: Any = house.gateway.services.cpu_reporter
         costs.charge = lambda tenant, seconds: charged.update({tenant: int(1e6 * seconds)})
         costs.rest = lambda _tenant: rests.pop() if rests else 0.0
         began = time.monotonic()

@@ -3,24 +3,24 @@
 import asyncio
 
 import pytest
-from symphony_runtime.gateway.http.fair_start import Arrivals
+from symphony_runtime.gateway.http.fair_start import FairStart
 
 
-async def begin(arrivals: Arrivals, tenant: str, begun: list[str]) -> None:
-    await arrivals.turn(tenant)
+async def begin(fair_start: FairStart, tenant: str, begun: list[str]) -> None:
+    await fair_start.turn(tenant)
     begun.append(tenant)
 
 
 def test_others_begin_before_a_flood_has() -> None:
     async def main() -> list[str]:
-        arrivals, begun = Arrivals(4), list[str]()
-        flood = [asyncio.create_task(begin(arrivals, "flood", begun)) for _ in range(100)]
+        fair_start, begun = FairStart(4), list[str]()
+        flood = [asyncio.create_task(begin(fair_start, "flood", begun)) for _ in range(100)]
         for _ in range(3):
             await asyncio.sleep(0)
-        await begin(arrivals, "other", begun)
+        await begin(fair_start, "other", begun)
         before = list(begun)
         await asyncio.gather(*flood)
-        assert (len(begun), len(arrivals)) == (101, 0)
+        assert (len(begun), len(fair_start)) == (101, 0)
         return before
 
     before = asyncio.run(main())
@@ -30,19 +30,19 @@ def test_others_begin_before_a_flood_has() -> None:
 
 def test_a_few_begin_at_once() -> None:
     async def main() -> None:
-        arrivals = Arrivals(4)
+        fair_start = FairStart(4)
         for _ in range(4):
             with pytest.raises(StopIteration):  # without a pass of the loop
-                arrivals.turn("t").send(None)
-        assert not len(arrivals)
+                fair_start.turn("t").send(None)
+        assert not len(fair_start)
 
     asyncio.run(main())
 
 
 def test_who_goes_away_takes_no_turn() -> None:
     async def main() -> None:
-        arrivals, begun = Arrivals(1), list[str]()
-        tasks = [asyncio.create_task(begin(arrivals, "t", begun)) for _ in range(10)]
+        fair_start, begun = FairStart(1), list[str]()
+        tasks = [asyncio.create_task(begin(fair_start, "t", begun)) for _ in range(10)]
         await asyncio.sleep(0)
         for task in tasks[:9]:
             task.cancel()
@@ -51,7 +51,7 @@ def test_who_goes_away_takes_no_turn() -> None:
             await asyncio.sleep(0)
         assert len(begun) >= 1
         assert begun.count("t") == sum(not task.cancelled() for task in tasks)
-        assert not len(arrivals)
-        await asyncio.wait_for(arrivals.turn("t"), 20)
+        assert not len(fair_start)
+        await asyncio.wait_for(fair_start.turn("t"), 20)
 
     asyncio.run(main())

@@ -50,7 +50,7 @@ def test_a_worker_is_one_tenants_until_its_process_ends(tmp_path: Path) -> None:
                 assert await refused(second) == 503
                 await asyncio.wait_for(retired.wait(), 20)
                 assert await refused(first) == 503
-                assert house.gateway.services.runs.own_workers.retired == 1
+                assert house.gateway.services.runs.worker_assignment.retired == 1
                 # As the supervisor does: another process in its place.
                 house.worker.close()
                 house.worker = Worker("worker-0", WORKER_SECRET)
@@ -73,7 +73,7 @@ def test_a_worker_that_is_idle_for_long_is_given_up(tmp_path: Path) -> None:
             await client.upload(guests.HELLO_WASM, "hello")
             retired = asyncio.Event()
             house.worker.on_retire = retired.set
-            own = house.gateway.services.runs.own_workers
+            own = house.gateway.services.runs.worker_assignment
             own.look()
             assert own.retired == 0, "it is nobody's: there is nothing to give up"
             await client.run("hello")
@@ -181,7 +181,7 @@ def test_a_worker_that_was_taken_over_stays_whose_it_is_and_no_other_process_is_
         ) as house:
             runs = house.gateway.services.runs
             assert runs._links is not None
-            links, own = runs._links[1], runs.own_workers
+            links, own = runs._links[1], runs.worker_assignment
             asked: list[str] = []
             own.on_retire = lambda worker: asked.append(worker.name)
             async with Evil.started(house.config.socket) as evil:

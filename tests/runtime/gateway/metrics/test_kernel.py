@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from symphony_runtime.gateway.links.links import KernelAwayError
-from symphony_runtime.gateway.metrics.kernel import AGE_SECONDS_MAX, KernelFigures
+from symphony_runtime.gateway.metrics.kernel import AGE_SECONDS_MAX, KernelMetrics
 
 
 class Kernel:
@@ -45,7 +45,7 @@ class Kernel:
 def test_many_scrapes_at_once_ask_once_a_second() -> None:
     async def scenario() -> None:
         kernel, now = Kernel(), [100.0]
-        figures = KernelFigures(kernel, lambda: now[0])
+        figures = KernelMetrics(kernel, lambda: now[0])
         kernel.count(5)
         found = await asyncio.gather(*(figures.latest() for _ in range(10)))
         assert {each["preds"] for each in found} == {5}
@@ -63,7 +63,7 @@ def test_many_scrapes_at_once_ask_once_a_second() -> None:
 def test_counters_never_fall_and_a_kernel_that_is_away_holds_nothing() -> None:
     async def scenario() -> None:
         kernel, now = Kernel(), [100.0]
-        figures = KernelFigures(kernel, lambda: now[0])
+        figures = KernelMetrics(kernel, lambda: now[0])
         kernel.pid = 0
         assert await figures.latest() == {}
         kernel.pid = 1
@@ -98,7 +98,7 @@ def test_what_a_kernel_remembers_is_not_counted_twice() -> None:
     async def scenario() -> None:
         kernel, now = Kernel(), [100.0]
         kernel.remember()
-        figures = KernelFigures(kernel, lambda: now[0])
+        figures = KernelMetrics(kernel, lambda: now[0])
         kernel.count(5)
         kernel.figures["calls"] = 50
         await figures.latest()
@@ -117,7 +117,7 @@ def test_nobody_waits_for_a_kernel_that_is_away() -> None:
     async def scenario() -> None:
         kernel = Kernel()
         kernel.pid = 0
-        assert await KernelFigures(kernel).latest() == {}
+        assert await KernelMetrics(kernel).latest() == {}
         assert kernel.asked == 0
 
     asyncio.run(scenario())
@@ -128,7 +128,7 @@ def test_limits_that_were_reached_are_summed_over_kernels_that_remember_and_that
 
     async def scenario() -> None:
         kernel, now = Kernel(), [100.0]
-        figures = KernelFigures(kernel, lambda: now[0])
+        figures = KernelMetrics(kernel, lambda: now[0])
         for remembers in (False, True):
             if remembers:
                 kernel.remember()

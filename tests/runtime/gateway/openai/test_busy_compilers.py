@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import msgpack
 import pytest
-from symphony_kernel.grammar.compiler import Grammars
+from symphony_kernel.grammar.compiler import GrammarCompiler
 from symphony_kernel.protocol.limits import TENANT_COMPILES_MAX, TENANT_GRAMMARS_MAX
 from symphony_runtime.config.limits import TenantLimits
 from symphony_runtime.gateway.openai import shipped
@@ -47,7 +47,7 @@ async def told(live: LiveRun) -> list[Record]:
 
 
 @contextlib.asynccontextmanager
-async def busy(grammars: Grammars, tenant: str) -> AsyncIterator[threading.Event]:
+async def busy(grammars: GrammarCompiler, tenant: str) -> AsyncIterator[threading.Event]:
     """Have as many of a tenant's grammars wait as may; the event lets them be compiled."""
     free, answers = threading.Event(), list[int]()
     grammars._started().submit(free.wait)  # the thread that compiles is busy with that

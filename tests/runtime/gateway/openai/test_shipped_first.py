@@ -12,7 +12,7 @@ from symphony_runtime.compiler.compiler import (
     ProgramError,
 )
 from symphony_runtime.gateway.errors import Problem
-from symphony_runtime.gateway.openai.shipped import Shipped
+from symphony_runtime.gateway.openai.shipped import ShippedProgram
 from symphony_runtime.gateway.programs.store import Programs
 from symphony_runtime.gateway.storage.store import Store
 
@@ -37,7 +37,7 @@ class FailingCompiler(Compiler):
 
 async def asked(folder: Path, compiler: FailingCompiler) -> None:
     store = Store(folder / "db")
-    first = Shipped(Programs(store, folder, compiler))
+    first = ShippedProgram(Programs(store, folder, compiler))
     if compiler.left:
         with pytest.raises(Problem):
             await first.program()

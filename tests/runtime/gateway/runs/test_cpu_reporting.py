@@ -10,7 +10,7 @@ import pytest
 from symphony_kernel.protocol import messages as m
 from symphony_runtime.gateway.links.links import KernelLink, Worker
 from symphony_runtime.gateway.programs.store import OWNER
-from symphony_runtime.gateway.runs.cpu_reporting import Costs
+from symphony_runtime.gateway.runs.cpu_reporting import CpuReporter
 from symphony_runtime.gateway.storage.store import Store
 
 T = TypeVar("T")
@@ -69,10 +69,10 @@ def spin(seconds: float) -> None:
         pass
 
 
-def make(tenants: int) -> tuple[Costs, Runs, Kernel]:
+def make(tenants: int) -> tuple[CpuReporter, Runs, Kernel]:
     runs, kernel = Runs(tenants), Kernel()
     store = cast(Store, SimpleNamespace(tail=SimpleNamespace()))
-    return Costs(runs, cast(KernelLink, kernel), store), runs, kernel
+    return CpuReporter(runs, cast(KernelLink, kernel), store), runs, kernel
 
 
 def test_while_one_tenant_has_runs_nothing_is_told() -> None:
@@ -212,7 +212,7 @@ def test_a_request_that_fails_or_is_cancelled_is_charged_and_hears_of_it() -> No
     assert min(kernel.spent["fails"], kernel.spent["waits"]) >= 1e6 * SPIN_SECONDS
 
 
-async def _awaited(costs: Costs, tenant: str, work: Coroutine[Any, Any, T]) -> T:
+async def _awaited(costs: CpuReporter, tenant: str, work: Coroutine[Any, Any, T]) -> T:
     return await costs.timed(tenant, work)
 
 

@@ -10,7 +10,7 @@ import pytest
 from symphony_kernel.protocol.limit_table import RUN_LIMITS
 from symphony_runtime.client import Client, ServerError
 from symphony_runtime.config.limits import parse_limits, parse_tenants
-from symphony_runtime.gateway.metrics.counters import RunFigures
+from symphony_runtime.gateway.metrics.counters import RunMetrics
 
 from tests.e2e import programs as guests
 from tests.support.gateway.metrics import scrape, value
@@ -317,7 +317,7 @@ def test_tokens_a_minute_slow_programs_down_and_are_429_on_the_openai_routes(
 
 # --- What a worker tells -------------------------------------------------------------------------
 def test_what_a_worker_tells_of_limits_is_believed_as_far_as_it_can_be() -> None:
-    figures = RunFigures()
+    figures = RunMetrics()
     said = {"tickets": 3, "handles": -1, "children": "x", "live_runs": 5, 7: 7, "messages": 1 << 60}
     figures.worker_hits("acme", said)
     assert figures.statistics()["limits_reached"] == {"tickets": 3}

@@ -51,7 +51,7 @@ def test_a_priority_is_a_share_of_the_tenants_service(tmp_path: Path) -> None:
         await client.start("hang")
         runs = house.gateway.services.runs._instances
         lips = [house.kernel._processes.get(instance) for instance in runs]
-        assert [lip.lip.weight for lip in lips if lip] == [1 / 16, 1, 8, 1]
+        assert [lip.run.weight for lip in lips if lip] == [1 / 16, 1, 8, 1]
         with pytest.raises(ServerError) as refused:
             await client.start("hang", priority=8)
         assert refused.value.status == 400

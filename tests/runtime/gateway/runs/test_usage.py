@@ -7,7 +7,7 @@ from symphony_runtime.gateway.runs.record import USAGE_KEYS
 from symphony_runtime.gateway.runs.usage import (
     SUMMED,
     Chosen,
-    Ledger,
+    RunUsage,
     add_usage,
     day_of,
     usage_page,
@@ -64,7 +64,7 @@ def test_runs_that_pass_are_written_in_lots(tmp_path: Path, store_url: str) -> N
 
     async def scenario(store: Store) -> None:
         nonlocal now
-        ledger = Ledger(store, lambda: now)
+        ledger = RunUsage(store, lambda: now)
         before = store.statistics()["writes"]
         for _ in range(50):
             ledger.count("a", USAGE)
@@ -81,7 +81,7 @@ def test_runs_that_pass_are_written_in_lots(tmp_path: Path, store_url: str) -> N
 
 def test_what_could_not_be_written_is_not_lost(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
-        ledger = Ledger(store, lambda: NOON)
+        ledger = RunUsage(store, lambda: NOON)
         ledger.count("a", USAGE)
         await store.write(lambda c: c.execute("ALTER TABLE tenant_usage RENAME TO away") and None)
         with pytest.raises(store.errors):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from symphony_runtime.gateway.cluster.recovery import fail_live_runs
 from symphony_runtime.gateway.runs.events.reader import Event
-from symphony_runtime.gateway.runs.events.stream import Journal, StoredReader, insert_events
+from symphony_runtime.gateway.runs.events.stream import EventStream, StoredReader, insert_events
 from symphony_runtime.gateway.runs.record import LIMITS_MAX, Record, find_run, insert_run
 from symphony_runtime.gateway.storage import crash_log as tails
-from symphony_runtime.gateway.storage.crash_log import Tail, clear_tail, read_tail
+from symphony_runtime.gateway.storage.crash_log import CrashLog, clear_tail, read_tail
 from symphony_runtime.gateway.storage.store import Store
 
 DIED = "it died"
@@ -74,8 +74,8 @@ async def read(reader: StoredReader) -> list[Event]:
     return events
 
 
-async def started(store: Store, seq: int) -> Journal:
-    journal = Journal(store, seq, lambda _: None, store.tail)
+async def started(store: Store, seq: int) -> EventStream:
+    journal = EventStream(store, seq, lambda _: None, store.crash_log)
     await store.write(lambda connection: insert_run(connection, record(seq)))
     journal.append("status", {"status": "running"})
     return journal
@@ -142,7 +142,7 @@ def test_a_record_that_was_cut_off_takes_nothing_else_along(tmp_path: Path) -> N
         journal = await started(store, 1)
         for number in range(10):
             journal.append("message", bytes([number]) * 50)
-            store.tail.flush()
+            store.crash_log.flush()
 
     with_store(tmp_path, scenario)
     (name,) = files(tmp_path)
@@ -176,7 +176,7 @@ def test_old_files_go_when_all_of_them_is_in_the_database(
         row = busy.seal([])
         await store.write(lambda c: insert_events(c, 2, row))  # as every end is before it is told
         busy.finish([])
-        assert store.tail.unwritten == 0
+        assert store.crash_log.unwritten == 0
 
     with_store(tmp_path, scenario)
     assert numbers[0] <= 3
@@ -190,14 +190,14 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     async def scenario(store: Store) -> None:
         journal = await started(store, 1)
-        store.tail.flush()
+        store.crash_log.flush()
         monkeypatch.setattr(os, "write", lambda file, data: real(file, data[: len(data) // 2]))
         journal.append("message", b"half of it")
-        store.tail.flush()
+        store.crash_log.flush()
         monkeypatch.setattr(os, "write", real)
-        assert store.tail.unwritten == 1
+        assert store.crash_log.unwritten == 1
         journal.append("message", b"again")
-        store.tail.flush()
+        store.crash_log.flush()
         assert sorted(read_tail(tmp_path)[1]) == [1, 3]
 
     with_store(tmp_path, scenario)
@@ -207,9 +207,9 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_store_that_is_closed_leaves_no_file(tmp_path: Path) -> None:
     async def main() -> None:
-        tail = Tail(tmp_path)
+        tail = CrashLog(tmp_path)
         await tail.close()
-        tail = Tail(tmp_path)
+        tail = CrashLog(tmp_path)
         entry: Any = (1, 1, "message", b"x")
         tail.add(entry)
         tail.flush()

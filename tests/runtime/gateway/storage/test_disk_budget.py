@@ -15,10 +15,10 @@ import pytest
 from symphony_kernel.platform.disk_space import FreeSpace
 from symphony_runtime.client import Client
 from symphony_runtime.gateway.errors import Problem
-from symphony_runtime.gateway.runs.events.stream import Journal, insert_events
+from symphony_runtime.gateway.runs.events.stream import EventStream, insert_events
 from symphony_runtime.gateway.runs.record import Record, delete_runs
 from symphony_runtime.gateway.storage.database import Connection
-from symphony_runtime.gateway.storage.disk_budget import Disk, parts_of
+from symphony_runtime.gateway.storage.disk_budget import DiskBudget, parts_of
 from symphony_runtime.gateway.storage.sqlite import SqliteDatabase
 from symphony_runtime.gateway.storage.store import Store
 
@@ -92,7 +92,7 @@ async def upload_long_talk(house: House, client: Client, sends: int) -> None:
     await client.upload(long_talk(sends), "long")
 
 
-async def wait_until_it_waits(journal: Journal) -> None:
+async def wait_until_it_waits(journal: EventStream) -> None:
     """Until a run sends no more, though it has not ended."""
     sent = -1
     async with asyncio.timeout(30):
@@ -286,7 +286,7 @@ def test_programs_of_an_earlier_start_count(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_a_tenant_leaves_as_much_as_it_holds(disk: Path) -> None:
-    budget = Disk(disk, RESERVE)
+    budget = DiskBudget(disk, RESERVE)
     room = budget.room
     assert 0 < room <= free_bytes(disk) - RESERVE // 2
     with (disk / "file").open("wb") as file:
@@ -300,7 +300,7 @@ def test_without_a_limit_a_tenant_leaves_as_much_as_it_holds(disk: Path) -> None
 
 
 def test_kernel_and_gateway_hold_a_tenant_to_the_same(disk: Path) -> None:
-    budget, space = Disk(disk, RESERVE), FreeSpace(disk, RESERVE)
+    budget, space = DiskBudget(disk, RESERVE), FreeSpace(disk, RESERVE)
     answers = set()
     with (disk / "file").open("wb") as file:
         for filled in range(1, 72 * MIB, 10 * MIB):

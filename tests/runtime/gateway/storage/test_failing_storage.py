@@ -15,7 +15,7 @@ from symphony_runtime.client import Client, Event, ServerError
 from symphony_runtime.gateway.api import programs_and_runs
 from symphony_runtime.gateway.http.idempotency import Idempotency, Once
 from symphony_runtime.gateway.openai import run_records
-from symphony_runtime.gateway.runs.events.stream import Journal
+from symphony_runtime.gateway.runs.events.stream import EventStream
 from symphony_runtime.gateway.runs.live_run import Run
 from symphony_runtime.gateway.storage import crash_log
 from symphony_runtime.gateway.storage.database import Connection, FullError, StorageError
@@ -416,17 +416,17 @@ def test_a_tail_whose_journals_cannot_be_stored_is_renewed_later(
     monkeypatch.setattr(crash_log, "_SETTLE_SECONDS_MAX", 0.2)
 
     async def scenario(store: Store) -> None:
-        journal = Journal(store, 1, lambda _: None, store.tail)
+        journal = EventStream(store, 1, lambda _: None, store.crash_log)
         journal.append("message", b"x")
-        store.tail.flush()
+        store.crash_log.flush()
         disk.fail()
         journal.append("message", b"y")
-        renewing = asyncio.create_task(store.tail.renew())
+        renewing = asyncio.create_task(store.crash_log.renew())
         with pytest.raises((StorageError, OSError)):
             await asyncio.wait_for(renewing, SECONDS)
         disk.heal()
         await asyncio.sleep(1.1)  # the journal tries again
-        await asyncio.wait_for(store.tail.renew(), SECONDS)
+        await asyncio.wait_for(store.crash_log.renew(), SECONDS)
         journal.finish([])
 
     with_store(disk.folder, "", scenario)

@@ -169,7 +169,7 @@ def test_the_next_tenant_of_the_name_finds_nothing(tmp_path: Path) -> None:
                 await asyncio.wait([late], timeout=20)
                 assert late.exception() is not None  # cut off with its key
             async with asyncio.timeout(20):
-                while with_.administration.visits.statistics()["requests"]:  # noqa: ASYNC110
+                while with_.administration.active_requests.statistics()["requests"]:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await admin.create_tenant("acme")
             headers["Authorization"] = f"Bearer {(await admin.create_key('acme'))['key']}"
@@ -198,7 +198,7 @@ def test_no_upload_that_is_under_way_leaves_anything(tmp_path: Path) -> None:
                 await client.upload(SAVE, "save")
                 assert (await client.run("save"))["exit_code"] == 0
                 file = b"".join([piece async for piece in client.kv_download(MARKER)])
-            disk = house.kernel._durability.saving._disk
+            disk = house.kernel._durable_names.durable_names._disk
             assert disk is not None
             slow, gate = SlowDisk(disk._run), Gate()
             disk._run = slow

@@ -9,8 +9,8 @@ from symphony_runtime.gateway.connections.connections import Connections
 from symphony_runtime.gateway.errors import Problem
 from symphony_runtime.gateway.storage.store import Store
 from symphony_runtime.gateway.tenancy.authentication import (
+    Authentication,
     Key,
-    Keys,
     Role,
     insert_key,
     new_key,
@@ -23,10 +23,10 @@ from tests.support.gateway.stores import with_store
 NOW = 1_795_262_400_000
 
 
-async def operators(store: Store) -> tuple[KeyRing, Keys, Key]:
+async def operators(store: Store) -> tuple[KeyRing, Authentication, Key]:
     _, admin = new_key(None, Role.ADMIN, "first", None)
     await store.write(lambda c: insert_key(c, admin))
-    keys = Keys([admin])
+    keys = Authentication([admin])
     return KeyRing(store, keys, Connections()), keys, admin
 
 
@@ -57,7 +57,7 @@ def test_a_rotated_key_lives_for_its_grace(tmp_path: Path, store_url: str) -> No
     async def scenario(store: Store) -> None:
         now = NOW / 1000
         _, admin = new_key(None, Role.ADMIN, "first", None)
-        keys = Keys([admin], clock=lambda: now)
+        keys = Authentication([admin], clock=lambda: now)
         ring = KeyRing(store, keys, Connections())
         old, key = await ring.create("acme", Role.READ_ONLY, "eyes", None)
         new, made = await ring.rotate("acme", key.id, 60_000)
@@ -129,7 +129,7 @@ def test_keys_have_a_number(tmp_path: Path, store_url: str) -> None:
     async def scenario(store: Store) -> None:
         _, admin = new_key(None, Role.ADMIN, "", None)
         many = [new_key("acme", Role.TENANT, "", None)[1] for _ in range(TENANT_KEYS_MAX)]
-        ring = KeyRing(store, Keys([admin, *many]), Connections())
+        ring = KeyRing(store, Authentication([admin, *many]), Connections())
         with pytest.raises(Problem) as problem:
             await ring.create("acme", Role.TENANT, "", None)
         assert status_of(problem) == (409, "too-many-keys")

@@ -7,8 +7,8 @@ import msgpack
 import pytest
 from symphony_runtime.client import Client, ServerError
 from symphony_runtime.gateway.programs.store import OWNER
-from symphony_runtime.gateway.programs.usage import DAY_MS, Uses
-from symphony_runtime.gateway.tenancy.program_expiry import Unused
+from symphony_runtime.gateway.programs.usage import DAY_MS, ProgramUsage
+from symphony_runtime.gateway.tenancy.program_expiry import ProgramExpiry
 
 from tests.e2e import programs as guests
 from tests.support.gateway.system import House
@@ -34,9 +34,11 @@ class Later:
     def __init__(self, house: House, days: int = 3) -> None:
         with_ = house.gateway.services
         self.house = house
-        self.now = with_.programs.uses.now_ms()
-        with_.programs.uses.now_ms = lambda: self.now
-        self._sweeper = Unused(with_.store, with_.programs, with_.runs, days, lambda: self.now)
+        self.now = with_.programs.program_usage.now_ms()
+        with_.programs.program_usage.now_ms = lambda: self.now
+        self._sweeper = ProgramExpiry(
+            with_.store, with_.programs, with_.runs, days, lambda: self.now
+        )
 
     async def pass_days(self, days: float) -> int:
         """Let days pass, and return how many programs go."""
@@ -94,7 +96,7 @@ def test_a_use_is_written_once_a_day(tmp_path: Path) -> None:
             sql = "SELECT used_ms FROM programs WHERE id = ?"
 
             async def used() -> int:
-                await with_.programs.uses.flush()
+                await with_.programs.program_usage.flush()
                 found = await with_.store.read(
                     lambda c: c.execute(sql, (program["id"],)).fetchone()
                 )
@@ -147,13 +149,13 @@ def test_what_could_not_be_noted_is_noted_later(tmp_path: Path) -> None:
         async with House(tmp_path) as house, house.client() as client:
             store = house.gateway.services.store
             program = await client.upload(guests.HELLO_WASM, "it")
-            uses = Uses(store, lambda: NOW)
-            uses.note("default", program["id"])
+            program_usage = ProgramUsage(store, lambda: NOW)
+            program_usage.note("default", program["id"])
             await store.write(lambda c: c.execute("ALTER TABLE programs RENAME TO away") and None)
             with pytest.raises(store.errors):
-                await uses.flush()
+                await program_usage.flush()
             await store.write(lambda c: c.execute("ALTER TABLE away RENAME TO programs") and None)
-            await uses.flush()
+            await program_usage.flush()
             sql = "SELECT used_ms FROM programs"
             assert (await store.read(lambda c: c.execute(sql).fetchone()))[0] == NOW
 

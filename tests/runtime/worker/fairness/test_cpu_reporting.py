@@ -5,15 +5,15 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from symphony_kernel.fairness.cpu_accounts import Beside
+from symphony_kernel.fairness.cpu_accounts import CpuOptions
 from symphony_kernel.kernel import KernelOptions
 from symphony_kernel.protocol import messages as m
 from symphony_kernel.protocol.limits import SPENT_TOLD_SECONDS
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.scheduler.batcher import StepLimits
 from symphony_runtime.worker.fairness import cpu_reporting as pacing_module
-from symphony_runtime.worker.fairness.cpu_reporting import Pacing
-from symphony_runtime.worker.fairness.run_queue import Turns
+from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
+from symphony_runtime.worker.fairness.run_queue import RunQueue
 from symphony_runtime.worker.instance import Instance, Services
 from symphony_runtime.worker.run import Run
 
@@ -27,7 +27,7 @@ LISTENS = main(
 )
 
 
-def _begin(turns: Turns, tenant: str, number: int) -> Run:
+def _begin(turns: RunQueue, tenant: str, number: int) -> Run:
     run = Run(number, {}, turns.of(tenant))
     services = cast(Services, SimpleNamespace(now=lambda: 0.0))
     turns.enter(run.share)
@@ -44,8 +44,8 @@ def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pacing_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     async def test() -> None:
-        turns = Turns()
-        pacing = Pacing(turns, lambda: None)
+        turns = RunQueue()
+        pacing = CpuReporter(turns, lambda: None)
         one, other = _begin(turns, "one", 1), _begin(turns, "other", 2)
         assert pacing.told() is None
         pacing.note(one, 5_000)
@@ -63,8 +63,8 @@ def test_what_turns_took_is_told_once_and_in_lots(monkeypatch: pytest.MonkeyPatc
 
 def test_a_tenant_rests_for_as_long_as_it_was_told_last() -> None:
     async def test() -> None:
-        turns, woken = Turns(), asyncio.Event()
-        pacing = Pacing(turns, woken.set)
+        turns, woken = RunQueue(), asyncio.Event()
+        pacing = CpuReporter(turns, woken.set)
         one = _begin(turns, "one", 1)
         pacing.hear(m.encode(m.Pace("one", 10)))
         assert not _rests(one), "it is alone"
@@ -87,7 +87,7 @@ class _Kernel:
 
     def __init__(self, times: int) -> None:
         self.times, self.asked = times, list[list[object]]()
-        self.pacing: Pacing | None = None
+        self.pacing: CpuReporter | None = None
 
     def send(self, frame: list[object]) -> None:
         assert self.pacing is not None
@@ -98,8 +98,8 @@ class _Kernel:
 
 def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
     async def test() -> None:
-        turns, woken = Turns(), asyncio.Event()
-        pacing, kernel = Pacing(turns, woken.set), _Kernel(3)
+        turns, woken = RunQueue(), asyncio.Event()
+        pacing, kernel = CpuReporter(turns, woken.set), _Kernel(3)
         kernel.pacing = pacing
         one = _begin(turns, "one", 1)
         _begin(turns, "other", 2)
@@ -118,12 +118,12 @@ def test_a_tenant_rests_until_the_kernel_no_longer_says_so() -> None:
 
 def test_a_program_that_computes_beside_another_tenant_rests_and_is_ended_all_the_same() -> None:
     async def test() -> None:
-        options = KernelOptions(steps=StepLimits(beside=Beside(0.01)))
+        options = KernelOptions(steps=StepLimits(beside=CpuOptions(0.01)))
         async with Rig(options=options) as rig:
             loops = await rig.start(guests.SPIN, tenant="loops")
             waits = await rig.start(LISTENS, tenant="waits")
             async with asyncio.timeout(20):
-                while not any(share.rests for share in rig.worker._turns._shares.values()):
+                while not any(share.rests for share in rig.worker._run_queue._shares.values()):
                     waits.deliver(b"?")
                     await asyncio.sleep(0.002)
             loops.kill()

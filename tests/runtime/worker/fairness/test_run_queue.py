@@ -6,7 +6,7 @@ from itertools import count
 from types import SimpleNamespace
 from typing import cast
 
-from symphony_runtime.worker.fairness.run_queue import SLICE_NS, TURN_NS, Share, Turns
+from symphony_runtime.worker.fairness.run_queue import SLICE_NS, TURN_NS, RunQueue, TenantShare
 from symphony_runtime.worker.instance import Instance, Services
 from symphony_runtime.worker.run import Run
 
@@ -17,7 +17,7 @@ class House:
     """Instances of tenants that take turns; `had`: nanoseconds by tenant."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = RunQueue()
         self.had: Counter[str] = Counter()
         self.order: list[str] = []  # whose slices, one after the other
         self.flushes: list[int] = []  # how many slices there had been
@@ -34,25 +34,25 @@ class House:
             self.turns.begin(made[-1])
         return made
 
-    def end(self, lip: Instance) -> None:
+    def end(self, instance: Instance) -> None:
         """End one, wherever it is queued."""
-        lip.ended = True
-        self.turns.leave(lip.run.share)
+        instance.ended = True
+        self.turns.leave(instance.run.share)
 
-    def reply(self, lip: Instance) -> None:
+    def reply(self, instance: Instance) -> None:
         """Let one go on that waited."""
-        lip.queued = True
-        lip.run.share.ready.append(lip)
-        if not lip.run.share.listed:
-            self.turns.enlist(lip.run.share)
+        instance.queued = True
+        instance.run.share.ready.append(instance)
+        if not instance.run.share.listed:
+            self.turns.enlist(instance.run.share)
 
     def play(self, work: Callable[[Instance], int], *, replies: bool = False) -> None:
         """One turn."""
 
-        def told(lip: Instance) -> int:
-            used = work(lip)
-            self.order.append(lip.run.share.tenant)
-            self.had[lip.run.share.tenant] += used
+        def told(instance: Instance) -> int:
+            used = work(instance)
+            self.order.append(instance.run.share.tenant)
+            self.had[instance.run.share.tenant] += used
             return used
 
         self.turns.play(told, lambda: self.flushes.append(len(self.order)), replies=replies)
@@ -61,10 +61,10 @@ class House:
         """Whether several tenants have instances."""
         return self.turns.shared
 
-    def compute(self, lip: Instance) -> int:
+    def compute(self, instance: Instance) -> int:
         """Use up a slice and want another."""
-        lip.queued = True
-        lip.run.share.computing.append(lip)
+        instance.queued = True
+        instance.run.share.computing.append(instance)
         return SLICE_NS
 
 
@@ -87,16 +87,16 @@ def test_tenants_have_the_same_time_however_many_they_have() -> None:
 def test_who_waits_for_replies_goes_before_all_that_compute() -> None:
     house = House()
     house.begin("loops", 50)
-    lips = house.begin("streams", 4)
+    instances = house.begin("streams", 4)
     for _ in range(100):
         house.play(house.compute)
-    for lip in lips:
-        lip.run.share.computing.clear()
+    for instance in instances:
+        instance.run.share.computing.clear()
     for _ in range(50):
         house.play(house.compute)
     house.order.clear()
-    for lip in lips:
-        house.reply(lip)
+    for instance in instances:
+        house.reply(instance)
     house.play(wait, replies=True)
     assert house.order == ["streams"] * 4
     house.play(house.compute)
@@ -132,23 +132,23 @@ def test_what_else_a_tenant_costs_counts() -> None:
 def test_a_tenants_replies_do_not_keep_its_computing_ones_waiting_for_ever() -> None:
     house = House()
     other = house.begin("other")[0]
-    lips = house.begin("mine", 40)
-    computing = lips.pop()
+    instances = house.begin("mine", 40)
+    computing = instances.pop()
     share = computing.run.share
     share.computing.clear()
     share.computing.append(computing)
     computed = 0
 
-    def work(lip: Instance) -> int:
+    def work(instance: Instance) -> int:
         nonlocal computed
-        if lip is computing or lip is other:
-            computed += lip is computing
-            return house.compute(lip)
-        house.reply(lip)
+        if instance is computing or instance is other:
+            computed += instance is computing
+            return house.compute(instance)
+        house.reply(instance)
         return SHORT_NS
 
-    for lip in lips:
-        house.reply(lip)
+    for instance in instances:
+        house.reply(instance)
     for _ in range(100):
         house.play(work)
     assert 10 <= computed <= house.had["mine"] // (2 * SLICE_NS) + 1
@@ -157,13 +157,13 @@ def test_a_tenants_replies_do_not_keep_its_computing_ones_waiting_for_ever() -> 
 def test_a_turn_of_replies_has_its_end() -> None:
     house = House()
     house.begin("loops")
-    lips = house.begin("streams", 100)
-    lips[0].run.share.computing.clear()
+    instances = house.begin("streams", 100)
+    instances[0].run.share.computing.clear()
     house.play(house.compute)
     house.turns.of("loops").used_ns += 100 * TURN_NS
     house.order.clear()
-    for lip in lips:
-        house.reply(lip)
+    for instance in instances:
+        house.reply(instance)
     house.play(wait, replies=True)
     assert len(house.order) == TURN_NS // SHORT_NS
     assert house.turns.waiting()
@@ -192,7 +192,7 @@ def test_one_tenant_alone_is_taken_as_it_comes() -> None:
 
 def test_ended_ones_are_passed_over_and_tenants_without_any_forgotten() -> None:
     house = House()
-    (lip,) = house.begin("stays")
+    (instance,) = house.begin("stays")
     ended, lives = house.begin("goes", 2)
     house.end(ended)
     house.play(wait)
@@ -205,7 +205,7 @@ def test_ended_ones_are_passed_over_and_tenants_without_any_forgotten() -> None:
         house.play(wait)
         house.end(passing)
     assert len(house.turns) < 100
-    house.end(lip)
+    house.end(instance)
 
 
 def test_a_tenant_that_ends_all_and_comes_again_has_no_more() -> None:
@@ -222,7 +222,7 @@ def test_a_tenant_that_ends_all_and_comes_again_has_no_more() -> None:
 
 def test_a_share_of_its_own_is_what_a_run_has_without_a_tenant() -> None:
     run, other = Run(1, {}), Run(2, {})
-    assert isinstance(run.share, Share)
+    assert isinstance(run.share, TenantShare)
     assert run.share is not other.share
 
 
@@ -263,10 +263,10 @@ def test_after_it_one_has_its_turns_and_no_more_than_others() -> None:
 
 def test_when_all_that_want_a_turn_rest_nobody_is_waited_for() -> None:
     house = House()
-    (lip,) = house.begin("rests")
+    (instance,) = house.begin("rests")
     house.begin("waits")
-    house.play(lambda each: SHORT_NS if each is not lip else house.compute(each))
-    house.play(lambda each: SHORT_NS if each is not lip else house.compute(each))
+    house.play(lambda each: SHORT_NS if each is not instance else house.compute(each))
+    house.play(lambda each: SHORT_NS if each is not instance else house.compute(each))
     share = house.turns.rest("rests")
     assert share is not None
     assert not house.turns.waiting()

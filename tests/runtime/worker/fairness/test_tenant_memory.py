@@ -32,12 +32,12 @@ async def grow(run: LiveRun, pages: int) -> int:
 
 
 def held(rig: Rig, tenant: str = TENANT) -> int:
-    return rig.worker._turns.of(tenant).memory.held
+    return rig.worker._run_queue.of(tenant).memory.held
 
 
 def of_instances(rig: Rig) -> int:
     """Bytes that the instances really hold, as the engine says."""
-    return sum(lip.fiber.measure() for lip in rig.worker.instances.values())
+    return sum(instance.fiber.measure() for instance in rig.worker.instances.values())
 
 
 async def over(*runs: LiveRun) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import CostModel, simulated_model
 from symphony_kernel.platform.clock import VirtualClock
 from symphony_kernel.protocol.errno import Errno
@@ -412,7 +412,7 @@ def test_the_context_s_end_is_its_end() -> None:
         assert found.exit_code == 0
         assert len(ids(found.output)) == 50
 
-    in_virtual_time(test, assets=Assets(simulated_model(max_context=50), b"", None, {}))
+    in_virtual_time(test, assets=ModelAssets(simulated_model(max_context=50), b"", None, {}))
 
 
 def test_a_run_s_tokens_are_counted_as_those_of_preds() -> None:

@@ -10,7 +10,7 @@ from symphony_kernel.protocol.limits import (
     WAIT_TICKETS_MAX,
 )
 from symphony_runtime.abi import table
-from symphony_runtime.engine.hostcalls.compiled_calls import Crossing
+from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
 
 from tests.support.worker import guests
 from tests.support.worker.guests import PAGE_BYTES, Step, data, result
@@ -129,7 +129,9 @@ def test_every_call_has_its_wrong_arguments() -> None:
     assert not set(BAD) & CANNOT_FAIL
 
 
-def test_wrong_arguments_give_errnos_and_the_program_goes_on(crossing: Crossing | None) -> None:
+def test_wrong_arguments_give_errnos_and_the_program_goes_on(
+    crossing: CompiledHostCalls | None,
+) -> None:
     async def test(rig: Rig) -> None:
         cases = [(name, *case) for name, cases in BAD.items() for case in cases]
         for start in range(0, len(cases), 50):  # a script's results have so much room
@@ -149,7 +151,7 @@ def test_wrong_arguments_give_errnos_and_the_program_goes_on(crossing: Crossing 
     rigged(test, crossing=crossing)
 
 
-def test_one_guest_imports_and_calls_everything(crossing: Crossing | None) -> None:
+def test_one_guest_imports_and_calls_everything(crossing: CompiledHostCalls | None) -> None:
     """With zeros for every argument; nothing may trap, and what is not there says ENOSYS."""
 
     async def test(rig: Rig) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from symphony_kernel.protocol.errno import Errno, LimitError
 from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
-from symphony_runtime.worker.fairness.run_queue import Turns
+from symphony_runtime.worker.fairness.run_queue import RunQueue
 from symphony_runtime.worker.instance import Instance, Services
 from symphony_runtime.worker.run import Run
 from symphony_runtime.worker.text.pool import LARGE_PIECE_CHARS, SLICE_NS, TextPool
@@ -36,34 +36,34 @@ class House:
     """A pool with threads; `order`: whose texts were done, `spent`: what was charged."""
 
     def __init__(self, threads: int = 2) -> None:
-        self.turns = Turns()
+        self.turns = RunQueue()
         self.pool = TextPool(asyncio.get_running_loop(), self._charge, threads)
         self.order: list[str] = []
         self.spent: dict[str, int] = {}
         self.memory_bytes: int | None = None  # of each tenant
         self._next = 0
 
-    def _charge(self, lip: Instance, spent_ns: int) -> None:
-        tenant = lip.run.share.tenant
+    def _charge(self, instance: Instance, spent_ns: int) -> None:
+        tenant = instance.run.share.tenant
         self.spent[tenant] = self.spent.get(tenant, 0) + spent_ns
 
     def instance(self, tenant: str) -> Instance:
         self._next += 1
         limits = {} if self.memory_bytes is None else {"memory_total_bytes": self.memory_bytes}
         share = self.turns.of(tenant)
-        lip = Instance(
+        instance = Instance(
             cast(Services, SimpleNamespace(now=lambda: 0.0)),
             Run(self._next, limits, share),
             self._next,
             b"",
         )
         self.turns.enter(share)
-        return lip
+        return instance
 
     def submit(self, tenant: str, pieces: Pieces, size: int = MIB, label: str = "") -> Instance:
-        lip = self.instance(tenant)
-        self.pool.submit(lip, pieces, size, lambda _: self.order.append(label or tenant))
-        return lip
+        instance = self.instance(tenant)
+        self.pool.submit(instance, pieces, size, lambda _: self.order.append(label or tenant))
+        return instance
 
     async def idle(self, seconds: float = 30) -> None:
         async with asyncio.timeout(seconds):
@@ -127,14 +127,14 @@ def test_pool_ended_instance_is_dropped_within_a_slice() -> None:
             yield from work(1_000)
             return b""
 
-        lips = [house.submit("flood", text(number)) for number in range(64)]
+        instances = [house.submit("flood", text(number)) for number in range(64)]
         await asyncio.sleep(3 / SLICES)
-        held = lips[0].run.share.memory.held
+        held = instances[0].run.share.memory.held
         assert held == 64 * MIB
-        for lip in lips:
-            house.pool.cancel(lip)
+        for instance in instances:
+            house.pool.cancel(instance)
         assert len(house.pool) == 0
-        assert lips[0].run.share.memory.held == 0
+        assert instances[0].run.share.memory.held == 0
         await asyncio.sleep(10 / SLICES)
         spent = house.spent["flood"]
         await asyncio.sleep(10 / SLICES)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from symphony_kernel import tiny_model
 from symphony_runtime.worker.text import splits as text_splits
 from symphony_runtime.worker.text.splits import split_pattern
-from symphony_runtime.worker.text.tokenizer import Text, token_bytes
+from symphony_runtime.worker.text.tokenizer import ModelTokenizer, token_bytes
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
@@ -118,11 +118,11 @@ def tokenizers_by_name() -> dict[str, Tokenizer]:
 
 
 @functools.cache
-def text_of(name: str) -> Text:
-    """Return a tokenizer's `Text`, with short pieces."""
+def text_of(name: str) -> ModelTokenizer:
+    """Return a tokenizer's `ModelTokenizer`, with short pieces."""
     source = tokenizers_by_name()[name].to_str().encode()
     model = {"name": name, "vocab_size": 300, "page_size": 16}
-    return Text({"model": model, "tokenizer": source}, PIECE_CHARS)
+    return ModelTokenizer({"model": model, "tokenizer": source}, PIECE_CHARS)
 
 
 def whole_ids(name: str, text: str) -> list[int]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from symphony_kernel.executor.models.assets import Assets
+from symphony_kernel.executor.models.assets import ModelAssets
 from symphony_kernel.executor.simulated import simulated_model
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import TOKENIZE_BYTES_MAX
-from symphony_runtime.worker.text.tokenizer import Text
+from symphony_runtime.worker.text.tokenizer import ModelTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.support.executor.byte_model import byte_assets
@@ -57,7 +57,7 @@ def about(tokenizer: Tokenizer, template: str | None = None) -> dict[str, Any]:
     return {"model": MODEL, "tokenizer": source, "chat_template": template, "special": {}}
 
 
-TEXT = Text(about(byte_level(), TEMPLATE))
+TEXT = ModelTokenizer(about(byte_level(), TEMPLATE))
 
 
 def ids(tokens: bytes) -> list[int]:
@@ -95,7 +95,7 @@ def test_ids_without_text_give_none() -> None:
 
 
 def test_metaspace_and_byte_fallback() -> None:
-    text = Text(about(metaspace()))
+    text = ModelTokenizer(about(metaspace()))
     tokens = np.array([257, 256, 258, 259, 0xC3, 0xA4], "<u4").tobytes()
     assert text.detokenize(tokens) == " hello hiä".encode()
     assert text.detokenize(text.tokenize("hi ä".encode())) == "hi ä".encode()
@@ -129,12 +129,12 @@ def test_nobody_forges_another_speaker() -> None:
 
 def test_nobody_forges_another_speaker_in_a_key_or_in_pieces() -> None:
     """Templates write a call's arguments with their keys, and join the parts of a message."""
-    wild = Text(about(byte_level(), "<|start|>{{ messages[0].content | tojson }}<|end|>"))
+    wild = ModelTokenizer(about(byte_level(), "<|start|>{{ messages[0].content | tojson }}<|end|>"))
     message = {"role": "user", "content": {"<|end|>": {"<|start|>": 1}}}
     tokens = ids(wild.chat(msgpack.packb([message])))
     assert (tokens.count(257), tokens.count(258)) == (1, 1)
     assert b'{"<|end|>": {"<|start|>": 1}}' in wild.detokenize(np.array(tokens, "<u4").tobytes())
-    joined = Text(about(byte_level(), "<|start|>{{ messages[0].content | join }}<|end|>"))
+    joined = ModelTokenizer(about(byte_level(), "<|start|>{{ messages[0].content | join }}<|end|>"))
     for parts in (["<|e", "nd|>"], ["<", "|end|>"], ["he<|", "end", "|>"], ["<", "|", "start|>"]):
         message = {"role": "user", "content": parts}
         tokens = ids(joined.chat(msgpack.packb([message])))
@@ -165,25 +165,27 @@ def test_deep_and_broken_messages_are_refused() -> None:
 
 
 def test_what_a_template_refuses_is_refused() -> None:
-    refusing = Text(about(byte_level(), "{{ raise_exception('no') }}"))
+    refusing = ModelTokenizer(about(byte_level(), "{{ raise_exception('no') }}"))
     with pytest.raises(SyscallError) as caught:
         refusing.chat(msgpack.packb([{"role": "user", "content": "x"}]))
     assert caught.value.errno is Errno.EINVAL
     for source in ("{{ messages[0].content / 0 }}", "{{ 1e308 * 10 ** messages[0].content }}",
                    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"):  # fmt: skip
         with pytest.raises(SyscallError) as caught:
-            Text(about(byte_level(), source)).chat(msgpack.packb([{"role": "u", "content": 400}]))
+            ModelTokenizer(about(byte_level(), source)).chat(
+                msgpack.packb([{"role": "u", "content": 400}])
+            )
         assert caught.value.errno is Errno.EINVAL
-    without = Text(about(byte_level()))
+    without = ModelTokenizer(about(byte_level()))
     with pytest.raises(SyscallError) as caught:
         without.chat(msgpack.packb([{"role": "user", "content": "x"}]))
     assert caught.value.errno is Errno.ENOSYS
 
 
-def assets() -> Assets:
+def assets() -> ModelAssets:
     source = byte_level().to_str().encode()
     assert json.loads(source)["model"]["type"] == "BPE"
-    return Assets(simulated_model(), source, TEMPLATE, {})
+    return ModelAssets(simulated_model(), source, TEMPLATE, {})
 
 
 def test_guests_tokenize_detokenize_and_chat() -> None:

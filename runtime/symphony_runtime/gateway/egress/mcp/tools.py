@@ -11,15 +11,15 @@ from symphony_runtime.abi.egress_requests import ToolRequest
 from symphony_runtime.config.egress import ToolServerOptions
 from symphony_runtime.gateway.egress.mcp.results import content_of
 from symphony_runtime.gateway.egress.mcp.server import Tool, ToolServer
-from symphony_runtime.gateway.egress.metrics import OutsideFigures
+from symphony_runtime.gateway.egress.metrics import EgressMetrics
 
 _HEADER_BYTES = 5  # of a msgpack list
 
 
-class Tools:
+class McpTools:
     """All tool servers, kept there from `start` to `stop`."""
 
-    def __init__(self, servers: tuple[ToolServerOptions, ...], figures: OutsideFigures) -> None:
+    def __init__(self, servers: tuple[ToolServerOptions, ...], figures: EgressMetrics) -> None:
         self._figures = figures
         self._servers = {options.name: ToolServer(options) for options in servers}
 

@@ -55,7 +55,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ParsedRequest:
     """A request for the shipped program. `choices`: how many answers it gets."""
 
     job: bytes
@@ -64,7 +64,7 @@ class Wanted:
     include_usage: bool
 
 
-def parse_completion(body: dict[str, Any], model: Model, room: Room) -> Wanted:
+def parse_completion(body: dict[str, Any], model: Model, room: Room) -> ParsedRequest:
     """Return the job of a `/v1/completions` body.
 
     Raises:
@@ -95,7 +95,7 @@ def parse_completion(body: dict[str, Any], model: Model, room: Room) -> Wanted:
     return _wanted(job, len(prompts) * job["n"], stream, include_usage)
 
 
-def parse_chat(body: dict[str, Any], model: Model, room: Room) -> Wanted:
+def parse_chat(body: dict[str, Any], model: Model, room: Room) -> ParsedRequest:
     """Return the job of a `/v1/chat/completions` body.
 
     Raises:
@@ -117,7 +117,7 @@ def parse_chat(body: dict[str, Any], model: Model, room: Room) -> Wanted:
     return _wanted(job, job["n"], stream, include_usage)
 
 
-def parse_response(body: dict[str, Any], model: Model, room: Room) -> Wanted:
+def parse_response(body: dict[str, Any], model: Model, room: Room) -> ParsedRequest:
     """Return the job of a `/v1/responses` body.
 
     Raises:
@@ -149,7 +149,7 @@ def _items(value: Any) -> list[dict[str, str]]:
     return read_messages(value, "input")
 
 
-def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
+def parse_for_program(body: dict[str, Any], raw: bytes) -> ParsedRequest:
     """Return the job of a program of the tenant's own: the request as it came.
 
     Raises:
@@ -162,7 +162,7 @@ def parse_for_program(body: dict[str, Any], raw: bytes) -> Wanted:
     if number is True or number != 1:
         raise refused("a program gives one answer: `n` must be 1", "n")
     stream, include_usage = _stream(fields)
-    return Wanted(raw, 1, stream, include_usage)
+    return ParsedRequest(raw, 1, stream, include_usage)
 
 
 def _check_told(body: dict[str, Any]) -> None:
@@ -204,9 +204,9 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def _wanted(job: dict[str, Any], choices: int, stream: bool, include_usage: bool) -> Wanted:
+def _wanted(job: dict[str, Any], choices: int, stream: bool, include_usage: bool) -> ParsedRequest:
     job["stream"] = stream
-    return Wanted(pack(job), choices, stream, include_usage)
+    return ParsedRequest(pack(job), choices, stream, include_usage)
 
 
 # --- Prompts -------------------------------------------------------------------------------------

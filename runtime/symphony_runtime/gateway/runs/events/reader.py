@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import msgpack
 from symphony_kernel.protocol.limits import REPLAY_BYTES_MAX, TENANT_REPLAY_BYTES_MAX
 
-from symphony_runtime.gateway.admission.tenant_lock import TenantTurns
+from symphony_runtime.gateway.admission.tenant_lock import TenantLocks
 from symphony_runtime.gateway.storage.database import Connection
 
 T = TypeVar("T")
@@ -82,23 +82,28 @@ class Cursor:
     """A place in a run's events."""
 
     def __init__(
-        self, replays: "Replays", tenant: str, fetch: Fetch, after: int, until: int | None = None
+        self,
+        stored_events: "StoredEvents",
+        tenant: str,
+        fetch: Fetch,
+        after: int,
+        until: int | None = None,
     ) -> None:
         """Begin after an event's id; give none past `until`. Close it: what it has read stays."""
-        self._replays = replays
+        self._stored_events = stored_events
         self._tenant = tenant
         self._fetch = fetch
         self._after = after
         self._offset = 0  # bytes of the next event that were given
         self._until = until
         self._open = True
-        replays.enter(tenant)
+        stored_events.enter(tenant)
 
     async def next(self) -> list[Event]:
         """Return the next events, about PART_BYTES of them, or one part of one; [] if none is."""
         given = self._cut(await self._fetch(self._after))
         if sum(event.size for event in given) >= PART_BYTES:
-            await self._replays.wait_turn(self._tenant)
+            await self._stored_events.wait_turn(self._tenant)
         return given
 
     def _cut(self, events: list[Event]) -> list[Event]:
@@ -124,7 +129,7 @@ class Cursor:
         """Stop reading."""
         if self._open:
             self._open = False
-            self._replays.leave(self._tenant)
+            self._stored_events.leave(self._tenant)
 
 
 class Reads(Protocol):
@@ -134,7 +139,7 @@ class Reads(Protocol):
         """Run an operation that only reads; it sees what has been committed."""
 
 
-class Replays:
+class StoredEvents:
     """Stored events that are read now. Belongs to the event loop."""
 
     def __init__(self, store: Reads) -> None:
@@ -142,7 +147,7 @@ class Replays:
         self._readers: Counter[str] = Counter()
         self._rows: dict[str, OrderedDict[tuple[int, int], list[Event]]] = {}  # by (run, first id)
         self._bytes: Counter[str] = Counter()
-        self._turns = TenantTurns()
+        self._tenant_locks = TenantLocks()
 
     @property
     def held(self) -> int:
@@ -163,7 +168,7 @@ class Replays:
 
     async def wait_turn(self, tenant: str) -> None:
         """Wait until a tenant's large part may be made: one in a pass of the event loop."""
-        async with self._turns.of(tenant):
+        async with self._tenant_locks.of(tenant):
             await asyncio.sleep(0)
 
     async def after(self, tenant: str, run: int, after: int) -> list[Event]:
@@ -173,7 +178,7 @@ class Replays:
         """
         row = self._find(tenant, run, after + 1)
         if row is None:
-            async with self._turns.of(tenant):
+            async with self._tenant_locks.of(tenant):
                 row = self._find(tenant, run, after + 1)
                 if row is None:
                     row = await self._load(tenant, run, after + 1)

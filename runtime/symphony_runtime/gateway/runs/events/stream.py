@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import msgpack
 
 from symphony_runtime.gateway.runs.events.reader import Cursor, Event, unpack_events, up_to_part
-from symphony_runtime.gateway.storage.crash_log import ENDED, Tail
+from symphony_runtime.gateway.storage.crash_log import ENDED, CrashLog
 from symphony_runtime.gateway.storage.database import Connection
 from symphony_runtime.gateway.storage.store import Store
 
@@ -50,7 +50,7 @@ class Reader(Protocol):
         """Stop following."""
 
 
-class Journal:
+class EventStream:
     """The events of one live run. `on_credit` hears how many more message bytes were taken."""
 
     def __init__(
@@ -58,16 +58,16 @@ class Journal:
         store: Store,
         run: int,
         on_credit: Callable[[int], None],
-        tail: Tail | None = None,
+        crash_log: CrashLog | None = None,
         tenant: str = "",
     ) -> None:
         """Without a tail the events in memory are lost with this process."""
         self.tenant = tenant
         self.finished = False
-        self._tail = tail
+        self._crash_log = crash_log
         self._settling: list[tuple[int, asyncio.Future[None]]] = []  # up to an event's id
-        if tail is not None:
-            tail.join(self)
+        if crash_log is not None:
+            crash_log.join(self)
         self._store = store
         self._run = run
         self._on_credit = on_credit
@@ -103,8 +103,8 @@ class Journal:
         self._last += 1
         event = Event(self._last, kind, data, self._sent)
         self._events.append(event)
-        if self._tail is not None:
-            self._tail.add((self._run, event.id, kind, data))
+        if self._crash_log is not None:
+            self._crash_log.add((self._run, event.id, kind, data))
         self._memory += event.size
         self._charge(event.size)
         if self._memory > MEMORY_BYTES_SPILL and not self._spilling:
@@ -129,15 +129,15 @@ class Journal:
         if self._stored and self._memory > _ENDED_BYTES_KEPT:
             self._events.clear()  # else readers that do not read would hold them
         self._settled(self._last)
-        if self._tail is not None:
-            self._tail.leave(self)
+        if self._crash_log is not None:
+            self._crash_log.leave(self)
         self._wake()
 
     def stored(self) -> None:
         """The end is in the database, and with it everything: the tail need not tell it again."""
         self._stored = True
-        if self._tail is not None:
-            self._tail.add((self._run, ENDED, "", None))
+        if self._crash_log is not None:
+            self._crash_log.add((self._run, ENDED, "", None))
 
     def settle(self) -> "asyncio.Future[None]":
         """Write what is in memory to the database; the future is done when it is there."""
@@ -166,14 +166,14 @@ class Journal:
     async def events_after(self, after: int) -> list[Event]:
         """Return some of the events after an id, [] when there are none yet."""
         if after + 1 < self._first:
-            return await self._store.replays.after(self.tenant, self._run, after)
-        if self._tail is not None:
-            self._tail.flush()
+            return await self._store.stored_events.after(self.tenant, self._run, after)
+        if self._crash_log is not None:
+            self._crash_log.flush()
         return up_to_part(self._events, after + 1 - self._first)
 
     def cursor(self, after: int, until: int | None = None) -> Cursor:
         """Return a cursor over the events after an id."""
-        return Cursor(self._store.replays, self.tenant, self.events_after, after, until)
+        return Cursor(self._store.stored_events, self.tenant, self.events_after, after, until)
 
     async def wait_for_more(self) -> None:
         """Wait until an event was added or the journal finished."""
@@ -204,7 +204,7 @@ class Journal:
         return self._last + 1 - len(self._events)
 
     def _charge(self, size: int) -> None:
-        if self._tail is not None:
+        if self._crash_log is not None:
             self._charged += size
             self._store.disk.charge(self.tenant, size)
 
@@ -222,7 +222,7 @@ class Journal:
         self._credit_planned = False
         if self.finished or self._memory > MEMORY_BYTES_MAX:
             return
-        if self._tail is not None and self._store.disk.must_wait(self.tenant):
+        if self._crash_log is not None and self._store.disk.must_wait(self.tenant):
             return  # the program waits for room on the disk
         taken = min((reader.taken for reader in self._readers), default=self._sent)
         if taken > self._credited:
@@ -268,7 +268,7 @@ class Journal:
 class LiveReader:
     """A reader of a journal. `taken`: message bytes that it is known to have taken."""
 
-    def __init__(self, journal: Journal, after: int, taken: int) -> None:
+    def __init__(self, journal: EventStream, after: int, taken: int) -> None:
         self.taken = taken
         self._journal = journal
         self._cursor = journal.cursor(after)
@@ -318,9 +318,9 @@ def stored_cursor(store: Store, run: int, after: int, tenant: str) -> Cursor:
     """Return a cursor over the stored events of a run."""
 
     async def fetch(after: int) -> list[Event]:
-        return await store.replays.after(tenant, run, after)
+        return await store.stored_events.after(tenant, run, after)
 
-    return Cursor(store.replays, tenant, fetch, after)
+    return Cursor(store.stored_events, tenant, fetch, after)
 
 
 def insert_events(connection: Connection, run: int, row: tuple[int, bytes]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from symphony_kernel.protocol.limits import SEND_WINDOW_BYTES
 
-from symphony_runtime.gateway.runs.events.stream import Journal
+from symphony_runtime.gateway.runs.events.stream import EventStream
 from symphony_runtime.gateway.storage.store import Store
 
 _CREDIT_BYTES = SEND_WINDOW_BYTES // 4  # credit goes in such lots: most runs end before the first
@@ -24,7 +24,7 @@ class Listener(Protocol):
         """The run has ended; nothing follows."""
 
 
-class Tape(Journal):
+class UnsavedEvents(EventStream):
     """A journal that hands messages on instead of holding them; whoever else looks sees none."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Tape(Journal):
         self._taken = 0
 
     def append(self, kind: str, data: Any) -> None:
-        """See `Journal`."""
+        """See `EventStream`."""
         if kind == "message":
             self._sent += len(data)
             self._listener.message(data)
@@ -50,7 +50,7 @@ class Tape(Journal):
             self._credited = self._taken
 
     def finish(self, finals: list[tuple[str, Any]]) -> None:
-        """See `Journal`."""
+        """See `EventStream`."""
         super().finish(finals)
         self._listener.ended()
 

@@ -173,7 +173,7 @@ def test_a_call_ends_with_its_time(tmp_path: Path) -> None:
         # The server is told, and takes others' calls.
         await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
         assert (await ask(client, "tool", {"name": "t.echo"})).value["ok"]
-        assert house.gateway.services.runs.outside.statistics()["calls"] == 0
+        assert house.gateway.services.runs.egress.statistics()["calls"] == 0
 
     with_tools(tmp_path, scenario)
 
@@ -192,7 +192,7 @@ def test_a_killed_run_ends_its_call(tmp_path: Path) -> None:
         await until(lambda: "call sleep" in calls_of(tmp_path))
         await client.cancel(run)
         await until(lambda: "notifications/cancelled" in calls_of(tmp_path))
-        await until(lambda: house.gateway.services.runs.outside.statistics()["calls"] == 0)
+        await until(lambda: house.gateway.services.runs.egress.statistics()["calls"] == 0)
 
     with_tools(tmp_path, scenario)
 
@@ -241,7 +241,7 @@ def test_metrics_count_calls(tmp_path: Path) -> None:
         run = await start(client, "tool", SLEEP)
         await until(lambda: "call sleep" in calls_of(tmp_path))
         await client.cancel(run)
-        await until(lambda: house.gateway.services.runs.outside.statistics()["calls"] == 0)
+        await until(lambda: house.gateway.services.runs.egress.statistics()["calls"] == 0)
         series = await scrape(house.url, house.admin_key)
         for kind, count in (("tool", 6), ("tools", 1), ("http", 1)):
             assert value(series, "outside_calls_total", kind=kind) == count
@@ -300,8 +300,8 @@ def test_more_calls_than_at_once_wait_their_turn(tmp_path: Path) -> None:
         there = tmp_path / "there"
         request = {"name": "t.wait", "arguments": {"path": str(there)}}
         runs = [await start(client, "tool", request) for _ in range(4)]
-        outside = house.gateway.services.runs.outside
-        await until(lambda: outside.statistics()["calls"] == 4)
+        egress = house.gateway.services.runs.egress
+        await until(lambda: egress.statistics()["calls"] == 4)
         await until(lambda: calls_of(tmp_path).count("call wait") == 2)
         await asyncio.sleep(0.1)  # for a third one, if it were made
         assert calls_of(tmp_path).count("call wait") == 2
@@ -329,7 +329,7 @@ def test_a_cancelled_call_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Mo
         run = await start(client, "tool", never)
         await until(lambda: "call wait" in calls_of(tmp_path))
         await client.cancel(run)
-        await until(lambda: house.gateway.services.runs.outside.statistics()["calls"] == 0)
+        await until(lambda: house.gateway.services.runs.egress.statistics()["calls"] == 0)
         asked = await ask(client, "tool", {"name": "t.echo", "timeout_ms": 200})
         assert asked.errno == Errno.ETIMEDOUT
         assert calls_of(tmp_path).count("call echo") == 2

@@ -12,7 +12,7 @@ from symphony_runtime.gateway.openai.errors import OpenAIError
 from symphony_runtime.gateway.openai.requests.limits import Room
 from symphony_runtime.gateway.openai.requests.model import Model
 from symphony_runtime.gateway.openai.requests.parsing import (
-    Wanted,
+    ParsedRequest,
     model_of,
     parse_chat,
     parse_completion,
@@ -24,7 +24,7 @@ MODEL = Model("m", 1_000, (0, 7), 2_048, (3,))
 ROOM = Room.of(TenantLimits())
 
 
-def job(wanted: Wanted) -> dict[str, Any]:
+def job(wanted: ParsedRequest) -> dict[str, Any]:
     unpacked: dict[str, Any] = msgpack.unpackb(wanted.job, strict_map_key=False)
     return unpacked
 

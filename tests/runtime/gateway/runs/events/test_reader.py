@@ -96,13 +96,13 @@ def test_readers_of_one_tenant_share_rows_that_are_bounded_and_go_with_them(tmp_
         for cursor in cursors[100:]:
             (part,) = await cursor.next()
             assert len(part.data) == PART_BYTES
-        assert MIB < store.replays.held <= TENANT_REPLAY_BYTES_MAX
+        assert MIB < store.stored_events.held <= TENANT_REPLAY_BYTES_MAX
         # Who comes back finds the rest, whether it is still there or not.
         assert (await cursors[100].next())[0].data == bytes(PART_BYTES)
         for cursor in cursors:
             cursor.close()
             cursor.close()
-        assert store.replays.held == 0
+        assert store.stored_events.held == 0
 
     with_store(tmp_path, scenario)
 
@@ -123,12 +123,12 @@ def test_keeping_a_row_looks_at_none_of_the_others(
         cursor = stored_cursor(store, 1, 0, "a")
         for first in range(1, 4_000, 100):
             looked.clear()
-            await store.replays.after("a", 1, first - 1)
+            await store.stored_events.after("a", 1, first - 1)
             assert sum(looked) <= 200, "the row, and one that makes room for it"
-            held = sum(map(size, store.replays._rows["a"].values()))
-            assert store.replays.held == held
-        store.replays._keep("a", (1, first), [])  # in place of the last one
-        assert store.replays.held == held - 100 * Event(1, "message", bytes(100), 0).size
+            held = sum(map(size, store.stored_events._rows["a"].values()))
+            assert store.stored_events.held == held
+        store.stored_events._keep("a", (1, first), [])  # in place of the last one
+        assert store.stored_events.held == held - 100 * Event(1, "message", bytes(100), 0).size
         cursor.close()
 
     with_store(tmp_path, scenario)
@@ -168,9 +168,9 @@ def test_a_cursor_ends_where_it_is_told_and_whole_events_come_together(tmp_path:
         await keep(store, 1, messages, at_once=250)
 
         async def fetch(after: int) -> list[Event]:
-            return await store.replays.after("a", 1, after)
+            return await store.stored_events.after("a", 1, after)
 
-        cursor = Cursor(store.replays, "a", fetch, 10, until=700)
+        cursor = Cursor(store.stored_events, "a", fetch, 10, until=700)
         batches = []
         while events := await cursor.next():
             batches.append([event.id for event in events])

@@ -8,7 +8,7 @@ from symphony_runtime.gateway.runs.events.reader import PART_BYTES, Cursor, Even
 from symphony_runtime.gateway.runs.events.reader import read_all as read_cursor
 from symphony_runtime.gateway.runs.events.stream import (
     MEMORY_BYTES_MAX,
-    Journal,
+    EventStream,
     Reader,
     StoredReader,
     insert_events,
@@ -22,20 +22,22 @@ FINALS = [("usage", {"cpu_ms": 1}), ("status", {"status": "exited"})]
 
 
 def run_with_store(
-    tmp_path: Path, scenario: Callable[[Store, Journal, list[int]], Awaitable[None]], url: str = ""
+    tmp_path: Path,
+    scenario: Callable[[Store, EventStream, list[int]], Awaitable[None]],
+    url: str = "",
 ) -> None:
     async def main() -> None:
         store = Store(tmp_path / "db", url)
         credited: list[int] = []
         try:
-            await scenario(store, Journal(store, RUN, credited.append), credited)
+            await scenario(store, EventStream(store, RUN, credited.append), credited)
         finally:
             await store.close()
 
     asyncio.run(main())
 
 
-async def finish(store: Store, journal: Journal) -> None:
+async def finish(store: Store, journal: EventStream) -> None:
     row = journal.seal(FINALS)
     await store.write(lambda connection: insert_events(connection, RUN, row))
     journal.finish(FINALS)
@@ -77,7 +79,7 @@ async def settle() -> None:
 
 
 def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> None:
-    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+    async def scenario(store: Store, journal: EventStream, _: list[int]) -> None:
         messages = [bytes([n % 256]) * 1000 for n in range(1000)]  # a megabyte: most is spilled
         live = asyncio.create_task(read_all(journal.open(0)))
         for number, message in enumerate(messages):
@@ -101,7 +103,7 @@ def test_live_and_stored_readers_see_the_same_from_any_point(tmp_path: Path) -> 
 
 
 def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) -> None:
-    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+    async def scenario(store: Store, journal: EventStream, credited: list[int]) -> None:
         sent = 0
         for _ in range(200):
             # A worker sends as far as its credit goes.
@@ -118,7 +120,7 @@ def test_memory_stays_bounded_and_credit_waits_for_the_database(tmp_path: Path) 
 
 
 def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -> None:
-    async def scenario(_: Store, journal: Journal, credited: list[int]) -> None:
+    async def scenario(_: Store, journal: EventStream, credited: list[int]) -> None:
         journal.append("message", b"12345")
         await settle()
         assert sum(credited) == 5  # nobody reads: nobody is waited for
@@ -140,7 +142,7 @@ def test_the_slowest_reader_decides_and_an_absent_one_does_not(tmp_path: Path) -
 
 
 def test_a_reader_that_joins_late_does_not_stop_the_credit_for_good(tmp_path: Path) -> None:
-    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+    async def scenario(store: Store, journal: EventStream, credited: list[int]) -> None:
         for _ in range(20):
             journal.append("message", bytes(30_000))
             await asyncio.sleep(0.01)
@@ -179,7 +181,7 @@ def fail_spills(monkeypatch: pytest.MonkeyPatch, store: Store, failures: int) ->
 def test_an_end_while_a_spill_fails_leaves_no_hole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+    async def scenario(store: Store, journal: EventStream, _: list[int]) -> None:
         fail_spills(monkeypatch, store, 1)
         for _n in range(20):
             journal.append("message", bytes(10_000))
@@ -196,7 +198,7 @@ def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
 ) -> None:
     monkeypatch.setattr(journals, "_AGAIN_SECONDS", 0.1)
 
-    async def scenario(store: Store, journal: Journal, credited: list[int]) -> None:
+    async def scenario(store: Store, journal: EventStream, credited: list[int]) -> None:
         fail_spills(monkeypatch, store, 3)
         for _n in range(30):
             journal.append("message", bytes(10_000))
@@ -216,7 +218,7 @@ def test_a_spill_that_fails_is_tried_again_and_holds_up_the_run_no_longer(
 def test_an_end_while_events_are_on_their_way_to_the_database(
     tmp_path: Path, store_url: str
 ) -> None:
-    async def scenario(store: Store, journal: Journal, _: list[int]) -> None:
+    async def scenario(store: Store, journal: EventStream, _: list[int]) -> None:
         for _n in range(20):  # the first of them spill at once, the rest wait for that
             journal.append("message", bytes(100_000))
         await finish(store, journal)
