@@ -123,11 +123,9 @@ async def serve(
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
         administration.attach(runs)
-        cpu_reporter = compiler.account = CpuReporter(runs, kernel, store)
+        cpu = compiler.account = CpuReporter(runs, kernel, store)
         progress = progress or StartupProgress()
-        workers = WorkerLinks(
-            config.socket, config.secrets, cpu_reporter, processes, progress.silent
-        )
+        workers = WorkerLinks(config.socket, config.secrets, cpu, processes, progress.silent)
         runs.attach(kernel, workers)
         if store.shared:
             holders = deletion, administration, programs
@@ -141,7 +139,7 @@ async def serve(
         _beside(stack, kernel.run())
         services = Services(
             keys, programs, runs, store, channels, KernelMetrics(kernel), progress, administration,
-            RateLimiters(limits, figures.hit), idempotency, vault, retention, deletion, cpu_reporter,
+            RateLimiters(limits, figures.hit), idempotency, vault, retention, deletion, cpu,
             DataDirectory(config.data_dir, ["symphony.sqlite"]),
             connections=administration.connections, slow=_slow_clients(config),
         )  # fmt: skip

@@ -105,7 +105,7 @@ class House:
             assert not self.worker.faults
         await asyncio.sleep(0.01)  # the kernel hears of the ends
         await self.stop_kernel()
-        assert not self._unheard
+        assert not self._unheard, self._unheard
         assert not undocumented(self.gateway.services.runs.figures.responses)
 
     async def start_kernel(self) -> None:

@@ -71,7 +71,7 @@ def spin(seconds: float) -> None:
 
 def make(tenants: int) -> tuple[CpuReporter, Runs, Kernel]:
     runs, kernel = Runs(tenants), Kernel()
-    store = cast(Store, SimpleNamespace(tail=SimpleNamespace()))
+    store = cast(Store, SimpleNamespace(crash_log=SimpleNamespace()))
     return CpuReporter(runs, cast(KernelLink, kernel), store), runs, kernel
 
 
