@@ -161,7 +161,7 @@ class _StepSpace:
         if request.options.parents is None:
             most = min(most, max(plan.tokens - self.load.tokens, 0))
             if turn is not None and request.count > 1 and not behind:
-                most = min(most, int(turn.tokens))
+                most = min(most, max(int(turn.tokens), 0))  # below 0 behind a row that did not fit
         count = most
         while count > 0 and not self._fits(plan, turn, request, count):
             whole = request.count == 1 or request.options.parents is not None
@@ -382,6 +382,7 @@ class Batcher:
                 chunk = chunks[request] = Chunk(request, request.placed, 0)
                 if request.matcher is not None:  # not before: others wait for pages, or frames
                     room.masks += room.mask
+            assert count > 0
             room.took(request, count, not chunk.count)
             queue.serve(count)
             chunk.count += count
