@@ -115,10 +115,9 @@ async def serve(
         egress = await _open_outside(config, vault, stack)
         load = ServerLoad(lambda: kernel.ask("waiting"))
         stack.push_async_callback(load.stop)
-        admission = Admission(_admitted(config), load, MemoryGuard())
         runs = Runs(
-            store, programs, channels, config, boot, retention, egress, admission, administration,
-            limits, figures,
+            store, programs, channels, config, boot, retention, egress,
+            Admission(_admitted(config), load, MemoryGuard()), administration, limits, figures,
         )  # fmt: skip
         kernel = KernelLink(config.kernel_socket, config.secret, runs, config.kernel_wait_seconds)
         kernel.on_linked = lambda: administration.tell_weights(kernel)
