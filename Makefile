@@ -81,12 +81,13 @@ serve: $(VENV)/installed build/native build/compiled
 	@$(RUNNING) symphony serve --data-dir .data
 
 check: $(VENV)/installed
-	@echo "== check: format, lint, types, import direction (about a minute)"
+	@echo "== check: format, lint, types, import direction, words (about a minute)"
 	@$(RUNNING) ruff format --check .
 	@$(RUNNING) ruff check .
 	@$(RUNNING) mypy
 	@$(RUNNING) lint-imports
 	@$(RUNNING) python tools/import_cycles.py
+	@$(RUNNING) python tools/words.py
 
 format: $(VENV)/installed
 	@$(RUNNING) ruff format .
