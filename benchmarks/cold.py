@@ -1,7 +1,7 @@
 """Cold caches: what a role costs beside a model, measured without one.
 
-A model streams its weights through the caches with each step, so that whoever wakes up between two
-steps finds nothing of his own in them: the same code takes several times as long as when it runs
+A model streams its weights through the caches with each step, so that a thread that wakes up
+between two steps finds nothing of its own in them: the same code takes several times as long as when it runs
 again and again. Here all caches are filled with something else before each turn of a role, and the
 time that this takes is not counted.
 """
@@ -18,7 +18,7 @@ from symphony_kernel.platform.clock import RealClock
 
 BYTES = 96 << 20  # more than the caches of any machine that this is run on hold
 _HOPS = 4  # of the loop, within which a role answers what it was told
-_LOT = 3  # steps of generations that are told of together, at 16 streams of a small model
+_LOT = 3  # steps of generations that are reported together, at 16 streams of a small model
 _CONTEXT = 32_768
 
 
@@ -30,7 +30,7 @@ class Cold:
         self.seconds = 0.0
 
     def flush(self) -> None:
-        """Fill all caches with what nobody wants."""
+        """Fill all caches with unused data."""
         began = time.thread_time()
         self._memory.max()
         self.seconds += time.thread_time() - began
@@ -40,7 +40,7 @@ class ColdDevice(SimulatedExecutor):
     """A device that goes from step to step by itself, as a model does, and takes the caches.
 
     A step takes no time that counts. Its results are constants, and it ends when the loop has had
-    some turns since the one before: so whoever answers that one does so while this one computes.
+    some turns since the one before: so the answer to that one is made while this one computes.
     """
 
     def __init__(self, cold: Cold, pages: int) -> None:
@@ -48,7 +48,7 @@ class ColdDevice(SimulatedExecutor):
         super().__init__(RealClock(), pages, model, hashed=False)
         self._cold = cold
         self._given: deque[tuple[Batch, StepFuture[Results]]] = deque()
-        self._held: list[tuple[StepFuture[Results], Results]] = []  # of a lot, not told of yet
+        self._held: list[tuple[StepFuture[Results], Results]] = []  # not reported yet
         self._hops = 0
         self._begun = False
         self.follows = True

@@ -142,7 +142,7 @@ async def step_seconds(
     """Return the time between two tokens of a stream, on average over all of them, and the
     processor time of a step, prompts and all.
 
-    The time from the fourth token on: all are there then. Ends of steps may be told of late and
+    The time from the fourth token on: all are there then. Ends of steps may be reported late and
     together, and streams may take turns in two groups: neither matters to a mean over whole
     streams. Each turn has prompts and seeds of its own: no text has been seen before.
     """

@@ -12,7 +12,7 @@ TENANT = "tenant"
 
 
 class KernelClient:
-    """Asks a kernel over a link that nobody receives from yet."""
+    """Asks a kernel over a link without a receiver."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

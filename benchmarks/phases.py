@@ -110,7 +110,7 @@ def main() -> None:
 async def _measure(executors: dict[str, TorchExecutor], repeats: int) -> None:
     for name, (count, new, start) in _STEPS.items():
         step = batch(count, new, start)
-        # By turns: the machine's speed moves.
+        # Interleaved: the machine's speed moves.
         found = {kind: await least(each, step, repeats) for kind, each in executors.items()}
         _print(name, count * new, found)
     for executor in executors.values():

@@ -15,7 +15,7 @@ devices. With --real: the tiny model on this machine in fp32, rounds interleaved
 Outputs are compared, and must be the same to the last token.
 
 In virtual time each figure stands beside the most that the device itself allows with so many frames
-(`most_tokens_a_second`): what the schedulers and the pager lose is what is missing to that.
+(`most_tokens_a_second`): what the schedulers and admission lose is what is missing to that.
 """
 
 import argparse
@@ -77,7 +77,7 @@ class Measured:
 
 
 def most_tokens_a_second(costs: CostModel, load: Load, frames: int) -> float:
-    """Return the most tokens a second of runs that generate all the time, whatever the pager does.
+    """Return the most tokens a second that runs can generate under any admission policy.
 
     Each token needs its file's pages in the step that computes it, so the steps have at least as
     many pages as all tokens together, over the frames; and each run has its tokens one behind the

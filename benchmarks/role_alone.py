@@ -4,12 +4,12 @@
 
 What a pred costs the kernel, or the worker, of its processor's time: all frames are made before the
 clock starts, and all LIPs make their preds at the same pace, so that each turn of the role takes a
-frame with one pred (or one reply) for each of them. The least of several rounds, since whatever
-else the machine does only adds. With another checkout beside this one, run both by turns.
+frame with one pred (or one reply) for each of them. The least of several rounds, since other
+work of the machine only adds. With another checkout beside this one, run both in turn.
 
 With --cold the caches are emptied before each frame that the role takes, and in the kernel before
 each step's end, too (`benchmarks.cold`): so it is beside a model. The kernel guesses preds then, as
-with a model, and also makes generations, of which each LIP has one that nobody takes from.
+with a model, and also makes generations, of which each LIP has one that is not taken from.
 """
 
 import asyncio

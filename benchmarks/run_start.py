@@ -4,7 +4,7 @@
 
 A program that sends one message, started and streamed over HTTP; the device is simulated. A run
 that is kept is stored, with a flush to the disk, before it begins. With --at the servers that run
-in some data directories are measured by turns, round by round, in the order given and then in the
+in some data directories are measured in turn, round by round, in the order given and then in the
 other one: of several versions, say, which flush to the same disk.
 """
 

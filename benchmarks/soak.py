@@ -113,7 +113,7 @@ PROGRAMS = {
 @dataclass(frozen=True, slots=True)
 class Visitor:
     """Who makes runs: through our client, or as a client of OpenAI's (model "": the server has no
-    tokenizer, so nobody comes so)."""
+    tokenizer, so no client comes so)."""
 
     client: Client
     session: aiohttp.ClientSession
@@ -294,7 +294,7 @@ async def soak_server(soak: Soak) -> dict[str, float]:
 
 
 def left_over(end: dict[str, float]) -> list[str]:
-    """Return what nobody gave back. The one file is the one that runs have named."""
+    """Return what was not given back. The one file is the one that runs have named."""
     wanted = {"kernel instances": 0, "kernel handles": 0, "kernel files": 1, "kernel names": 1,
               "kernel pages held": 2, "gateway runs live": 0}  # fmt: skip
     return [f"{name} is {end[name]:g}, not {n}" for name, n in wanted.items() if end[name] != n]

@@ -189,7 +189,7 @@ def measure(model: Path) -> dict[str, Any]:
 
 
 def _steps() -> dict[str, dict[str, float]]:
-    """Return what a step takes by kind and by open files: the least of some rounds by turns."""
+    """Return what a step takes by kind and by open files: the least of some interleaved rounds."""
     found: dict[str, dict[str, float]] = {"on the device": {}, "evicted": {}}
     for _ in range(ROUNDS):
         for kind, steps in found.items():

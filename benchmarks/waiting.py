@@ -65,7 +65,7 @@ HANDLE = 1 << 16
 
 # --- Rules ---------------------------------------------------------------------------------------
 class AtOnce(Anticipation):
-    """Nobody is waited for."""
+    """No LIP is waited for."""
 
     def wait_seconds(self, now: float, ready: Ready) -> float:  # noqa: ARG002
         """Return 0."""
@@ -73,7 +73,7 @@ class AtOnce(Anticipation):
 
 
 class All(Anticipation):
-    """Everybody is waited for, for as long as the last step took."""
+    """All LIPs are waited for, for as long as the last step took."""
 
     def wait_seconds(self, now: float, ready: Ready) -> float:  # noqa: ARG002
         """Return what is left of the bound."""

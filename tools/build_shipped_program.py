@@ -4,7 +4,7 @@
 
 The Wasm is committed, so that a server needs no Rust. `program/built.json` beside its source names
 the compiler and the hashes of the source (the SDK's included) and of the result: a test compares
-them, and so tells where somebody changed the one without the other.
+them, and so tells where a commit changed the one without the other.
 
 The compiler is called without cargo, whose names for things depend on where the sources lie: so the
 same source and compiler give the same bytes everywhere.

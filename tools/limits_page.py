@@ -1,7 +1,7 @@
 """The tables of docs/limits.md, made of the limits module (`python -m` of this module).
 
 Those of `limit_table` first, one for each thing that is limited. Then the bounds that are the same
-for everybody: the numbers of `limits` whose names end in _MAX or _MIN and that no row is about,
+for all tenants: the numbers of `limits` whose names end in _MAX or _MIN and that no row is about,
 with what their comments say.
 """
 
@@ -56,7 +56,7 @@ def numbers() -> Iterator[Number]:
 
 
 def bounds() -> list[Number]:
-    """Return those that bound somebody and are the same for everybody."""
+    """Return the bounds that a caller can meet and that are the same for all tenants."""
     rows = {
         node.attr
         for node in ast.walk(ast.parse(inspect.getsource(limit_table)))
@@ -78,7 +78,7 @@ def limits_page() -> str:
 
 
 def bounds_page() -> str:
-    """Return the tables of the bounds that are the same for everybody, one for each part."""
+    """Return the tables of the bounds that are the same for all tenants, one for each part."""
     parts: dict[str, list[str]] = {}
     for each in bounds():
         rows = parts.setdefault(each.part, [])

@@ -2,8 +2,10 @@
 
 The last column of the glossary's tables lists, for each term, words that must not stand for it:
 `guess` in scheduler   a part of an identifier, in the package of that name or below it
-draft                  a word of prose and a part of an identifier, everywhere
-Prose is documentation, docstrings and comments. Each hit is printed as FILE:LINE: WORD.
+draft                  a word of prose, and a part of an identifier
+
+Identifiers are those of the kernel and the runtime. Prose is documentation, docstrings and
+comments. Each hit is printed as FILE:LINE: WORD.
 """
 
 import io
@@ -85,7 +87,7 @@ def texts_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
 
 def names_of(path: Path, source: str) -> Iterator[tuple[int, str]]:
     """Yield each identifier of a Python file, with its line's number."""
-    if path.suffix == ".py":
+    if path.suffix == ".py" and path.parts[0] in ("kernel", "runtime"):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type == tokenize.NAME:
                 yield token.start[0], token.string

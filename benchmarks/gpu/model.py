@@ -139,7 +139,7 @@ class Pool:
     """Pages of an executor, to be handed out."""
 
     def __init__(self, pages: int) -> None:
-        # In no order: whatever only works for pages one behind the other is to show.
+        # In no order: code that only works for pages one behind the other is to show.
         self._free = np.random.default_rng(7).permutation(pages).astype(np.int32)
 
     def table(self, entries: int) -> Int32:

@@ -23,7 +23,7 @@ HOST_SLOTS = 64
 _LOGITS = PredOptions(at="all", get=Get.LOGITS)
 _NOTHING = PredOptions(get=Get.NONE)
 _YARDSTICKS = 2.0
-_ERROR_MIN = 1e-4  # below that nobody looks
+_ERROR_MIN = 1e-4  # smaller ones are not looked at
 
 
 @dataclass(frozen=True, slots=True)

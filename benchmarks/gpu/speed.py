@@ -132,7 +132,7 @@ def measure_idle(
     profile.export_chrome_trace(str(trace))
     busy, span = busy_seconds(json.loads(trace.read_text(encoding="utf-8")))
     idle = None if not span else 1 - busy / span
-    # Watching costs the host time: beside it, what was busy against a step that nobody watched.
+    # Watching costs the host time: beside it, what was busy against a step that is not watched.
     unwatched = None if not span else 1 - busy / (alone * steps)
     return Finding(
         "idle", model.name, f"{rows} rows",

@@ -4,7 +4,7 @@
         --workloads one,prefill,sixteen --rounds 5 --out results
 
 starts the servers one after the other, lets each answer a little of everything, and then drives
-them by turns, one at a time while the others are stopped. All get the same prompts, no two of
+them in turn, one at a time while the others are stopped. All get the same prompts, no two of
 which are alike, and must make exactly the tokens asked for. Between the rounds the machine's own
 limits are measured. --out gets serving-MODEL.json (every request), .md (tables), .svg and .png.
 

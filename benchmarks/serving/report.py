@@ -30,7 +30,7 @@ class Cell:
         requests: How many were measured.
         chunks: Chunks of text a token; well below 1 where a server sends several together.
         client_share: Of one core that the client took, in its busiest round.
-        others_share: Of the machine that somebody else took, median.
+        others_share: Of the machine that other processes took, median.
         cpu_seconds: Of the server a round, median.
         memory: Bytes that the server held, most.
         shares: In the workload's column, of the floor of each round; 1 is the floor.

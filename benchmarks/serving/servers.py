@@ -28,7 +28,7 @@ _KV_BLOCK = 64  # tokens of a block of transformers
 
 
 class ServerError(Exception):
-    """A server cannot be started; the words are for whoever ordered it."""
+    """A server cannot be started; the words are for the user who ordered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Setting:
 
 @dataclass(slots=True)
 class Server:
-    """A server to be measured. `process` is None for one that somebody else runs."""
+    """A server to be measured. `process` is None for one that was started elsewhere."""
 
     endpoint: Endpoint
     process: subprocess.Popen[bytes] | None = None

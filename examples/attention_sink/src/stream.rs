@@ -9,7 +9,7 @@ pub struct Stream {
     pub kv: KvFile,
     /// Those entries' tokens.
     pub tokens: Vec<u32>,
-    /// How many of the first tokens stay: models lean on them, whatever they are.
+    /// How many of the first tokens stay: models lean on them, regardless of their text.
     pub sinks: usize,
     /// How many of the last ones stay.
     pub window: usize,

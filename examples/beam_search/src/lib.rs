@@ -117,7 +117,7 @@ impl Search {
                     finished.push(self.hypothesis(tokens, candidate.logprob));
                 }
             } else if next.len() < self.beams {
-                // A fork shares the parent's pages; what nobody forked goes with `live`.
+                // A fork shares the parent's pages; pages without a fork go with `live`.
                 next.push(Beam { kv: parent.kv.fork()?, tokens, logprob: candidate.logprob });
             }
         }

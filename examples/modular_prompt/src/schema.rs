@@ -9,7 +9,7 @@ pub struct Schema {
     modules: Vec<Module>,
     /// Where the next module's positions begin.
     end: u32,
-    /// Tokens of modules that were computed since somebody asked.
+    /// Tokens of modules that were computed since the last question.
     computed: u64,
 }
 

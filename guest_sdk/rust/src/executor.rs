@@ -50,7 +50,7 @@ enum State {
     Failed(Errno),
     /// Done when the ticket was made.
     Given(Option<Given>),
-    /// Under way, and nobody has awaited it.
+    /// Under way, and not awaited yet.
     Started(i32),
     /// Under way or done; the reactor keeps it in this slot.
     Registered(usize),

@@ -72,7 +72,7 @@ impl Input {
         Ok(Input { given: Value::Map(pairs) })
     }
 
-    /// The value under a name, whatever it is.
+    /// The value under a name, of any type.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.given.get(name).filter(|value| **value != Value::Nil)
     }

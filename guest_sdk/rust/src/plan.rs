@@ -30,7 +30,7 @@ impl Plan {
         Plan { max_tokens, sampler: Sampler::Greedy, stop_texts: Vec::new(), exact: false }
     }
 
-    /// With `true`, exactly as many tokens as given, whatever they say: neither the model's end of a
+    /// With `true`, exactly as many tokens as given, regardless of their text: neither the model's end of a
     /// text nor a text to stop at counts. For measurements, where lengths have to be equal.
     pub fn exact(mut self, exact: bool) -> Plan {
         self.exact = exact;

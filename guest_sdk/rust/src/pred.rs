@@ -29,7 +29,7 @@ pub struct Scored {
     pub best: Vec<Choice>,
 }
 
-/// How to draw a token. The same seed, tokens and options give the same token, whatever else the
+/// How to draw a token. The same seed, tokens and options give the same token, regardless of what else the
 /// server computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {

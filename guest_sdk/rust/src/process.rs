@@ -53,7 +53,7 @@ pub async fn recv_open() -> Result<Option<Vec<u8>>> {
 /// How much a line of the log matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// For whoever wrote the program.
+    /// For the author of the program.
     Debug = 0,
     /// What went on.
     Info = 1,
@@ -66,7 +66,7 @@ pub enum Level {
 /// Keeps a line with the run. A log that is full drops it.
 pub fn log(level: Level, line: impl AsRef<str>) {
     let line = line.as_ref();
-    // There is nobody to tell that the log is full.
+    // No caller can be told that the log is full.
     let _ = unsafe { raw::log(level as i32, line.as_ptr(), line.len()) };
 }
 

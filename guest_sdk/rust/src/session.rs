@@ -160,7 +160,7 @@ impl Session {
         if max == 0 {
             return Ok(nothing());
         }
-        // Nobody looks at single tokens, so the program is woken as seldom as may be.
+        // No code looks at single tokens, so the program is woken as seldom as may be.
         let lot = max.min(LOT) as u32;
         let generate = self.kv.generate(&pending).max(max as u32).stop(&ends).ahead(lot).lot(lot);
         let choices = plan.sampler.begin(generate).rest().await?;

@@ -96,7 +96,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Documents come from files, each computed alone, whatever stands before it in the prompt.
+    /// Documents come from files, each computed alone, regardless of what stands before it in the prompt.
     async fn answer_from_files(
         &self,
         question: &Question,

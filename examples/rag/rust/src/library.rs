@@ -23,7 +23,7 @@ struct Document {
     tokens: Vec<u32>,
     /// Held while it is kept.
     kept: Option<Rc<KvFile>>,
-    /// There is one while somebody uses it.
+    /// There is one while it is in use.
     file: Weak<KvFile>,
     /// How often it was asked for, as of question `asked`; older questions count less.
     asks: f64,
@@ -86,7 +86,7 @@ impl Library {
             <= self.hold_tokens
     }
 
-    /// The files of documents. What is in none is begun; whoever reads it waits in the server.
+    /// The files of documents. What is in none is begun; a reader waits in the server.
     pub fn take(&mut self, wanted: &[usize]) -> Result<Taken> {
         let mut taken = Taken { files: Vec::new(), computing: Vec::new() };
         self.questions += 1;

@@ -1,4 +1,4 @@
-// Marks what it writes, so that whoever has the secret can tell it from other texts; and tells.
+// Marks what it writes, so that the holder of the secret can tell it from other texts; and tells.
 
 import {
   Json, JsonObject, KvFile, Plan, Pred, Task, Ticket, check, detokenize, fail, inputText, modelInfo,

@@ -5,7 +5,7 @@ use std::f64::consts::LN_2;
 use symphony::pred::TokenSet;
 
 /// How many tokens before a place choose its green list. One would let the few commonest pairs of a
-/// language, green by accident, mark everybody's texts.
+/// language, green by accident, mark all texts.
 pub const WIDTH: usize = 2;
 
 /// Who has the secret can mark texts, and tell that they are marked.
@@ -100,7 +100,7 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
 }
 
-/// SipHash-2-4 of whole words (Aumasson and Bernstein, 2012): without the key nothing can be told of
+/// SipHash-2-4 of whole words (Aumasson and Bernstein, 2012): without the key nothing can be said of
 /// a list from others.
 fn sip_hash(key: (u64, u64), words: &[u64]) -> u64 {
     let mut v = [

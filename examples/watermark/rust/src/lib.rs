@@ -1,4 +1,4 @@
-//! Marks what it writes, so that whoever has the secret can tell it from other texts; and tells.
+//! Marks what it writes, so that the holder of the secret can tell it from other texts; and tells.
 
 mod green;
 
@@ -140,7 +140,7 @@ mod tests {
         assert!(told(marked, "counted") >= 190.0);
         assert_eq!(seen.passes_per_wait[1..], [2; 200], "both are one batch a step");
 
-        // Whoever has the text and the secret sees the same; with another secret there is nothing.
+        // The holder of text and secret sees the same; with another secret there is nothing.
         let decoded = json::decode(marked).unwrap();
         let text = json::quote(decoded.get("text").and_then(Value::as_str).unwrap());
         let again = play(&format!(r#"{{"secret": "s", "text": {}}}"#, text));
