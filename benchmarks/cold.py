@@ -1,9 +1,9 @@
 """Cold caches: what a role costs beside a model, measured without one.
 
 A model streams its weights through the caches with each step, so that a thread that wakes up
-between two steps finds nothing of its own in them: the same code takes several times as long as when it runs
-again and again. Here all caches are filled with something else before each turn of a role, and the
-time that this takes is not counted.
+between two steps finds nothing of its own in them: the same code takes several times as long as
+when it runs again and again. Here all caches are filled with something else before each turn of a
+role, and the time that this takes is not counted.
 """
 
 import asyncio
