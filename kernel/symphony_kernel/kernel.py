@@ -120,7 +120,7 @@ class Kernel:
         )
         self._maintenance = self._make_upkeep(options)
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
-        self._kvfs.tiers.arrived = self._kvfs.tiers.relieved = self._pages_arrived
+        self._kvfs.tiers.on_arrived = self._kvfs.tiers.on_spilled = self._pages_arrived
         self._over = asyncio.Event()  # closed, or gone wrong
         self._failure: BaseException | None = None
 

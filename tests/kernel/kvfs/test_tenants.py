@@ -74,10 +74,10 @@ def test_a_runs_own_limit_is_told_from_its_tenants() -> None:
 def test_places_off_the_device_have_limits_of_their_own() -> None:
     kvfs = make_kvfs(PAGES)
     account = kvfs.limit("t", {"kv_host_tokens": PAGE_TOKENS, "kv_disk_tokens": 0}).account
-    kvfs.ledger.allow_tier(account, host=1, disk=0)
+    kvfs.quotas.allow_tier(account, host=1, disk=0)
     for host, disk, limit in ((2, 0, "kv_host_tokens"), (0, 1, "kv_disk_tokens")):
         with pytest.raises(LimitError) as refused:
-            kvfs.ledger.allow_tier(account, host, disk)
+            kvfs.quotas.allow_tier(account, host, disk)
         assert refused.value.limit == limit
 
 

@@ -2,17 +2,16 @@
 
     tokens      U32 [entries]
     positions   I32 [entries]
-    lineage     U8 [bytes]     how K and V come about where tokens and positions do not say it
+    lineage     U8 [bytes]     how K and V are computed where tokens and positions do not say it
     kv          F32, BF16 or U64 [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim]
 
-The last two need not be there. Metadata (all text, as the format has it) says what the file is, of
-which model, whose, and two digests: `digest` of the tensors' bytes, `check` of the other metadata.
-`seal` is `check` again, keyed: who does not know this server's key cannot make it, so what a sealed
-file says of itself is true even when it comes from outside (`plain`, lineage, and that K and V are
-those of the tokens). Slots behind the last entry are zero: what a recycled page held before never
-leaves the server.
+The last two are optional. Metadata (all text, as the format requires) gives the file's format,
+model and owner, and two digests: `digest` of the tensors' bytes, `check` of the other metadata.
+`seal` is `check` again, keyed: only this server knows the key, so the statements of a sealed file
+are true even if it was uploaded (`plain`, lineage, and that K and V are those of the tokens). Slots
+behind the last entry are zero: what a recycled page held before never leaves the server.
 
-Nothing in a file is believed before it was checked: a file may come from anybody.
+Everything in a file is checked before it is used: an upload may come from anyone.
 """
 
 import hashlib
@@ -56,16 +55,16 @@ _DTYPES: Final[dict[str, tuple["np.dtype[Any]", str, str]]] = {
 
 
 class FormatError(Exception):
-    """The file is broken, or none of these; in words."""
+    """The file is broken, or not a KV file."""
 
 
 class OtherModelError(Exception):
-    """The file's K and V are of another model, dtype or page layout; in words."""
+    """The file's K and V are of another model, dtype or page layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What K and V depend on besides tokens: equal in all, or they are worth nothing here."""
+    """What K and V depend on besides tokens: all of it must be equal for K and V to be used."""
 
     model: str
     weights: str  # digest of configuration and weights
@@ -77,7 +76,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What the tree of names knows of a file without its content."""
+    """A file's owner and name, without its content."""
 
     tenant: str
     path: str
@@ -88,10 +87,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file holds; `plain` as in `KVFile`. `kv` is None where it must be computed again.
+    """A file's content; `plain` as in `KVFile`. `kv` is None if it must be recomputed.
 
     `lineage` is a packed trail (`kvfs.lineage`), or empty: each entry saw exactly those before it.
-    What lies in `kv` behind the last entry is zeroed when it is written.
+    Writing zeroes what is in `kv` behind the last entry.
     """
 
     tokens: UInt32  # [entries]
@@ -102,7 +101,7 @@ class Content:
 
 
 def write(path: Path, label: Label, identity: Identity, content: Content, key: bytes = b"") -> None:
-    """Write a file, sealed with `key`, in place of any; OSError. It is not yet safe on disk."""
+    """Write a file, sealed with `key`, over any other; not yet safe on disk. OSError."""
     tensors = _tensors(identity, content)
     digest = hashlib.sha256()
     for array, _ in tensors.values():
@@ -132,15 +131,15 @@ def write(path: Path, label: Label, identity: Identity, content: Content, key: b
     }
     try:
         serialize_file(specs, path, metadata=metadata)
-    except SafetensorError as error:  # which is how the library tells of the system's errors
+    except SafetensorError as error:  # the library's form of the system's errors
         raise _os_error(error) from error
 
 
 def read_label(path: Path) -> Label:
-    """Return whose file this is, from its header alone.
+    """Return a file's owner and name, from its header alone.
 
     Raises:
-        FormatError: it is none that this server wrote; OSError.
+        FormatError: this server did not write it; OSError.
     """
     metadata = _read_header(path).metadata
     _verify(metadata)
@@ -157,7 +156,7 @@ def read_label(path: Path) -> Label:
 
 
 def read(path: Path, identity: Identity) -> Content:
-    """Return what a file of this server's holds; K and V only where they are of exactly this model.
+    """Return the content of this server's file; K and V only if they are of exactly this model.
 
     Raises:
         FormatError: it is broken; OSError.
@@ -168,34 +167,34 @@ def read(path: Path, identity: Identity) -> Content:
 
 
 def verify(path: Path) -> None:
-    """Look at all bytes of a file of this server's; FormatError: they are not what was written."""
+    """Check all bytes of this server's file; FormatError, OSError."""
     header = _read_header(path)
     _verify(header.metadata)
     if _digest(path, header) != header.metadata["digest"]:
         raise FormatError("its bytes are not those that were written")
 
 
-def read_foreign(path: Path, identity: Identity, key: bytes, *, rebuild: bool = False) -> Content:
-    """Return what a file from anybody holds. Only a sealed one is believed beyond its tokens:
+def read_upload(path: Path, identity: Identity, key: bytes, *, recompute: bool = False) -> Content:
+    """Return the content of an uploaded file, which is trusted beyond its tokens only if sealed.
 
-    of any other K and V are taken as they are, and nothing is derived from them; or, with
-    `rebuild`, they are left, and each entry is computed from those before it.
+    Other K and V are taken as they are, and nothing is computed from them. With `recompute` they
+    are ignored, and each entry is computed from those before it.
 
     Raises:
         FormatError: it is broken, or has no K and V; OtherModelError: its K and V are not of
-            exactly this model (never with `rebuild`); OSError.
+            exactly this model (never with `recompute`); OSError.
     """
     header = _read_header(path)
     metadata = header.metadata
-    if not rebuild and (differs := _differences(metadata, identity)):
+    if not recompute and (differs := _differences(metadata, identity)):
         raise OtherModelError(f"it is of another {' and another '.join(differs)}")
-    content = _read_content(path, header, identity, kv=not rebuild)
-    if _is_sealed(metadata, key) and not rebuild:
+    content = _read_content(path, header, identity, kv=not recompute)
+    if _is_sealed(metadata, key) and not recompute:
         return content
     tokens, positions, entries = content.tokens, content.positions, len(content.tokens)
     if content.kv is not None:
         return Content(tokens, positions, 0, pack([lost_trail(entries)]), content.kv)
-    if not rebuild:
+    if not recompute:
         raise FormatError("it has no K and V: ask for them to be computed from its tokens")
     plain = int(np.argmin(np.append(positions == np.arange(entries), False)))
     return Content(tokens, positions, plain)
@@ -230,7 +229,7 @@ def _clear_unused(kv: KV, entries: int) -> None:
 
 
 def _check(metadata: dict[str, str]) -> str:
-    """Return the digest of all metadata but itself."""
+    """Return the digest of all metadata but the digests of metadata."""
     kept = {key: value for key, value in metadata.items() if key not in ("check", "seal")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -240,7 +239,7 @@ def _seal(metadata: dict[str, str], key: bytes) -> str:
 
 
 def _os_error(error: SafetensorError) -> OSError:
-    """Return the system's error that the library has put into words."""
+    """Return the system's error that the library has turned into text."""
     words = str(error)
     number = words.rpartition("(os error ")[2].partition(")")[0]
     return OSError(int(number), words) if number.isdigit() else OSError(words)
@@ -271,7 +270,7 @@ def _read_header(path: Path) -> _Header:
         if length > KV_HEADER_BYTES_MAX:
             raise FormatError(f"its header has {length} bytes, at most {KV_HEADER_BYTES_MAX}")
         try:
-            # It looks at nothing but the header, and says whether that and the size agree.
+            # The library reads only the header, and compares it with the file's size.
             with safe_open(path, framework="np", backend="pread"):
                 values = json.loads(file.read(length))
         except (SafetensorError, ValueError, RecursionError) as error:
@@ -279,14 +278,14 @@ def _read_header(path: Path) -> _Header:
         size = os.fstat(file.fileno()).st_size
     if not isinstance(values, dict):
         raise FormatError("its header is no map")
-    metadata = values.pop("__metadata__", None) or {}  # null is none, says the library
+    metadata = values.pop("__metadata__", None) or {}  # the library accepts null
     base = _LENGTH.size + length
     tensors = {}
     for name, tensor in values.items():
-        if not isinstance(tensor, dict):  # the library takes an array of the values, too
+        if not isinstance(tensor, dict):  # the library also accepts an array of the values
             raise FormatError(f"its tensor {name[:64]!r} is no map")
         start, end = (base + offset for offset in tensor["data_offsets"])
-        # As the library has checked, unless a key stands there twice: then it saw another value.
+        # The library has checked this, but of a duplicate key it sees the other value.
         if not base <= start <= end <= size:
             raise FormatError("its tensors lie outside of it")
         tensors[name] = _Tensor(tensor["dtype"], tuple(tensor["shape"]), start, end)
@@ -361,7 +360,7 @@ def _check_tensors(header: _Header, identity: Identity) -> int:
 
 
 def _check_kv(header: _Header, entries: int) -> None:
-    """Compare the tensor of K and V with what the file says of its own layout."""
+    """Compare the tensor of K and V with the layout in the metadata."""
     kv = header.tensors["kv"]
     dtype = header.metadata.get("dtype", "")
     if dtype not in _DTYPES or kv.dtype != _DTYPES[dtype][2]:
@@ -373,7 +372,7 @@ def _check_kv(header: _Header, entries: int) -> None:
 
 
 def layout_of(shape: tuple[int, ...]) -> str:
-    """Return in words how a page of K and V ([layers, 2, n, tokens, kv_heads, head_dim]) lies."""
+    """Return the layout of a page of K and V ([layers, 2, n, tokens, kv_heads, head_dim])."""
     layers, _, _, tokens, heads, size = shape
     return f"layers={layers},page_tokens={tokens},kv_heads={heads},head_dim={size}"
 
@@ -386,7 +385,7 @@ def _check_entries(tokens: UInt32, positions: Int32, identity: Identity) -> None
 
 
 def _differences(metadata: dict[str, str], identity: Identity) -> list[str]:
-    """Return in words what of the file's model is not this server's."""
+    """Return which properties of the file's model are not this server's."""
     words = {"model": "model", "weights": "model", "dtype": "dtype", "layout": "page layout"}
     differs = [word for key, word in words.items() if metadata.get(key) != getattr(identity, key)]
     return list(dict.fromkeys(differs))
@@ -415,7 +414,7 @@ def _digest(path: Path, header: _Header) -> str:
 def _read_tensor(
     path: Path, header: _Header, name: str, dtype: "np.dtype[Any]"
 ) -> npt.NDArray[Any]:
-    """Return one tensor; unlike the library this lets other threads run meanwhile."""
+    """Return one tensor; unlike the library this releases the interpreter's lock meanwhile."""
     tensor = header.tensors[name]
     if math.prod(tensor.shape) * dtype.itemsize != tensor.end - tensor.start:
         raise FormatError(f"its {name} have not the size of their shape")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.kvfs.durable.disk_io import RefusedError
+from symphony_kernel.kvfs.durable.disk import RefusedError
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.spans import lost_trail
@@ -353,7 +353,7 @@ def test_flags_are_refused_where_nothing_backs_them(tmp_path: Path) -> None:
         assert refused(shop.save, "s", file, "a", public=True) is Errno.EACCES
         assert refused(shop.save, "s", file, "public/t/a") is Errno.EACCES
         assert refused(shop.remove, "r", "nothing") is Errno.ENOENT
-        shop.saving._disk = None
+        shop.saving.disk = None
         assert refused(shop.save, "s", file, "a") is Errno.ENOSYS
         shop.save("memory", file, "a", durable=False)
 
@@ -424,8 +424,8 @@ def test_names_end_when_their_time_has_come(tmp_path: Path) -> None:
 
 def put(shop: Shop, upload: Path, path: str, **given: Any) -> "asyncio.Future[Any]":
     ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    given = {"replace": True, "public": False, "expires_ms": 0, "rebuild": False, **given}
-    shop.saving.put("t", path, upload, ended.set_result, **given)
+    given = {"replace": True, "public": False, "expires_ms": 0, "recompute": False, **given}
+    shop.saving.put_upload("t", path, str(upload), ended.set_result, **given)
     return ended
 
 
@@ -455,7 +455,7 @@ def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
         assert error.kind == "other-model"
         await shop.finish()
         upload.write_bytes(whole)
-        assert await put(shop, upload, "d", rebuild=True) is None
+        assert await put(shop, upload, "d", recompute=True) is None
         assert (await shop.opened("d")).tokens.tolist() == list(range(20))
         await shop.finish()
         upload.write_bytes(b"\0" * 100)
