@@ -66,8 +66,8 @@ SINGLE: Final = (
         pool.PagePool,
         _as(
             None, "frames", "pages", "frame", "page", "unfilled", "frame_version", "absent",
-            "copies", "on_freeing", "sentinels", "_free", "_spares", "_marks", "_on_freed", "each_references",
-            "each_token", "each_position",
+            "copies", "on_freeing", "sentinels", "_free", "_spares", "_marks", "_on_freed",
+            "each_references", "each_token", "each_position",
         ),
     ),
     SnapshotClass(quotas.Quotas, _as(None, "_now", "count_tiers", "unrecomputable_max")),

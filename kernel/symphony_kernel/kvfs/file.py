@@ -177,7 +177,6 @@ class KVFile:
         return self._frames[:pages]
 
     def frame_of(self, entry: int) -> int:
-        """Return the frame of an entry's page; see `block_table`."""
         if self._frame_version != self._storage.pool.frame_version:
             self._look_up()
         return int(self._frames.item(entry // PAGE_TOKENS))
@@ -237,7 +236,6 @@ class KVFile:
         self.length = start + 1
 
     def unreserve(self) -> None:
-        """Release the pages after the present entries."""
         count = page_count(self.length)
         if count < self._count:
             self._shrink(count)
@@ -345,7 +343,7 @@ class KVFile:
     def _would_outgrow(self, tokens: UInt32, parents: Sequence[int], pages: int) -> bool:
         known, entries = self._known(), self.length + len(tokens)
         if known.may_add(2, entries) and known.scratch_pages + 4 * pages < self._storage.usable:
-            return False  # it stays within the bounds, whatever the tree depends on
+            return False  # with any dependencies of the tree
         if is_branch(parents):
             return False
         above = np.array(parents, np.int32)
@@ -505,7 +503,6 @@ class KVFile:
         return len(places)
 
     def truncate(self, length: int) -> None:
-        """Roll back to `length` entries."""
         assert 0 <= length <= self.length
         self._storage.on_edited(self)
         self.length = length

@@ -183,11 +183,6 @@ class KVFS:
         file.share(source)
         return file
 
-    def extract(self, file: KVFile, source: KVFile, entries: Int64) -> None:
-        """Fill an empty file with entries of `source` ([c] indices); ENOMEM, EDQUOT."""
-        assert file.length == 0
-        file.append(source, entries)
-
     def release_one(self, file: KVFile) -> None:
         """Release one reference, which is rarely the last one."""
         if file.references > 1:
@@ -332,10 +327,6 @@ class KVFS:
             theirs = np.unique(file.pages[wanted[file.pages]])
             self.quotas.move(theirs, file.owner.live())
             wanted[theirs] = False
-
-    def stat(self, tenant: str, path: str) -> NamedFile:
-        """Return a listing's record of one file. SyscallError ENOENT."""
-        return describe(path, self.named(tenant, path))
 
     def listing(
         self, tenant: str, prefix: str = "", after: str = "", limit: int = LIST_ITEMS_MAX + 1

@@ -94,7 +94,6 @@ class NameTree(Generic[T]):
         return old
 
     def remove(self, path: str) -> T | None:
-        """Remove a name; return its file."""
         file = self._files.pop(path, None)
         if file is not None:
             del self._paths[bisect_left(self._paths, path)]

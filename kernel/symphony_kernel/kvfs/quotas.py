@@ -9,8 +9,7 @@ Limits and usage are therefore in whole pages.
 The limits of an instance or run are on all tiers together: eviction gains it nothing. A tenant's
 limits are on each tier, at the account at the top of its chain: `pages` less `absent` on the
 device, `host` and `disk` slots elsewhere. The device's limit makes a tenant's own calls fail
-(EDQUOT). The others only steer where the kernel puts its pages (see `tiers`), and bound what a
-tenant requests itself (`Quotas.allow_tier`).
+(EDQUOT). The others only steer where the kernel puts its pages (see `tiers`).
 
 A page is *unrecomputable* while a file holds it that cannot be computed again: its lineage is lost,
 or the device is too small for it. Only a copy brings such a page back, so it needs a place. There
@@ -83,14 +82,7 @@ class TenantUsage:
             yield account
             account = account.parent
 
-    @property
-    def device_room(self) -> int:
-        """Pages that the tenant may still have on the device; may be negative."""
-        root = self.root
-        return root.pages_max - (root.pages - root.absent)
-
     def hit(self, limit: str) -> None:
-        """Count with the tenant that a limit was reached."""
         hits = self.root.hits
         hits[limit] = hits.get(limit, 0) + 1
 
@@ -169,18 +161,6 @@ class Quotas:
             if account is not None:
                 account.host = account.disk = 0
                 account.absent = account.pages if account.parent is None else 0
-
-    def allow_tier(self, account: TenantUsage, host: int, disk: int) -> None:
-        """Check that a tenant may have so many pages more on host and disk; SyscallError EDQUOT."""
-        root = account.root
-        for name, used, more, most in (
-            ("host", root.host, host, root.host_max),
-            ("disk", root.disk, disk, root.disk_max),
-        ):
-            if more and used + more > most:
-                root.hit(f"kv_{name}_tokens")
-                detail = f"{root.name} has {used} of {most} pages on {name}"
-                raise LimitError(Errno.EDQUOT, f"kv_{name}_tokens", detail)
 
     def allow_unrecomputable(self, account: TenantUsage, pages: int) -> None:
         """Check that a tenant may have so many unrecomputable pages more; SyscallError EDQUOT.

@@ -199,7 +199,6 @@ class Storage:
         return not pool.is_absent(absent).any()
 
     def release(self, pages: Int32) -> None:
-        """Release one reference to each of these pages."""
         freed = self.pool.release(pages)
         if len(freed):
             self.quotas.refund(freed)

@@ -111,7 +111,7 @@ class Workbench:
     def extract(self, source: KVFile, *ranges: tuple[int, int]) -> KVFile:
         file = self.create()
         if ranges:
-            self.kvfs.extract(file, source, np.concatenate([np.arange(*each) for each in ranges]))
+            file.append(source, np.concatenate([np.arange(*each) for each in ranges]))
         return file
 
     def append(self, file: KVFile, source: KVFile, start: int, end: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from symphony_kernel.kvfs.durable.directory import Directory, errno_of
 from symphony_kernel.kvfs.durable.format import FormatError, OtherModelError
@@ -21,16 +21,12 @@ class RefusedError(SyscallError):
         self.kind = kind
 
 
-class RunInThread(Protocol):
-    """Runs a blocking call outside the event loop."""
-
-    def __call__(self, work: Callable[[], _T]) -> Awaitable[_T]: ...
-
-
 class Disk:
     """A directory of durable files, called in threads through `run`."""
 
-    def __init__(self, directory: Directory, run: RunInThread) -> None:
+    def __init__(
+        self, directory: Directory, run: Callable[[Callable[[], Any]], Awaitable[Any]]
+    ) -> None:
         self.directory = directory
         self._run = run
 
@@ -44,7 +40,8 @@ class Disk:
             SyscallError: ENOENT, ENOSPC or EIO, `broken`, or a RefusedError.
         """
         try:
-            return await self._run(work)
+            result: _T = await self._run(work)
+            return result
         except OSError as error:
             if broken is not None and isinstance(error, FileNotFoundError):
                 raise SyscallError(Errno.ENOENT, "there is no such file on disk") from error

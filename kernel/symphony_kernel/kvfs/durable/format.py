@@ -223,7 +223,6 @@ def _view(array: npt.NDArray[Any]) -> memoryview:
 
 
 def _clear_unused(kv: KV, entries: int) -> None:
-    """Zero the slots behind the last entry."""
     if entries % PAGE_TOKENS:
         kv[:, :, -1, entries % PAGE_TOKENS :] = 0
 

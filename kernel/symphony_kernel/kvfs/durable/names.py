@@ -188,7 +188,6 @@ class DurableNames:
         return round(1000 * (until + self._unix_offset)) if until > self._now() else file.expires_ms
 
     def expire(self, now_ms: float) -> None:
-        """Remove the names that have expired."""
         for moment, tenant, path in self.kvfs.expiries.due(now_ms):
             file = self.kvfs.tenant(tenant).names.get(path)
             if file is not None and file.expires_ms == moment:
@@ -266,7 +265,6 @@ class DurableNames:
         self._submit(Change(tenant, path, done, file, replace, True, public, upload, recompute))
 
     def discard_upload(self, upload: str) -> None:
-        """Remove the file of an upload that was accepted or refused."""
         if self.live and self.disk is not None:
             self._tasks.spawn(self._discard(self.disk, upload))
 

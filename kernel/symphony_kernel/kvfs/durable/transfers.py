@@ -1,7 +1,7 @@
 """Transfers: KV files on their way to and from the gateway, piece by piece.
 
-Each transfer is an open file with a number. A download reads a file that does not change, whatever
-becomes of its name. An upload writes a file that gets a name after it has been checked
+Each transfer is an open file with a number. A download reads a file that does not change when
+its name does. An upload writes a file that gets a name after it has been checked
 (`DurableNames.put_upload`). Transfers end with the kernel, and when the next piece is not requested
 in time.
 """

@@ -132,7 +132,6 @@ class LineageBook:
                 del self._charged[lineage.tenant]
 
     def charged(self, tenant: str) -> int:
-        """Return the entries that are charged to a tenant."""
         return self._charged.get(tenant, 0)
 
     def check_integrity(self, held: dict[Lineage, int]) -> None:

@@ -71,7 +71,6 @@ class Origins:
         return Trail(trail, span, np.array([[0, count]]))
 
     def assess(self, trail: Trail | None) -> KeptTrail:
-        """Return what would be kept of a trail of all entries."""
         return self._book.assess(self._tenant, trail, self.lineage)
 
     def may_add(self, spans: int, entries: int) -> bool:
@@ -96,7 +95,6 @@ class Origins:
             self._span, self._recorded = trail.span, trail.length  # shared with other files
 
     def truncate(self, length: int) -> None:
-        """Drop the entries from `length` on."""
         trail = self.trail
         first = 0 if trail is None else trail.length
         if length < first:
@@ -106,7 +104,6 @@ class Origins:
             self._recorded = length - first
 
     def close(self) -> None:
-        """Release the lineage."""
         if self.lineage is not None:
             self._book.close(self.lineage)
             self.lineage = None

@@ -136,7 +136,7 @@ def scratch_pages_of(span: Span, end: int) -> int:
 
 
 def scratch_bound(trail: Trail) -> int:
-    """Return a bound of `scratch_peak` for a file with this trail, whatever is absent.
+    """Return a bound of `scratch_peak` for a file with this trail and any absent entries.
 
     As if each span were computed in scratch pages, as far as its entries are used, and kept there
     as long as a later span's context needs it.

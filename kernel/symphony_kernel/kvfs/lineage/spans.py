@@ -119,7 +119,6 @@ class Trail:
         return expand(self.ranges)
 
     def cut(self, length: int) -> "Trail | None":
-        """Return the trail of the first `length` entries."""
         trail: Trail | None = self
         while trail is not None and trail.first >= length:
             trail = trail.before

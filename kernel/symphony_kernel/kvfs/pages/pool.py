@@ -33,7 +33,6 @@ _ONE: Final = np.int32(1)  # with a plain 1 `ufunc.at` takes twenty times as lon
 
 
 def page_count(entries: int) -> int:
-    """Return how many pages hold `entries` entries."""
     return (entries + PAGE_TOKENS - 1) // PAGE_TOKENS
 
 
@@ -206,7 +205,6 @@ class PagePool:
     # -- Frames of held pages, for `tiers` ------------------------------------------------------
     @property
     def free_frames(self) -> int:
-        """Frames without a page."""
         return self._free.count + len(self._spares)
 
     @property
@@ -255,7 +253,6 @@ class PagePool:
         self._push_frames(frames)
 
     def mark_filled(self, pages: Int32) -> None:
-        """Mark unfilled pages ([n], distinct) as filled."""
         assert self.unfilled[pages].all()
         self.unfilled[pages] = False
         self.absent -= len(pages)
@@ -278,7 +275,6 @@ class PagePool:
         return self._spares.get(frame) is owner
 
     def free_spare(self, frame: int, owner: object) -> None:
-        """Free a spare frame, if it is still there."""
         if self._spares.get(frame) is owner:
             del self._spares[frame]
             self._push_frames(np.array([frame], np.int32))

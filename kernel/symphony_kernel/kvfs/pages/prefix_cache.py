@@ -199,7 +199,6 @@ class PrefixCache:
         self.restore_heaps()
 
     def restore_heaps(self) -> None:
-        """Make the heaps hold all leaves and nothing else."""
         roots = self._roots()
         trees = {tree.root: tree for tree in self._trees.values()}
         for tree in self._trees.values():

@@ -45,14 +45,13 @@ class TierConfig:
     poison: bool = False  # overwrite freed pages and frames, so that reading them shows
 
     def pages(self, frames: int) -> int:
-        """Return how many pages there are over so many frames."""
         more = min((self.pages_a_frame - 1) * frames, TOKENS_PAGES_MAX)
-        beside = self.host_slots
+        places = self.host_slots
         if self.disk_slots:
             # As if the whole host pool were there, whose size depends on the memory that is free:
             # a kernel that recovers must have the same pages.
-            beside = max(beside, frames) + self.disk_slots
-        return frames + max(more, beside)
+            places = max(places, frames) + self.disk_slots
+        return frames + max(more, places)
 
 
 def places_for(

@@ -8,7 +8,7 @@ while the disk has no more free space than its reserve, and for no tenant more t
 `quotas`) is charged for its slot.
 
 A thread reads and writes (`disk_file.SpillFile`). A host slot that the thread uses belongs to the
-thread until it has finished, whatever becomes of the page; and the thread only gets slots that no
+thread until it has finished, even if the page is freed; and the thread only gets slots that no
 unfinished step uses.
 """
 
@@ -100,18 +100,15 @@ class DiskTier:
         return np.array(free, np.int32)
 
     def held_slots(self) -> Int32:
-        """Return the host slots that only the thread uses."""
         orphans = [slot for slot, (page, _) in self._writing.items() if page == _GONE]
         return np.array([*orphans, *self._read_slots], np.int32)
 
     def balance(self) -> None:
-        """Start reads, then write behind."""
         self._read()
         if not self._broken:
             self._write()
 
     def make_room(self, n: int) -> None:
-        """Free up to n host slots of pages that are on disk, too."""
         tiers = self._tiers
         chosen: list[int] = []
         while self._clean and len(chosen) < n:
@@ -247,5 +244,4 @@ class DiskTier:
                 raise KernelBug("a page is read from disk that is not on disk")
 
     def close(self) -> None:
-        """Wait for the thread, and delete the file."""
         self._spill.close()

@@ -117,7 +117,6 @@ class EvictionOrder:
             self._recent[file] = self._now()
 
     def discard(self, file: KVFile) -> None:
-        """Remove a file."""
         file.ranked = False
         if file.advice.until:
             self.advice_budget.withdraw(file)

@@ -49,7 +49,6 @@ class PageTransfers:
 
     @property
     def pending(self) -> bool:
-        """Whether there is anything that the executor has not been given."""
         return bool(self.copies or self._saves or self._loads or self._closed or self.poison)
 
     @property

@@ -287,7 +287,6 @@ class Tiers:
         self._free_frames(pages)
 
     def _load(self, pages: Int32) -> None:
-        """Queue the loads of pages from their host slots into their frames."""
         slots = self.host[pages]
         self._transfers.load(slots, self._pool.frame[pages])
         self.outstanding[slots] += 1
@@ -376,7 +375,6 @@ class Tiers:
 
     # -- Frames ---------------------------------------------------------------------------------
     def _free_frames(self, pages: Int32) -> None:
-        """Free the frames of pages."""
         if len(pages):
             self._pool.detach_frames(pages)
             self._count(pages, absent=1)
@@ -401,7 +399,6 @@ class Tiers:
     # -- Host slots -----------------------------------------------------------------------------
     @property
     def free_slots(self) -> int:
-        """Host slots without a page."""
         return self._free.count
 
     def put_host(self, pages: Int32, slots: Int32) -> None:
@@ -439,14 +436,14 @@ class Tiers:
         """Take up to n free slots for pages that leave the device."""
         if not n:
             return _NO_PAGES
-        room = self._free.count - self.spill_tier.spare
-        if room < n:
-            self.drop_duplicates(n - max(room, 0))
-            room = self._free.count - self.spill_tier.spare
-        if room < n:
-            self.spill_tier.make_room(n - max(room, 0))
-            room = self._free.count - self.spill_tier.spare
-        return self._free.pop(max(min(n, room), 0))
+        free = self._free.count - self.spill_tier.spare
+        if free < n:
+            self.drop_duplicates(n - max(free, 0))
+            free = self._free.count - self.spill_tier.spare
+        if free < n:
+            self.spill_tier.make_room(n - max(free, 0))
+            free = self._free.count - self.spill_tier.spare
+        return self._free.pop(max(min(n, free), 0))
 
     def count_unrecomputable_slots(self) -> int:
         """Return how many slots there can be for unrecomputable pages."""
@@ -494,10 +491,10 @@ class Tiers:
         fits = np.ones(len(pages), np.bool_)
         taken: dict[TenantUsage, int] = {}
         for tenant, mine in self._quotas.by_tenant(pages):
-            room = max(tenant.host_max - tenant.host - taken.get(tenant, 0), 0)
-            taken[tenant] = taken.get(tenant, 0) + min(len(mine), room)
-            if len(mine) > room:
-                fits &= ~np.isin(pages, mine[room:])
+            left = max(tenant.host_max - tenant.host - taken.get(tenant, 0), 0)
+            taken[tenant] = taken.get(tenant, 0) + min(len(mine), left)
+            if len(mine) > left:
+                fits &= ~np.isin(pages, mine[left:])
         return fits
 
     def drop_host(self, pages: Int32) -> None:

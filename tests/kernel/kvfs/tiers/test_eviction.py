@@ -245,11 +245,11 @@ def test_what_would_need_more_than_the_device_to_come_back_needs_a_place(
     fits = pages + (pages + 2) < house.eviction.usable
     if not fits and not host_slots:
         with pytest.raises(SyscallError) as refused:
-            house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
+            edited.append(source, np.arange(8, pages * PAGE_TOKENS))
         assert refused.value.errno is Errno.EDQUOT
         assert edited.length == 0
     else:
-        house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
+        edited.append(source, np.arange(8, pages * PAGE_TOKENS))
         extend(edited, *range(2 * PAGE_TOKENS))
     assert edited.unrecomputable is (not fits and host_slots > 0)
     house.wait(10)
