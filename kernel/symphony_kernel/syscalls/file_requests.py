@@ -129,29 +129,11 @@ class FileRequests:
             # one depends on a file, which replay does not have.
             asyncio.get_running_loop().call_soon(self._happen, "uploaded", arguments)
 
-    def uploaded(
-        self,
-        seq: int,
-        tenant: str,
-        path: str,
-        upload: str,
-        replace: bool,
-        public: bool,
-        expires_ms: int,
-        recompute: bool,
-    ) -> None:
-        """Name the file of a complete upload."""
+    def uploaded(self, seq: int, tenant: str, path: str, upload: str, *options: Any) -> None:
+        """Name the file of a complete upload; options as of `DurableNames.put_upload`."""
+        done = partial(self._end_put, seq, tenant, path)
         try:
-            self._durable_names.put_upload(
-                tenant,
-                path,
-                upload,
-                partial(self._end_put, seq, tenant, path),
-                replace=replace,
-                public=public,
-                expires_ms=expires_ms,
-                recompute=recompute,
-            )
+            self._durable_names.put_upload(tenant, path, upload, done, *options)
         except SyscallError as error:
             self._durable_names.discard_upload(upload)
             self._transfers.end_upload(tenant)

@@ -46,6 +46,10 @@ KV: TypeAlias = npt.NDArray[Any]  # [layers, 2, pages, PAGE_TOKENS, kv_heads, he
 
 _PIECE_BYTES: Final = 4 << 20  # between two looks of the interpreter at other threads
 _LENGTH: Final = struct.Struct("<Q")
+# Metadata of the model -> how messages call it.
+_IDENTITY: Final = {
+    "model": "model", "weights": "model", "dtype": "dtype", "layout": "page layout"
+}  # fmt: skip
 # A model's dtype -> what NumPy, the format's writer and the format itself call it.
 _DTYPES: Final[dict[str, tuple["np.dtype[Any]", str, str]]] = {
     "float32": (np.dtype("<f4"), "float32", "F32"),
@@ -109,10 +113,7 @@ def write(path: Path, label: Label, identity: Identity, content: Content, key: b
     metadata = {
         "format": FORMAT,
         "version": VERSION,
-        "model": identity.model,
-        "weights": identity.weights,
-        "dtype": identity.dtype,
-        "layout": identity.layout,
+        **{name: getattr(identity, name) for name in _IDENTITY},
         "tenant": label.tenant,
         "path": label.path,
         "entries": str(len(content.tokens)),
@@ -170,8 +171,7 @@ def verify(path: Path) -> None:
     """Check all bytes of this server's file; FormatError, OSError."""
     header = _read_header(path)
     _verify(header.metadata)
-    if _digest(path, header) != header.metadata["digest"]:
-        raise FormatError("its bytes are not those that were written")
+    _check_digest(path, header)
 
 
 def read_upload(path: Path, identity: Identity, key: bytes, *, recompute: bool = False) -> Content:
@@ -295,8 +295,8 @@ def _read_content(path: Path, header: _Header, identity: Identity, *, kv: bool) 
     """Return the content, with or without K and V; FormatError, OSError."""
     entries = _check_tensors(header, identity)
     plain = _number(header.metadata, "plain", entries)
-    if "digest" in header.metadata and _digest(path, header) != header.metadata["digest"]:
-        raise FormatError("its bytes are not those that were written")
+    if "digest" in header.metadata:
+        _check_digest(path, header)
     tokens: UInt32 = _read_tensor(path, header, "tokens", np.dtype("<u4"))
     positions: Int32 = _read_tensor(path, header, "positions", np.dtype("<i4"))
     _check_entries(tokens, positions, identity)
@@ -385,13 +385,14 @@ def _check_entries(tokens: UInt32, positions: Int32, identity: Identity) -> None
 
 def _differences(metadata: dict[str, str], identity: Identity) -> list[str]:
     """Return which properties of the file's model are not this server's."""
-    words = {"model": "model", "weights": "model", "dtype": "dtype", "layout": "page layout"}
-    differs = [word for key, word in words.items() if metadata.get(key) != getattr(identity, key)]
+    differs = [
+        words for key, words in _IDENTITY.items() if metadata.get(key) != getattr(identity, key)
+    ]
     return list(dict.fromkeys(differs))
 
 
-def _digest(path: Path, header: _Header) -> str:
-    """Return the digest of the tensors' bytes, in the order in which they are written."""
+def _check_digest(path: Path, header: _Header) -> None:
+    """Compare the digest with the tensors' bytes, in the order in which they are written."""
     digest = hashlib.sha256()
     buffer = bytearray(_PIECE_BYTES)
     with path.open("rb", buffering=0) as file:
@@ -407,7 +408,8 @@ def _digest(path: Path, header: _Header) -> str:
                     raise FormatError("it ends too early")
                 digest.update(memoryview(buffer)[:count])
                 rest -= count
-    return digest.hexdigest()
+    if digest.hexdigest() != header.metadata["digest"]:
+        raise FormatError("its bytes are not those that were written")
 
 
 def _read_tensor(

@@ -245,7 +245,6 @@ class DurableNames:
         path: str,
         upload: str,
         done: Done,
-        *,
         replace: bool,
         public: bool,
         expires_ms: int,
