@@ -157,7 +157,7 @@ class KVFile:
             self._storage.observer.reserved(self.number, n)
 
     def use_spare(self, frame: int, owner: object) -> bool:
-        """Put the page that was reserved last into a spare frame of `owner`; return whether."""
+        """Put the page reserved last into a spare frame of `owner`; return whether."""
         last = self._count - 1
         if not self._storage.pool.use_spare(frame, owner, int(self._table[last])):
             return False
@@ -165,7 +165,7 @@ class KVFile:
         return True
 
     def block_table(self, entries: int) -> Int32:
-        """Return the frames of the first `entries` entries, reserved ones included (a view).
+        """Return the frames of the first `entries` entries, also reserved ones (a view).
 
         All pages must have frames. The array does not change when the file or its frames do.
         """
@@ -192,7 +192,7 @@ class KVFile:
         return self.pages[pool.is_absent(self.pages)] if self._absent else _NO_PAGES
 
     def unfilled_table(self, entries: int) -> Int32:
-        """Return the frames of the first `entries` entries (a copy), unfilled ones included."""
+        """Return the frames of the first `entries` entries, also unfilled ones (a copy)."""
         frames: Int32 = self._storage.pool.frame[self._table[: page_count(entries)]]
         assert not len(frames) or frames.min() >= 0, "a page of the table has no frame"
         return frames
@@ -282,14 +282,14 @@ class KVFile:
         return self._storage.pool.device_slots(self._page_slots(entries))
 
     def _page_slots(self, entries: Int64) -> Int64:
-        """Return the slots of entries in their pages ([c] indices, reserved ones included)."""
+        """Return the slots of entries in their pages ([c] indices, also reserved ones)."""
         pages = self._table[entries // PAGE_TOKENS].astype(np.int64)
         return pages * PAGE_TOKENS + entries % PAGE_TOKENS
 
     # -- Lineage --------------------------------------------------------------------------------
     @property
     def lineage(self) -> Trail | None:
-        """The trail of the first entries; None if each was computed from exactly those before it.
+        """The trail of the first entries; None if each saw exactly those before it.
 
         All entries behind it were, so that tokens and positions say how.
         """
@@ -311,7 +311,7 @@ class KVFile:
         return self._known().history(self.length, self._read)
 
     def plan(self, absent: Int64) -> list[Step]:
-        """Return the steps that recompute absent entries ([c] indices); see `lineage.planning`.
+        """Return steps that recompute absent entries ([c] indices): `lineage.planning`.
 
         For a file without lineage each step is in place: one for each run of absent entries.
 
@@ -362,7 +362,7 @@ class KVFile:
             self._storage.quotas.remove_unrecomputable(self.pages)
 
     def _allow_unrecomputable(self, more: Int32, new: int) -> None:
-        """Check that it may become unrecomputable with pages `more` ([n]) and `new` fresh ones.
+        """Check that it may be unrecomputable with pages `more` ([n]) and `new` others.
 
         Raises:
             SyscallError: EDQUOT; also if one of its pages is in no tier, and cannot be kept.
@@ -403,7 +403,7 @@ class KVFile:
     def _inherit(
         self, source: "KVFile", n: int, begins: bool, trail: Trail | None, kept: KeptTrail | None
     ) -> None:
-        """Take over the lineage of n entries of `source`; `begins`: they are its first ones."""
+        """Take over the lineage of n entries of `source`, its first ones if `begins`."""
         if not begins:
             self._known().set_trail(trail, kept=kept)
         elif source.origins is not None:
@@ -676,7 +676,7 @@ def _continues(positions: Int32, start: int) -> bool:
 
 
 def _alike_pages(entries: Int64, run: bool = False) -> Bool:
-    """Return for each PAGE_TOKENS of `entries` whether they are the first ones of a source page.
+    """Return for each PAGE_TOKENS of `entries` if they are the first of a source page.
 
     `run`: they are consecutive.
     """
@@ -696,7 +696,7 @@ def _alike_pages(entries: Int64, run: bool = False) -> Bool:
 
 
 def _pages_copied(entries: Int64, filling: int) -> Int64:
-    """Return the indices ([n], distinct) of the pages that entries ([c]) are copied from.
+    """Return the indices ([n], distinct) of pages that entries ([c]) are copied from.
 
     They are appended behind `filling` entries of a page; all other pages are shared.
     """

@@ -26,7 +26,7 @@ class FileOperation:
         self._waits = 0  # queues in which it is not the first
 
     def start(self) -> bool:
-        """Do it; return whether it has finished (else `finish` is called later). Never raises."""
+        """Do it; return whether it has finished, else `finish` follows. Never raises."""
         raise AssertionError(f"{type(self).__name__} does not define start()")
 
     def finished(self) -> None:

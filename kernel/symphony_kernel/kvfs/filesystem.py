@@ -111,7 +111,7 @@ class KVFS:
         self.durable_references: Callable[[], Mapping[KVFile, int]] = dict
 
     def _limit_unrecomputable(self, disk: bool) -> int:
-        """Bound unrecomputable pages by the places that they have; return how many are frames.
+        """Bound unrecomputable pages by their places; return how many are frames.
 
         The places are host slots, or a few frames. A page goes to disk through the host, later, so
         that disk slots do not count; but with a `disk` none need stay on the device.
@@ -166,7 +166,7 @@ class KVFS:
         return self._new_file(tenant, owner.account)
 
     def create_failed(self, tenant: str, owner: TenantUsage, errno: Errno) -> KVFile:
-        """Return a file that only answers `errno`, in no quota: the result of a failed call."""
+        """Return a file that only answers `errno`, in no quota, after a failed call."""
         file = self._new_file(tenant, owner)
         file.counted = False
         file.error = errno
@@ -191,7 +191,7 @@ class KVFS:
             self.release(file)
 
     def release(self, *files: KVFile) -> None:
-        """Release one reference to each file (which may be given twice); the last one frees it."""
+        """Release a reference to each file (perhaps twice); the last one frees it."""
         dead: list[KVFile] = []
         for file in files:
             assert file.references > 0
@@ -206,7 +206,7 @@ class KVFS:
 
     # -- Names ----------------------------------------------------------------------------------
     def open(self, tenant: str, path: str, owner: TenantUsage) -> KVFile:
-        """Return a private copy-on-write view of the file that `path` names; it must be loaded.
+        """Return a private copy-on-write view of the loaded file that `path` names.
 
         Raises:
             SyscallError: ENOENT, EDQUOT, EIO.
@@ -217,7 +217,7 @@ class KVFS:
         return self.view(tenant, named, path, owner)
 
     def view(self, tenant: str, named: KVFile, path: str, owner: TenantUsage) -> KVFile:
-        """Return a view of a named file, which may be another tenant's; SyscallError EDQUOT."""
+        """Return a view of a named file, perhaps another tenant's; SyscallError EDQUOT."""
         assert named.name is not None
         assert named.name.loaded, "a file is opened before its content is loaded"
         self.tenant(tenant).charge_file()
@@ -331,7 +331,7 @@ class KVFS:
     def listing(
         self, tenant: str, prefix: str = "", after: str = "", limit: int = LIST_ITEMS_MAX + 1
     ) -> list[NamedFile]:
-        """Return the named files with prefix `prefix` that come after path `after`, in order.
+        """Return the named files with `prefix` that come after path `after`, in order.
 
         At most `limit` of them. Below `public/<owner>/` they are that tenant's public files; there
         is no list of the tenants that publish.
@@ -353,7 +353,7 @@ class KVFS:
 
     # -- Prefixes -------------------------------------------------------------------------------
     def offer(self, file: KVFile) -> int:
-        """Offer the whole pages of `file` to its tenant's runs; return the entries that are cached.
+        """Offer the whole pages of `file` to its tenant's runs; return entries cached.
 
         Raises:
             SyscallError: EINVAL if an entry depends on more than the tokens before it.
@@ -365,7 +365,7 @@ class KVFS:
         return PAGE_TOKENS * self.prefix_cache.offer(file.tenant, file.page_tokens(pages), offered)
 
     def match(self, tenant: str, tokens: UInt32, owner: TenantUsage) -> KVFile:
-        """Return a file with the longest prefix of `tokens` that was offered in this tenant.
+        """Return a file with the longest prefix of `tokens` that the tenant has offered.
 
         It has whole pages, and leaves at least one token.
 
@@ -390,7 +390,7 @@ class KVFS:
         return self.transfers.pending
 
     def take_transfers(self) -> list[Batch]:
-        """Return the transfers to make before the next step's rows: batches without rows, in order.
+        """Return the transfers to make before the next step, as batches without rows.
 
         Mostly one or none. Every step takes them: a frame may be in use again when the next step is
         formed.
@@ -433,7 +433,7 @@ class KVFS:
         self.prefix_cache.observer = observer
 
     def watch_edits(self, heard: Callable[[KVFile], None]) -> None:
-        """Call `heard` with files whose entries change other than by a pred, or that are gone."""
+        """Call `heard` with files that are gone, or that not a pred has changed."""
         self._storage.on_edited = heard
 
     def kept(self) -> dict[str, object]:
@@ -454,7 +454,7 @@ class KVFS:
         raise LookupError(f"no file has the number {number}")
 
     def detach_device(self) -> None:
-        """Replay without a device until `reset_device`: calls find frames, nothing is computed."""
+        """Replay without a device until `reset_device`: calls find frames."""
         self.prefix_cache.restore_heaps()
         self.pool.attach_imaginary_frames()
         for file in self._files:

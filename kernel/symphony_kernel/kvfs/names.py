@@ -36,7 +36,7 @@ def describe(path: str, file: KVFile) -> NamedFile:
 
 
 def split_public(path: str) -> tuple[str, str]:
-    """Return the tenant, and the path or prefix, behind `public/`; "" if there is none."""
+    """Return the tenant, and the path or prefix, behind `public/`; "" if missing."""
     tenant, _, rest = path.removeprefix(PUBLIC).removeprefix("/").partition("/")
     return tenant, rest
 
@@ -54,7 +54,7 @@ class NameExpiries:
         return len(self._heap)
 
     def set(self, expires_ms: int, tenant: str, path: str) -> None:
-        """Set when a name expires, in place of an earlier expiry; 0: never, or it is removed."""
+        """Set a name's expiry in place of an earlier one; 0: never, or it is removed."""
         if expires_ms:
             self._ends[tenant, path] = expires_ms
             heapq.heappush(self._heap, (expires_ms, tenant, path))

@@ -15,7 +15,7 @@ class PageObserver(Protocol):
     """Called after each event, in order; for an allocation, before it starts."""
 
     def allocating(self, step: bool) -> bool:
-        """Note the start of an allocation, of a step or call; return if it is known to succeed.
+        """Note the start of an allocation; return whether it is known to succeed.
 
         Raises:
             SyscallError: it is known to fail.

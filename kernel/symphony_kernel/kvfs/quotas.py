@@ -127,7 +127,7 @@ class Quotas:
         return account
 
     def close(self, account: TenantUsage) -> float:
-        """Close an account; return the integral of the entries it held, in entry-milliseconds."""
+        """Close an account; return the integral of its entries, in entry-milliseconds."""
         assert not account.closed
         self._integrate(account)
         account.closed = True
@@ -163,7 +163,7 @@ class Quotas:
                 account.absent = account.pages if account.parent is None else 0
 
     def allow_unrecomputable(self, account: TenantUsage, pages: int) -> None:
-        """Check that a tenant may have so many unrecomputable pages more; SyscallError EDQUOT.
+        """Check that a tenant may have so many more unrecomputable pages; EDQUOT.
 
         A tenant may have at most as many as it leaves: the first one half of them, the next one
         half of the rest.
@@ -177,7 +177,7 @@ class Quotas:
             raise SyscallError(Errno.EDQUOT, f"{detail}, and leave places for {max(left, 0)}")
 
     def add_unrecomputable(self, account: TenantUsage, pages: Int32) -> None:
-        """Count pages ([n]) that an unrecomputable file of `account` holds, past any limit."""
+        """Count pages ([n]) of an unrecomputable file of `account`, past any limit."""
         new = np.unique(pages[self.unrecomputable[pages] == 0])
         np.add.at(self.unrecomputable, pages, _ONE)
         self._charge_unrecomputable(new, account.root)
@@ -192,7 +192,7 @@ class Quotas:
         return len(np.unique(pages[self.unrecomputable[pages] == 0]))
 
     def _charge_unrecomputable(self, pages: Int32, to: TenantUsage | None) -> None:
-        """Charge unrecomputable pages ([n], distinct) to this tenant, and no longer to others."""
+        """Charge unrecomputable pages ([n], distinct) to this tenant instead of others."""
         indices, counts = np.unique(self._unrecomputable_payer[pages], return_counts=True)
         for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
             root = self._accounts[index] if index != _NOBODY else None
@@ -205,7 +205,7 @@ class Quotas:
             self.unrecomputable_pages += len(pages)
 
     def by_tenant(self, pages: Int32) -> Iterator[tuple[TenantUsage, Int32]]:
-        """Yield each tenant's account with those of `pages` that it pays for; may repeat one."""
+        """Yield the tenants' accounts with those of `pages` that they pay for; may repeat."""
         payers = self._payer[pages]
         for index in np.unique(payers).tolist():
             account = self._accounts[index]
@@ -269,7 +269,7 @@ class Quotas:
         account.changed_s = now
 
     def check_integrity(self, references: Int32) -> None:
-        """Compare accounts with the pages that they pay for; `references` are the pool's ([pages]).
+        """Compare accounts with their pages; `references` are the pool's ([pages]).
 
         Raises:
             KernelBug: a held page without a payer, a free one with one, or a wrong sum.
@@ -309,7 +309,7 @@ class Quotas:
                 raise KernelBug(f"{account.name} miscounts its pages off the device")
 
     def check_unrecomputable(self, expected: Int64) -> None:
-        """Compare with the tables of unrecomputable files (`expected`: [pages]); KernelBug."""
+        """Compare with the tables of unrecomputable files, `expected` [pages]; KernelBug."""
         if not np.array_equal(self.unrecomputable, expected):
             raise KernelBug("the unrecomputable pages are not those of unrecomputable files")
         if not np.array_equal(self._unrecomputable_payer != _NOBODY, expected > 0):

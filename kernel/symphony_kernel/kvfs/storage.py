@@ -1,4 +1,4 @@
-"""What all files share: pages and tiers, quotas, and the copies that the device has yet to make."""
+"""What all files share: pages, tiers, quotas, and transfers to be made."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -140,7 +140,7 @@ class Storage:
         return pages
 
     def decide(self, check: Callable[[], None]) -> None:
-        """Run a call's check, which may raise a SyscallError, or repeat its recorded result."""
+        """Run a call's check, which may raise SyscallError, or repeat its old result."""
         observer = self.observer
         if observer is None:
             check()

@@ -33,7 +33,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What all instances and names of one tenant may hold together; `pages` is on the device."""
+    """What a tenant's instances and names may hold together; `pages`: on the device."""
 
     pages: int
     host_pages: int = UNLIMITED
@@ -46,7 +46,7 @@ class TenantLimits:
     tokens_per_minute: int = UNLIMITED  # that the device computes for it
 
     def changed(self, values: Mapping[str, int | None]) -> "TenantLimits":
-        """Return these limits with changes by their names in `limit_table`; None: no change.
+        """Return these limits with changes, by names of `limit_table`; None: no change.
 
         Raises:
             KeyError: there is no such limit.

@@ -1,4 +1,4 @@
-"""Durable names in a running kernel: the threads, the device and the clock of `DurableNames`."""
+"""Durable names in a running kernel: their threads, device and clock."""
 
 import asyncio
 import time
@@ -79,11 +79,11 @@ class PageDevice:
         return whole
 
     async def write(self, file: KVFile, kv: KVArray) -> bool:
-        """Write K and V of a file whose pages are in no tier; return whether there were places."""
+        """Write K and V of a file that is in no tier; return whether there were places."""
         return await self._quiet(partial(self._write, file.pages, kv))
 
     async def _write(self, pages: Int32, kv: KVArray) -> bool:
-        """Write to the device if frames are free, so that nothing is evicted, else to the host."""
+        """Write to the device if frames are free, without eviction, else to the host."""
         tiers, pool = self._kvfs.tiers, self._kvfs.pool
         if len(pages) <= pool.free_frames:
             tiers.give_frames(pages)
@@ -168,7 +168,7 @@ class DurableNameService:
 
     # -- Start and end --------------------------------------------------------------------------
     def open(self, *, known: bool) -> None:
-        """Clean up on disk, and name the files there unless a journal knows them (`known`).
+        """Clean up on disk, and name the files there unless a journal has (`known`).
 
         Blocks; before any call. OSError.
         """
@@ -231,7 +231,7 @@ class DurableNameService:
 
 
 def _largest_file(executor: Executor) -> int:
-    """Return the most bytes that a file as long as the model's context may have on disk."""
+    """Return the most bytes of a file as long as the model's context."""
     entries = executor.model.max_context
     kv = page_count(entries) * executor.layout.page_bytes
     return kv + 8 * entries + KV_LINEAGE_BYTES_MAX + KV_HEADER_BYTES_MAX

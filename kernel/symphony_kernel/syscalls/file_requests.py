@@ -29,7 +29,7 @@ from symphony_kernel.syscalls.names import NameCalls
 
 
 class FileRequests:
-    """Handles these requests and answers through `answer`; `happen` is that of `DurableNames`.
+    """Handles these requests through `answer`; `happen` is that of `DurableNames`.
 
     `turn_over` sends the answers that no frame and no event of `happen` has caused.
     """
@@ -171,7 +171,7 @@ class FileRequests:
 
 
 def _values(args: dict[str, Any], behind_tenant: dict[str, type]) -> list[Any]:
-    """Return the arguments, in order, if they are exactly the wanted ones; else EINVAL."""
+    """Return the arguments in order; EINVAL unless they are exactly the wanted ones."""
     wanted = {"tenant": str, **behind_tenant}
     if set(args) != set(wanted) or any(type(args[key]) is not wanted[key] for key in wanted):
         words = ", ".join(f"{key}: {kind.__name__}" for key, kind in wanted.items())

@@ -1,4 +1,4 @@
-"""The directory of durable files: at any instant each name is the old file or the new one.
+"""The directory of durable files: a name is always the old file or the new one.
 
     <root>/<tenant>/<path>.safetensors    both are hex digests: a path may be longer than a file's
                                           name, and hold characters that a file's name may not
@@ -128,7 +128,7 @@ class Directory:
 
     @contextlib.contextmanager
     def partial(self, tenant: str, path: str) -> Iterator[Path]:
-        """Yield the path of a file to write, which is removed afterwards unless it was renamed."""
+        """Yield a path to write to; the file is removed afterwards unless renamed."""
         final = self._path(tenant, path)
         if not final.parent.is_dir():
             _make(final.parent)
@@ -173,7 +173,7 @@ class Directory:
 
     # -- Transfers ------------------------------------------------------------------------------
     def open_checked(self, tenant: str, path: str) -> int:
-        """Return a descriptor of a named file; its content does not change when the name does.
+        """Return a descriptor of a named file; later changes of the name do not affect it.
 
         Raises:
             FileNotFoundError: there is none; FormatError: it is broken, and set aside; OSError.
@@ -234,7 +234,7 @@ class Directory:
 
 
 def errno_of(error: OSError) -> int:
-    """Return the errno that a program gets for a disk's error: ENOSPC, or EIO for all others."""
+    """Return a program's errno for a disk's error: ENOSPC, or EIO for all others."""
     return errno.ENOSPC if error.errno in (errno.ENOSPC, errno.EDQUOT) else errno.EIO
 
 

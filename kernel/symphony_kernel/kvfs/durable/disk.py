@@ -56,7 +56,7 @@ class Disk:
 
 
 class BackgroundTasks:
-    """Tasks that are not awaited; `failed` gets their exceptions, which are kernel bugs."""
+    """Tasks that are not awaited; `failed` gets their exceptions: kernel bugs."""
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
         self._failed = failed

@@ -68,7 +68,7 @@ class OtherModelError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What K and V depend on besides tokens: all of it must be equal for K and V to be used."""
+    """What K and V depend on besides tokens; they are used only if all of it is equal."""
 
     model: str
     weights: str  # digest of configuration and weights
@@ -157,7 +157,7 @@ def read_label(path: Path) -> Label:
 
 
 def read(path: Path, identity: Identity) -> Content:
-    """Return the content of this server's file; K and V only if they are of exactly this model.
+    """Return the content of this server's file; K and V only of exactly this model.
 
     Raises:
         FormatError: it is broken; OSError.
@@ -175,7 +175,7 @@ def verify(path: Path) -> None:
 
 
 def read_upload(path: Path, identity: Identity, key: bytes, *, recompute: bool = False) -> Content:
-    """Return the content of an uploaded file, which is trusted beyond its tokens only if sealed.
+    """Return an upload's content; only a sealed file is trusted beyond its tokens.
 
     Other K and V are taken as they are, and nothing is computed from them. With `recompute` they
     are ignored, and each entry is computed from those before it.
@@ -260,7 +260,7 @@ class _Header:
 
 
 def _read_header(path: Path) -> _Header:
-    """Return the header of a safetensors file; the library checks it against the file's size."""
+    """Return the header of a safetensors file, checked against the file's size."""
     with path.open("rb") as file:
         head = file.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
@@ -371,7 +371,7 @@ def _check_kv(header: _Header, entries: int) -> None:
 
 
 def layout_of(shape: tuple[int, ...]) -> str:
-    """Return the layout of a page of K and V ([layers, 2, n, tokens, kv_heads, head_dim])."""
+    """Return a page's layout, of [layers, 2, n, tokens, kv_heads, head_dim]."""
     layers, _, _, tokens, heads, size = shape
     return f"layers={layers},page_tokens={tokens},kv_heads={heads},head_dim={size}"
 
@@ -392,7 +392,7 @@ def _differences(metadata: dict[str, str], identity: Identity) -> list[str]:
 
 
 def _check_digest(path: Path, header: _Header) -> None:
-    """Compare the digest with the tensors' bytes, in the order in which they are written."""
+    """Compare the digest with the tensors' bytes, in the order of writing."""
     digest = hashlib.sha256()
     buffer = bytearray(_PIECE_BYTES)
     with path.open("rb", buffering=0) as file:
@@ -415,7 +415,7 @@ def _check_digest(path: Path, header: _Header) -> None:
 def _read_tensor(
     path: Path, header: _Header, name: str, dtype: "np.dtype[Any]"
 ) -> npt.NDArray[Any]:
-    """Return one tensor; unlike the library this releases the interpreter's lock meanwhile."""
+    """Return one tensor; unlike the library this lets other threads run."""
     tensor = header.tensors[name]
     if math.prod(tensor.shape) * dtype.itemsize != tensor.end - tensor.start:
         raise FormatError(f"its {name} have not the size of their shape")

@@ -183,7 +183,7 @@ class DurableNames:
 
     # -- Expiry ---------------------------------------------------------------------------------
     def expires_ms(self, file: KVFile) -> int:
-        """Return when a file's keep advice ends, or its name's expiry; Unix time, 0: never."""
+        """Return when a file's keep advice, or else its name, expires; 0: never."""
         until = file.advice.until
         return round(1000 * (until + self._unix_offset)) if until > self._now() else file.expires_ms
 
@@ -208,7 +208,7 @@ class DurableNames:
     def save(
         self, file: KVFile, path: str, done: Done, *, replace: bool, durable: bool, public: bool
     ) -> bool:
-        """Name the present content of `file`; return whether it is done, else call `done` later.
+        """Name the present content of `file`; return whether it is done, or call `done`.
 
         Raises:
             SyscallError: EEXIST without `replace`, EDQUOT (files, names), EACCES (below `public/`,
@@ -303,7 +303,7 @@ class DurableNames:
             self._start_next(change.tenant)
 
     def _start_next(self, tenant: str) -> None:
-        """Start a tenant's next change; changes without disk, or refused ones, end at once."""
+        """Start a tenant's next change; those without disk, or refused, end at once."""
         queue = self.queues.get(tenant)
         while queue:
             change = queue[0]
@@ -318,7 +318,7 @@ class DurableNames:
                 self._end(change, None)
 
     def _check(self, change: Change) -> bool:
-        """Check that a change can be made now; return whether it needs the disk. SyscallError."""
+        """Check that a change can be made; return if it needs the disk. SyscallError."""
         old = self.kvfs.tenant(change.tenant).names.get(change.path)
         if change.file is None:
             self.kvfs.named(change.tenant, change.path)
@@ -348,7 +348,7 @@ class DurableNames:
             self._happen("changed", [change.tenant, 0, "", "", size, entries])
 
     async def _write(self, disk: Disk, change: Change) -> tuple[int, int]:
-        """Write a file; return its bytes and entries. On SyscallError the old file is unchanged."""
+        """Write a file; return its bytes and entries. SyscallError: the old one remains."""
         file, directory = change.file, disk.directory
         assert file is not None
         label = Label(change.tenant, change.path, file.length, change.public, file.expires_ms)
@@ -386,7 +386,7 @@ class DurableNames:
     def changed(
         self, tenant: str, errno: int, words: str, kind: str, size: int, entries: int
     ) -> None:
-        """Apply a tenant's first change, which is on disk; end it with an error if errno > 0."""
+        """Apply a tenant's first change, now on disk; end it with an error if errno > 0."""
         change = self.queues[tenant][0]
         error: SyscallError | None = None
         if errno:
@@ -465,7 +465,7 @@ class DurableNames:
         plain: int,
         lineage: bytes,
     ) -> None:
-        """Give a file its entries as read from disk, or end its load with an error if errno > 0."""
+        """Give a file its entries from disk; end its load with an error if errno > 0."""
         file = self.loads[number].file
         error: SyscallError | None = None
         try:

@@ -41,7 +41,7 @@ class Transfer:
 
 
 class Transfers:
-    """All transfers; `now` gives seconds, `bytes_max` is the largest file of the model."""
+    """All transfers; `now` gives seconds, `bytes_max` bounds the bytes of a file."""
 
     def __init__(
         self, durable_names: DurableNames, now: Callable[[], float], bytes_max: int
@@ -55,7 +55,7 @@ class Transfers:
 
     # -- Downloads ------------------------------------------------------------------------------
     async def open_download(self, tenant: str, path: str) -> dict[str, int]:
-        """Open a named file for sending; return the transfer's number and the file's bytes.
+        """Open a named file for sending; return transfer number and bytes of the file.
 
         Raises:
             SyscallError: ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
@@ -68,7 +68,7 @@ class Transfers:
         return {"transfer": number, "bytes": size}
 
     async def read(self, tenant: str, number: int, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes of a download from `offset`; SyscallError EBADF, EINVAL."""
+        """Return up to `size` bytes of a download, from `offset`; EBADF, EINVAL."""
         transfer = self._get(tenant, number, upload=False)
         if not 0 <= offset <= transfer.size or not 0 < size <= KV_CHUNK_BYTES_MAX:
             raise SyscallError(Errno.EINVAL, f"at most {KV_CHUNK_BYTES_MAX} bytes within the file")
@@ -119,7 +119,7 @@ class Transfers:
         return path
 
     def end_upload(self, tenant: str) -> None:
-        """Uncount an upload that has its name or is refused; it may be an earlier kernel's."""
+        """Uncount an upload that is named or refused, perhaps of an earlier kernel."""
         if tenant in self._pending:
             self._pending.remove(tenant)
 

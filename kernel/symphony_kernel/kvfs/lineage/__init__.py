@@ -1,4 +1,4 @@
-"""Lineage: how K and V of a file's entries are computed, where the file alone does not say it.
+"""Lineage: how K and V of entries are computed, where the file does not say it.
 
     spans       spans (computations) and trails (the spans whose entries a file consists of)
     book        which tenant pays for lineage, and its bounds

@@ -19,7 +19,7 @@ from symphony_kernel.protocol.limits import LINEAGE_ENTRIES_MAX, LINEAGE_SPANS_M
 
 @dataclass(slots=True, eq=False)
 class KeptTrail:
-    """What the book keeps of a trail: `trail`, or None where tokens and positions say it all."""
+    """What is kept of a trail: `trail`, or None if tokens and positions say it all."""
 
     trail: Trail | None = None
     entries: int = 0  # of all its spans
@@ -80,7 +80,7 @@ class LineageBook:
         *,
         keep: bool = False,
     ) -> KeptTrail:
-        """Return what would be kept of a trail in place of a file's lineage; all with `keep`."""
+        """Return what would be kept of a trail in place of a lineage; all with `keep`."""
         if trail is None or trail.linear:
             return KeptTrail()
         spans = spans_of([trail])

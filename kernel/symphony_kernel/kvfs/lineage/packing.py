@@ -48,7 +48,7 @@ def pack(trails: Sequence[Trail | None]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Trail | None]:
-    """Return the trails that were packed; LineageError if these are no bytes of `pack`."""
+    """Return the trails that were packed; LineageError for other bytes."""
     try:
         version, items, heads = msgpack.unpackb(data)
         if version != _VERSION:

@@ -136,7 +136,7 @@ def scratch_pages_of(span: Span, end: int) -> int:
 
 
 def scratch_bound(trail: Trail) -> int:
-    """Return a bound of `scratch_peak` for a file with this trail and any absent entries.
+    """Return a bound of `scratch_peak` for a trail and any absent entries.
 
     As if each span were computed in scratch pages, as far as its entries are used, and kept there
     as long as a later span's context needs it.
@@ -197,14 +197,14 @@ def _need(span: Span, states: dict[Span, _State]) -> None:
 
 
 def _is_at_home(part: Trail) -> bool:
-    """Whether a span's entries are in the file as they were computed, behind their context."""
+    """Whether a file has a span's entries as computed, behind their context."""
     ranges, span = part.ranges, part.span
     whole = len(ranges) == 1 and int(ranges[0, 0]) == 0 and span.parents is None
     return whole and same(span.context, part.before)
 
 
 def _chunks(span: Span, state: _State, at_home: bool) -> list[tuple[int, int]]:
-    """Return the ranges to compute at once; in a scratch file one, with the entries between."""
+    """Return the ranges to compute at once; in a scratch file one, without gaps."""
     needed = np.flatnonzero(state.needed)
     if not len(needed):
         return []

@@ -1,4 +1,4 @@
-"""Spans and trails: what was computed, and which spans' entries a file consists of.
+"""Spans and trails: what was computed, and which spans' entries make up a file.
 
 Files share both. A trail never changes. A span changes only by growing at its end, so that its
 first entries remain what they were.
@@ -19,7 +19,7 @@ _NO_POSITIONS: Final[Int32] = np.empty(0, np.int32)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Span:
-    """One computation: tokens behind a context; each saw the context and the tokens before it.
+    """One computation: tokens that each saw a context and the tokens before it.
 
     With `parents` ([length], -1: none) a token saw only its ancestors among them. A `lost` span has
     only a length: how it was computed is not known any more.
@@ -63,13 +63,13 @@ class Span:
         return self._positions[: self.length]
 
     def reads(self) -> "tuple[tuple[Span, int], ...]":
-        """Return the spans of its context's entries, each with the end of the last entry used."""
+        """Return the spans of its context, each with the end of the last entry used."""
         if self._reads is None:
             self._reads = () if self.context is None else tuple(self.context.spans())
         return self._reads
 
     def grow(self, tokens: UInt32, positions: Int32) -> None:
-        """Add tokens and positions ([n] each) at the end: each saw all of the span before it."""
+        """Add tokens and positions ([n] each) that each saw all of the span before it."""
         assert self.parents is None
         start, end = self.length, self.length + len(tokens)
         if end > len(self._tokens):
@@ -82,7 +82,7 @@ class Span:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Trail:
-    """The entries of one span behind those of another trail: a file's first `length` entries.
+    """The entries of a span behind those of another trail: a file's first entries.
 
     `ranges` ([k, 2]: starts and ends) are entries of `span`, in their order in the file. A trail is
     `closed` if each entry was computed from exactly the entries before it here. It is `linear` if

@@ -80,7 +80,7 @@ class NumberStack:
 
 
 class PagePool:
-    """Pages with reference counts over `frames` frames; `on_freed` gets frames that become free.
+    """Pages with counts of references, and frames; `on_freed` gets freed frames.
 
     There are `pages` pages, or as many as frames. `frame_version` counts the changes of held pages'
     frames: while it is the same, so is `frame` for all pages that were held all the time. A page is
@@ -124,7 +124,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that can be allocated: the free frames, or the unused pages if they are fewer."""
+        """Pages that can be allocated: free frames, or unused pages if they are fewer."""
         free, unused = self._free.count + len(self._spares), self._unused.count
         return free if free < unused else unused
 
@@ -280,7 +280,7 @@ class PagePool:
             self._push_frames(np.array([frame], np.int32))
 
     def use_spare(self, frame: int, owner: object, page: int) -> bool:
-        """Put a page that was just allocated into a spare; return whether the spare was there."""
+        """Put a page that was just allocated into a spare frame; return whether."""
         if self._spares.get(frame) is not owner:
             return False
         del self._spares[frame]
@@ -298,7 +298,7 @@ class PagePool:
 
     # -- Recovery -------------------------------------------------------------------------------
     def attach_imaginary_frames(self) -> None:
-        """Give every held page an imaginary frame until `reset_frames`: nothing is computed."""
+        """Give every held page an imaginary frame until `reset_frames`."""
         held = np.flatnonzero(self.references > 0).astype(np.int32)
         self.frames = self.pages
         self.page = np.full(self.pages, NOWHERE, np.int32)
@@ -327,7 +327,7 @@ class PagePool:
         return absent
 
     def device_slots(self, slots: Int64) -> Int64:
-        """Return the device's slots for slots of pages ([c] each); the pages must have frames."""
+        """Return the device's slots for slots of pages with frames ([c] each)."""
         frames = self.frame[slots // PAGE_TOKENS]
         assert not self.absent or not len(frames) or frames.min() >= 0, "a page has no frame"
         return frames.astype(np.int64) * PAGE_TOKENS + slots % PAGE_TOKENS

@@ -42,7 +42,7 @@ _FREED_FRAMES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheStatistics:
-    """`pages` are cached now, only the cache holds `idle_pages`; the other fields only grow."""
+    """Pages cached now (only the cache holds `idle_pages`), and counters."""
 
     pages: int
     idle_pages: int
@@ -56,7 +56,7 @@ class PrefixCacheStatistics:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class _Node:
-    """One cached page. `number` names it in its children's keys and is never used again."""
+    """One cached page. Its `number` is in its children's keys, and is never reused."""
 
     __slots__ = ("children", "in_heap", "key", "number", "page", "parent", "used")
 
@@ -72,7 +72,7 @@ class _Node:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class _Tree:
-    """One tenant's pages. All leaves are in `heap`, under their `used` or an older value."""
+    """One tenant's pages. `heap` has all leaves, by their `used` or an older value."""
 
     __slots__ = ("heap", "pages", "root", "used_s")
 
@@ -135,7 +135,7 @@ class PrefixCache:
         return count
 
     def find(self, tenant: str, tokens: bytes) -> Int32:
-        """Return the pages of the longest cached prefix of these tokens (u32) less the last."""
+        """Return the pages of the longest cached prefix of all tokens (u32) but the last."""
         self._queries += 1
         self._query_tokens += len(tokens) // 4
         tree = self._trees.get(tenant)
@@ -276,7 +276,7 @@ class PrefixCache:
         return node
 
     def _use(self, tenant: str, tree: _Tree, node: _Node) -> None:
-        """Note that the prefix up to `node` was used; its parents cannot be evicted before it."""
+        """Note a use of the prefix up to `node`; parents cannot be evicted before it."""
         node.used = self._uses
         tree.used_s = self._now()
         self._trees.move_to_end(tenant)
@@ -301,7 +301,7 @@ class PrefixCache:
 
     # -- Eviction -------------------------------------------------------------------------------
     def _evict(self, wanted: int, counts: int) -> Int32:
-        """Evict pages until `wanted` of them count (`counts`); return all that were evicted."""
+        """Evict pages until `wanted` of them count (`counts`); return all evicted."""
         dropped: list[int] = []
         while wanted > 0 and self._trees:
             tenant, tree, most = self._victim()
@@ -348,7 +348,7 @@ class PrefixCache:
 
     # -- Audit ----------------------------------------------------------------------------------
     def _roots(self) -> dict[_Node, _Node]:
-        """Return the root above each node; nodes are in the order in which they were added."""
+        """Return the root above each node, in the order in which nodes were added."""
         roots: dict[_Node, _Node] = {}
         for node in self._index.values():
             assert node.parent is not None

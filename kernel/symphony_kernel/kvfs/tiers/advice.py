@@ -36,7 +36,7 @@ NO_ADVICE: Final = Advice()
 
 
 class AdviceBudget(Generic[F]):
-    """Which files programs asked to keep, until when, and how many pages that is per tenant.
+    """The files that programs asked to keep, until when, and each tenant's pages.
 
     A request past `pages_max` pages of a tenant is not granted. `F` is a file.
     """

@@ -12,7 +12,7 @@ FREE_SHARE: Final = 8  # pages are written while fewer than one in so many host 
 
 
 def spare_slots(slots: int) -> int:
-    """Return how many of so many host slots are reserved for reading, if there is a disk tier."""
+    """Return how many of so many host slots a disk tier reserves for reading."""
     return min(_SPARE_MAX, (slots + FREE_SHARE - 1) // FREE_SHARE)
 
 
@@ -34,7 +34,7 @@ class SpillTier(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether pages are being read or written, after which slots or pages may be there."""
+        """Whether pages are being read or written, which may bring slots or pages."""
 
     def saved(self, pages: Int32) -> None:
         """Note that pages ([n]) have left the device and are on the host."""
@@ -46,13 +46,13 @@ class SpillTier(Protocol):
         """Free up to n host slots of pages that are on disk, too."""
 
     def read(self, pages: Int32) -> None:
-        """Read pages ([n]) to the host when slots are free, and then call `Tiers.finish_read`."""
+        """Read pages ([n]) to the host when slots are free, for `Tiers.finish_read`."""
 
     def drop(self, pages: Int32) -> None:
         """Drop the disk copies of pages ([n])."""
 
     def released(self, slots: Int32) -> Int32:
-        """Return those of these host slots ([n]), which pages have left, that are free now."""
+        """Return which of these host slots ([n]), which pages have left, are free."""
 
     def held_slots(self) -> Int32:
         """Return the host slots that have no page and are not free."""

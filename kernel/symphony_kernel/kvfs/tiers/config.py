@@ -63,7 +63,7 @@ def places_for(
     reserve_bytes: int = 0,
     disk_bytes_max: int | None = None,
 ) -> TierConfig:
-    """Return the tiers of a server's kernel: places for so many entries on host and disk.
+    """Return the tiers of a server's kernel, for so many entries on host and disk.
 
     The disk tier takes at most half of `disk_bytes_max`, the budget of all data on that disk.
 

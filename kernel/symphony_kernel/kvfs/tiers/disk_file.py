@@ -1,4 +1,4 @@
-"""The disk tier's file: slots of one size, written and read by a thread of its own.
+"""The disk tier's file: slots of one size, used by a thread of its own.
 
 The file is temporary: it has no name once it is open, and ends with the process.
 """
@@ -30,7 +30,7 @@ class Runner(Protocol):
 
 
 class SpillFile:
-    """A file in `directory` with `slots` slots of `slot_bytes` bytes; it grows with their use.
+    """A file in `directory` with `slots` slots of `slot_bytes` bytes; grows with use.
 
     It is written while `reserve_bytes` of the disk are free (`FreeSpace`). OSError.
     """

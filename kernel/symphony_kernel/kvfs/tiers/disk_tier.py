@@ -163,7 +163,7 @@ class DiskTier:
 
     # -- Writing --------------------------------------------------------------------------------
     def _write(self) -> None:
-        """Write the pages that have been on the host for longest, while few slots are free."""
+        """Write the pages that are on the host for longest, while few slots are free."""
         tiers = self._tiers
         if tiers.free_slots >= self._free_wanted or not self._order or not self._spill.has_room():
             return

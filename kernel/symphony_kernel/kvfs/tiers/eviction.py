@@ -1,4 +1,4 @@
-"""Eviction: frees frames when the device is full. The policy; the mechanism is `tiers`.
+"""Eviction: the policy that frees frames; its mechanism is `tiers`.
 
 Idle files lose pages first, in the order of `eviction_order`. Files in use lose pages only to a
 request with a better claim (`preempt`, which the scheduler decides). A page goes to the host if a
@@ -23,7 +23,7 @@ from symphony_kernel.protocol.limits import KV_AHEAD_MS_MAX, KV_AHEAD_PAGES_MIN,
 
 
 class Eviction:
-    """Frees the device's frames. `held` returns which pages ([pages]) requests in steps read.
+    """Frees frames. `held` returns the pages ([pages]) that requests in steps read.
 
     A tenant's programs may keep `kept_pages_max` pages by advice. `usable` frames can always be
     freed. `all_files` returns the files that exist.
@@ -60,7 +60,7 @@ class Eviction:
         return self.pool.free_frames
 
     def make_free(self, frames: int, *keep: KVFile) -> bool:
-        """Take frames from idle files other than `keep` until so many are free; return whether."""
+        """Take frames from idle files but `keep` until so many are free; return whether."""
         while (missing := frames - self.free) > 0:
             # Again, because several files may share the slots of which only one found any.
             if not self._evict(self.eviction_order.take_pages(missing, self._held(*keep))):
@@ -77,7 +77,7 @@ class Eviction:
         return frames <= self.free
 
     def rank_unranked(self) -> bool:
-        """Rank the files that have frames and are not ranked; return whether there were any.
+        """Rank files that have frames and no rank; return whether there were any.
 
         A file without frames leaves the order, and is not ranked again when a file that shares its
         pages fetches them and goes. This looks at all files: for when no request can proceed.
@@ -182,7 +182,7 @@ class Eviction:
         return held
 
     def _evict(self, pages: Int32) -> int:
-        """Take pages off the device, unrecomputable ones only with a copy; return how many."""
+        """Evict pages, unrecomputable ones only with a copy; return how many."""
         if not len(pages):
             return 0
         host = self.tiers.cheaper_to_move(len(pages))

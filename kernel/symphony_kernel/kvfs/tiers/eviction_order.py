@@ -1,4 +1,4 @@
-"""The order of eviction: a list of files that costs nothing until frames are needed.
+"""The order of eviction: lists of files that cost nothing until frames are needed.
 
     recent   files in the order in which they were last found in use           costs a dict entry
     idle     files that were not used for a while, in a heap by their value
@@ -151,7 +151,7 @@ class EvictionOrder:
 
     # -- Choosing pages ------------------------------------------------------------------------
     def take_pages(self, wanted: int, held: Bool) -> Int32:
-        """Return pages with frames, at least `wanted` if there are, that idle files can lose.
+        """Return pages that idle files can lose, at least `wanted` if there are.
 
         None of them is in `held` ([pages]). The caller evicts them.
         """
@@ -176,7 +176,7 @@ class EvictionOrder:
         return np.concatenate(found) if found else _NOTHING
 
     def in_use(self) -> Iterator[KVFile]:
-        """Yield the files with pages on the device that are not idle, least recently used first.
+        """Yield files on the device that are not idle, least recently used first.
 
         Looks at all of them: for a preemption, not for each step.
         """
@@ -244,7 +244,7 @@ class EvictionOrder:
         self._recent[file] = self._now()
 
     def _leave(self, file: KVFile) -> None:
-        """Remove a file that has nothing more to lose: no frames, or only frames that others need.
+        """Remove a file without frames, or only with frames that others need.
 
         Pages that were just taken from it may yet stay, if there is no place for a copy.
         """
@@ -256,7 +256,7 @@ class EvictionOrder:
             file.ranked = False
 
     def _pages_of(self, file: KVFile, wanted: int, held: Bool, alone: bool) -> tuple[Int32, int]:
-        """Return at most `wanted` pages of a file, last first, and the number of further ones."""
+        """Return up to `wanted` pages of a file, last first, and the number of others."""
         pages = file.pages
         free = (self._pool.frame[pages] >= 0) & ~held[pages] & ~self._taken[pages]
         if alone:

@@ -1,4 +1,4 @@
-"""Transfers that the device has yet to make: copies of slots, saves to and loads from the host.
+"""Transfers that the device has yet to make: copies of slots, saves and loads.
 
 KVFS acts as if each transfer were made at once, in the order in which they are requested. A batch
 makes its saves first, then its copies, then its loads, then its rows. That is equivalent as long as
@@ -20,7 +20,7 @@ _NONE: Int32 = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class TransferNote:
-    """The pages that a batch transfers: when it ends, other pages may be in their frames."""
+    """The pages of a batch's transfers: others may be in their frames at its end."""
 
     sources: Int32  # [c] the page of each copied slot
     targets: Int32  # [c]
@@ -118,7 +118,7 @@ class PageTransfers:
         self._copied, self._saved, self._loaded = [], [], []
 
     def notes(self) -> list[TransferNote]:
-        """Return the notes of all transfers that the executor has not been given, in order."""
+        """Return the notes of all transfers that the executor has not got, in order."""
         return [*(batch.note for batch in self._closed), self._note()]
 
     def _note(self) -> TransferNote:

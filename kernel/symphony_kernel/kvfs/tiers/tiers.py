@@ -281,7 +281,7 @@ class Tiers:
         self._load(pages)
 
     def fail_read(self, pages: Int32) -> None:
-        """Give up pages ([n]) that `fetch` found on disk, and that are in no tier any more."""
+        """Give up pages ([n]) that `fetch` found on disk, and that could not be read."""
         self._arriving[pages] = False
         self._dropped += len(pages)
         self._free_frames(pages)
@@ -311,7 +311,7 @@ class Tiers:
         self._count(pages, absent=1)
 
     def mark_filled(self, pages: Int32) -> None:
-        """Mark unfilled pages ([n], distinct) whose step the executor has been given, or has run.
+        """Mark unfilled pages ([n], distinct) whose step the executor has been given.
 
         Any step formed from now on may read them. If the step fails, `evict` them in the same turn.
         """
@@ -324,7 +324,7 @@ class Tiers:
         return batches
 
     def finish_batch(self, batch: Batch) -> None:
-        """Account for a batch that was computed, or for a step that contained its transfers."""
+        """Account for a computed batch, or a step that contained its transfers."""
         self._end_batch(batch)
         moved = len(batch.note.saved) + len(batch.note.loaded)
         if moved:
@@ -475,7 +475,7 @@ class Tiers:
         self.free_up_slots(len(pages))
 
     def _droppable(self) -> Bool:
-        """Return for each page with a slot, in the slots' order, whether it can do without it."""
+        """Return for each page with a slot, in the slots' order, if it can do without."""
         pages = self.page_in[self.page_in >= 0]
         here = (self._pool.frame[pages] >= 0) & ~self._pool.unfilled[pages]
         droppable: Bool = here | (self.disk[pages] >= 0) | (self._quotas.unrecomputable[pages] == 0)
