@@ -11,6 +11,7 @@ checked here: syscalls have checked them, and a wrong one is a kernel bug.
 
 `reserve` takes pages for new entries, a step computes into them, `commit` makes the entries exist.
 While a pred is between the two, no other operation touches the file (see `file_queue`).
+A method that raises SyscallError has changed nothing.
 """
 
 from collections import OrderedDict
@@ -328,11 +329,7 @@ class KVFile:
         return not self._known().assess(trail).fits(pages, self._storage.usable)
 
     def prepare_tree(self, tokens: UInt32, parents: Sequence[int]) -> None:
-        """Make the file unrecomputable if this tree ([n]) will make it so.
-
-        Raises:
-            SyscallError: EDQUOT, and nothing has changed.
-        """
+        """Make the file unrecomputable if this tree ([n]) will make it so; EDQUOT."""
         pages, storage = page_count(self.length + len(tokens)), self._storage
         becomes = not self.unrecomputable and self._would_outgrow(tokens, parents, pages)
         allowed = partial(self._allow_unrecomputable, _NO_PAGES, max(pages - self._count, 0))
@@ -428,11 +425,7 @@ class KVFile:
         self.era, self.root = source.era, source.root
 
     def adopt(self, pages: Int32) -> None:
-        """Become a file of whole pages of the prefix cache ([n]); this file must be empty.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
-        """
+        """Become a file of whole cached pages ([n]); must be empty; ENOMEM, EDQUOT."""
         assert self._count == 0
         entries = len(pages) * PAGE_TOKENS
         self._allow_entries(entries)

@@ -2,6 +2,7 @@
 
 Handles, names, grants and operations under way each hold a reference to a file. When the last
 reference is released, the file's pages are freed. Syscalls have checked the arguments.
+Docstrings name a SyscallError by its errno.
 """
 
 from collections import Counter
@@ -206,11 +207,7 @@ class KVFS:
 
     # -- Names ----------------------------------------------------------------------------------
     def open(self, tenant: str, path: str, owner: TenantUsage) -> KVFile:
-        """Return a private copy-on-write view of the loaded file that `path` names.
-
-        Raises:
-            SyscallError: ENOENT, EDQUOT, EIO.
-        """
+        """Return a copy-on-write view of a named, loaded file; ENOENT, EDQUOT, EIO."""
         named = self.named(tenant, path)
         if named.error is not None:
             raise SyscallError(named.error, path)
@@ -287,11 +284,7 @@ class KVFS:
             self._drop_name(tenant, old)
 
     def remove(self, tenant: str, path: str) -> None:
-        """Remove a tenant's own name; files that were opened from it stay.
-
-        Raises:
-            SyscallError: ENOENT, EACCES for a path under `public/`.
-        """
+        """Remove a tenant's own name; files opened from it stay; ENOENT, EACCES."""
         if is_public(path):
             raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
         owner = self.tenant(tenant)

@@ -1,4 +1,7 @@
-"""What all files share: pages, tiers, quotas, and transfers to be made."""
+"""What all files share: pages, tiers, quotas, and transfers to be made.
+
+A method that raises SyscallError has changed nothing.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -76,10 +79,7 @@ class Storage:
     ) -> Int32:
         """Return n pages charged to `account`, for a step; files of `keep` lose no frames.
 
-        `unrecomputable`: how many pages, of these and others, become unrecomputable.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
+        `unrecomputable`: how many pages, of these and others, become so. ENOMEM or EDQUOT.
         """
         observer = self.observer
         if observer is None or not observer.allocating(True):
@@ -205,11 +205,7 @@ class Storage:
         self.cache.charge_idle(pages)
 
     def adopt(self, account: TenantUsage, pages: Int32) -> None:
-        """Hold pages ([n], distinct) of the prefix cache; charge those that it alone held.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
-        """
+        """Hold cached pages ([n], distinct), charge idle ones; ENOMEM or EDQUOT."""
         idle = self.cache.charged_here(pages)
 
         def check() -> None:

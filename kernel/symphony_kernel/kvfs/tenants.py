@@ -46,11 +46,7 @@ class TenantLimits:
     tokens_per_minute: int = UNLIMITED  # that the device computes for it
 
     def changed(self, values: Mapping[str, int | None]) -> "TenantLimits":
-        """Return these limits with changes, by names of `limit_table`; None: no change.
-
-        Raises:
-            KeyError: there is no such limit.
-        """
+        """Return these limits changed, by names of `limit_table`; None: same; KeyError."""
         given = {
             _FIELDS[name]: value // PAGE_TOKENS if name.endswith("_tokens") else value
             for name, value in values.items()

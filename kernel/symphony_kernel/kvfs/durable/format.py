@@ -137,11 +137,7 @@ def write(path: Path, label: Label, identity: Identity, content: Content, key: b
 
 
 def read_label(path: Path) -> Label:
-    """Return a file's owner and name, from its header alone.
-
-    Raises:
-        FormatError: this server did not write it; OSError.
-    """
+    """Return a file's owner and name, from its header; FormatError, OSError."""
     metadata = _read_header(path).metadata
     _verify(metadata)
     label = Label(
@@ -157,11 +153,7 @@ def read_label(path: Path) -> Label:
 
 
 def read(path: Path, identity: Identity) -> Content:
-    """Return the content of this server's file; K and V only of exactly this model.
-
-    Raises:
-        FormatError: it is broken; OSError.
-    """
+    """Return this server's file, K and V only of this model; FormatError, OSError."""
     header = _read_header(path)
     _verify(header.metadata)
     return _read_content(path, header, identity, kv=not _differences(header.metadata, identity))

@@ -227,11 +227,7 @@ class DurableNames:
         return False
 
     def remove(self, tenant: str, path: str, done: Done) -> bool:
-        """Remove a name; return whether it is done, else call `done` later.
-
-        Raises:
-            SyscallError: ENOENT, EACCES (below `public/`), EAGAIN.
-        """
+        """Remove a name; return if done, else call `done`; ENOENT, EACCES, EAGAIN."""
         if not self._needs_queue(tenant, path):
             self.kvfs.remove(tenant, path)
             return True
@@ -551,11 +547,7 @@ class DurableNames:
         self.kvfs.release(file)
 
     async def open_download(self, tenant: str, path: str) -> int:
-        """Return a descriptor of a copy of a named file.
-
-        Raises:
-            SyscallError: ENOENT; EIO (it is broken, or the disk fails); ENOSPC.
-        """
+        """Return a descriptor of a copy of a named file; ENOENT, EIO, ENOSPC."""
         assert self.disk is not None
         file = self.kvfs.named(tenant, path)
         if file.error is not None:

@@ -9,6 +9,8 @@ none; there may be more pages than frames.
     page    0    1    2    3    4          pool.frame  [2, 0, -1, -1, 1]   page 2 is elsewhere
     frame   2    0    -    free 1          pool.page   [1, 4, 0]
 
+A method that raises SyscallError has changed nothing.
+
 Slots of a free page or frame keep the content of their last owner: a slot is read only after its
 file has committed or copied it.
 """
@@ -129,11 +131,7 @@ class PagePool:
         return free if free < unused else unused
 
     def allocate(self, n: int, frames: bool = True) -> Int32:
-        """Return n pages ([n]), each held once, with frames or without.
-
-        Raises:
-            SyscallError: ENOMEM, and nothing has changed.
-        """
+        """Return n pages ([n]), each held once, with frames or without; ENOMEM."""
         free = self.free if frames else self.unused
         if n > free:
             raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {free} free")
@@ -226,11 +224,7 @@ class PagePool:
         return frames
 
     def attach_frames(self, pages: Int32, unfilled: bool) -> Int32:
-        """Give frames to held pages ([n], distinct, each without one); return the frames.
-
-        Raises:
-            SyscallError: ENOMEM, and nothing has changed.
-        """
+        """Give frames to held pages ([n], distinct, without); return them; ENOMEM."""
         if len(pages) > self.free_frames:
             raise SyscallError(Errno.ENOMEM, f"{len(pages)} frames wanted, {self.free_frames} free")
         frames = self._pop_frames(len(pages))

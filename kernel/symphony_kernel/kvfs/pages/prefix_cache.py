@@ -356,11 +356,7 @@ class PrefixCache:
         return roots
 
     def check_integrity(self) -> None:
-        """Compare counts with the trees; `KVFS` compares them with the pool.
-
-        Raises:
-            KernelBug: in words.
-        """
+        """Compare counts with the trees; `KVFS` compares them with the pool."""
         nodes = list(self._index.values())
         held: Int64 = np.bincount([node.page for node in nodes], minlength=self._pool.pages)
         if not np.array_equal(held, self.references):

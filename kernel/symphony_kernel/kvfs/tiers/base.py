@@ -1,6 +1,6 @@
-"""The contract of the tier below host memory, and the tier that is absent."""
+"""The contract of the tier below host memory."""
 
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -16,25 +16,31 @@ def spare_slots(slots: int) -> int:
     return min(_SPARE_MAX, (slots + FREE_SHARE - 1) // FREE_SHARE)
 
 
-class SpillTier(Protocol):
-    """The tier below the host, as `Tiers` uses it. All of it runs on the event loop."""
+class SpillTier:
+    """The tier below the host, as `Tiers` uses it: this one has no slots.
 
-    slots: int
-    written: int  # pages, since the start
-    arrivals: int  # pages read, since the start
-    spare: int  # free host slots that are reserved for reading
+    All of it runs on the event loop.
+    """
+
+    slots = 0
+    written = 0  # pages, since the start
+    arrivals = 0  # pages read, since the start
+    spare = 0  # free host slots that are reserved for reading
 
     @property
     def used(self) -> int:
         """Slots in use."""
+        return 0
 
     @property
     def waiting(self) -> bool:
         """Whether `balance` may have work that no other event announces."""
+        return False
 
     @property
     def busy(self) -> bool:
         """Whether pages are being read or written, which may bring slots or pages."""
+        return False
 
     def saved(self, pages: Int32) -> None:
         """Note that pages ([n]) have left the device and are on the host."""
@@ -47,53 +53,21 @@ class SpillTier(Protocol):
 
     def read(self, pages: Int32) -> None:
         """Read pages ([n]) to the host when slots are free, for `Tiers.finish_read`."""
+        raise KernelBug(f"{len(pages)} pages are to be read, and there is no disk tier")
 
     def drop(self, pages: Int32) -> None:
         """Drop the disk copies of pages ([n])."""
 
     def released(self, slots: Int32) -> Int32:
         """Return which of these host slots ([n]), which pages have left, are free."""
+        return slots
 
     def held_slots(self) -> Int32:
         """Return the host slots that have no page and are not free."""
+        return np.empty(0, np.int32)
 
     def check_integrity(self) -> None:
         """Compare slots with pages; KernelBug."""
 
     def close(self) -> None:
         """Wait for what is under way."""
-
-
-class NoSpillTier:
-    """No tier below the host."""
-
-    def __init__(self) -> None:
-        self.slots = self.used = self.written = self.arrivals = self.spare = 0
-        self.waiting = self.busy = False
-
-    def saved(self, pages: Int32) -> None:
-        pass
-
-    def balance(self) -> None:
-        pass
-
-    def make_room(self, n: int) -> None:
-        pass
-
-    def read(self, pages: Int32) -> None:
-        raise KernelBug(f"{len(pages)} pages are to be read, and there is no disk tier")
-
-    def drop(self, pages: Int32) -> None:
-        pass
-
-    def released(self, slots: Int32) -> Int32:
-        return slots
-
-    def held_slots(self) -> Int32:
-        return np.empty(0, np.int32)
-
-    def check_integrity(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

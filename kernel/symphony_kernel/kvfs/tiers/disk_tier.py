@@ -23,7 +23,7 @@ import numpy as np
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack
-from symphony_kernel.kvfs.tiers.base import FREE_SHARE, spare_slots
+from symphony_kernel.kvfs.tiers.base import FREE_SHARE, SpillTier, spare_slots
 from symphony_kernel.kvfs.tiers.disk_file import PIECES_MAX, SpillFile
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import KernelBug
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _GONE: Final = -1  # in place of a page that was freed or written while the thread had its slot
 
 
-class DiskTier:
+class DiskTier(SpillTier):
     """The disk tier below `tiers`; `host_page` returns the bytes of a host slot."""
 
     def __init__(
@@ -227,11 +227,7 @@ class DiskTier:
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:
-        """Compare slots with pages.
-
-        Raises:
-            KernelBug: a slot is lost or in use twice.
-        """
+        """Check that no slot is lost or in use twice; KernelBug."""
         there = self._tiers.disk[self._tiers.disk >= 0]
         coming = [disk_slot for _, disk_slot in self._writing.values()]
         used = np.sort(np.concatenate((there, np.array(coming, np.int32))))

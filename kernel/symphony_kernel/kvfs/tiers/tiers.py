@@ -30,7 +30,7 @@ import numpy.typing as npt
 from symphony_kernel.executor.base import Batch, Int32
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Quotas, TenantUsage, TierCounts
-from symphony_kernel.kvfs.tiers.base import NoSpillTier, SpillTier
+from symphony_kernel.kvfs.tiers.base import SpillTier
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers, TransferNote
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -136,7 +136,7 @@ class Tiers:
         self.outstanding: Int32 = np.zeros(host_slots, np.int32)
         self._duplicates: deque[int] = deque()  # pages that came back to the device, oldest first
         self.disk: Int32 = np.full(pool.pages, NOWHERE, np.int32)  # the disk slot of each page
-        self.spill_tier: SpillTier = NoSpillTier()
+        self.spill_tier = SpillTier()  # a `DiskTier` where there is a disk
         # [pages] Those that have a frame and are being read from disk.
         self._arriving: Bool = np.zeros(pool.pages, np.bool_)
         # Called with pages ([n]) that `fetch` found on disk: they are on the device now, or lost.
