@@ -487,7 +487,7 @@ class Kernel:
     def listen_with(self, hooks: JournalHooks | None) -> None:
         """Let a scribe hear all that happens, or nobody."""
         self.hooks = hooks
-        self._kvfs.use(hooks)
+        self._kvfs.set_observer(hooks)
         self._syscalls.listen_with(hooks)
         if hooks is not None and hooks.replaying:
             self.constraints.rest()

@@ -118,7 +118,7 @@ class JournalRecovery:
         roots = {
             "remembered": self._remembered,
             "kvfs": kvfs,
-            **kvfs.kept(),
+            **kvfs.snapshot_roots(),
             "processes": self._parts.processes,
             "turns": self._parts.turns,
             **self._parts.others,

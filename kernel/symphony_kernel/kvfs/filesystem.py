@@ -420,8 +420,7 @@ class KVFS:
                 file.error = Errno.EIO
 
     # -- Recovery -------------------------------------------------------------------------------
-    def use(self, observer: PageObserver | None) -> None:
-        """Notify this observer of events that no call determines."""
+    def set_observer(self, observer: PageObserver | None) -> None:
         self._storage.observer = observer
         self.prefix_cache.observer = observer
 
@@ -429,7 +428,7 @@ class KVFS:
         """Call `heard` with files that are gone, or that not a pred has changed."""
         self._storage.on_edited = heard
 
-    def kept(self) -> dict[str, object]:
+    def snapshot_roots(self) -> dict[str, object]:
         """Return the parts that recovery fills in from a snapshot, by name."""
         return {
             "pool": self.pool,
