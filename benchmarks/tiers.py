@@ -105,7 +105,7 @@ def forking() -> dict[str, float]:
         written = time.perf_counter()
         forks.append(forked - began)
         writes.append(written - forked)
-        copied = sum(group.shape[1] for batch in kvfs.take_moves() for group in batch.copies)
+        copied = sum(group.shape[1] for batch in kvfs.take_transfers() for group in batch.copies)
         pages = free - kvfs.pool.free, copied
         kvfs.release(fork)
     return {

@@ -120,7 +120,7 @@ class Kernel:
         )
         self._maintenance = self._make_upkeep(options)
         self._kvfs.tiers.token_seconds = self._scheduler.token_seconds
-        self._kvfs.tiers.arrived = self._kvfs.tiers.relieved = self._pages_arrived
+        self._kvfs.tiers.on_arrived = self._kvfs.tiers.on_spilled = self._pages_arrived
         self._over = asyncio.Event()  # closed, or gone wrong
         self._failure: BaseException | None = None
 
@@ -487,7 +487,7 @@ class Kernel:
     def listen_with(self, hooks: JournalHooks | None) -> None:
         """Let a scribe hear all that happens, or nobody."""
         self.hooks = hooks
-        self._kvfs.use(hooks)
+        self._kvfs.set_observer(hooks)
         self._syscalls.listen_with(hooks)
         if hooks is not None and hooks.replaying:
             self.constraints.rest()

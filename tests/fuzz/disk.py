@@ -89,6 +89,6 @@ def give_disk(
     """Open a disk tier of so many slots below a kernel's host tier, before it runs."""
     tiers, executor = kernel._kvfs.tiers, kernel._executor
     spill = FaultySpill(slots, len(executor.host_page(0)), faults, rng, met)
-    tiers.spilling = DiskTier(tiers, spill, executor.host_page)
+    tiers.spill_tier = DiskTier(tiers, spill, executor.host_page)
     # No page may be dropped and computed again: what is not on the device is on host or disk.
     tiers.token_seconds = lambda: 1.0

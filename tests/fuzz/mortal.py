@@ -153,7 +153,7 @@ def kill(kernel: Kernel) -> None:
     keeper = kernel._recovery
     assert keeper is not None
     keeper._recorder = None  # an image that was due is not made any more
-    kernel._kvfs.tiers.spilling.close()
+    kernel._kvfs.tiers.spill_tier.close()
 
 
 def doom(kernel: Kernel, rng: Random, then: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ _PACKAGES = (
 # Of these packages what no pred passes through: what begins and ends, waits for a disk, or is told
 # to an operator. What stands here may not inherit from what does not.
 _INTERPRETED = (
-    "kvfs/lineage/packing", "kvfs/lineage/planning", "kvfs/loading", "kvfs/tiers/base",
+    "kvfs/lineage/packing", "kvfs/lineage/planning", "kvfs/tiers/base",
     "kvfs/tiers/config", "kvfs/tiers/disk_file", "kvfs/tiers/disk_tier",
     "protocol/chat_templates", "protocol/errno", "protocol/heartbeat", "protocol/limit_table",
     "protocol/limits", "protocol/messages", "syscalls/durable_names", "syscalls/file_requests",

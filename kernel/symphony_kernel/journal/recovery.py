@@ -118,7 +118,7 @@ class JournalRecovery:
         roots = {
             "remembered": self._remembered,
             "kvfs": kvfs,
-            **kvfs.kept(),
+            **kvfs.snapshot_roots(),
             "processes": self._parts.processes,
             "turns": self._parts.turns,
             **self._parts.others,
@@ -166,7 +166,7 @@ class JournalRecovery:
         """Be what there was after the last record; return how many there were."""
         self._imager.read(found.image)
         self._kernel.recall(self._remembered)
-        self._parts.kvfs.lend_frames()
+        self._parts.kvfs.detach_device()
         self._kernel.listen_with(replay)
         self._use(replay)
         replay.resume(self._submitted())
@@ -182,7 +182,7 @@ class JournalRecovery:
         requests = replay.requests()
         self._kernel.flush()  # the last record's answers: what was sent of them is in the record
         self._kernel.listen_with(None)
-        parts.kvfs.lose_device(parts.frames)
+        parts.kvfs.reset_device(parts.frames)
         self._use(parts.scheduler)
         for root in parts.processes.traced():
             parts.scheduler.trace(root)

@@ -137,7 +137,7 @@ class Replay:
         elif kind == r.REFUSED:
             raise SyscallError(Errno(numbers[0]))
         elif kind == r.EVICTED:
-            self._kvfs.prefix_cache.give_up(np.array(numbers[1:], np.int32))
+            self._kvfs.prefix_cache.evict_pages(np.array(numbers[1:], np.int32))
         elif kind == r.LOST:
             self._kvfs.lose_pages(np.array(numbers, np.int32))
         else:

@@ -58,29 +58,29 @@ SINGLE: Final = (
     SnapshotClass(
         filesystem.KVFS,
         _as(
-            None, "transfers", "pool", "ledger", "tiers", "limits", "prefix_cache", "lineages",
-            "_storage", "eviction", "_copied_slots", "under_way", "_pages_max",
+            None, "transfers", "pool", "quotas", "tiers", "limits", "prefix_cache", "lineages",
+            "_storage", "eviction", "_copied_slots", "durable_references", "_pages_max",
         ),
     ),
     SnapshotClass(
         pool.PagePool,
         _as(
-            None, "frames", "pages", "frame", "page", "hollow", "moved", "absent", "copies",
-            "leaving", "sentinels", "_free", "_spares", "_marks", "_on_freed", "each_references",
-            "each_token", "each_position",
+            None, "frames", "pages", "frame", "page", "unfilled", "frame_version", "absent",
+            "copies", "on_freeing", "sentinels", "_free", "_spares", "_marks", "_on_freed",
+            "each_references", "each_token", "each_position",
         ),
     ),
-    SnapshotClass(quotas.Quotas, _as(None, "_now", "count_tiers", "tied_room")),
+    SnapshotClass(quotas.Quotas, _as(None, "_now", "count_tiers", "unrecomputable_max")),
     SnapshotClass(
         prefix_cache.PrefixCache,
-        _as(None, "pages_max", "_pool", "_ledger", "_now", "evicted"),
+        _as(None, "pages_max", "_pool", "_quotas", "_now", "observer"),
     ),
     SnapshotClass(book.LineageBook, _as(None, "entries_max")),
     SnapshotClass(
         storage.Storage,
         _as(
-            None, "pool", "ledger", "cache", "transfers", "tiers", "lineages", "observer", "relief",
-            "eviction_order", "edited", "usable",
+            None, "pool", "quotas", "cache", "transfers", "tiers", "lineages", "observer",
+            "make_free", "eviction_order", "on_edited", "usable",
         ),
     ),
     SnapshotClass(ProcessTable, _as(None, "_kvfs", "_scheduler", "_exceeded")),
@@ -112,7 +112,7 @@ MANY: Final = (
         file.KVFile,
         {
             "_frames": _no_pages,
-            **_as(_STALE, "_moved"),
+            **_as(_STALE, "_frame_version"),
             **_as(0, "_absent", "era", "root"),
             **_as(0.0, "computed_at"),
             **_as(False, "ranked"),
@@ -120,7 +120,7 @@ MANY: Final = (
     ),
     SnapshotClass(advice.Advice),
     SnapshotClass(book.Lineage),
-    SnapshotClass(book.Verdict),
+    SnapshotClass(book.KeptTrail),
     SnapshotClass(origins.Origins),
     SnapshotClass(spans.Span, _as(None, "_reads")),
     SnapshotClass(spans.Trail),

@@ -2,12 +2,11 @@
 
     filesystem   a tenant's files and names over the one pool of pages
     file         ordered entries in shared pages, copied on write; file_queue: operations in order
-    names, name_tree, tenants, quotas   what a file is called, whose it is, who pays
-    storage      what all files share
-    observer     events that no call determines; the journal records them
+    names, name_tree, tenants, quotas   names, their tenants, and which account pays
+    storage      what all files share; observer: events that no call determines
     pages/ tiers/ durable/ lineage/
 
 Lifetime: a file lives while it has references (see `filesystem`), a page while files hold it.
 Nothing here is thread-safe: all of it runs on the kernel's event loop. Nothing here checks a
-guest's arguments, and nothing here knows of instances or of the scheduler.
+guest's arguments, and nothing here knows instances or the scheduler.
 """

@@ -1,4 +1,4 @@
-"""KV files: ordered entries in shared pages, copied when somebody writes.
+"""KV files: ordered entries in shared pages that are copied on write.
 
     length = 21, a fork of it shares both pages; then one side appends an entry:
 
@@ -6,11 +6,12 @@
     after   [ page 4: 16 entries ][ page 7: 5 entries ]                  the other file
             [ page 4 ]            [ page 9: copies of 5, new entry ]     the one that wrote first
 
-The other side finds page 7 held once when it writes, and writes in place. Nothing below checks what
-a guest says: syscalls have done that, and what is wrong here is a bug of ours.
+When the other file writes, it is the only holder of page 7 and writes in place. Arguments are not
+checked here: syscalls have checked them, and a wrong one is a kernel bug.
 
-`reserve` makes room, a step computes into it, `commit` says that the entries exist. While a pred
-is between the two, no other operation touches the file (see `file_queue`).
+`reserve` takes pages for new entries, a step computes into them, `commit` makes the entries exist.
+While a pred is between the two, no other operation touches the file (see `file_queue`).
+A method that raises SyscallError has changed nothing.
 """
 
 from collections import OrderedDict
@@ -19,22 +20,15 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64, UInt32
-from symphony_kernel.kvfs.lineage.book import Verdict
+from symphony_kernel.kvfs.lineage.book import KeptTrail
 from symphony_kernel.kvfs.lineage.origins import Origins
 from symphony_kernel.kvfs.lineage.planning import Step, plan
 from symphony_kernel.kvfs.lineage.spans import Trail, is_branch, is_run, planted_trail
 from symphony_kernel.kvfs.name_tree import Name
-from symphony_kernel.kvfs.pages.block_table import (
-    OFFSETS,
-    alike_pages,
-    continues,
-    cut,
-    grown,
-    pages_copied,
-)
 from symphony_kernel.kvfs.pages.pool import NOWHERE, page_count
 from symphony_kernel.kvfs.quotas import TenantUsage
 from symphony_kernel.kvfs.storage import Storage
@@ -43,20 +37,46 @@ from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, LimitError, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
-_STALE: Final = -1  # of `_moved`: the frames must be looked up
+_STALE: Final = -1  # of `_frame_version`: the frames must be looked up again
 _NO_PAGES: Int32 = np.empty(0, np.int32)
 _NO_SLOTS: Int64 = np.empty(0, np.int64)
+_TABLE_PAGES_MIN: Final = 4
+_OFFSETS: Final[Int64] = np.arange(PAGE_TOKENS, dtype=np.int64)
+Bool = npt.NDArray[np.bool_]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class KVFile:
-    """Entries of one file. `references` counts handles, names, grants and operations under way."""
+    """A KV file. `references` counts handles, names, grants and operations under way."""
 
     __slots__ = (
-        "_absent", "_count", "_frames", "_moved", "_storage", "_table", "advice", "computed_at",
-        "counted", "era", "error", "expires_ms", "generating", "length", "name",
-        "number", "origins", "owner", "path", "plain", "queue", "ranked", "references", "root",
-        "tenant", "texts", "unrecomputable",
+        "_absent",
+        "_count",
+        "_frame_version",
+        "_frames",
+        "_storage",
+        "_table",
+        "advice",
+        "computed_at",
+        "counted",
+        "era",
+        "error",
+        "expires_ms",
+        "generating",
+        "length",
+        "name",
+        "number",
+        "origins",
+        "owner",
+        "path",
+        "plain",
+        "queue",
+        "ranked",
+        "references",
+        "root",
+        "tenant",
+        "texts",
+        "unrecomputable",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, tenant: str, owner: TenantUsage) -> None:
@@ -65,36 +85,34 @@ class KVFile:
         self.number = storage.made  # never used again
         self._table: Int32 = _NO_PAGES
         self._count = 0  # pages in use of the table, reserved ones included
-        # The frames of the table's pages as of `_moved`, and how many of them have none.
+        # The frames of the table's pages as of `_frame_version`, and how many pages are absent.
         self._frames: Int32 = _NO_PAGES
-        self._moved = storage.pool.moved
+        self._frame_version = storage.pool.frame_version
         self._absent = 0
         self.tenant = tenant
         self.owner = owner
         self.length = 0
-        # So many entries, from the first, stand at positions 0, 1, .. and were computed each from
+        # So many entries, from the first, stand at positions 0, 1, .. and were each computed from
         # all before it: their K and V depend on their tokens alone.
         self.plain = 0
-        self.origins: Origins | None = None  # of entries computed otherwise; None: nobody asks
+        self.origins: Origins | None = None  # of entries computed otherwise; None: not needed yet
         self.references = 1
         self.counted = True  # in its tenant's quota of files
-        self.error: Errno | None = None  # of the call that made it; its answer until it is closed
-        self.generating = False  # a generation is in its queue: other calls hear EBUSY
+        self.error: Errno | None = None  # what calls on it answer until it is closed
+        self.generating = False  # a generation is in its queue: other calls answer EBUSY
         self.path = ""  # the name it was opened from or last saved under
-        self.name: Name | None = None  # of one that stands in the tree of names
-        self.expires_ms = 0  # Unix time; what it is saved under ends then; 0: never
-        self.queue: OrderedDict[Any, None] | None = None  # a `FileQueue`, which knows files
-        self.computed_at = 0.0  # the scheduler's: when its last pred ended
-        self.root = 0  # the LIP whose pred was the last to be admitted
+        self.name: Name | None = None  # of a file in the tree of names
+        self.expires_ms = 0  # Unix time when names that it is saved under expire; 0: never
+        self.queue: OrderedDict[Any, None] | None = None  # a `FileQueue`, whose module imports this
+        self.computed_at = 0.0  # set by the scheduler: when its last pred ended
+        self.root = 0  # the run whose pred was admitted last
         self.advice = NO_ADVICE
-        self.ranked = False  # the ranking's: it may have pages on the device
-        self.era = 0  # the ranking's: when it was last used
-        self.texts: dict[int, int] | None = None  # where constraints' begin, by their numbers
-        self.unrecomputable = (
-            False  # all its pages are, and will be: it cannot be computed again here
-        )
+        self.ranked = False  # set by the eviction order: it may have pages on the device
+        self.era = 0  # set by the eviction order: when it was last used
+        self.texts: dict[int, int] | None = None  # a constraint's number -> where its text begins
+        self.unrecomputable = False  # then all its pages are, also those that it gets later
 
-    # -- What the batcher uses ------------------------------------------------------------------
+    # -- Batches --------------------------------------------------------------------------------
     def pages_needed(self, n: int) -> int:
         """Return how many free pages `reserve(n)` would take."""
         length = self.length
@@ -103,7 +121,7 @@ class KVFile:
         return (missing if missing > 0 else 0) + (1 if shared else 0)
 
     def reserve(self, n: int) -> None:
-        """Make room for n entries after the present ones, in pages that only this file holds.
+        """Take pages for n entries after the present ones, which only this file holds.
 
         Raises:
             SyscallError: ENOMEM (no free pages) or EDQUOT, and nothing has changed.
@@ -112,7 +130,7 @@ class KVFile:
         if owner.closed or length + n > owner.entries_allowed:
             self._allow_entries(n)
         within = length % PAGE_TOKENS
-        if within and within + n <= PAGE_TOKENS and not pool.copies:  # as most have room
+        if within and within + n <= PAGE_TOKENS and not pool.copies:  # the common case
             page: int = self._table.item(length // PAGE_TOKENS)
             if pool.each_references[page] == 1:
                 return
@@ -121,82 +139,80 @@ class KVFile:
             self._write_last_page()
         if not needed:
             return
-        # Before the allocation, for which the prefix cache may let go of that page.
+        # Before the allocation, for which the prefix cache may release that page.
         replaced = n > 0 and self._shares_last_page()
         if self._count + needed > self._storage.usable:
             raise SyscallError(Errno.ENOMEM, f"{self._count} pages, {needed} more")
         outgrows = self.origins is not None and self._outgrows(self._count + needed)
         unrecomputable = needed if self.unrecomputable or outgrows else 0
         if outgrows:
-            unrecomputable += self._storage.ledger.untied(self.pages)
+            unrecomputable += self._storage.quotas.count_recomputable(self.pages)
         pages = self._storage.allocate(self.owner.live(), needed, (self,), unrecomputable)
         if replaced:
             self._replace_last_page(int(pages[0]))
             pages = pages[1:]
         self._extend(pages)
         if outgrows:
-            self.tie()
+            self._make_unrecomputable()
         if self._storage.observer is not None:
             self._storage.observer.reserved(self.number, n)
 
     def use_spare(self, frame: int, owner: object) -> bool:
-        """Have the page that was reserved last lie in a spare frame of `owner`; return whether."""
+        """Put the page reserved last into a spare frame of `owner`; return whether."""
         last = self._count - 1
         if not self._storage.pool.use_spare(frame, owner, int(self._table[last])):
             return False
-        self._frames[last] = frame  # no row has been given that one yet
+        self._frames[last] = frame  # no row has been given the replaced frame yet
         return True
 
     def block_table(self, entries: int) -> Int32:
-        """Return the frames of the first `entries` entries, reserved ones included (a view).
+        """Return the frames of the first `entries` entries, also reserved ones (a view).
 
-        All pages of the file must have frames. What is returned stays as it is: what the file does
-        later, or where its pages go, changes another array.
+        All pages must have frames. The array does not change when the file or its frames do.
         """
         pages = (entries + PAGE_TOKENS - 1) // PAGE_TOKENS
         assert pages <= self._count, "the table ends before these entries"
-        if self._moved != self._storage.pool.moved:
+        if self._frame_version != self._storage.pool.frame_version:
             self._look_up()
         assert not self._absent, "a page of the table has no frame"
         return self._frames[:pages]
 
     def frame_of(self, entry: int) -> int:
-        """Return the frame of an entry's page, as `block_table` has it."""
-        if self._moved != self._storage.pool.moved:
+        if self._frame_version != self._storage.pool.frame_version:
             self._look_up()
         return int(self._frames.item(entry // PAGE_TOKENS))
 
     def absent_pages(self) -> Int32:
-        """Return the pages that are not on the device ([n]); a page may stand there twice.
+        """Return the pages that are not on the device ([n]); a page may be in it twice.
 
         While there are any, nothing may be reserved, and no row may read the file.
         """
         pool = self._storage.pool
-        if self._moved != pool.moved:
+        if self._frame_version != pool.frame_version:
             self._look_up()
         return self.pages[pool.is_absent(self.pages)] if self._absent else _NO_PAGES
 
-    def rebuild_table(self, entries: int) -> Int32:
-        """Return the frames of the first `entries` entries (a copy): hollow pages have one."""
+    def unfilled_table(self, entries: int) -> Int32:
+        """Return the frames of the first `entries` entries, also unfilled ones (a copy)."""
         frames: Int32 = self._storage.pool.frame[self._table[: page_count(entries)]]
         assert not len(frames) or frames.min() >= 0, "a page of the table has no frame"
         return frames
 
     @property
     def tier(self) -> Tier:
-        """The slowest tier from which one of its pages has to come; DEVICE when none has."""
+        """The slowest tier that one of its pages must come from; DEVICE if none is absent."""
         return self._storage.tiers.worst_of(self.absent_pages())
 
     def commit(
         self, tokens: UInt32, positions: Int32, parents: Sequence[int] | None = None
     ) -> None:
-        """Say that the reserved entries hold these tokens ([n], [n]): they exist now.
+        """Make the reserved entries exist, with these tokens and positions ([n] each).
 
-        `parents` ([n]): not each of them saw all before it.
+        `parents` ([n]) are given when not each entry saw all entries before it.
         """
         n = len(tokens)
         start = self.length
-        assert start + n <= self._count * PAGE_TOKENS, "committed without room"
+        assert start + n <= self._count * PAGE_TOKENS, "committed entries that were not reserved"
         if parents is not None:
             self._plant(tokens, positions, np.array(parents, np.int32))
         elif n == 1:
@@ -206,29 +222,28 @@ class KVFile:
         slots = self._page_slots(np.arange(start, start + n))
         pool.tokens[slots] = tokens
         pool.positions[slots] = positions
-        if self.plain == start and parents is None and continues(positions, start):
+        if self.plain == start and parents is None and _continues(positions, start):
             self.plain = start + n
         self.length = start + n
 
     def commit_one(self, token: int, position: int) -> None:
-        """Say that the next reserved entry holds this token, as `commit` does."""
+        """Make the next reserved entry exist; see `commit`."""
         start = self.length
         page, within = start // PAGE_TOKENS, start % PAGE_TOKENS
-        assert page < self._count, "committed without room"
+        assert page < self._count, "committed an entry that was not reserved"
         self._storage.pool.write(self._table.item(page), within, token, position)
         if position == start and self.plain == start:
             self.plain = start + 1
         self.length = start + 1
 
     def unreserve(self) -> None:
-        """Give back the room after the present entries."""
         count = page_count(self.length)
         if count < self._count:
             self._shrink(count)
             if self._storage.observer is not None:
                 self._storage.observer.unreserved(self.number)
 
-    # -- What it holds --------------------------------------------------------------------------
+    # -- Content --------------------------------------------------------------------------------
     @property
     def tokens(self) -> UInt32:
         """The entries' tokens ([length], a copy)."""
@@ -246,12 +261,12 @@ class KVFile:
 
     @property
     def shared_pages(self) -> int:
-        """Pages that another file (or this one, a second time) holds too."""
+        """Pages that another file holds too, or this one a second time."""
         pool, cache = self._storage.pool, self._storage.cache
         return int((pool.references[self.pages] - cache.references[self.pages] > 1).sum())
 
     def page_tokens(self, pages: int) -> bytes:
-        """Return the tokens of the first whole pages (u32, as they lie)."""
+        """Return the tokens of the first whole pages (u32, in order)."""
         tokens = self._storage.pool.tokens.reshape(-1, PAGE_TOKENS)[self._table[:pages]]
         return tokens.tobytes()
 
@@ -268,98 +283,95 @@ class KVFile:
         return self._storage.pool.device_slots(self._page_slots(entries))
 
     def _page_slots(self, entries: Int64) -> Int64:
-        """Return the slots of entries in their pages ([c] indices, reserved ones included)."""
+        """Return the slots of entries in their pages ([c] indices, also reserved ones)."""
         pages = self._table[entries // PAGE_TOKENS].astype(np.int64)
         return pages * PAGE_TOKENS + entries % PAGE_TOKENS
 
-    # -- Where it comes from --------------------------------------------------------------------
+    # -- Lineage --------------------------------------------------------------------------------
     @property
     def lineage(self) -> Trail | None:
-        """The trail of its first entries; None where each was computed from exactly those before.
+        """The trail of the first entries; None if each saw exactly those before it.
 
-        For whoever keeps it (`lineage.pack`): tokens and positions say how all others were.
+        All entries behind it were, so that tokens and positions say how.
         """
         return None if self.origins is None else self.origins.trail
 
     @property
     def recomputable(self) -> bool:
-        """Whether all of it can be computed again, so that its tokens are enough to keep it."""
+        """Whether all of it can be recomputed from tokens and lineage."""
         return self.origins is None or not self.origins.lost
 
     def restore_lineage(self, trail: Trail | None) -> None:
-        """Take up what was kept of a file with these entries (`lineage.unpack`)."""
+        """Take over the lineage that was stored with these entries (`lineage.unpack`)."""
         assert trail is None or trail.length <= self.length
         if trail is not None or self.origins is not None:
-            self._known().become(trail)
+            self._known().set_trail(trail)
 
     def history(self) -> Trail | None:
         """Return the trail of all its entries; None of an empty file."""
         return self._known().history(self.length, self._read)
 
     def plan(self, absent: Int64) -> list[Step]:
-        """Return what computes absent entries ([c] indices) again (see `lineage.planning`).
+        """Return steps that recompute absent entries ([c] indices): `lineage.planning`.
 
-        Of a file without lineage each step is in place: a row for each stretch of absent entries.
+        For a file without lineage each step is in place: one for each run of absent entries.
 
         Raises:
-            NotRecomputableError: some of them depend on what is lost.
+            NotRecomputableError: some of them depend on a lost span.
         """
         return plan(self.history(), absent)
 
-    # -- What cannot be computed again ----------------------------------------------------------
-    def would_be_tied(self, trail: Trail | None, pages: int) -> bool:
-        """Whether it could not be computed again, with this trail and so many pages."""
+    # -- Unrecomputable files -------------------------------------------------------------------
+    def would_be_unrecomputable(self, trail: Trail | None, pages: int) -> bool:
+        """Whether the file could not be recomputed with this trail and so many pages."""
         if trail is None:
             return False
-        return not self._known().judge(trail).fits(pages, self._storage.usable)
+        return not self._known().assess(trail).fits(pages, self._storage.usable)
 
     def prepare_tree(self, tokens: UInt32, parents: Sequence[int]) -> None:
-        """Tie the file if it could not be computed again once this tree ([n]) has been planted.
-
-        Raises:
-            SyscallError: EDQUOT, and nothing has changed.
-        """
+        """Make the file unrecomputable if this tree ([n]) will make it so; EDQUOT."""
         pages, storage = page_count(self.length + len(tokens)), self._storage
-        ties = not self.unrecomputable and self._would_tie(tokens, parents, pages)
-        allowed = partial(self._allow_tied, _NO_PAGES, max(pages - self._count, 0))
-        storage.decide(allowed if ties else _anything)
-        if ties:
-            self.tie()
+        becomes = not self.unrecomputable and self._would_outgrow(tokens, parents, pages)
+        allowed = partial(self._allow_unrecomputable, _NO_PAGES, max(pages - self._count, 0))
+        storage.decide(allowed if becomes else _allow_all)
+        if becomes:
+            self._make_unrecomputable()
 
-    def _would_tie(self, tokens: UInt32, parents: Sequence[int], pages: int) -> bool:
+    def _would_outgrow(self, tokens: UInt32, parents: Sequence[int], pages: int) -> bool:
         known, entries = self._known(), self.length + len(tokens)
-        if known.may_grow(2, entries) and known.benches + 4 * pages < self._storage.usable:
-            return False  # whatever it depends on
+        if known.may_add(2, entries) and known.scratch_pages + 4 * pages < self._storage.usable:
+            return False  # with any dependencies of the tree
         if is_branch(parents):
             return False
         above = np.array(parents, np.int32)
         planted = planted_trail(self.history(), tokens, tokens.astype(np.int32), above)
-        return self.would_be_tied(planted, pages)
+        return self.would_be_unrecomputable(planted, pages)
 
-    def tie(self) -> None:
-        """Nothing but copies brings back what it holds, and what it will: charge that."""
+    def _make_unrecomputable(self) -> None:
+        """Charge its pages as unrecomputable from now on: only copies can bring them back."""
         assert not self.unrecomputable
         self.unrecomputable = True
-        self._storage.ledger.tie(self.owner.root, self.pages)
+        self._storage.quotas.add_unrecomputable(self.owner.root, self.pages)
 
-    def _loosen(self) -> None:
+    def _make_recomputable(self) -> None:
         if self.unrecomputable:
             self.unrecomputable = False
-            self._storage.ledger.loosen(self.pages)
+            self._storage.quotas.remove_unrecomputable(self.pages)
 
-    def _allow_tied(self, more: Int32, new: int) -> None:
-        """Check that it may be tied with these pages ([n]) beside its own and `new` fresh ones.
+    def _allow_unrecomputable(self, more: Int32, new: int) -> None:
+        """Check that it may be unrecomputable with pages `more` ([n]) and `new` others.
 
         Raises:
-            SyscallError: EDQUOT; likewise while one of them is nowhere, and cannot be kept.
+            SyscallError: EDQUOT; also if one of its pages is in no tier, and cannot be kept.
         """
-        pages, ledger = np.concatenate((self.pages, more)), self._storage.ledger
+        pages, quotas = np.concatenate((self.pages, more)), self._storage.quotas
         if self._storage.tiers.worst_of(pages) is Tier.TOKENS:
-            raise SyscallError(Errno.EDQUOT, "it comes from too many calls, and is not all there")
-        ledger.allow_tied(self.owner, ledger.untied(pages) + new)
+            detail = "its lineage is too long, and a page that it needs is in no tier"
+            raise SyscallError(Errno.EDQUOT, detail)
+        quotas.allow_unrecomputable(self.owner, quotas.count_recomputable(pages) + new)
 
     def _outgrows(self, pages: int) -> bool:
-        """Whether it cannot be computed again with so many pages, and could so far."""
+        """Whether it becomes unrecomputable with so many pages, and is not yet."""
         lineage = None if self.origins is None else self.origins.lineage
         return (
             lineage is not None
@@ -377,25 +389,25 @@ class KVFile:
         return pool.tokens[slots], pool.positions[slots]
 
     def _plant(self, tokens: UInt32, positions: Int32, parents: Int32) -> None:
-        """Write down the tree that comes behind the entries."""
+        """Add the tree behind the entries to the lineage."""
         if is_branch(parents):
             return
-        # What may become lost is tied since `prepare_tree`. Others of the tenant's may have taken
-        # room since: a bound that may be passed by what is under way.
+        # `prepare_tree` has charged what may become lost. The tenant's other files may have used up
+        # the bound since: operations under way may exceed it.
         planted = planted_trail(self.history(), tokens.copy(), positions.copy(), parents)
-        self._known().become(planted, keep=not self.unrecomputable)
+        self._known().set_trail(planted, keep=not self.unrecomputable)
 
     def _inherit(
-        self, source: "KVFile", n: int, begins: bool, trail: Trail | None, verdict: Verdict | None
+        self, source: "KVFile", n: int, begins: bool, trail: Trail | None, kept: KeptTrail | None
     ) -> None:
-        """Write down that n entries of `source` have come; `begins`: as they begin there."""
+        """Take over the lineage of n entries of `source`, its first ones if `begins`."""
         if not begins:
-            self._known().become(trail, verdict=verdict)
+            self._known().set_trail(trail, kept=kept)
         elif source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
             self.origins.truncate(n)
 
-    # -- What changes it ------------------------------------------------------------------------
+    # -- Changes --------------------------------------------------------------------------------
     def share(self, source: "KVFile") -> None:
         """Become a fork of `source`; this file must be empty."""
         assert self._count == 0
@@ -405,19 +417,15 @@ class KVFile:
         self.length = source.length
         self.plain = source.plain
         if source.unrecomputable:
-            self.tie()
+            self._make_unrecomputable()
         if source.origins is not None:
             self.origins = source.origins.fork(self.tenant)
         self.texts = source.texts and dict(source.texts)
-        self.computed_at = source.computed_at  # of a stream that goes on in a fork
+        self.computed_at = source.computed_at  # a fork continues the source's stream
         self.era, self.root = source.era, source.root
 
     def adopt(self, pages: Int32) -> None:
-        """Become a file of whole pages of the prefix cache ([n]); this file must be empty.
-
-        Raises:
-            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
-        """
+        """Become a file of whole cached pages ([n]); must be empty; ENOMEM, EDQUOT."""
         assert self._count == 0
         entries = len(pages) * PAGE_TOKENS
         self._allow_entries(entries)
@@ -426,20 +434,21 @@ class KVFile:
         self.length = self.plain = entries
 
     def append(self, source: "KVFile", entries: Int64) -> int:
-        """Append entries of `source` ([c] indices, which may be this file's own); how many copied.
+        """Append entries of `source` ([c] indices); return how many were copied.
 
-        Whole pages are shared where they line up: where a page of this file would begin with the
-        first entry of a source page and go on with those that follow it. All else is copied.
+        `source` may be this file. Whole pages are shared where they line up: where a page of this
+        file would begin with the first entry of a source page and continue with those behind it.
+        All other entries are copied.
 
         Raises:
             SyscallError: ENOMEM or EDQUOT, and nothing has changed.
         """
         self._allow_entries(len(entries))
-        self._storage.edited(self)
+        self._storage.on_edited(self)
         filling = self.length % PAGE_TOKENS
         head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
         rest, run = entries[head:], is_run(entries)
-        alike = alike_pages(rest, run)
+        alike = _alike_pages(rest, run)
         sharing = int(alike.sum())
         copies = head > 0 or sharing < len(alike)
         # Before this file's table changes: it may be the source.
@@ -450,16 +459,18 @@ class KVFile:
         keep, storage = (self, source), self._storage
         begins = self.length == 0 and (not len(entries) or (run and entries.item(0) == 0))
         history = None if begins else source.history()
-        trail = None if history is None else history.picked(entries, self.history(), run)
-        verdict = None if trail is None else self._known().judge(trail)
-        ties = self.unrecomputable or (begins and source.unrecomputable)
-        if verdict is not None and not ties:
-            ties = not verdict.fits(self._count + len(alike), storage.usable)
-        bare: bool | None = not ties
-        if storage.pool.absent and not storage.recall(self.append_reads(source, entries), keep):
-            bare = bare or None
-        allowed = partial(self._allow_tied, shared, new) if ties else _anything
-        fresh = storage.allocate_for_call(self.owner.live(), new, keep, bare, allowed)
+        trail = None if history is None else history.pick(entries, self.history(), run)
+        kept = None if trail is None else self._known().assess(trail)
+        unrecomputable = self.unrecomputable or (begins and source.unrecomputable)
+        if kept is not None and not unrecomputable:
+            unrecomputable = not kept.fits(self._count + len(alike), storage.usable)
+        readable = not storage.pool.absent or storage.recall(
+            self.append_reads(source, entries), keep
+        )
+        allowed = partial(self._allow_unrecomputable, shared, new) if unrecomputable else _allow_all
+        fresh = storage.allocate_for_call(
+            self.owner.live(), new, keep, not unrecomputable, readable, allowed
+        )
         if head and storage.pool.copies:
             self._write_last_page()
         if replaced:
@@ -478,16 +489,15 @@ class KVFile:
         if begins:
             self.plain = min(source.plain, len(entries))
         if len(entries):
-            self._inherit(source, len(entries), begins, trail, verdict)
+            self._inherit(source, len(entries), begins, trail, kept)
         self.length += len(entries)
-        if ties and not self.unrecomputable:
-            self.tie()
+        if unrecomputable and not self.unrecomputable:
+            self._make_unrecomputable()
         return len(places)
 
     def truncate(self, length: int) -> None:
-        """Roll back to `length` entries."""
         assert 0 <= length <= self.length
-        self._storage.edited(self)
+        self._storage.on_edited(self)
         self.length = length
         self.plain = min(self.plain, length)
         if self.texts:
@@ -495,15 +505,46 @@ class KVFile:
         if self.origins is not None:
             self.origins.truncate(length)
         if self.unrecomputable and self.lineage is None:
-            self._loosen()
+            self._make_recomputable()
         self._shrink(page_count(length))
 
+    def fill(
+        self,
+        tokens: UInt32,
+        positions: Int32,
+        plain: int,
+        trail: Trail | None,
+        *,
+        frames: bool = False,
+    ) -> None:
+        """Give this empty file its entries ([n] each), as read from disk.
+
+        Without `frames` the pages are in no tier afterwards: nothing is evicted for them, and the
+        file may be larger than the device.
+
+        Raises:
+            SyscallError: ENOMEM or EDQUOT, and nothing has changed.
+        """
+        assert self.length == 0
+        self._allow_entries(len(tokens))
+        count, storage = page_count(len(tokens)), self._storage
+        unrecomputable = self.would_be_unrecomputable(trail, count)
+        account = self.owner.live()
+        self._extend(storage.allocate_for_load(account, count, unrecomputable, frames))
+        slots = self._page_slots(np.arange(len(tokens)))
+        storage.pool.tokens[slots] = tokens
+        storage.pool.positions[slots] = positions
+        self.length, self.plain = len(tokens), plain
+        self.restore_lineage(trail)
+        if unrecomputable:
+            self._make_unrecomputable()
+
     def take_pages(self) -> Int32:
-        """Return all pages for release: nobody refers to this file any more, and it is empty."""
+        """Return all pages of a file without references, to be released; it is empty then."""
         if self.ranked or self.advice.until:
             self._storage.eviction_order.discard(self)
-        self._loosen()
-        self._storage.edited(self)
+        self._make_recomputable()
+        self._storage.on_edited(self)
         pages = self._table[: self._count]
         self._table = self._frames = _NO_PAGES
         self._absent = 0
@@ -524,20 +565,20 @@ class KVFile:
             raise LimitError(Errno.EDQUOT, "kv_tokens", detail)
 
     def append_reads(self, source: "KVFile", entries: Int64) -> Int32:
-        """Return the pages ([n], distinct) that must be on the device for `append` of these.
+        """Return the pages ([n], distinct) that must be on the device for `append`.
 
-        Those of which entries are copied: shared ones may be anywhere.
+        They are the pages of copied entries; shared ones may be in any tier.
         """
         filling = self.length % PAGE_TOKENS
-        pages = source.pages[pages_copied(entries, filling)]
+        pages = source.pages[_pages_copied(entries, filling)]
         if filling and len(entries):
             pages = np.append(pages, self._table[self.length // PAGE_TOKENS])
         return np.unique(pages)
 
     def _write_last_page(self) -> None:
-        """The last page is written in place, unless it is shared: its copies elsewhere are old."""
+        """Drop the copies of the last page, which is written in place unless it is shared."""
         if self.length % PAGE_TOKENS and not self._shares_last_page():
-            self._storage.tiers.written(int(self._table[self.length // PAGE_TOKENS]))
+            self._storage.tiers.drop_copies(int(self._table[self.length // PAGE_TOKENS]))
 
     def _shares_last_page(self) -> bool:
         if self.length % PAGE_TOKENS == 0:
@@ -548,60 +589,112 @@ class KVFile:
     def _replace_last_page(self, page: int) -> None:
         """Copy the entries of the shared partial page to `page` and hold that one instead."""
         index = self.length // PAGE_TOKENS
-        filled = OFFSETS[: self.length % PAGE_TOKENS]
+        filled = _OFFSETS[: self.length % PAGE_TOKENS]
         old = self._table[index : index + 1].copy()
         self._table[index] = page
         self._frames = self._frames.copy()  # a cancelled step may still read the old ones
         self._frames[index] = self._storage.pool.frame[page]
         self._storage.copy(int(old[0]) * PAGE_TOKENS + filled, page * PAGE_TOKENS + filled)
         if self.unrecomputable:
-            self._storage.ledger.tie(self.owner.root, np.array([page], np.int32))
-            self._storage.ledger.loosen(old)
+            self._storage.quotas.add_unrecomputable(self.owner.root, np.array([page], np.int32))
+            self._storage.quotas.remove_unrecomputable(old)
         self._storage.release(old)
 
     def _extend(self, pages: Int32) -> None:
         start, pool = self._count, self._storage.pool
         count = start + len(pages)
         if count > len(self._table):
-            self._table = grown(self._table, start, count)
-            self._frames = grown(self._frames, start, count)
+            self._table = _grown(self._table, start, count)
+            self._frames = _grown(self._frames, start, count)
         self._table[start:count] = pages
         self._frames[start:count] = pool.frame[pages]
         self._count = count
         if self.unrecomputable:
-            self._storage.ledger.tie(self.owner.root, pages)
+            self._storage.quotas.add_unrecomputable(self.owner.root, pages)
         if not self.ranked:
             self._storage.eviction_order.add(self)
         if pool.absent:
-            self._moved = _STALE
+            self._frame_version = _STALE
 
     def _shrink(self, count: int) -> None:
         if count < self._count:
             dropped = self._table[count : self._count]
-            self._table = cut(self._table, count)
-            # A cancelled step may still read the old frames: what comes next must not change them.
-            self._frames = cut(self._frames, count)
+            self._table = _cut(self._table, count)
+            # A cancelled step may still read the old frames: later changes must not reach them.
+            self._frames = _cut(self._frames, count)
             self._count = count
             if self._absent:
-                self._moved = _STALE
+                self._frame_version = _STALE
             if self.unrecomputable:
-                self._storage.ledger.loosen(dropped)
+                self._storage.quotas.remove_unrecomputable(dropped)
             self._storage.release(dropped)
 
     def forget_frames(self) -> None:
-        """Look for the frames again: what is known of them is another process's."""
+        """Make the next use look the frames up: they are those of another process."""
         self._frames = np.full(len(self._table), NOWHERE, np.int32)
-        self._moved = _STALE
+        self._frame_version = _STALE
 
     def _look_up(self) -> None:
-        """Find the frames again: something has moved."""
+        """Look the frames up: the pool has moved pages."""
         count, pool = self._count, self._storage.pool
         frames = np.empty(len(self._table), np.int32)
         frames[:count] = pool.frame[self._table[:count]]
         self._frames = frames
         self._absent = int(pool.is_absent(self.pages).sum()) if pool.absent else 0
-        self._moved = pool.moved
+        self._frame_version = pool.frame_version
 
 
-def _anything() -> None:
-    """Refuse nothing."""
+def _allow_all() -> None:
+    pass
+
+
+def _grown(table: Int32, used: int, count: int) -> Int32:
+    """Return a copy of a table's first `used` pages with space for at least `count`."""
+    grown = np.empty(max(count, 2 * len(table), _TABLE_PAGES_MIN), np.int32)
+    if used:
+        grown[:used] = table[:used]
+    return grown
+
+
+def _cut(table: Int32, count: int) -> Int32:
+    """Return a copy of a table's first `count` pages with space for a few."""
+    return table[: max(count, _TABLE_PAGES_MIN)].copy()
+
+
+def _continues(positions: Int32, start: int) -> bool:
+    """Whether positions ([n], n > 0) are start, start + 1, .."""
+    if len(positions) == 1:
+        return bool(positions[0] == start)
+    return np.array_equal(positions, np.arange(start, start + len(positions)))
+
+
+def _alike_pages(entries: Int64, run: bool = False) -> Bool:
+    """Return for each PAGE_TOKENS of `entries` if they are the first of a source page.
+
+    `run`: they are consecutive.
+    """
+    count = page_count(len(entries))
+    if not count:
+        return np.zeros(0, np.bool_)
+    if run:
+        return np.full(count, entries.item(0) % PAGE_TOKENS == 0)
+    rows = np.empty((count, PAGE_TOKENS), np.int64)
+    flat = rows.reshape(-1)
+    flat[: len(entries)] = entries
+    missing = len(flat) - len(entries)
+    # The last page is filled up with consecutive entries, so that only real ones decide.
+    flat[len(entries) :] = entries[-1] + 1 + np.arange(missing)
+    alike: Bool = (rows[:, 0] % PAGE_TOKENS == 0) & (rows == rows[:, :1] + _OFFSETS).all(axis=1)
+    return alike
+
+
+def _pages_copied(entries: Int64, filling: int) -> Int64:
+    """Return the indices ([n], distinct) of pages that entries ([c]) are copied from.
+
+    They are appended behind `filling` entries of a page; all other pages are shared.
+    """
+    head = min(len(entries), PAGE_TOKENS - filling) if filling else 0
+    rest = entries[head:]
+    copied = np.repeat(~_alike_pages(rest), PAGE_TOKENS)[: len(rest)]
+    pages: Int64 = np.unique(np.concatenate((entries[:head], rest[copied])) // PAGE_TOKENS)
+    return pages

@@ -2,7 +2,7 @@
 
 Every file has a queue of operations. An operation starts when it is the first in the queue of each
 file that it touches, and leaves when it has finished: at once for all but a pred, which stays until
-its last token is computed. Operations enter all their queues in one turn, in one order, so they
+its last token is computed. Operations enter all their queues at once and in one order, so that they
 never wait for each other in a circle.
 """
 
@@ -16,7 +16,7 @@ from symphony_kernel.kvfs.file import KVFile
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FileOperation:
-    """One call on one or two files. Subclasses say what it does; `submit` runs it in its order."""
+    """One call on one or two files; subclasses define `start`, and `submit` orders it."""
 
     __slots__ = ("_waits", "files", "started")
 
@@ -26,20 +26,20 @@ class FileOperation:
         self._waits = 0  # queues in which it is not the first
 
     def start(self) -> bool:
-        """Do it; return whether it has finished (else `finish` is called later). Never raises."""
-        raise AssertionError(f"{type(self).__name__} does not say what it does")
+        """Do it; return whether it has finished, else `finish` follows. Never raises."""
+        raise AssertionError(f"{type(self).__name__} does not define start()")
 
     def finished(self) -> None:
-        """Let go of what it held; called once, after it has left its queues."""
+        """Release what it holds; called once, after it has left its queues."""
 
 
-FileQueue: TypeAlias = OrderedDict[FileOperation, None]  # in order; any may leave at any time
+FileQueue: TypeAlias = OrderedDict[FileOperation, None]  # in order; any operation may leave
 
 
 def submit(operation: FileOperation) -> None:
-    """Start an operation, or queue it behind those that came before it."""
+    """Start an operation, or queue it behind earlier ones."""
     files = operation.files
-    if len(files) == 1 and files[0].queue is not None and not files[0].queue:  # as most are
+    if len(files) == 1 and files[0].queue is not None and not files[0].queue:  # the common case
         files[0].queue[operation] = None
         operation.started = True
         if operation.start():
@@ -59,10 +59,10 @@ def submit(operation: FileOperation) -> None:
 
 
 def finish(operation: FileOperation) -> None:
-    """Take a started operation out of its queues and start those that waited for it."""
+    """Take a started operation out of its queues, and start those that waited for it."""
     assert operation.started
     files = operation.files
-    if len(files) == 1 and (queue := files[0].queue) and len(queue) == 1:  # nobody waits behind it
+    if len(files) == 1 and (queue := files[0].queue) and len(queue) == 1:  # none waits behind it
         del queue[operation]
         operation.finished()
     elif ready := _leave(operation):
@@ -76,7 +76,7 @@ def drop(operation: FileOperation) -> None:
 
 
 def _run(ready: list[FileOperation]) -> None:
-    # A loop, not recursion: thousands may wait for one.
+    # A loop, not recursion: thousands of operations may wait for one.
     while ready:
         operation = ready.pop(0)
         operation.started = True
@@ -85,7 +85,7 @@ def _run(ready: list[FileOperation]) -> None:
 
 
 def _leave(operation: FileOperation) -> list[FileOperation]:
-    """Take it out of its queues; return those that can start now."""
+    """Take it out of its queues; return the operations that can start now."""
     ready: list[FileOperation] = []
     for file in operation.files:
         queue = file.queue

@@ -1,7 +1,8 @@
-"""KVFS: a tenant's files and names over the one pool of pages.
+"""KVFS: a tenant's files and names over one pool of pages.
 
-Whoever keeps a file holds a reference to it: a handle, a name, a grant, an operation under way. The
-last one to let go frees its pages. Arguments are trusted; syscalls have checked them.
+Handles, names, grants and operations under way each hold a reference to a file. When the last
+reference is released, the file's pages are freed. Syscalls have checked the arguments.
+Docstrings name a SyscallError by its errno.
 """
 
 from collections import Counter
@@ -13,8 +14,6 @@ import numpy as np
 from symphony_kernel.executor.base import Batch, Int32, Int64, UInt32
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.lineage.book import LineageBook, LineageStatistics
-from symphony_kernel.kvfs.lineage.spans import Trail
-from symphony_kernel.kvfs.loading import fill
 from symphony_kernel.kvfs.name_tree import PUBLIC, Name, is_public
 from symphony_kernel.kvfs.names import NamedFile, NameExpiries, describe, split_public
 from symphony_kernel.kvfs.observer import PageObserver
@@ -23,11 +22,11 @@ from symphony_kernel.kvfs.pages.prefix_cache import PrefixCache, PrefixCacheStat
 from symphony_kernel.kvfs.quotas import UNLIMITED, Quotas, TenantUsage
 from symphony_kernel.kvfs.storage import Storage
 from symphony_kernel.kvfs.tenants import Tenant, TenantLimits
+from symphony_kernel.kvfs.tiers.base import spare_slots
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.eviction import Eviction
-from symphony_kernel.kvfs.tiers.metrics import TierStatistics
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
-from symphony_kernel.kvfs.tiers.tiers import Tiers
+from symphony_kernel.kvfs.tiers.tiers import Tiers, TierStatistics
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import (
     FILE_ENTRIES_MAX,
@@ -38,12 +37,13 @@ from symphony_kernel.protocol.limits import (
     PAGE_TOKENS,
     PREFIX_CACHE_SHARE,
     TENANT_PAGES_SHARE_MAX,
+    TIED_DEVICE_SHARE,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class KVFSStatistics:
-    """Files, and the pool below them."""
+    """Counts of files and names, and the statistics of what they share."""
 
     files: int
     names: int
@@ -56,9 +56,9 @@ class KVFSStatistics:
 
 
 class KVFS:
-    """All KV files of one device with `pages` pages; `now` gives seconds.
+    """All KV files of one device with `pages` frames; `now` gives seconds.
 
-    Prefixes that programs offer may take `prefix_cache_share` of the pages.
+    Offered prefixes may take `prefix_cache_share` of the frames.
     """
 
     def __init__(
@@ -71,61 +71,73 @@ class KVFS:
         places: TierConfig | None = None,
     ) -> None:
         places = places or TierConfig()
-        self.transfers = PageTransfers()
+        poison: list[Int32] = []
         if places.poison and on_freed is None:
-            on_freed = self.transfers.poison.append
+            on_freed = poison.append
         ids = places.pages(pages)
         self.pool = PagePool(pages, on_freed, ids, places.poison)
-        self.ledger = Quotas(ids, now)
+        self.transfers = PageTransfers(self.pool, poison)
+        self.quotas = Quotas(ids, now)
         self.tiers = Tiers(
-            self.pool, self.ledger, self.transfers, places.host_slots, places.page_bytes
+            self.pool, self.quotas, self.transfers, places.host_slots, places.page_bytes
         )
         self.tenants: dict[str, Tenant] = {}
         self._page_bytes = max(places.page_bytes, 1)
         self.expiries = NameExpiries()
         self.limits = limits or TenantLimits(int(pages * TENANT_PAGES_SHARE_MAX))
-        # Who may fill the whole pool waits for pages like everybody, instead of EDQUOT.
+        # A tenant that may fill the whole pool waits for pages, instead of EDQUOT.
         self._pages_max = UNLIMITED if self.limits.pages >= pages else self.limits.pages
         self.prefix_cache = PrefixCache(
-            self.pool, self.ledger, int(pages * prefix_cache_share), now
+            self.pool, self.quotas, int(pages * prefix_cache_share), now
         )
-        # Some times the entries that a tenant may have there, for each of the pages there may be.
+        # In proportion to the entries that a tenant may have on the device, and to all page ids.
         entries = self.limits.pages * PAGE_TOKENS * ids // pages
         self.lineages = LineageBook(
             max(LINEAGE_TENANT_ENTRIES_TIMES * entries, LINEAGE_TENANT_ENTRIES_MIN)
         )
-        self._storage = Storage(
-            self.pool, self.ledger, self.prefix_cache, self.transfers, self.tiers, self.lineages
-        )
-        if ids > pages:  # else nothing ever leaves the device
-            self._storage.keep_tied(places.disk_slots > 0)
-        kept = int(min(self.limits.pages, pages) * KV_KEEP_SHARE)
-        self.eviction = Eviction(
-            self.pool, self.tiers, self.ledger, self.transfers, self.prefix_cache.references, now, kept,
-            self._storage.usable,
-        )  # fmt: skip
-        self._storage.eviction_order = self.eviction.eviction_order
-        self._storage.relief = self.eviction.make_free
+        usable = pages
+        if ids > pages:  # else pages never leave the device
+            usable -= self._limit_unrecomputable(places.disk_slots > 0)
         self._files: dict[KVFile, None] = {}  # in the order in which they were made
-        self.eviction.everything = lambda: self._files
+        self.eviction = Eviction(
+            self.pool, self.tiers, self.quotas, self.transfers, self.prefix_cache.references, now,
+            int(min(self.limits.pages, pages) * KV_KEEP_SHARE), usable, lambda: self._files,
+        )  # fmt: skip
+        self._storage = Storage(
+            self.pool, self.quotas, self.prefix_cache, self.transfers, self.tiers, self.lineages,
+            usable, self.eviction.make_free, self.eviction.eviction_order,
+        )  # fmt: skip
         self._copied_slots = 0  # given to the executor
-        # References of what goes to disk or comes from there, see `durable.names`.
-        self.under_way: Callable[[], Mapping[KVFile, int]] = dict
+        # References of what goes to disk or comes from there; set by `durable.names`.
+        self.durable_references: Callable[[], Mapping[KVFile, int]] = dict
+
+    def _limit_unrecomputable(self, disk: bool) -> int:
+        """Bound unrecomputable pages by their places; return how many are frames.
+
+        The places are host slots, or a few frames. A page goes to disk through the host, later, so
+        that disk slots do not count; but with a `disk` none need stay on the device.
+        """
+        slots, frames = self.tiers.slots, self.pool.frames
+        host = slots - spare_slots(slots)
+        self.quotas.unrecomputable_max = (
+            host if disk else max(host, int(frames * TIED_DEVICE_SHARE))
+        )
+        return self.quotas.unrecomputable_max - host
 
     # -- Tenants --------------------------------------------------------------------------------
     def tenant(self, name: str) -> Tenant:
-        """Return the tenant, made when it is new."""
+        """Return the tenant; make it if it is new."""
         tenant = self.tenants.get(name)
         if tenant is None:
-            account = self.ledger.open(name, None, self._pages_max, FILE_ENTRIES_MAX)
+            account = self.quotas.open(name, None, self._pages_max, FILE_ENTRIES_MAX)
             self._limit_tiers(account, self.limits)
             tenant = self.tenants[name] = Tenant(name, account, self.limits)
         return tenant
 
     def limit(self, name: str, values: Mapping[str, int | None]) -> Tenant:
-        """Give a tenant limits of its own, by their names in `limit_table`; None: everybody's.
+        """Set a tenant's own limits, by their names in `limit_table`; None: the default.
 
-        What it holds past them stays; it gets nothing more.
+        It keeps what exceeds them, and gets no more.
 
         Raises:
             KeyError: there is no such limit.
@@ -146,65 +158,47 @@ class KVFS:
     def create(self, tenant: str, owner: TenantUsage) -> KVFile:
         """Return an empty file with one reference; SyscallError EDQUOT."""
         self.tenant(tenant).charge_file()
-        file = KVFile(self._storage, tenant, owner)
-        self._files[file] = None
-        return file
+        return self._new_file(tenant, owner)
 
     def create_named(self, tenant: str) -> KVFile:
-        """Return an empty file for a name that is there already, past any quota."""
+        """Return an empty file for a name that exists already, past any quota."""
         owner = self.tenant(tenant)
         owner.files += 1
-        file = KVFile(self._storage, tenant, owner.account)
-        self._files[file] = None
-        return file
-
-    def fill(
-        self,
-        file: KVFile,
-        tokens: UInt32,
-        positions: Int32,
-        plain: int,
-        trail: Trail | None,
-        *,
-        device: bool = True,
-    ) -> None:
-        """Give an empty file its entries; see `loading.fill`. SyscallError ENOMEM, EDQUOT."""
-        fill(self._storage, file, tokens, positions, plain, trail, device=device)
+        return self._new_file(tenant, owner.account)
 
     def create_failed(self, tenant: str, owner: TenantUsage, errno: Errno) -> KVFile:
-        """Return a file that only answers `errno`, in no quota: what a failed call leaves."""
-        file = KVFile(self._storage, tenant, owner)
+        """Return a file that only answers `errno`, in no quota, after a failed call."""
+        file = self._new_file(tenant, owner)
         file.counted = False
         file.error = errno
+        return file
+
+    def _new_file(self, tenant: str, owner: TenantUsage) -> KVFile:
+        file = KVFile(self._storage, tenant, owner)
         self._files[file] = None
         return file
 
     def fork(self, source: KVFile, owner: TenantUsage) -> KVFile:
-        """Return a file with the entries of `source`, all pages shared; SyscallError EDQUOT."""
+        """Return a file that shares all pages of `source`; SyscallError EDQUOT."""
         file = self.create(source.tenant, owner)
         file.share(source)
         return file
 
-    def extract(self, file: KVFile, source: KVFile, entries: Int64) -> None:
-        """Fill an empty file with entries of `source` ([c] indices); ENOMEM, EDQUOT."""
-        assert file.length == 0
-        file.append(source, entries)
-
-    def let_go(self, file: KVFile) -> None:
-        """Let go of one reference, which is hardly ever the last one."""
+    def release_one(self, file: KVFile) -> None:
+        """Release one reference, which is rarely the last one."""
         if file.references > 1:
             file.references -= 1
         else:
             self.release(file)
 
     def release(self, *files: KVFile) -> None:
-        """Let go of one reference to each (a file may stand there twice); the last one frees it."""
+        """Release a reference to each file (perhaps twice); the last one frees it."""
         dead: list[KVFile] = []
         for file in files:
             assert file.references > 0
             file.references -= 1
             if not file.references:
-                assert not file.queue, "a file was freed below an operation"
+                assert not file.queue, "a file was freed while an operation uses it"
                 dead.append(file)
                 del self._files[file]
                 if file.counted:
@@ -213,26 +207,21 @@ class KVFS:
 
     # -- Names ----------------------------------------------------------------------------------
     def open(self, tenant: str, path: str, owner: TenantUsage) -> KVFile:
-        """Return a private copy-on-write view of what `path` names now; it must be loaded.
-
-        Raises:
-            SyscallError: ENOENT, EDQUOT, EIO.
-        """
+        """Return a copy-on-write view of a named, loaded file; ENOENT, EDQUOT, EIO."""
         named = self.named(tenant, path)
         if named.error is not None:
             raise SyscallError(named.error, path)
         return self.view(tenant, named, path, owner)
 
     def view(self, tenant: str, named: KVFile, path: str, owner: TenantUsage) -> KVFile:
-        """Return a view of a named file, which may be another tenant's; SyscallError EDQUOT."""
+        """Return a view of a named file, perhaps another tenant's; SyscallError EDQUOT."""
         assert named.name is not None
-        assert named.name.loaded, "nothing of it is here yet"
+        assert named.name.loaded, "a file is opened before its content is loaded"
         self.tenant(tenant).charge_file()
-        file = KVFile(self._storage, tenant, owner)
-        self._files[file] = None
+        file = self._new_file(tenant, owner)
         file.share(named)
         if named.tenant != tenant:
-            self.pool.lent[file.pages] = True
+            self.pool.opened_by_others[file.pages] = True
         file.path = path
         file.expires_ms = named.expires_ms
         return file
@@ -240,7 +229,7 @@ class KVFS:
     def named(self, tenant: str, path: str) -> KVFile:
         """Return the file that a tenant finds under this name; SyscallError ENOENT.
 
-        `public/<owner>/..` are those of any tenant's files that are public.
+        Below `public/<owner>/` are the public files of that tenant.
         """
         if not is_public(path):
             file = self.tenant(tenant).names.get(path)
@@ -255,7 +244,7 @@ class KVFS:
         return file
 
     def save(self, file: KVFile, path: str, replace: bool, public: bool = False) -> None:
-        """Name the content of `file` as it is now: later writes to the file are not seen.
+        """Name the present content of `file`: the name does not see later writes to it.
 
         Raises:
             SyscallError: EEXIST without `replace`, EDQUOT, EACCES for a path under `public/`.
@@ -264,7 +253,7 @@ class KVFS:
         self.put_name(path, self.snapshot(file, path), Name(public=public))
 
     def check_name(self, tenant: str, path: str, replace: bool) -> None:
-        """Check that a tenant may give this name; SyscallError EACCES, EEXIST, EDQUOT."""
+        """Check that a tenant may use this name; SyscallError EACCES, EEXIST, EDQUOT."""
         if is_public(path):
             raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
         owner = self.tenant(tenant)
@@ -276,16 +265,16 @@ class KVFS:
             raise owner.refusal("kv_names", f"{tenant} has {len(names)} names")
 
     def snapshot(self, file: KVFile, path: str) -> KVFile:
-        """Return the content of `file` as it is now, to be named `path`; SyscallError EDQUOT."""
-        # Owned by the tenant from now on: the name outlives the instance.
+        """Return a copy of the present content of `file`, to be named `path`; EDQUOT."""
+        # The tenant owns it: the name outlives the instance.
         snapshot = self.fork(file, self.tenant(file.tenant).account)
-        snapshot.computed_at = 0.0  # whoever opens it goes on with no stream
+        snapshot.computed_at = 0.0  # files that are opened from it continue no stream
         snapshot.path = file.path = path
         snapshot.expires_ms = file.expires_ms
         return snapshot
 
     def put_name(self, path: str, file: KVFile, name: Name) -> None:
-        """Give `file` a name, in place of the one that had it; takes over one reference."""
+        """Give `file` a name, in place of an older file's; takes over one reference."""
         file.name = name
         tenant = self.tenant(file.tenant)
         tenant.durable_bytes += name.size
@@ -295,11 +284,7 @@ class KVFS:
             self._drop_name(tenant, old)
 
     def remove(self, tenant: str, path: str) -> None:
-        """Take a tenant's own name away; files that were opened from it stay. SyscallError ENOENT.
-
-        Raises:
-            SyscallError: ENOENT, EACCES for a path under `public/`.
-        """
+        """Remove a tenant's own name; files opened from it stay; ENOENT, EACCES."""
         if is_public(path):
             raise SyscallError(Errno.EACCES, "public/ is not a tenant's own")
         owner = self.tenant(tenant)
@@ -315,12 +300,12 @@ class KVFS:
         tenant.durable_bytes -= name.size
         shown = file.pages.copy() if name.public else file.pages[:0]
         self.release(file)
-        left = shown[(self.pool.references[shown] > 0) & self.pool.lent[shown]]
+        left = shown[(self.pool.references[shown] > 0) & self.pool.opened_by_others[shown]]
         if len(left):
             self._hand_over(tenant, np.unique(left))
 
     def _hand_over(self, publisher: Tenant, pages: Int32) -> None:
-        """Charge pages that only other tenants hold any longer ([n]) to one that does."""
+        """Charge pages ([n]) that only other tenants still hold to one of these."""
         wanted = np.zeros(self.pool.pages, np.bool_)
         wanted[pages] = True
         holders: list[KVFile] = []
@@ -333,20 +318,16 @@ class KVFS:
                     holders.append(file)
         for file in holders:
             theirs = np.unique(file.pages[wanted[file.pages]])
-            self.ledger.move(theirs, file.owner.live())
+            self.quotas.move(theirs, file.owner.live())
             wanted[theirs] = False
-
-    def stat(self, tenant: str, path: str) -> NamedFile:
-        """Return what a listing says of one file. SyscallError ENOENT."""
-        return describe(path, self.named(tenant, path))
 
     def listing(
         self, tenant: str, prefix: str = "", after: str = "", limit: int = LIST_ITEMS_MAX + 1
     ) -> list[NamedFile]:
-        """Return the named files whose paths begin with `prefix` and come after `after`, in order.
+        """Return the named files with `prefix` that come after path `after`, in order.
 
-        At most `limit` of them. Below `public/<owner>/` they are that tenant's public ones; what
-        tenants publish is told only of those that are named.
+        At most `limit` of them. Below `public/<owner>/` they are that tenant's public files; there
+        is no list of the tenants that publish.
         """
         base, owner = "", tenant
         if is_public(prefix):
@@ -365,10 +346,10 @@ class KVFS:
 
     # -- Prefixes -------------------------------------------------------------------------------
     def offer(self, file: KVFile) -> int:
-        """Offer the whole pages of `file` to its tenant's runs; return the entries taken.
+        """Offer the whole pages of `file` to its tenant's runs; return entries cached.
 
         Raises:
-            SyscallError: EINVAL when an entry depends on more than the tokens before it.
+            SyscallError: EINVAL if an entry depends on more than the tokens before it.
         """
         if file.plain < file.length:
             raise SyscallError(Errno.EINVAL, f"{file.plain} of {file.length} entries are plain")
@@ -377,7 +358,7 @@ class KVFS:
         return PAGE_TOKENS * self.prefix_cache.offer(file.tenant, file.page_tokens(pages), offered)
 
     def match(self, tenant: str, tokens: UInt32, owner: TenantUsage) -> KVFile:
-        """Return a file with the longest prefix of `tokens` that was offered in this tenant.
+        """Return a file with the longest prefix of `tokens` that the tenant has offered.
 
         It has whole pages, and leaves at least one token.
 
@@ -395,100 +376,96 @@ class KVFS:
             raise
         return file
 
-    # -- What the executor owes -----------------------------------------------------------------
+    # -- The executor's transfers ---------------------------------------------------------------
     @property
-    def moves_pending(self) -> bool:
-        """Whether there are copies or moves that the executor has not been given yet."""
+    def transfers_pending(self) -> bool:
+        """Whether there are transfers that the executor has not been given."""
         return self.transfers.pending
 
-    def take_moves(self) -> list[Batch]:
-        """Return what must come before the next step's rows: batches without rows, in order.
+    def take_transfers(self) -> list[Batch]:
+        """Return the transfers to make before the next step, as batches without rows.
 
-        Nearly always one or none. Every step takes them: a frame may be in use again by the time
-        the next one is formed.
+        Mostly one or none. Every step takes them: a frame may be in use again when the next step is
+        formed.
         """
-        if self.tiers.spilling.waiting:
-            self.tiers.spilling.balance()
+        if self.tiers.spill_tier.waiting:
+            self.tiers.spill_tier.balance()
         if not self.transfers.pending:
             return []
         self._copied_slots += self.transfers.copied_slots
-        return self.tiers.give(self.transfers.take())
+        return self.tiers.track_batches(self.transfers.take())
 
-    def moved(self, batch: Batch) -> None:
-        """A batch has been computed."""
+    def finish_transfers(self, batch: Batch) -> None:
+        """Account for the transfers of a batch that has been computed."""
         if batch.note is not None:
-            self.tiers.ended(batch)
+            self.tiers.finish_batch(batch)
 
-    def lose_moves(self, batch: Batch) -> None:
-        """A batch that copied and moved has failed: files that hold what it wrote answer EIO.
+    def fail_transfers(self, batch: Batch) -> None:
+        """Account for transfers that have failed: files that hold their pages answer EIO.
 
-        What lies there may be another tenant's. Pages that were on their way to the host are just
-        computed again.
+        The pages may hold another tenant's content. Pages that were being saved are recomputed.
         """
         self.eviction.faults += 1
-        lost = self.tiers.lost(batch)
+        lost = self.tiers.fail_batch(batch)
         if len(lost):
             if self._storage.observer is not None:
                 self._storage.observer.lost(lost)
             self.lose_pages(lost)
 
     def lose_pages(self, lost: Int32) -> None:
-        """What lies in these pages ([n]) is wrong: the files that hold them answer EIO."""
-        self.prefix_cache.forget(lost)
+        """Make the files that hold these pages ([n]), whose content is wrong, answer EIO."""
+        self.prefix_cache.evict_damaged(lost)
         for file in self._files:
             if file.error is None and np.isin(file.pages, lost).any():
                 file.error = Errno.EIO
 
-    # -- A kernel that comes back ---------------------------------------------------------------
-    def use(self, observer: PageObserver | None) -> None:
-        """Tell this witness of what no call determines."""
+    # -- Recovery -------------------------------------------------------------------------------
+    def set_observer(self, observer: PageObserver | None) -> None:
         self._storage.observer = observer
-        self.prefix_cache.evicted = observer.evicted if observer else lambda _pages: None
+        self.prefix_cache.observer = observer
 
-    def hear_of_edits(self, heard: Callable[[KVFile], None]) -> None:
-        """Tell of files whose entries change otherwise than by a pred, or that are gone."""
-        self._storage.edited = heard
+    def watch_edits(self, heard: Callable[[KVFile], None]) -> None:
+        """Call `heard` with files that are gone, or that not a pred has changed."""
+        self._storage.on_edited = heard
 
-    def kept(self) -> dict[str, object]:
-        """Return the parts that a kernel which comes back fills in, by name."""
+    def snapshot_roots(self) -> dict[str, object]:
+        """Return the parts that recovery fills in from a snapshot, by name."""
         return {
             "pool": self.pool,
-            "ledger": self.ledger,
+            "quotas": self.quotas,
             "prefix cache": self.prefix_cache,
             "lineages": self.lineages,
             "storage": self._storage,
         }
 
     def file(self, number: int) -> KVFile:
-        """Return the file with this number; LookupError. Takes a look at each."""
+        """Return the file with this number; LookupError. Looks at each file."""
         for file in self._files:
             if file.number == number:
                 return file
         raise LookupError(f"no file has the number {number}")
 
-    def lend_frames(self) -> None:
-        """Do without a device until `lose_device`: calls find frames, and nothing is computed."""
+    def detach_device(self) -> None:
+        """Replay without a device until `reset_device`: calls find frames."""
         self.prefix_cache.restore_heaps()
-        self.pool.lend_frames()
-        self.transfers.page = self.pool.page
+        self.pool.attach_imaginary_frames()
         for file in self._files:
             file.forget_frames()
 
-    def lose_device(self, frames: int) -> None:
-        """Begin with an empty device: all pages are to be computed again.
+    def reset_device(self, frames: int) -> None:
+        """Start with an empty device: all pages are in no tier.
 
-        What cannot be computed again answers EIO, or lies on disk again until somebody opens it.
+        Unrecomputable files answer EIO, or are loaded from disk again if they are durable.
         """
         for file in self._files:
             if not file.recomputable:
                 self._lose(file)
-            file.unreserve()  # what was for steps of that device
+            file.unreserve()  # these pages were for steps of the old device
             if file.ranked:
                 self._storage.eviction_order.discard(file)
         self.transfers.forget()
-        self.pool.lose_frames(frames)
-        self.transfers.page = self.pool.page
-        self.ledger.lose_device()
+        self.pool.reset_frames(frames)
+        self.quotas.reset_device()
 
     def _lose(self, file: KVFile) -> None:
         if file.name is not None and file.name.durable:
@@ -499,18 +476,18 @@ class KVFS:
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self, held: Mapping[KVFile, int]) -> None:
-        """Compare counts with what is there; `held` has the references of everybody but the names.
+        """Compare counts with page tables; `held` has all references but those of names.
 
         Raises:
             KernelBug: references differ from the page tables, free pages are in use, a quota
                 differs from what is held, or a reference points at a file that is gone.
         """
-        expected = Counter(held) + Counter(self.under_way())
+        expected = Counter(held) + Counter(self.durable_references())
         for tenant in self.tenants.values():
             expected.update(file for _, file in tenant.names.items())
         gone = set(expected) - self._files.keys()
         if gone:
-            raise KernelBug(f"{len(gone)} files are referred to and gone")
+            raise KernelBug(f"{len(gone)} files are referred to and do not exist")
         for file in self._files:
             if file.references != expected[file]:
                 raise KernelBug(
@@ -522,7 +499,7 @@ class KVFS:
         in_tables: Int64 = np.bincount(pages, minlength=self.pool.pages)
         self.pool.check_integrity(in_tables + self.prefix_cache.references)
         self.prefix_cache.check_integrity()
-        self.ledger.check_integrity(self.pool.references)
+        self.quotas.check_integrity(self.pool.references)
         origins = [file.origins for file in self._files if file.origins is not None]
         self.lineages.check_integrity(
             Counter(each.lineage for each in origins if each.lineage is not None)
@@ -530,12 +507,12 @@ class KVFS:
         self.tiers.check_integrity()
         self._check_quotas()
         unrecomputable = [file.pages for file in self._files if file.unrecomputable]
-        self.ledger.check_ties(
+        self.quotas.check_unrecomputable(
             np.bincount(np.concatenate([*unrecomputable, pages[:0]]), minlength=self.pool.pages)
         )
         for file in self._files:
             if not (file.recomputable or file.unrecomputable or not file.length):
-                raise KernelBug(f"a file of {file.tenant} is lost and not tied")
+                raise KernelBug(f"a file of {file.tenant} is lost and not charged as such")
 
     def _check_quotas(self) -> None:
         counted = Counter(file.tenant for file in self._files if file.counted)
@@ -546,7 +523,6 @@ class KVFS:
                 )
 
     def statistics(self) -> KVFSStatistics:
-        """Return what there is."""
         return KVFSStatistics(
             files=len(self._files),
             names=sum(len(tenant.names) for tenant in self.tenants.values()),

@@ -1,8 +1,7 @@
 """Names: each tenant has one tree of named files.
 
-A path is segments between slashes; one slash may lead, and means nothing: `/a/b` is `a/b`, and
-so it is listed. What begins with `public/` belongs to the tenants that publish and cannot be a
-tenant's own name.
+A path is segments between slashes. One leading slash is ignored: `/a/b` is `a/b`, and is listed so.
+Paths below `public/` belong to the tenants that publish, and cannot be a tenant's own names.
 """
 
 from bisect import bisect_left, insort
@@ -22,10 +21,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Name:
-    """What one tenant's path says of its file.
+    """What is known of a named file besides its content.
 
-    A file that is not `loaded` lies on disk only: `entries` long, `size` bytes, and its KVFile is
-    empty until somebody opens it.
+    A file that is not `loaded` is on disk only: `entries` long and `size` bytes. Its KVFile is
+    empty until a call opens it.
     """
 
     durable: bool = False
@@ -39,8 +38,8 @@ def parse_path(path: str | bytes) -> str:
     """Return the path without its leading slash.
 
     Raises:
-        SyscallError: ENAMETOOLONG past PATH_BYTES_MAX; EINVAL for what is no UTF-8, is empty, has a
-            NUL, or has a segment that is empty, `.` or `..`.
+        SyscallError: ENAMETOOLONG past PATH_BYTES_MAX; EINVAL if it is not UTF-8, is empty,
+            has a NUL, or has a segment that is empty, `.` or `..`.
     """
     text = _decode(path).removeprefix("/")
     if "\0" in text or any(segment in ("", ".", "..") for segment in text.split("/")):
@@ -49,17 +48,17 @@ def parse_path(path: str | bytes) -> str:
 
 
 def parse_prefix(prefix: str | bytes) -> str:
-    """Return what a listing's paths must begin with; the same errors, but any end will do."""
+    """Return a listing's prefix; errors as `parse_path`, but it may end anywhere."""
     return _decode(prefix).removeprefix("/")
 
 
 def is_public(path: str) -> bool:
-    """Say whether a parsed path lies where tenants publish."""
+    """Whether a parsed path is below `public/`."""
     return path == PUBLIC or path.startswith(PUBLIC + "/")
 
 
 def _decode(path: str | bytes) -> str:
-    # The length first: nothing of a path that is too long is looked at.
+    # The length first: a path that is too long is not decoded.
     if len(path) > PATH_BYTES_MAX:
         raise SyscallError(Errno.ENAMETOOLONG, f"a path has at most {PATH_BYTES_MAX} bytes")
     try:
@@ -74,7 +73,7 @@ def _decode(path: str | bytes) -> str:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class NameTree(Generic[T]):
-    """Paths of one tenant, in order; it trusts its arguments."""
+    """The paths of one tenant, in order; arguments are trusted."""
 
     def __init__(self) -> None:
         self._files: dict[str, T] = {}
@@ -84,11 +83,10 @@ class NameTree(Generic[T]):
         return len(self._files)
 
     def get(self, path: str) -> T | None:
-        """Return what has this name."""
         return self._files.get(path)
 
     def put(self, path: str, file: T) -> T | None:
-        """Name a file; return the one that had the name."""
+        """Name a file; return the file that had the name."""
         old = self._files.get(path)
         if old is None:
             insort(self._paths, path)
@@ -96,14 +94,13 @@ class NameTree(Generic[T]):
         return old
 
     def remove(self, path: str) -> T | None:
-        """Forget a name; return what had it."""
         file = self._files.pop(path, None)
         if file is not None:
             del self._paths[bisect_left(self._paths, path)]
         return file
 
     def items(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, T]]:
-        """Yield (path, file) in order for paths that begin with `prefix` and come after `after`."""
+        """Yield (path, file), in order, of paths with `prefix` that come after `after`."""
         start = bisect_left(self._paths, max(prefix, after))
         for index in range(start, len(self._paths)):
             path = self._paths[index]

@@ -1,8 +1,8 @@
-"""Who hears of what nobody's call determines: a journal, when the kernel keeps one.
+"""The contract of what observes KVFS: events that do not follow from calls.
 
-What calls do to files follows from the calls. What it does not follow from is the device's and the
-clock's: when a step takes its pages and gives them back, what the prefix cache gives up for want of
-frames, and which allocation finds none.
+A call determines what it does to files. Device and clock determine the rest: when a step takes
+pages and gives them back, what the prefix cache evicts for lack of frames, and which allocations
+fail. The journal records these.
 """
 
 from typing import Protocol
@@ -12,26 +12,26 @@ from symphony_kernel.protocol.errno import Errno
 
 
 class PageObserver(Protocol):
-    """Told once each thing has happened, in order; but of an allocation before it begins."""
+    """Called after each event, in order; for an allocation, before it starts."""
 
     def allocating(self, step: bool) -> bool:
-        """An allocation begins, for a step or for a call. Return whether it is known to find room.
+        """Note the start of an allocation; return whether it is known to succeed.
 
         Raises:
-            SyscallError: it is known to find none.
+            SyscallError: it is known to fail.
         """
 
     def refused(self, errno: Errno) -> None:
-        """A call's allocation that began found no room."""
+        """Note that a call's allocation failed after it started."""
 
     def evicted(self, pages: Int32) -> None:
-        """The prefix cache gave up these pages ([n]), in this order, so that others find room."""
+        """Note that the prefix cache evicted these pages ([n]), in this order."""
 
     def reserved(self, file: int, n: int) -> None:
-        """A step took pages for n entries more of the file with this number."""
+        """Note that a step took pages for n entries more of the file with this number."""
 
     def unreserved(self, file: int) -> None:
-        """The file with this number gave back the pages behind its entries."""
+        """Note that the file with this number released the pages behind its entries."""
 
     def lost(self, pages: Int32) -> None:
-        """What lay in these pages ([n]) is wrong: their files answer EIO."""
+        """Note that the content of these pages ([n]) is wrong: their files answer EIO."""

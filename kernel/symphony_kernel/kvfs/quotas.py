@@ -1,21 +1,20 @@
-"""Quotas: who pays for a page.
+"""Quotas: which account is charged for a page.
 
-Accounts form chains: an instance's under its run's, a run's under its tenant's. A page is charged
-to the account that took it from the pool, and counts in all accounts above, until it is free again;
-sharing a page costs nothing, so a thousand forks of one prefix pay for it once. When an account is
-closed, what it still paid for (pages that a name keeps, or another instance's fork) moves to the
-nearest account above that is open. Limits and usage are in whole pages for that reason.
+Accounts form chains: instance, run, tenant. A page is charged to the account that allocated it, and
+counts in all accounts above, until it is free again. Sharing a page costs nothing, so that a
+thousand forks of one prefix pay for it once. When an account is closed, the pages that are still
+charged to it (a name or another instance's fork keeps them) move to the nearest open account above.
+Limits and usage are therefore in whole pages.
 
-What an instance or a run may hold is counted in all tiers together: eviction gives it nothing. What
-a tenant may hold is counted for each tier, at the account at the top of its chain: `pages` less
-`absent` on the device, `host` and `disk` slots elsewhere. The device's limit is what a tenant's own
-calls run into (EDQUOT); the others only steer where the kernel puts its pages (see `tiers`), and
-what a tenant asks for itself (`Quotas.allow_tier`).
+The limits of an instance or run are on all tiers together: eviction gains it nothing. A tenant's
+limits are on each tier, at the account at the top of its chain: `pages` less `absent` on the
+device, `host` and `disk` slots elsewhere. The device's limit makes a tenant's own calls fail
+(EDQUOT). The others only steer where the kernel puts its pages (see `tiers`).
 
-A page is *tied* while a file holds it that cannot be computed again: nobody knows any more how its
-entries came about, or the device is too small for it. Nothing but a copy brings such a page back,
-so it needs a place. There are only so many (`tied_room`), and a tenant may have half of what others
-leave. Who ties a page is charged for that, whoever pays for the page itself.
+A page is *unrecomputable* while a file holds it that cannot be computed again: its lineage is lost,
+or the device is too small for it. Only a copy brings such a page back, so it needs a place. There
+are only so many (`unrecomputable_max`), and a tenant may have half of what others leave. The tenant
+whose file makes a page unrecomputable is charged for that, not the one that pays for the page.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,13 +29,13 @@ from symphony_kernel.protocol.errno import Errno, KernelBug, LimitError, Syscall
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _NOBODY: Final = -1
-_ONE: Final = np.int32(1)  # of the counts' own type: `ufunc.at` is much faster then
+_ONE: Final = np.int32(1)  # with a plain 1 `ufunc.at` takes twenty times as long
 UNLIMITED: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class TierCounts:
-    """Of some pages: how many are not on the device, and copies on host and disk."""
+    """Of some pages: how many are absent, and how many copies are on host and disk."""
 
     absent: int
     host: int
@@ -45,7 +44,7 @@ class TierCounts:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TenantUsage:
-    """Pages charged to an instance, a run or a tenant; only the `Quotas` changes it."""
+    """Pages charged to an instance, a run or a tenant; only `Quotas` changes it."""
 
     __slots__ = (
         "absent", "changed_s", "closed", "disk", "disk_max", "entries_allowed", "entries_max",
@@ -66,32 +65,24 @@ class TenantUsage:
         self.entries_allowed: int = min(entries_max, above)
         self.pages = 0  # own, and those of all accounts below
         self.own = 0
-        # At the top only: of `pages` those that are not on the device, and copies elsewhere.
+        # At the top only: pages (of `pages`) that are absent, and copies elsewhere.
         self.absent = self.host = self.disk = 0
-        self.unrecomputable = 0  # at the top only: of `pages` those that are tied
+        self.unrecomputable = 0  # at the top only: unrecomputable pages
         self.host_max = self.disk_max = UNLIMITED
-        # At the top only: how often limits were reached, by name, as far as this process knows.
+        # At the top only: how often each limit was reached, since this process started.
         self.hits: dict[str, int] = {}
         self.closed = False
-        self.waits = False  # its instance waits for the outside
+        self.waits = False  # its instance waits for a tool, a timer or a message
         self.entry_seconds = 0.0  # integral of own entries over time
         self.changed_s = 0.0
 
     def chain(self) -> Iterator["TenantUsage"]:
-        """Yield this account and those above it."""
         account: TenantUsage | None = self
         while account is not None:
             yield account
             account = account.parent
 
-    @property
-    def device_room(self) -> int:
-        """Pages that the tenant may still have on the device, maybe below 0."""
-        root = self.root
-        return root.pages_max - (root.pages - root.absent)
-
     def hit(self, limit: str) -> None:
-        """Count that a limit was reached, with the tenant."""
         hits = self.root.hits
         hits[limit] = hits.get(limit, 0) + 1
 
@@ -105,24 +96,26 @@ class TenantUsage:
 
 
 class Quotas:
-    """All accounts, and which of them pays for each page. `now` gives seconds."""
+    """All accounts, and the account that pays for each page. `now` gives seconds."""
 
     def __init__(self, pages: int, now: Callable[[], float]) -> None:
         self._payer: Int32 = np.full(pages, _NOBODY, np.int32)
         self._accounts: list[TenantUsage | None] = []
         self._unused: list[int] = []
         self._now = now
-        self.ties: Int32 = np.zeros(pages, np.int32)  # [pages] places in tables of tied files
-        self._tied_by: Int32 = np.full(pages, _NOBODY, np.int32)  # [pages] a tenant's account
-        self.tied_pages = 0
-        self.tied_room = UNLIMITED  # so many can always be kept somewhere, whatever else there is
-        # What the tiers say of pages; None while all are on the device and nowhere else.
+        # [pages] How many places it has in the tables of unrecomputable files.
+        self.unrecomputable: Int32 = np.zeros(pages, np.int32)
+        self._unrecomputable_payer: Int32 = np.full(
+            pages, _NOBODY, np.int32
+        )  # [pages] a tenant's account
+        self.unrecomputable_pages = 0
+        self.unrecomputable_max = UNLIMITED  # pages that always have a place
+        # Set by `Tiers`; returns None while all pages are on the device and nowhere else.
         self.count_tiers: Callable[[Int32], TierCounts | None] = lambda _pages: None
 
     def open(
         self, name: str, parent: TenantUsage | None, pages_max: int, entries_max: int
     ) -> TenantUsage:
-        """Return a new account below `parent`."""
         if self._unused:
             index = self._unused.pop()
         else:
@@ -134,7 +127,7 @@ class Quotas:
         return account
 
     def close(self, account: TenantUsage) -> float:
-        """Close an account; return the integral of the entries it held, in entry-milliseconds."""
+        """Close an account; return the integral of its entries, in entry-milliseconds."""
         assert not account.closed
         self._integrate(account)
         account.closed = True
@@ -153,11 +146,7 @@ class Quotas:
         return account.entry_seconds * 1000.0
 
     def allow(self, account: TenantUsage, pages: int) -> None:
-        """Check that `account` may take `pages` more.
-
-        Raises:
-            SyscallError: EDQUOT.
-        """
+        """Check that `account` may allocate so many pages more; SyscallError EDQUOT."""
         for each in account.chain():
             held = each.pages - each.absent
             if held + pages > each.pages_max:
@@ -166,78 +155,57 @@ class Quotas:
                 detail = f"{each.name} holds {held} of {each.pages_max} pages"
                 raise LimitError(Errno.EDQUOT, limit, detail)
 
-    def lose_device(self) -> None:
-        """All held pages are off the device from now on, and nowhere else."""
+    def reset_device(self) -> None:
+        """Account for a new, empty device: all held pages are in no tier."""
         for account in self._accounts:
             if account is not None:
                 account.host = account.disk = 0
                 account.absent = account.pages if account.parent is None else 0
 
-    def allow_tier(self, account: TenantUsage, host: int, disk: int) -> None:
-        """Check that a tenant may ask for so many pages more on host and disk.
+    def allow_unrecomputable(self, account: TenantUsage, pages: int) -> None:
+        """Check that a tenant may have so many more unrecomputable pages; EDQUOT.
 
-        Raises:
-            SyscallError: EDQUOT.
-        """
-        root = account.root
-        for name, used, more, most in (
-            ("host", root.host, host, root.host_max),
-            ("disk", root.disk, disk, root.disk_max),
-        ):
-            if more and used + more > most:
-                root.hit(f"kv_{name}_tokens")
-                detail = f"{root.name} has {used} of {most} pages on {name}"
-                raise LimitError(Errno.EDQUOT, f"kv_{name}_tokens", detail)
-
-    def allow_tied(self, account: TenantUsage, pages: int) -> None:
-        """Check that a tenant may have so many pages more that are tied.
-
-        At most as many as it leaves: one tenant may have half of the room, and whoever comes then
+        A tenant may have at most as many as it leaves: the first one half of them, the next one
         half of the rest.
-
-        Raises:
-            SyscallError: EDQUOT.
         """
         root = account.root
-        left = self.tied_room - self.tied_pages - pages
+        left = self.unrecomputable_max - self.unrecomputable_pages - pages
         most = min(left, root.host_max)
         if pages > 0 and root.unrecomputable + pages > most:
-            raise SyscallError(
-                Errno.EDQUOT,
-                f"{root.name} would have {root.unrecomputable + pages} pages that cannot be computed again, "
-                f"and leave room for {max(left, 0)}",
-            )
+            held = root.unrecomputable + pages
+            detail = f"{root.name} would have {held} pages that cannot be recomputed"
+            raise SyscallError(Errno.EDQUOT, f"{detail}, and leave places for {max(left, 0)}")
 
-    def tie(self, account: TenantUsage, pages: Int32) -> None:
-        """A file of `account`, which is tied, holds these pages ([n]); without `allow_tied`."""
-        new = np.unique(pages[self.ties[pages] == 0])
-        np.add.at(self.ties, pages, _ONE)
-        self._charge_ties(new, account.root)
+    def add_unrecomputable(self, account: TenantUsage, pages: Int32) -> None:
+        """Count pages ([n]) of an unrecomputable file of `account`, past any limit."""
+        new = np.unique(pages[self.unrecomputable[pages] == 0])
+        np.add.at(self.unrecomputable, pages, _ONE)
+        self._charge_unrecomputable(new, account.root)
 
-    def loosen(self, pages: Int32) -> None:
-        """A tied file is about to let go of these pages ([n]), or is tied no more."""
-        np.subtract.at(self.ties, pages, _ONE)
-        self._charge_ties(np.unique(pages[self.ties[pages] == 0]), None)
+    def remove_unrecomputable(self, pages: Int32) -> None:
+        """Uncount pages ([n]) that an unrecomputable file releases or makes recomputable."""
+        np.subtract.at(self.unrecomputable, pages, _ONE)
+        self._charge_unrecomputable(np.unique(pages[self.unrecomputable[pages] == 0]), None)
 
-    def untied(self, pages: Int32) -> int:
-        """Return how many different ones of `pages` are not tied."""
-        return len(np.unique(pages[self.ties[pages] == 0]))
+    def count_recomputable(self, pages: Int32) -> int:
+        """Return how many different ones of `pages` are recomputable."""
+        return len(np.unique(pages[self.unrecomputable[pages] == 0]))
 
-    def _charge_ties(self, pages: Int32, to: TenantUsage | None) -> None:
-        """Charge pages ([n], distinct) to this tenant instead of whoever was charged for them."""
-        indices, counts = np.unique(self._tied_by[pages], return_counts=True)
+    def _charge_unrecomputable(self, pages: Int32, to: TenantUsage | None) -> None:
+        """Charge unrecomputable pages ([n], distinct) to this tenant instead of others."""
+        indices, counts = np.unique(self._unrecomputable_payer[pages], return_counts=True)
         for index, count in zip(indices.tolist(), counts.tolist(), strict=True):
             root = self._accounts[index] if index != _NOBODY else None
             if root is not None:
                 root.unrecomputable -= count
-                self.tied_pages -= count
-        self._tied_by[pages] = _NOBODY if to is None else to.index
+                self.unrecomputable_pages -= count
+        self._unrecomputable_payer[pages] = _NOBODY if to is None else to.index
         if to is not None:
             to.unrecomputable += len(pages)
-            self.tied_pages += len(pages)
+            self.unrecomputable_pages += len(pages)
 
     def by_tenant(self, pages: Int32) -> Iterator[tuple[TenantUsage, Int32]]:
-        """Yield (the account at the top, which of `pages` it pays for); one may come twice."""
+        """Yield the tenants' accounts with those of `pages` that they pay for; may repeat."""
         payers = self._payer[pages]
         for index in np.unique(payers).tolist():
             account = self._accounts[index]
@@ -245,12 +213,11 @@ class Quotas:
             yield account.root, pages[payers == index]
 
     def charge(self, account: TenantUsage, pages: Int32) -> None:
-        """Charge pages that were just allocated, after `allow`."""
+        """Charge pages that were just allocated; after `allow`."""
         self._payer[pages] = account.index
         self._add(account, len(pages))
 
     def refund(self, pages: Int32) -> None:
-        """Take back the charge of pages that are free now."""
         if len(pages) == 1:
             self._refund(int(self._payer[pages[0]]), 1)
         elif len(pages):
@@ -260,10 +227,10 @@ class Quotas:
         self._payer[pages] = _NOBODY
 
     def move(self, pages: Int32, account: TenantUsage) -> None:
-        """Charge held pages ([n], distinct) to `account` from now on, without `allow`."""
+        """Charge held pages ([n], distinct) to another account, without `allow`."""
         self._move_tiers(pages, account)
-        if self.tied_pages:
-            self._charge_ties(pages[self.ties[pages] > 0], account.root)
+        if self.unrecomputable_pages:
+            self._charge_unrecomputable(pages[self.unrecomputable[pages] > 0], account.root)
         payers, counts = np.unique(self._payer[pages], return_counts=True)
         for index, count in zip(payers.tolist(), counts.tolist(), strict=True):
             self._refund(index, count)
@@ -282,7 +249,6 @@ class Quotas:
                     root.disk += sign * counts.disk
 
     def charged(self, pages: Int32, account: TenantUsage) -> Int32:
-        """Return those of `pages` that are charged to `account` itself."""
         charged: Int32 = pages[self._payer[pages] == account.index]
         return charged
 
@@ -303,7 +269,7 @@ class Quotas:
         account.changed_s = now
 
     def check_integrity(self, references: Int32) -> None:
-        """Compare every account with the pages it pays for; `references` are the pool's ([pages]).
+        """Compare accounts with their pages; `references` are the pool's ([pages]).
 
         Raises:
             KernelBug: a held page without a payer, a free one with one, or a wrong sum.
@@ -342,17 +308,21 @@ class Quotas:
             ):
                 raise KernelBug(f"{account.name} miscounts its pages off the device")
 
-    def check_ties(self, expected: Int64) -> None:
-        """Compare ties with the tables of tied files (`expected`: [pages]); KernelBug."""
-        if not np.array_equal(self.ties, expected):
-            raise KernelBug("the pages that are tied are not those of files that are")
-        if not np.array_equal(self._tied_by != _NOBODY, expected > 0):
-            raise KernelBug("tied pages and those that somebody is charged for are not the same")
-        charged = np.bincount(self._tied_by[expected > 0], minlength=len(self._accounts))
+    def check_unrecomputable(self, expected: Int64) -> None:
+        """Compare with the tables of unrecomputable files, `expected` [pages]; KernelBug."""
+        if not np.array_equal(self.unrecomputable, expected):
+            raise KernelBug("the unrecomputable pages are not those of unrecomputable files")
+        if not np.array_equal(self._unrecomputable_payer != _NOBODY, expected > 0):
+            raise KernelBug("unrecomputable pages and those charged as such are not the same")
+        charged = np.bincount(
+            self._unrecomputable_payer[expected > 0], minlength=len(self._accounts)
+        )
         for index, account in enumerate(self._accounts):
             if account is not None and account.unrecomputable != charged[index]:
                 raise KernelBug(
-                    f"{account.name} counts {account.unrecomputable} tied pages, has others"
+                    f"{account.name} counts {account.unrecomputable} unrecomputable pages, "
+                    f"and has {charged[index]}"
                 )
-        if self.tied_pages != charged.sum():
-            raise KernelBug(f"{self.tied_pages} pages are counted as tied, there are others")
+        if self.unrecomputable_pages != charged.sum():
+            counted = self.unrecomputable_pages
+            raise KernelBug(f"{counted} pages count as unrecomputable, {charged.sum()} are")

@@ -1,4 +1,4 @@
-"""A tenant in KVFS: its names, what is charged to it, and how much of everything it may have."""
+"""A tenant in KVFS: its names, what is charged to it, and its limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from symphony_kernel.protocol.limits import (
     TENANT_NAMES_MAX,
 )
 
-# Names of `limit_table` -> fields of `TenantLimits`; those in tokens become whole pages.
+# Names of `limit_table` -> fields of `TenantLimits`; those in tokens are rounded down to pages.
 _FIELDS = {
     "kv_device_tokens": "pages",
     "kv_host_tokens": "host_pages",
@@ -33,7 +33,7 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What all instances and names of one tenant may hold together; `pages` is of the device."""
+    """What a tenant's instances and names may hold together; `pages`: on the device."""
 
     pages: int
     host_pages: int = UNLIMITED
@@ -41,16 +41,12 @@ class TenantLimits:
     files: int = TENANT_FILES_MAX
     handles: int = TENANT_HANDLES_MAX
     names: int = TENANT_NAMES_MAX
-    disk_bytes: int = UNLIMITED  # in the disk tier, apart from what the gateway counts
+    disk_bytes: int = UNLIMITED  # in the disk tier; the gateway counts its own bytes
     durable_bytes: int = TENANT_DURABLE_BYTES_MAX
     tokens_per_minute: int = UNLIMITED  # that the device computes for it
 
     def changed(self, values: Mapping[str, int | None]) -> "TenantLimits":
-        """Return these limits with others by their names; None: what stands here.
-
-        Raises:
-            KeyError: there is no such limit.
-        """
+        """Return these limits changed, by names of `limit_table`; None: same; KeyError."""
         given = {
             _FIELDS[name]: value // PAGE_TOKENS if name.endswith("_tokens") else value
             for name, value in values.items()
@@ -85,6 +81,6 @@ class Tenant:
         self.handles += 1
 
     def refusal(self, limit: str, detail: str) -> LimitError:
-        """Count that a limit was reached; return what to raise."""
+        """Count that a limit was reached; return the error to raise."""
         self.account.hit(limit)
         return LimitError(Errno.EDQUOT, limit, detail)

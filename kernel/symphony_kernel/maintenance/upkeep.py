@@ -85,7 +85,7 @@ class Maintenance:
         if self._timer is not None:
             self._timer.cancel()
         self._watchdog.end()
-        self._kvfs.tiers.spilling.close()
+        self._kvfs.tiers.spill_tier.close()
 
     def _look_in(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._look)

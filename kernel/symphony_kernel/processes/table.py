@@ -264,7 +264,7 @@ class ProcessTable:
         return new
 
     def _account(self, name: str, above: TenantUsage, kv_tokens: int) -> TenantUsage:
-        return self._kvfs.ledger.open(name, above, page_count(kv_tokens), kv_tokens)
+        return self._kvfs.quotas.open(name, above, page_count(kv_tokens), kv_tokens)
 
     # -- Grants ---------------------------------------------------------------------------------
     def hold(self, file: KVFile, rights: int) -> Grant:
@@ -365,7 +365,7 @@ class ProcessTable:
         self._kvfs.release(*(handle.file for handle in handles))
         for grants in (gone.granted, *gone.stages.values()):
             self.revoke(gone.tenant, grants.values())
-        entry_ms = self._kvfs.ledger.close(gone.account)
+        entry_ms = self._kvfs.quotas.close(gone.account)
         self._leave_lip(gone.run)
         usage = gone.usage
         self._used.setdefault(gone.tenant.name, Usage()).add(usage)
@@ -408,7 +408,7 @@ class ProcessTable:
         run.instances -= 1
         if not run.instances:
             self._scheduler.forget(run.root)
-            self._kvfs.ledger.close(run.account)
+            self._kvfs.quotas.close(run.account)
             del self._lips[run.root]
 
     # -- Figures --------------------------------------------------------------------------------

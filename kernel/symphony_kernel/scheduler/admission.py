@@ -105,7 +105,7 @@ class Admission:
     @property
     def disk_works(self) -> bool:
         """Whether pages come from disk or go there: afterwards there may be frames."""
-        return self._eviction.tiers.spilling.busy
+        return self._eviction.tiers.spill_tier.busy
 
     # -- Works that come first -------------------------------------------------------------------
     def admit(self, request: Request) -> Admitted | Errno:
@@ -187,7 +187,7 @@ class Admission:
         if request is None:
             return False
         entered = self._enter(request, failed, force=True)
-        if not entered and self._eviction.rank_again():
+        if not entered and self._eviction.rank_unranked():
             entered = self._enter(request, failed, force=True)
         return entered
 
@@ -257,7 +257,7 @@ class Admission:
             file.unreserve()
             absent = file.absent_pages()
         if len(absent):
-            if self._pool.hollow[absent].any():
+            if self._pool.unfilled[absent].any():
                 self._blocked[request] = None
                 return Admitted.AWAY
             absent = np.unique(absent)
@@ -388,7 +388,7 @@ class Admission:
         file.root = request.root
         eviction_order = self._eviction.eviction_order
         if file.era != eviction_order.era:
-            eviction_order.used(file)
+            eviction_order.mark_used(file)
         reserved = self._reserved
         reserved.append(request)
         if len(reserved) > self._reserved_max:

@@ -171,7 +171,7 @@ class Predictor:
         model = executor.model
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
         predictions = cls(kvfs.pool, entries_max, frozenset(model.eos), options)
-        kvfs.hear_of_edits(predictions.drop)
+        kvfs.watch_edits(predictions.drop)
         return predictions
 
     # -- What preds show ------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Predictor:
             return None
         if (
             lookahead.step is None and prediction.result is None
-        ) or prediction.moved != self._pool.moved:
+        ) or prediction.moved != self._pool.frame_version:
             self._drop(predicted)
             return None
         del predicted.predictions[0]
@@ -288,7 +288,7 @@ class Predictor:
         if prediction is None or prediction.start != start:
             prediction = Prediction(predicted, start)
             predicted.predictions.append(prediction)
-        prediction.frame, prediction.moved = table.item(-1), self._pool.moved
+        prediction.frame, prediction.moved = table.item(-1), self._pool.frame_version
         position = self._positions[start : start + 1]
         return prediction, Row(_BLANK, position, start, table, ONLY, options, None, seed)
 
@@ -321,7 +321,7 @@ class Predictor:
         if predicted.predictions[0] is not prediction:
             predicted.predictions.remove(prediction)
         elif predicted.spare >= 0:
-            self._pool.leave_spare(predicted.spare, predicted)
+            self._pool.free_spare(predicted.spare, predicted)
             predicted.spare = -1
 
     def computed(self, prediction: Prediction, result: bytes | SyscallError) -> None:
@@ -382,7 +382,7 @@ class Predictor:
         """Forget a line without guesses."""
         if not predicted.predictions:
             if predicted.spare >= 0:
-                self._pool.leave_spare(predicted.spare, predicted)
+                self._pool.free_spare(predicted.spare, predicted)
                 predicted.spare = -1
             self._predicted_files.pop(predicted.file, None)
             predicted.history.predicted_files.pop(predicted.file, None)

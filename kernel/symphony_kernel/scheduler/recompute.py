@@ -96,7 +96,7 @@ class _ScratchPages:
 class Recompute:
     """What has to be computed of one file before it is whole: rows, one after the other.
 
-    The file's absent pages are hollow.
+    The file's absent pages are unfilled.
     """
 
     def __init__(self, file: KVFile, eviction: Eviction, steps: list[Step]) -> None:
@@ -107,9 +107,9 @@ class Recompute:
         self._scratch: dict[int, _ScratchPages] = {}
         self._spare: Int32 = np.empty(0, np.int32)  # frames of benches to come
         self._faults = eviction.faults
-        hollow = eviction.pool.hollow[file.pages]
-        self._missing: Int64 = np.zeros(len(hollow), np.int64)  # entries of each page, to come
-        for index in np.flatnonzero(hollow):
+        unfilled = eviction.pool.unfilled[file.pages]
+        self._missing: Int64 = np.zeros(len(unfilled), np.int64)  # entries of each page, to come
+        for index in np.flatnonzero(unfilled):
             self._missing[index] = min(PAGE_TOKENS, file.length - int(index) * PAGE_TOKENS)
 
     @property
@@ -124,7 +124,7 @@ class Recompute:
 
     def take_benches(self) -> None:
         """Take the frames that its steps need beside the file; there must be so many."""
-        self._spare = self._eviction.pool.take_bench(scratch_peak(self._steps))
+        self._spare = self._eviction.pool.take_scratch_frames(scratch_peak(self._steps))
 
     def request(
         self, target: Request, done: Callable[[bytes | int], None], gone: Callable[[], None]
@@ -132,7 +132,7 @@ class Recompute:
         """Return the next row as a work for the LIP of `target`."""
         step = self._steps[self._next]
         bench = None if step.in_place else self._lay_out(step)
-        table = self._file.rebuild_table if bench is None else bench.table
+        table = self._file.unfilled_table if bench is None else bench.table
         parents = None if step.parents is None else tuple(step.parents.tolist())
         request = Request(
             instance=target.instance,
@@ -150,7 +150,7 @@ class Recompute:
         return request
 
     def computed(self) -> None:
-        """The row was computed: the file's pages that are whole now are no longer hollow."""
+        """The row was computed: the file's pages that are whole now are no longer unfilled."""
         step, bench = self._steps[self._next], self._scratch.get(self._next)
         for copy in step.copies:
             there = np.arange(copy.at, copy.at + copy.end - copy.start)
@@ -162,16 +162,16 @@ class Recompute:
             self._leave(number)
         self._next += 1
         if self.over:
-            self._eviction.pool.leave_bench(self._spare)
+            self._eviction.pool.free_scratch_frames(self._spare)
 
     def abandon(self) -> None:
         """Give everything back that is not whole."""
         for number in list(self._scratch):
             self._leave(number)
-        self._eviction.pool.leave_bench(self._spare)
+        self._eviction.pool.free_scratch_frames(self._spare)
         pages = self._file.pages
-        hollow = pages[: len(self._missing)][self._missing > 0]
-        self._eviction.tiers.evict(hollow, host=False)
+        unfilled = pages[: len(self._missing)][self._missing > 0]
+        self._eviction.tiers.evict(unfilled, host=False)
 
     def _lay_out(self, step: Step) -> _ScratchPages:
         """Return a bench for the next step, its context copied there."""
@@ -197,12 +197,12 @@ class Recompute:
     def _count(self, entries: Int64) -> None:
         """Entries ([n]) of the file have come."""
         indices = entries // PAGE_TOKENS
-        hollow = self._missing[indices] > 0
-        np.subtract.at(self._missing, indices[hollow], 1)
-        whole = np.unique(indices[hollow])
+        unfilled = self._missing[indices] > 0
+        np.subtract.at(self._missing, indices[unfilled], 1)
+        whole = np.unique(indices[unfilled])
         pages = np.unique(self._file.pages[whole[self._missing[whole] == 0]])
         # A page that stands in the file twice has come with the first.
-        self._eviction.tiers.filled(pages[self._eviction.pool.hollow[pages]])
+        self._eviction.tiers.mark_filled(pages[self._eviction.pool.unfilled[pages]])
 
     def _leave(self, number: int) -> None:
         bench = self._scratch.pop(number, None)

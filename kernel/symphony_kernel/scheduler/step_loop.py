@@ -132,7 +132,7 @@ class StepLoop:
     def _begin_quiet(
         self, request: Callable[[], Awaitable[_T]], ended: "asyncio.Future[_T]"
     ) -> None:
-        if self._kvfs.moves_pending:
+        if self._kvfs.transfers_pending:
             self._give_moves()
         if self._computing:
             self._when_idle.append(partial(self._begin_quiet, request, ended))
@@ -173,7 +173,7 @@ class StepLoop:
         while self._running and self._may_launch():
             polled = self._scheduler.poll()
             if isinstance(polled, Step):
-                if self._kvfs.moves_pending:
+                if self._kvfs.transfers_pending:
                     self._give_moves(polled.batch)
                 self._give(polled.batch, partial(self._computed, polled))
                 launched = True
@@ -191,7 +191,7 @@ class StepLoop:
     def _lookahead(self) -> None:
         """Give the device what it may go on with when the step that it computes has ended."""
         while (lookahead := self._scheduler.lookahead()) is not None:
-            if self._kvfs.moves_pending:
+            if self._kvfs.transfers_pending:
                 self._give_moves(lookahead.batch)
             self._computing += 1
             outcome = self._start(lookahead.batch)
@@ -212,7 +212,7 @@ class StepLoop:
 
     def _give_moves(self, batch: Batch | None = None) -> None:
         """Give the executor what must come before the next rows, the last of it with `batch`."""
-        transfers = self._kvfs.take_moves()
+        transfers = self._kvfs.take_transfers()
         if transfers and batch is not None:
             last = transfers.pop()
             batch.copies, batch.poison = last.copies, last.poison
@@ -257,7 +257,7 @@ class StepLoop:
     def _end(self, step: Step, outcome: StepFuture[Results]) -> None:
         try:
             if outcome.error is None:
-                self._kvfs.moved(step.batch)
+                self._kvfs.finish_transfers(step.batch)
                 results, ended = outcome.value, None
                 step.began, step.ended = outcome.began, outcome.ended
                 if step.adopted is not None:
@@ -265,7 +265,7 @@ class StepLoop:
                 self._scheduler.complete(step, results, ended)
             else:  # the device's fault: its rows hear EIO, and everything else goes on
                 _check_fault(outcome.error, f"a step of {len(step.chunks)} rows failed")
-                self._kvfs.lose_moves(step.batch)
+                self._kvfs.fail_transfers(step.batch)
                 self._scheduler.fail(step)
             self._go_on(adopted=self._running and self._scheduler.adopt() is not None)
         except Exception as error:  # ours
@@ -279,10 +279,10 @@ class StepLoop:
         """The executor has done copies and moves that came without a step."""
         try:
             if outcome.error is None:
-                self._kvfs.moved(batch)
+                self._kvfs.finish_transfers(batch)
             else:  # the files that were written to hear EIO
                 _check_fault(outcome.error, "copies and moves failed")
-                self._kvfs.lose_moves(batch)
+                self._kvfs.fail_transfers(batch)
             self._go_on()
         except Exception as error:  # ours
             self._failed(error)

@@ -1,4 +1,4 @@
-"""Durable names in a running kernel: the threads, the device and the clock behind `DurableNames`."""
+"""Durable names in a running kernel: their threads, device and clock."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ import numpy as np
 
 from symphony_kernel.executor.base import Executor, Int32, KVArray
 from symphony_kernel.kvfs.durable.directory import Directory
-from symphony_kernel.kvfs.durable.disk_io import DiskIO
+from symphony_kernel.kvfs.durable.disk import Disk
 from symphony_kernel.kvfs.durable.format import Identity, layout_of
 from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.durable.transfers import Transfers
@@ -26,35 +26,31 @@ from symphony_kernel.protocol.limits import KV_HEADER_BYTES_MAX, KV_LINEAGE_BYTE
 from symphony_kernel.syscalls.file_requests import FileRequests
 from symphony_kernel.syscalls.names import NameCalls
 
-_THREADS = 2  # that write and read: one large file does not hold up all others
-_EXPIRY_SECONDS_MIN, _EXPIRY_SECONDS_MAX = 0.05, 3_600.0  # between two looks at what ends next
+_THREADS = 2  # that write and read: one large file does not delay all others
+_EXPIRY_SECONDS_MIN, _EXPIRY_SECONDS_MAX = 0.05, 3_600.0  # between two checks for expired names
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class DurableOptions:
-    """Where durable files lie, and what an operator allows.
-
-    `weights` gives a digest of the model's configuration and weights; it blocks, and is asked once,
-    in a thread. `unix` gives seconds since 1970.
-    """
+    """The directory of durable files, and what the operator allows."""
 
     directory: Path | None = None
     publish: bool = False  # tenants may make files public
+    # A digest of the model's configuration and weights; blocks, is called once, in a thread.
     weights: Callable[[], str] = lambda: ""
-    unix: Callable[[], float] = time.time
+    unix: Callable[[], float] = time.time  # seconds since 1970
     reserve_bytes: int = 0  # of the disk: see `FreeSpace`
 
 
 class QuietDevice(Protocol):
-    """Does something while the device computes nothing and owes nothing."""
+    """Runs work while the device computes nothing and has no transfers to make."""
 
-    def __call__(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]":
-        """Return what `work` does, in its turn."""
+    def __call__(self, work: Callable[[], Awaitable[_T]]) -> "asyncio.Future[_T]": ...
 
 
 class PageDevice:
-    """K and V of whole files, between the executor and the disk."""
+    """Reads and writes K and V of whole files on the device and the host."""
 
     def __init__(self, kvfs: KVFS, executor: Executor, quiet: QuietDevice) -> None:
         self._kvfs = kvfs
@@ -62,7 +58,7 @@ class PageDevice:
         self._quiet = quiet
 
     async def read(self, file: KVFile) -> KVArray | None:
-        """Return K and V of a file's pages; None where not all are on the device or the host."""
+        """Return K and V of a file's pages; None unless all are on the device or the host."""
         return await self._quiet(partial(self._read, file))
 
     async def _read(self, file: KVFile) -> KVArray | None:
@@ -71,8 +67,8 @@ class PageDevice:
         if (where > Tier.HOST).any():
             return None
         here = where == Tier.DEVICE
-        # Looked up at once: calls go on meanwhile and may move pages, but what lies in a frame or
-        # slot stays there until the next step.
+        # Looked up at once: calls continue meanwhile and may move pages, but the content of a frame
+        # or slot stays there until the next step.
         frames, slots = self._kvfs.pool.frame[pages[here]], tiers.host[pages[~here]]
         if here.all():
             return await executor.read_frames(frames)
@@ -83,21 +79,21 @@ class PageDevice:
         return whole
 
     async def write(self, file: KVFile, kv: KVArray) -> bool:
-        """Give a file whose pages are nowhere its K and V; return whether there was room."""
+        """Write K and V of a file that is in no tier; return whether there were places."""
         return await self._quiet(partial(self._write, file.pages, kv))
 
     async def _write(self, pages: Int32, kv: KVArray) -> bool:
-        """To the device where frames are free, so that nobody makes way, else to the host."""
+        """Write to the device if frames are free, without eviction, else to the host."""
         tiers, pool = self._kvfs.tiers, self._kvfs.pool
         if len(pages) <= pool.free_frames:
             tiers.give_frames(pages)
             frames = pool.frame[pages]
             await self._executor.write_frames(frames, kv)
-            there = pool.frame[pages] == frames  # a call may have wanted some of them meanwhile
-            tiers.filled(pages[there])
+            there = pool.frame[pages] == frames  # a call may have evicted some of them meanwhile
+            tiers.mark_filled(pages[there])
             return bool(there.all())
-        if self._kvfs.ledger.ties[pages].any():
-            tiers.make_way(len(pages))  # nothing else says what it was
+        if self._kvfs.quotas.unrecomputable[pages].any():
+            tiers.free_up_slots(len(pages))  # they cannot be recomputed
         slots = tiers.take_quiet_slots(len(pages))
         if len(slots) < len(pages):
             tiers.give_slots(slots)
@@ -108,11 +104,12 @@ class PageDevice:
 
 
 class DurableNameService:
-    """All of it, for one kernel: `durable_names`, `requests`, and what calls them when.
+    """The durable names and file requests of one kernel.
 
-    `happen` notes and does what the disk has said, `answer` is for the gateway; `now` gives the
-    kernel's seconds.
+    `happen` records an event of the disk and applies it; `now` gives the kernel's seconds.
     """
+
+    requests: FileRequests  # made by `serve`
 
     def __init__(
         self,
@@ -129,35 +126,26 @@ class DurableNameService:
         self._options = options
         self._happen = happen
         self._failed = failed
-        self._directory = (
-            Directory(options.directory, options.reserve_bytes) if options.directory else None
-        )
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="disk")
-        self._identity = lru_cache(self._make_identity)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="disk")
         self._timer: asyncio.TimerHandle | None = None
-        device = PageDevice(kvfs, executor, quiet)
+        self._directory: Directory | None = None
+        disk = None
+        if options.directory is not None:
+            identity = lru_cache(self._make_identity)
+            self._directory = Directory(options.directory, identity, options.reserve_bytes)
+            disk = Disk(self._directory, self._run_in_thread)
         self.durable_names = DurableNames(
             kvfs,
-            DiskIO(self._directory, self._identity, self._run) if self._directory else None,
-            device,
+            disk,
+            PageDevice(kvfs, executor, quiet),
             happen,
             failed,
             publish=options.publish,
             now=now,
             unix_offset=options.unix() - now(),
+            schedule_expiry=self._schedule_expiry,
         )
-        self.durable_names.ending = self.look
-        self._transfers = Transfers(
-            kvfs,
-            self.durable_names,
-            self._directory,
-            self._identity,
-            self._run,
-            device,
-            now,
-            _largest_file(executor),
-        )
-        self.requests: FileRequests  # once `serve` has said of whom
+        self._transfers = Transfers(self.durable_names, now, _largest_file(executor))
 
     def serve(
         self,
@@ -165,7 +153,7 @@ class DurableNameService:
         answer: Callable[[m.Answer], None],
         turn_over: Callable[[], None],
     ) -> dict[str, Callable[..., None]]:
-        """Answer the gateway's requests; return what may happen on disk, by name."""
+        """Answer the gateway's requests; return the handlers of disk events, by name."""
         durable_names = self.durable_names
         self.requests = FileRequests(
             named, durable_names, self._transfers, answer, self._happen, turn_over, self._failed
@@ -178,11 +166,11 @@ class DurableNameService:
             "uploaded": self.requests.uploaded,
         }
 
-    # -- Beginning and end ----------------------------------------------------------------------
+    # -- Start and end --------------------------------------------------------------------------
     def open(self, *, known: bool) -> None:
-        """Clean up on disk, and name what lies there, unless the names are known from a journal.
+        """Clean up on disk, and name the files there unless a journal has (`known`).
 
-        Blocks; before anybody calls. OSError.
+        Blocks; before any call. OSError.
         """
         if self._directory is not None:
             found = self._directory.open()
@@ -190,26 +178,26 @@ class DurableNameService:
                 self.durable_names.restore(found)
 
     def rest(self) -> None:
-        """A kernel before this one is being followed: ask nobody anything until `resume`."""
+        """Call neither disk nor device until `resume`: a journal is being replayed."""
         self.durable_names.live = False
 
     def resume(self) -> None:
-        """Go on from what the kernel before this one had under way."""
+        """Continue what the kernel before this one had under way."""
         self.durable_names.resume()
         self.requests.resume()
-        self.look()
+        self._schedule_expiry()
 
     async def close(self, *, wait: bool) -> None:
-        """End transfers, and wait for what is under way on disk if the device still answers."""
+        """End transfers; wait for changes and loads if the device still answers (`wait`)."""
         if self._timer is not None:
             self._timer.cancel()
         await self.requests.close()
         await self.durable_names.close(wait=wait)
-        self._pool.shutdown()
+        self._threads.shutdown()
 
-    # -- Names that end -------------------------------------------------------------------------
-    def look(self) -> None:
-        """Take away the names whose time has come, and look again when the next one's has."""
+    # -- Expiry ---------------------------------------------------------------------------------
+    def _schedule_expiry(self) -> None:
+        """Set the timer for the next name that expires."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,16 +210,15 @@ class DurableNameService:
     def _expire(self) -> None:
         try:
             self.durable_names.expire(1000 * self._options.unix())
-            self.look()
-        except Exception as error:  # ours
+            self._schedule_expiry()
+        except Exception as error:  # a kernel bug
             self._failed(error)
 
-    # -- Inside ---------------------------------------------------------------------------------
-    def _run(self, work: Callable[[], _T]) -> Awaitable[_T]:
-        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+    # -- Internals ------------------------------------------------------------------------------
+    def _run_in_thread(self, work: Callable[[], _T]) -> Awaitable[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _make_identity(self) -> Identity:
-        """Return what K and V depend on here; in a thread."""
         model, layout = self._executor.model, self._executor.layout
         return Identity(
             model=model.name,
@@ -244,7 +231,7 @@ class DurableNameService:
 
 
 def _largest_file(executor: Executor) -> int:
-    """Return the bytes of a file that is as long as the model's context, and of all it may have."""
+    """Return the most bytes of a file as long as the model's context."""
     entries = executor.model.max_context
     kv = page_count(entries) * executor.layout.page_bytes
     return kv + 8 * entries + KV_LINEAGE_BYTES_MAX + KV_HEADER_BYTES_MAX

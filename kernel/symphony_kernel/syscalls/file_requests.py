@@ -1,4 +1,4 @@
-"""What the gateway asks about KV files that has to wait: removing, sending and taking them.
+"""Requests of the gateway about KV files that wait for disk or device.
 
     kv_remove    {tenant, path} -> 0
     kv_download  {tenant, path} -> {transfer, bytes}
@@ -6,22 +6,20 @@
     kv_upload    {tenant, bytes} -> {transfer}
     kv_write     {tenant, transfer, data} -> bytes so far
     kv_put       {tenant, transfer, path, replace, public, expires_ms, rebuild} -> as kv_stat, or
-                 {refused, detail} of a file that is not taken
+                 {refused, detail} of an upload that is not accepted
     kv_close     {tenant, transfer} -> 0
     kv_changes   {tenant} -> changes of its names that wait for the disk
 
-Pieces are small and asked for one by one, so that a large file holds up nobody. Transfers end with
-the kernel: after a restart what has not been answered is answered with EIO.
+Files travel in small pieces, one request each, so that a large file delays no other request.
+Transfers end with the kernel: after a restart all unanswered requests are answered with EIO.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
-from symphony_kernel.kvfs.durable.background import BackgroundTasks
-from symphony_kernel.kvfs.durable.disk_io import RefusedError
+from symphony_kernel.kvfs.durable.disk import BackgroundTasks, RefusedError
 from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.durable.transfers import Transfers
 from symphony_kernel.kvfs.name_tree import parse_path
@@ -31,15 +29,15 @@ from symphony_kernel.syscalls.names import NameCalls
 
 
 class FileRequests:
-    """Answers these requests through `answer`; `happen` as `DurableNames` has it.
+    """Handles these requests through `answer`; `happen` is that of `DurableNames`.
 
-    `turn_over` sends what has been answered, where no frame and no happening did.
+    `turn_over` sends the answers that no frame and no event of `happen` has caused.
     """
 
-    # Fields that a kernel's next life makes anew.
+    # Fields that the next kernel makes anew.
     OWN: ClassVar = (
         "_named", "_durable_names", "_transfers", "_answer", "_happen", "_turn_over", "_tasks",
-        "_pieces",
+        "_at_once", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +50,7 @@ class FileRequests:
         turn_over: Callable[[], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        self.pending: dict[int, None] = {}  # asked of disk or device, and not answered
+        self.pending: dict[int, None] = {}  # unanswered requests that wait for disk or device
         self._named = named
         self._durable_names = durable_names
         self._transfers = transfers
@@ -60,134 +58,107 @@ class FileRequests:
         self._happen = happen
         self._turn_over = turn_over
         self._tasks = BackgroundTasks(failed)
-        self._pieces: dict[str, tuple[Callable[..., Coroutine[Any, Any, Any]], dict[str, type]]] = {
-            "kv_download": (self._download, {"path": str}),
-            "kv_read": (self._read, {"transfer": int, "offset": int, "bytes": int}),
-            "kv_upload": (self._upload, {"bytes": int}),
-            "kv_write": (self._write, {"transfer": int, "data": bytes}),
+        # The arguments of each request behind `tenant`, and what handles them.
+        options: dict[str, type] = {"replace": bool, "public": bool, "expires_ms": int}
+        put: dict[str, type] = {"transfer": int, "path": str, **options, "rebuild": bool}
+        self._at_once: dict[str, tuple[Callable[..., None], dict[str, type]]] = {
+            "kv_remove": (self._remove, {"path": str}),
+            "kv_put": (self._put, put),
+            "kv_close": (self._close, {"transfer": int}),
+            "kv_changes": (self._count_changes, {}),
+        }
+        self._waiting: dict[str, tuple[Callable[..., Coroutine[Any, Any, Any]], dict[str, type]]]
+        self._waiting = {
+            "kv_download": (transfers.open_download, {"path": str}),
+            "kv_read": (transfers.read, {"transfer": int, "offset": int, "bytes": int}),
+            "kv_upload": (transfers.open_upload, {"bytes": int}),
+            "kv_write": (transfers.write, {"transfer": int, "data": bytes}),
         }
 
     def take(self, ask: m.Ask) -> bool:
-        """Take a request; return whether it is one of these."""
-        if ask.what not in (*self._pieces, "kv_remove", "kv_put", "kv_close", "kv_changes"):
-            return False
+        """Handle a request if it is one of these; return whether it is."""
+        at_once, waiting = self._at_once.get(ask.what), self._waiting.get(ask.what)
         try:
-            self._take(ask.seq, ask.what, dict(ask.args))
+            if at_once is not None:
+                at_once[0](ask.seq, *_values(ask.args, at_once[1]))
+            elif waiting is not None:
+                values = _values(ask.args, waiting[1])
+                self.pending[ask.seq] = None
+                if self._durable_names.live:
+                    self._tasks.spawn(self._run(ask.seq, waiting[0](*values)))
+            else:
+                return False
         except SyscallError as error:
-            self._ended(ask.seq, error)
+            self._end(ask.seq, error)
         return True
 
     def resume(self) -> None:
-        """Answer what was asked of a kernel that is gone."""
+        """Answer the requests that the kernel before this one has left."""
         for seq in list(self.pending):
-            self._ended(seq, SyscallError(Errno.EIO, "the kernel was restarted meanwhile"))
+            self._end(seq, SyscallError(Errno.EIO, "the kernel was restarted meanwhile"))
 
     def detached(self) -> None:
-        """The gateway has gone, and so has whoever would ask for the next piece."""
+        """Drop all requests and transfers of a gateway that has disconnected."""
         self.pending.clear()
         self._transfers.close_all()
 
     async def close(self) -> None:
-        """End all transfers."""
-        await self._tasks.end(cancel=True)
+        """Cancel all requests and end all transfers."""
+        await self._tasks.wait_all(cancel=True)
         self._transfers.close_all()
 
     # -- Requests -------------------------------------------------------------------------------
-    def _take(self, seq: int, what: str, args: dict[str, Any]) -> None:
-        if what == "kv_remove":
-            tenant, path = _values(args, {"tenant": str, "path": str})
-            if self._durable_names.remove(tenant, parse_path(path), partial(self._ended, seq)):
-                self._ended(seq, None)
-        elif what == "kv_close":
-            tenant, number = _values(args, {"tenant": str, "transfer": int})
-            self._transfers.close(tenant, number)
-            self._ended(seq, None)
-        elif what == "kv_changes":
-            (tenant,) = _values(args, {"tenant": str})
-            self._reply(seq, self._durable_names.waiting(tenant))
-        elif what == "kv_put":
-            self._take_put(seq, args)
-        else:
-            work, wanted = self._pieces[what]
-            values = _values(args, {"tenant": str, **wanted})
-            self.pending[seq] = None
-            if self._durable_names.live:
-                self._tasks.spawn(self._piece(seq, work(*values)))
+    def _remove(self, seq: int, tenant: str, path: str) -> None:
+        if self._durable_names.remove(tenant, parse_path(path), partial(self._end, seq)):
+            self._end(seq, None)
 
-    def _take_put(self, seq: int, args: dict[str, Any]) -> None:
-        wanted: dict[str, type] = {"tenant": str, "transfer": int, "path": str}
-        options: dict[str, type] = {"replace": bool, "public": bool, "expires_ms": int}
-        tenant, number, path, *given = _values(args, {**wanted, **options, "rebuild": bool})
+    def _close(self, seq: int, tenant: str, number: int) -> None:
+        self._transfers.close(tenant, number)
+        self._end(seq, None)
+
+    def _count_changes(self, seq: int, tenant: str) -> None:
+        self._reply(seq, self._durable_names.count_changes(tenant))
+
+    def _put(self, seq: int, tenant: str, number: int, path: str, *options: Any) -> None:
         parsed = parse_path(path)
         self.pending[seq] = None
         if self._durable_names.live:
             upload = self._transfers.take_upload(tenant, number)
-            arguments = [seq, tenant, parsed, str(upload), *given]
-            # Not here: what follows from a frame is not told apart, and this follows from a file.
+            arguments = [seq, tenant, parsed, str(upload), *options]
+            # In a later turn: the journal does not record events that a frame causes, and this
+            # one depends on a file, which replay does not have.
             asyncio.get_running_loop().call_soon(self._happen, "uploaded", arguments)
 
-    def uploaded(
-        self,
-        seq: int,
-        tenant: str,
-        path: str,
-        upload: str,
-        replace: bool,
-        public: bool,
-        expires_ms: int,
-        recompute: bool,
-    ) -> None:
-        """An upload is whole, and is to get its name."""
+    def uploaded(self, seq: int, tenant: str, path: str, upload: str, *options: Any) -> None:
+        """Name the file of a complete upload; options as of `DurableNames.put_upload`."""
+        done = partial(self._end_put, seq, tenant, path)
         try:
-            self._durable_names.put(
-                tenant,
-                path,
-                Path(upload),
-                partial(self._put, seq, tenant, path),
-                replace=replace,
-                public=public,
-                expires_ms=expires_ms,
-                rebuild=recompute,
-            )
+            self._durable_names.put_upload(tenant, path, upload, done, *options)
         except SyscallError as error:
-            self._durable_names.discard(Path(upload))
-            self._transfers.settled(tenant)
-            self._ended(seq, error)
+            self._durable_names.discard_upload(upload)
+            self._transfers.end_upload(tenant)
+            self._end(seq, error)
 
-    def _put(self, seq: int, tenant: str, path: str, error: SyscallError | None) -> None:
-        self._transfers.settled(tenant)
+    def _end_put(self, seq: int, tenant: str, path: str, error: SyscallError | None) -> None:
+        self._transfers.end_upload(tenant)
         if isinstance(error, RefusedError):
             self._reply(seq, {"refused": error.kind, "detail": error.detail})
         elif error is not None:
-            self._ended(seq, error)
+            self._end(seq, error)
         else:
             self._reply(seq, self._named.kv_stat(tenant, path))
 
-    # -- Pieces ---------------------------------------------------------------------------------
-    async def _download(self, tenant: str, path: str) -> dict[str, int]:
-        number, size = await self._transfers.open_download(tenant, parse_path(path))
-        return {"transfer": number, "bytes": size}
-
-    async def _read(self, tenant: str, number: int, offset: int, size: int) -> bytes:
-        return await self._transfers.read(tenant, number, offset, size)
-
-    async def _upload(self, tenant: str, size: int) -> dict[str, int]:
-        return {"transfer": await self._transfers.open_upload(tenant, size)}
-
-    async def _write(self, tenant: str, number: int, data: bytes) -> int:
-        return await self._transfers.write(tenant, number, data)
-
-    async def _piece(self, seq: int, work: Coroutine[Any, Any, Any]) -> None:
+    async def _run(self, seq: int, work: Coroutine[Any, Any, Any]) -> None:
         try:
             value = await work
         except SyscallError as error:
-            self._ended(seq, error)
+            self._end(seq, error)
         else:
             self._reply(seq, value)
         self._turn_over()
 
     # -- Answers --------------------------------------------------------------------------------
-    def _ended(self, seq: int, error: SyscallError | None) -> None:
+    def _end(self, seq: int, error: SyscallError | None) -> None:
         if error is None:
             self._reply(seq, 0)
         else:
@@ -199,8 +170,9 @@ class FileRequests:
         self._answer(m.Answer(seq, 0, value))
 
 
-def _values(args: dict[str, Any], wanted: dict[str, type]) -> list[Any]:
-    """Return the arguments in the order of `wanted`; EINVAL unless they are exactly these."""
+def _values(args: dict[str, Any], behind_tenant: dict[str, type]) -> list[Any]:
+    """Return the arguments in order; EINVAL unless they are exactly the wanted ones."""
+    wanted = {"tenant": str, **behind_tenant}
     if set(args) != set(wanted) or any(type(args[key]) is not wanted[key] for key in wanted):
         words = ", ".join(f"{key}: {kind.__name__}" for key, kind in wanted.items())
         raise SyscallError(Errno.EINVAL, f"wanted are {words}")

@@ -111,12 +111,12 @@ class NameCalls:
         files = self._kvfs.listing(call.caller.tenant.name, prefix)
         if len(files) > LIST_ITEMS_MAX:
             raise SyscallError(Errno.EFBIG, f"more than {LIST_ITEMS_MAX} files")
-        return len(files), _pack([file.view() for file in files])
+        return len(files), _pack([file._asdict() for file in files])
 
     def list_some(self, call: Call, prefix: str, after: str, limit: int) -> tuple[int, Result]:
         """Return how many, at most `limit`, names with a prefix come after `after`, and them."""
         files = self._kvfs.listing(call.caller.tenant.name, prefix, after, limit)
-        return len(files), _pack([file.view() for file in files])
+        return len(files), _pack([file._asdict() for file in files])
 
     # -- The gateway's --------------------------------------------------------------------------
     def kv_list(
@@ -130,7 +130,7 @@ class NameCalls:
         if type(limit) is not int or not 0 < limit <= LIST_ITEMS_MAX:
             raise SyscallError(Errno.EINVAL, f"limit is from 1 to {LIST_ITEMS_MAX}")
         files = self._kvfs.listing(tenant, _prefix(prefix), _prefix(after), limit)
-        return [file.view() for file in files]
+        return [file._asdict() for file in files]
 
     def kv_stat(self, tenant: str, path: Any) -> dict[str, Any]:
         """Return what is known of one named file; ENOENT, EINVAL, ENAMETOOLONG.
@@ -146,7 +146,7 @@ class NameCalls:
         if not file.name.loaded:
             tiers[Tier.DISK.word] = page_count(file.name.entries)
         return {
-            **describe(parsed, file).view(),
+            **describe(parsed, file)._asdict(),
             "shared": file.shared_pages,
             "tiers": tiers,
             "disk_bytes": file.name.size,

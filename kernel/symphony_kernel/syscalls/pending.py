@@ -164,7 +164,7 @@ class _Pending(FileOperation):
         del caller.operations[self]
         if self.seq:
             del caller.pending[self.seq]
-        release = self.turns.kvfs.let_go
+        release = self.turns.kvfs.release_one
         for file in self.files:
             release(file)
 

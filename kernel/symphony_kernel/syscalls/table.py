@@ -22,7 +22,7 @@ import msgpack
 
 from symphony_kernel.executor.base import ModelInfo
 from symphony_kernel.grammar.compiler import GrammarCompiler
-from symphony_kernel.kvfs.durable.names import DurableNames, without_disk
+from symphony_kernel.kvfs.durable.names import DurableNames
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.file_queue import submit
 from symphony_kernel.kvfs.filesystem import KVFS
@@ -116,7 +116,7 @@ class Syscalls:
         draw = draw_seed or partial(secrets.randbits, 64)
         entries_max = min(FILE_ENTRIES_MAX, model.max_context)
         self._turns = CallContext(kvfs, processes, scheduler, entries_max, reply, draw)
-        self._durable_names = durable_names or without_disk(kvfs)
+        self._durable_names = durable_names or DurableNames(kvfs)
         self.named = NameCalls(kvfs, self._durable_names, self._turns)
         self.constraints = ConstraintCalls(
             grammars or GrammarCompiler(b"", model.vocab_size, model.eos),
@@ -483,7 +483,7 @@ class Syscalls:
     def _waits(self, call: Call, waits: Any) -> Result | None:
         caller = call.caller
         files = (handle.file for handle in caller.handles)
-        self._kvfs.eviction.waits(caller.account, files, bool(integer(waits, 0, 1)))
+        self._kvfs.eviction.set_waiting(caller.account, files, bool(integer(waits, 0, 1)))
         return 0
 
     # -- Names ------------------------------------------------------------------------------------

@@ -167,16 +167,16 @@ def test_so_it_does_of_files_that_nobody_can_compute_again(
 ) -> None:
     """What they are charged for, and which of them were refused."""
     monkeypatch.setattr(book, "LINEAGE_ENTRIES_MAX", 3)
-    monkeypatch.setattr("symphony_kernel.kvfs.storage.TIED_DEVICE_SHARE", 0.02)
+    monkeypatch.setattr("symphony_kernel.kvfs.filesystem.TIED_DEVICE_SHARE", 0.02)
     refused: list[bool] = []
-    allow = Quotas.allow_tied
+    allow = Quotas.allow_unrecomputable
 
-    def counted(ledger: Quotas, account: TenantUsage, pages: int) -> None:
+    def counted(quotas: Quotas, account: TenantUsage, pages: int) -> None:
         refused.append(True)
-        allow(ledger, account, pages)
+        allow(quotas, account, pages)
         refused[-1] = False
 
-    monkeypatch.setattr(Quotas, "allow_tied", counted)
+    monkeypatch.setattr(Quotas, "allow_unrecomputable", counted)
     given = KernelOptions(places=TierConfig(host_slots=4, pages_a_frame=4))
     compare_now_and_then(tmp_path, 10, pages=256, options=given)
     assert set(refused) == {True, False}

@@ -121,7 +121,7 @@ def test_without_pages_nothing_changes(kvfs: KVFS, account: TenantUsage) -> None
 
 def test_a_quota_holds_for_an_instance_and_all_above_it(kvfs: KVFS) -> None:
     run = make_account(kvfs, pages=3)
-    instance = kvfs.ledger.open("child", run, 100, 1 << 20)
+    instance = kvfs.quotas.open("child", run, 100, 1 << 20)
     file, other = kvfs.create("t", run), kvfs.create("t", instance)
     extend(file, *range(32))
     extend(other, *range(16))

@@ -158,7 +158,7 @@ def test_a_name_has_the_expiry_of_the_file_that_was_saved() -> None:
     extend(file, 1, 2)
     file.expires_ms = 5_000
     kvfs.save(file, "a", replace=False)
-    assert kvfs.stat("t", "a").expires_ms == 5_000
+    assert kvfs.named("t", "a").expires_ms == 5_000
     assert kvfs.expiries.next_ms == 5_000
     assert kvfs.expiries.due(4_999) == []
     assert kvfs.expiries.due(5_000) == [(5_000, "t", "a")]

@@ -22,63 +22,63 @@ def references(*held: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def test_a_page_counts_in_every_account_above() -> None:
-    ledger = Quotas(PAGES, ManualTime())
-    tenant = ledger.open("tenant", None, 4, MANY)
-    run = ledger.open("run", tenant, 3, MANY)
-    other = ledger.open("other", tenant, 3, MANY)
-    ledger.charge(run, pages(0, 1))
-    ledger.charge(other, pages(2))
+    quotas = Quotas(PAGES, ManualTime())
+    tenant = quotas.open("tenant", None, 4, MANY)
+    run = quotas.open("run", tenant, 3, MANY)
+    other = quotas.open("other", tenant, 3, MANY)
+    quotas.charge(run, pages(0, 1))
+    quotas.charge(other, pages(2))
     assert (tenant.pages, run.pages, other.pages) == (3, 2, 1)
     assert (tenant.own, run.own, other.own) == (0, 2, 1)
-    ledger.allow(run, 1)
+    quotas.allow(run, 1)
     for account, n in ((run, 2), (other, 2)):
         with pytest.raises(SyscallError) as caught:
-            ledger.allow(account, n)
+            quotas.allow(account, n)
         assert caught.value.errno is Errno.EDQUOT
-    ledger.refund(pages(1, 2))
+    quotas.refund(pages(1, 2))
     assert (tenant.pages, run.pages, other.pages) == (1, 1, 0)
-    ledger.check_integrity(references(0))
+    quotas.check_integrity(references(0))
 
 
 def test_a_closed_account_leaves_its_pages_to_the_nearest_open_one() -> None:
-    ledger = Quotas(PAGES, ManualTime())
-    tenant = ledger.open("tenant", None, MANY, MANY)
-    run = ledger.open("run", tenant, MANY, MANY)
-    child = ledger.open("child", run, MANY, MANY)
-    ledger.charge(child, pages(0, 1))
-    ledger.charge(run, pages(2))
-    ledger.close(run)
+    quotas = Quotas(PAGES, ManualTime())
+    tenant = quotas.open("tenant", None, MANY, MANY)
+    run = quotas.open("run", tenant, MANY, MANY)
+    child = quotas.open("child", run, MANY, MANY)
+    quotas.charge(child, pages(0, 1))
+    quotas.charge(run, pages(2))
+    quotas.close(run)
     assert (tenant.own, tenant.pages, run.pages) == (1, 3, 2)
     assert run.live() is tenant
-    ledger.close(child)
+    quotas.close(child)
     assert child.live() is tenant
     assert (tenant.own, tenant.pages, run.pages, child.pages) == (3, 3, 0, 0)
-    again = ledger.open("again", tenant, MANY, MANY)
-    ledger.charge(again, pages(5))
-    ledger.check_integrity(references(0, 1, 2, 5))
-    ledger.refund(pages(0, 1, 2, 5))
-    ledger.check_integrity(references())
+    again = quotas.open("again", tenant, MANY, MANY)
+    quotas.charge(again, pages(5))
+    quotas.check_integrity(references(0, 1, 2, 5))
+    quotas.refund(pages(0, 1, 2, 5))
+    quotas.check_integrity(references())
 
 
 def test_entries_are_integrated_over_time() -> None:
     time = ManualTime()
-    ledger = Quotas(PAGES, time)
-    tenant = ledger.open("tenant", None, MANY, MANY)
-    run = ledger.open("run", tenant, MANY, MANY)
+    quotas = Quotas(PAGES, time)
+    tenant = quotas.open("tenant", None, MANY, MANY)
+    run = quotas.open("run", tenant, MANY, MANY)
     time.seconds = 1.0
-    ledger.charge(run, pages(0, 1))
+    quotas.charge(run, pages(0, 1))
     time.seconds = 3.0
-    ledger.refund(pages(1))
+    quotas.refund(pages(1))
     time.seconds = 4.0
-    assert ledger.close(run) == 1000 * 16 * (2 * 2 + 1)
+    assert quotas.close(run) == 1000 * 16 * (2 * 2 + 1)
 
 
 def test_an_audit_finds_a_page_that_nobody_pays_for() -> None:
-    ledger = Quotas(PAGES, ManualTime())
-    tenant = ledger.open("tenant", None, MANY, MANY)
-    ledger.charge(tenant, pages(0))
+    quotas = Quotas(PAGES, ManualTime())
+    tenant = quotas.open("tenant", None, MANY, MANY)
+    quotas.charge(tenant, pages(0))
     with pytest.raises(KernelBug, match="not the same pages"):
-        ledger.check_integrity(references(0, 1))
+        quotas.check_integrity(references(0, 1))
     tenant.own += 1
     with pytest.raises(KernelBug, match="counts 2 pages and pays for 1"):
-        ledger.check_integrity(references(0))
+        quotas.check_integrity(references(0))

@@ -71,16 +71,6 @@ def test_a_runs_own_limit_is_told_from_its_tenants() -> None:
     assert kvfs.tenant("t").account.hits == {"kv_tokens": 1}
 
 
-def test_places_off_the_device_have_limits_of_their_own() -> None:
-    kvfs = make_kvfs(PAGES)
-    account = kvfs.limit("t", {"kv_host_tokens": PAGE_TOKENS, "kv_disk_tokens": 0}).account
-    kvfs.ledger.allow_tier(account, host=1, disk=0)
-    for host, disk, limit in ((2, 0, "kv_host_tokens"), (0, 1, "kv_disk_tokens")):
-        with pytest.raises(LimitError) as refused:
-            kvfs.ledger.allow_tier(account, host, disk)
-        assert refused.value.limit == limit
-
-
 def test_every_limit_that_the_kernel_is_told_of_means_something() -> None:
     kvfs = make_kvfs(PAGES)
     before = kvfs.tenant("t").limits

@@ -502,9 +502,9 @@ class Moving:
         await self.executor.write_frames(frames, np.full(shape, value, self.executor.layout.numpy))
 
     async def run_moves(self) -> None:
-        for batch in self.kvfs.take_moves():
+        for batch in self.kvfs.take_transfers():
             await self.executor.run(batch)
-            self.kvfs.moved(batch)
+            self.kvfs.finish_transfers(batch)
 
 
 def test_pages_that_move_while_a_file_is_read_are_read_all_the_same() -> None:
@@ -534,7 +534,7 @@ def test_frames_that_are_wanted_while_a_file_is_written_are_given_up() -> None:
         await house.mark(source, 7)
         kv = await house.device.read(source)
         assert kv is not None
-        house.kvfs.fill(file, source.tokens, source.positions, 4 * PAGE_TOKENS, None)
+        file.fill(source.tokens, source.positions, 4 * PAGE_TOKENS, None)
         async with house.executor._order:
             writing = asyncio.ensure_future(house.device.write(file, kv))
             await asyncio.sleep(0.01)

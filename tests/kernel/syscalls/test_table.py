@@ -384,7 +384,7 @@ def test_copies_that_a_failed_step_lost_spoil_the_file(rig: SyscallRig) -> None:
     rig.call(1, Op.KV_FORK, B, A)
     pred(rig, B, 1)
     rig.scheduler.compute()
-    (batch,) = rig.kvfs.take_moves()
-    rig.kvfs.lose_moves(batch)
+    (batch,) = rig.kvfs.take_transfers()
+    rig.kvfs.fail_transfers(batch)
     assert rig.call(1, Op.KV_LEN, B) == -Errno.EIO
     assert rig.call(1, Op.KV_LEN, A) == 5

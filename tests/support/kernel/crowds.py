@@ -147,8 +147,8 @@ class Crowd:
             self.service[request.root] += cost
             self.given += cost
         if self.kvfs is not None:
-            for batch in self.kvfs.take_moves():
-                self.kvfs.moved(batch)
+            for batch in self.kvfs.take_transfers():
+                self.kvfs.finish_transfers(batch)
         for request, _, _ in chunks:
             if request.recomputes:
                 continue
@@ -188,7 +188,7 @@ class Crowd:
         tenant = f"t{habit.tenant}"
         file = self.kvfs.create(tenant, self.kvfs.tenant(tenant).account)
         places = np.arange(habit.context, dtype=np.int32)
-        self.kvfs.fill(file, places.astype(np.uint32), places, habit.context, None)
+        file.fill(places.astype(np.uint32), places, habit.context, None)
         return file
 
     def _close(self, file: LengthFile | KVFile) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from symphony_kernel.executor.base import Int64
 from symphony_kernel.kvfs.durable.directory import Directory
-from symphony_kernel.kvfs.durable.disk_io import DiskIO
+from symphony_kernel.kvfs.durable.disk import Disk
 from symphony_kernel.kvfs.durable.format import KV, Identity, layout_of
 from symphony_kernel.kvfs.durable.names import Done, DurableNames
 from symphony_kernel.kvfs.file import KVFile
@@ -49,7 +49,7 @@ class Slots:
         if self.full:
             return False
         self._kvfs.tiers.give_frames(file.pages)
-        self._kvfs.tiers.filled(file.pages)
+        self._kvfs.tiers.mark_filled(file.pages)
         frames = self._kvfs.pool.frame[file.pages]
         self.values.reshape(-1, 16)[frames] = kv[0, 0, :, :, 0, 0].astype(np.int64)
         return True
@@ -83,7 +83,7 @@ class Shop:
 
     def __init__(self, kvfs: KVFS, root: Path, *, publish: bool = False) -> None:
         self.kvfs = kvfs
-        self.directory = Directory(root)
+        self.directory = Directory(root, lambda: self.identity)
         self.slots = Slots(kvfs)
         self.answers = Answers()
         self.faults: list[BaseException] = []
@@ -91,7 +91,7 @@ class Shop:
         self.identity = IDENTITY
         self.saving = DurableNames(
             kvfs,
-            DiskIO(self.directory, lambda: self.identity, inline),
+            Disk(self.directory, inline),
             self.slots,
             self.happen,
             self.faults.append,
@@ -130,5 +130,5 @@ class Shop:
         """Wait for all, look at the books, and return the answers."""
         await self.saving.close()
         assert not self.faults
-        assert not self.saving.held()
+        assert not self.saving.references()
         return self.answers.all

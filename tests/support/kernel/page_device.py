@@ -30,7 +30,7 @@ def make_kvfs(pages: int, now: ManualTime | None = None, **limits: int) -> KVFS:
 def make_account(
     kvfs: KVFS, tenant: str = "t", pages: int = 1 << 20, entries: int = 1 << 20
 ) -> TenantUsage:
-    return kvfs.ledger.open("account", kvfs.tenant(tenant).account, pages, entries)
+    return kvfs.quotas.open("account", kvfs.tenant(tenant).account, pages, entries)
 
 
 def extend(file: KVFile, *tokens: int) -> None:
@@ -42,7 +42,7 @@ def extend(file: KVFile, *tokens: int) -> None:
 
 def take_copies(kvfs: KVFS) -> list[Int64]:
     """Return the groups of slot copies that the executor would be given now."""
-    return [group for batch in kvfs.take_moves() for group in batch.copies]
+    return [group for batch in kvfs.take_transfers() for group in batch.copies]
 
 
 def slots_of_pages(pages: Int32) -> Int64:

@@ -98,7 +98,7 @@ class Workbench:
     def __post_init__(self) -> None:
         frames = self.device.frames
         self.kvfs = KVFS(frames, ManualTime(), TenantLimits(pages=frames))
-        self.account = self.kvfs.ledger.open(
+        self.account = self.kvfs.quotas.open(
             "account", self.kvfs.tenant("t").account, 1 << 30, 1 << 20
         )
 
@@ -111,7 +111,7 @@ class Workbench:
     def extract(self, source: KVFile, *ranges: tuple[int, int]) -> KVFile:
         file = self.create()
         if ranges:
-            self.kvfs.extract(file, source, np.concatenate([np.arange(*each) for each in ranges]))
+            file.append(source, np.concatenate([np.arange(*each) for each in ranges]))
         return file
 
     def append(self, file: KVFile, source: KVFile, start: int, end: int) -> None:
@@ -148,7 +148,7 @@ class Workbench:
 
     def settle(self) -> None:
         """Make the copies that KVFS has asked for."""
-        for batch in self.kvfs.take_moves():
+        for batch in self.kvfs.take_transfers():
             self.device.run(batch)
 
     def content(self, file: KVFile) -> npt.NDArray[Any]:

@@ -102,14 +102,14 @@ def make_tiered(
         spill = SpillFile(
             directory, disk_slots, PAGE_TOKENS * 8, runner or ManualRunner(at_once=True)
         )
-        kvfs.tiers.spilling = DiskTier(kvfs.tiers, spill, store.host_page)
+        kvfs.tiers.spill_tier = DiskTier(kvfs.tiers, spill, store.host_page)
     return kvfs, store
 
 
 def settle(kvfs: KVFS, store: Store) -> list[Batch]:
     """Let the device do what it owes; return what that was."""
-    batches = kvfs.take_moves()
+    batches = kvfs.take_transfers()
     for batch in batches:
         store.do(batch)
-        kvfs.moved(batch)
+        kvfs.finish_transfers(batch)
     return batches

@@ -1,18 +1,18 @@
-"""The directory of durable names: a file each, and each the old one or the new one at any instant.
+"""The directory of durable files: a name is always the old file or the new one.
 
-    <root>/<tenant>/<path>.safetensors    both as the hex digest of the name: a path may be longer
-                                          than a file's name, and hold what none may
-    <root>/<tenant>/<path>.<n>.partial    being written, as is `.tmp..`, by the library that writes:
-                                          whoever starts next removes them
-    <root>/uploads/<n>.partial            from outside, not looked at yet; removed likewise
-    <root>/key                            what files are sealed with
-    <root>/broken/                        what could not be read, set aside for the operator
+    <root>/<tenant>/<path>.safetensors    both are hex digests: a path may be longer than a file's
+                                          name, and hold characters that a file's name may not
+    <root>/<tenant>/<path>.<n>.partial    being written, as is `.tmp..` by the safetensors library;
+                                          the next start removes them
+    <root>/uploads/<n>.partial            uploads that have not been checked; removed likewise
+    <root>/key                            the key that files are sealed with
+    <root>/broken/                        unreadable files, set aside for the operator
 
-There is no list beside the files: each says itself whose it is and what its name is, so the tree is
-what lies there. Whatever changes it is one rename or one unlink, behind an fsync of the new file
-and before one of the directory; a kill between any two of these leaves one of the two states.
+There is no index: each file says which tenant owns it and what its name is. Every change is one
+rename or one unlink, after an fsync of the new file and before one of the directory. A kill between
+any two of these leaves the old state or the new one.
 
-Methods block, and may be called from several threads as long as no two write the same name at once.
+Methods block. Several threads may call them, as long as no two write the same name at once.
 """
 
 import contextlib
@@ -42,27 +42,31 @@ _PRIVATE: Final = 0o700
 
 
 class Found(NamedTuple):
-    """A file that lies in the directory."""
+    """A file in the directory."""
 
     label: Label
     size: int  # bytes on disk
 
 
 class Directory:
-    """All durable files below `root`, which nobody else may look into."""
+    """All durable files below `root`, which is readable for the server's user only.
 
-    def __init__(self, root: Path, reserve_bytes: int = 0) -> None:
-        """Files are written below `root` while more than the reserve is free."""
+    Files are written while more than `reserve_bytes` of the disk are free. `identity` may block.
+    """
+
+    def __init__(
+        self, root: Path, identity: Callable[[], Identity], reserve_bytes: int = 0
+    ) -> None:
         self._root = root
+        self._identity = identity
         self.space = FreeSpace(root, reserve_bytes)
         self._numbers = count()
         self._key = b""
 
     def open(self) -> list[Found]:
-        """Make the directory or clean up in it; return what lies there. OSError.
+        """Make the directory or clean it up, and return its files; OSError.
 
-        What another process was writing when it was killed is removed, what cannot be read is set
-        aside.
+        Partial files of a killed process are removed; unreadable files are set aside.
         """
         _make(self._root)
         self._key = self._read_key()
@@ -81,24 +85,35 @@ class Directory:
         try:
             label = kv_format.read_label(path)
             if self._path(label.tenant, label.path) != path:
-                raise FormatError("it has another file's name")
+                raise FormatError("its name belongs to another file")
         except FormatError as error:
             self._set_aside(path, error)
         else:
             yield Found(label, path.stat().st_size)
 
-    def put(self, label: Label, identity: Identity, content: Content) -> int:
-        """Write a file and give it its name, in place of an older one; return its bytes.
+    def put(self, label: Label, content: Content) -> int:
+        """Write a file under its name, in place of an older one; return its bytes.
 
-        When this returns it is safe on disk; when it raises, the old file is what it was.
+        On return it is safe on disk. On an exception the old file is unchanged.
 
         Raises:
-            OSError: ENOSPC and what else a disk may say.
+            OSError: ENOSPC, or another error of the disk.
         """
         self.space.check(0)
         with self.partial(label.tenant, label.path) as path:
-            kv_format.write(path, label, identity, content, self._key)
+            kv_format.write(path, label, self._identity(), content, self._key)
             return self._keep(path, self._path(label.tenant, label.path))
+
+    def put_upload(self, label: Label, upload: Path, *, recompute: bool) -> tuple[int, int]:
+        """Write an upload's content under a name; return its bytes and entries.
+
+        Raises:
+            FormatError, OtherModelError: see `format.read_upload`; OSError: as `put`.
+        """
+        content = self.read_upload(upload, recompute=recompute)
+        entries = len(content.tokens)
+        label = Label(label.tenant, label.path, entries, label.public, label.expires_ms)
+        return self.put(label, content), entries
 
     def _keep(self, path: Path, final: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -113,7 +128,7 @@ class Directory:
 
     @contextlib.contextmanager
     def partial(self, tenant: str, path: str) -> Iterator[Path]:
-        """Give the path of a file to write; it is gone afterwards unless it has been kept."""
+        """Yield a path to write to; the file is removed afterwards unless renamed."""
         final = self._path(tenant, path)
         if not final.parent.is_dir():
             _make(final.parent)
@@ -121,69 +136,61 @@ class Directory:
         try:
             yield partial
         finally:
-            # What stays of it goes at the next start; what has been kept or removed is so.
+            # The next start removes what remains; the rename or removal itself is complete.
             with contextlib.suppress(OSError):
                 partial.unlink(missing_ok=True)
 
-    def get(self, tenant: str, path: str, identity: Identity) -> Content:
-        """Return what a name holds; a file that is broken is set aside.
+    def get(self, tenant: str, path: str) -> Content:
+        """Return a named file's content; a broken file is set aside.
 
         Raises:
             FileNotFoundError: there is none; FormatError: it is broken; OSError.
         """
         final = self._path(tenant, path)
-        try:
-            return kv_format.read(final, identity)
-        except FormatError as error:
-            self._set_aside(final, error)
-            raise
+        with self._checked(final):
+            return kv_format.read(final, self._identity())
 
-    def read_foreign(self, path: Path, identity: Identity, *, rebuild: bool) -> Content:
-        """Return what a file from outside holds; see `format.read_foreign`."""
-        return kv_format.read_foreign(path, identity, self._key, rebuild=rebuild)
+    def read_upload(self, path: Path, *, recompute: bool) -> Content:
+        """Return an upload's content; see `format.read_upload`."""
+        return kv_format.read_upload(path, self._identity(), self._key, recompute=recompute)
 
     def remove(self, tenant: str, path: str) -> None:
-        """Take a file away, if it is there; when this returns it will not come back.
+        """Remove a file, if there is one; on return the removal is safe on disk.
 
         Raises:
-            OSError: it is where it was, unless the disk refuses that, too.
+            OSError: the file is where it was, unless the disk refuses to move it back.
         """
         final = self._path(tenant, path)
-        with self.partial(tenant, path) as leaving:
+        with self.partial(tenant, path) as removed:
             with contextlib.suppress(FileNotFoundError):
-                final.replace(leaving)
+                final.replace(removed)
             try:
                 _sync_directory(final.parent)
             except OSError:
                 with contextlib.suppress(OSError):
-                    leaving.replace(final)
+                    removed.replace(final)
                 raise
 
-    # -- On their way ---------------------------------------------------------------------------
+    # -- Transfers ------------------------------------------------------------------------------
     def open_checked(self, tenant: str, path: str) -> int:
-        """Return a descriptor of a name's file, which stays as it is whatever comes.
+        """Return a descriptor of a named file; later changes of the name do not affect it.
 
         Raises:
             FileNotFoundError: there is none; FormatError: it is broken, and set aside; OSError.
         """
         final = self._path(tenant, path)
-        try:
+        with self._checked(final):
             kv_format.verify(final)
-        except FormatError as error:
-            self._set_aside(final, error)
-            raise
         return os.open(final, os.O_RDONLY | os.O_CLOEXEC)
 
-    def write_unnamed(
-        self, label: Label, identity: Callable[[], Identity], content: Content
-    ) -> int:
-        """Return a descriptor of a file that is written for it and has no name; OSError."""
+    def write_unnamed(self, label: Label, content: Content) -> int:
+        """Write a file without a name; return its descriptor. OSError."""
         self.space.check(0)
         with self.partial(label.tenant, label.path) as path:
-            kv_format.write(path, label, identity(), content, self._key)
+            kv_format.write(path, label, self._identity(), content, self._key)
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def begin_upload(self) -> tuple[Path, int]:
+    def create_upload(self) -> tuple[Path, int]:
         """Return the path and a descriptor of a new, empty file; OSError."""
         self.space.check(0)
         folder = self._root / _UPLOADS
@@ -195,7 +202,7 @@ class Directory:
         return self._root / _hex(tenant) / f"{_hex(path)}{_SUFFIX}"
 
     def _read_key(self) -> bytes:
-        """Return the key that files are sealed with, made when there is none; OSError."""
+        """Return the key that files are sealed with; make it if there is none. OSError."""
         path = self._root / _KEY
         try:
             key = path.read_bytes()
@@ -211,6 +218,14 @@ class Directory:
             self._keep(partial, path)
         return key
 
+    @contextlib.contextmanager
+    def _checked(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FormatError as error:
+            self._set_aside(path, error)
+            raise
+
     def _set_aside(self, path: Path, error: FormatError) -> None:
         _log.error("%s is set aside in %s: %s", path, self._root / _BROKEN, error)
         _make(self._root / _BROKEN)
@@ -219,7 +234,7 @@ class Directory:
 
 
 def errno_of(error: OSError) -> int:
-    """Return what a program hears of a disk's error: ENOSPC, or EIO for all others."""
+    """Return a program's errno for a disk's error: ENOSPC, or EIO for all others."""
     return errno.ENOSPC if error.errno in (errno.ENOSPC, errno.EDQUOT) else errno.EIO
 
 
@@ -228,7 +243,7 @@ def _hex(name: str) -> str:
 
 
 def _make(directory: Path) -> None:
-    """Make a directory for us alone, safe on disk; OSError."""
+    """Make a private directory, safe on disk; OSError."""
     if not directory.is_dir():
         directory.mkdir(mode=_PRIVATE, exist_ok=True, parents=True)
         _sync_directory(directory.parent)

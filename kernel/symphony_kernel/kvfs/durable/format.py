@@ -2,17 +2,16 @@
 
     tokens      U32 [entries]
     positions   I32 [entries]
-    lineage     U8 [bytes]     how K and V come about where tokens and positions do not say it
+    lineage     U8 [bytes]     how K and V are computed where tokens and positions do not say it
     kv          F32, BF16 or U64 [layers, 2 (K, V), pages, PAGE_TOKENS, kv_heads, head_dim]
 
-The last two need not be there. Metadata (all text, as the format has it) says what the file is, of
-which model, whose, and two digests: `digest` of the tensors' bytes, `check` of the other metadata.
-`seal` is `check` again, keyed: who does not know this server's key cannot make it, so what a sealed
-file says of itself is true even when it comes from outside (`plain`, lineage, and that K and V are
-those of the tokens). Slots behind the last entry are zero: what a recycled page held before never
-leaves the server.
+The last two are optional. Metadata (all text, as the format requires) gives the file's format,
+model and owner, and two digests: `digest` of the tensors' bytes, `check` of the other metadata.
+`seal` is `check` again, keyed: only this server knows the key, so the statements of a sealed file
+are true even if it was uploaded (`plain`, lineage, and that K and V are those of the tokens). Slots
+behind the last entry are zero: what a recycled page held before never leaves the server.
 
-Nothing in a file is believed before it was checked: a file may come from anybody.
+Everything in a file is checked before it is used: an upload may come from anyone.
 """
 
 import hashlib
@@ -47,6 +46,10 @@ KV: TypeAlias = npt.NDArray[Any]  # [layers, 2, pages, PAGE_TOKENS, kv_heads, he
 
 _PIECE_BYTES: Final = 4 << 20  # between two looks of the interpreter at other threads
 _LENGTH: Final = struct.Struct("<Q")
+# Metadata of the model -> how messages call it.
+_IDENTITY: Final = {
+    "model": "model", "weights": "model", "dtype": "dtype", "layout": "page layout"
+}  # fmt: skip
 # A model's dtype -> what NumPy, the format's writer and the format itself call it.
 _DTYPES: Final[dict[str, tuple["np.dtype[Any]", str, str]]] = {
     "float32": (np.dtype("<f4"), "float32", "F32"),
@@ -56,16 +59,16 @@ _DTYPES: Final[dict[str, tuple["np.dtype[Any]", str, str]]] = {
 
 
 class FormatError(Exception):
-    """The file is broken, or none of these; in words."""
+    """The file is broken, or not a KV file."""
 
 
 class OtherModelError(Exception):
-    """The file's K and V are of another model, dtype or page layout; in words."""
+    """The file's K and V are of another model, dtype or page layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What K and V depend on besides tokens: equal in all, or they are worth nothing here."""
+    """What K and V depend on besides tokens; they are used only if all of it is equal."""
 
     model: str
     weights: str  # digest of configuration and weights
@@ -77,7 +80,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What the tree of names knows of a file without its content."""
+    """A file's owner and name, without its content."""
 
     tenant: str
     path: str
@@ -88,10 +91,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a file holds; `plain` as in `KVFile`. `kv` is None where it must be computed again.
+    """A file's content; `plain` as in `KVFile`. `kv` is None if it must be recomputed.
 
     `lineage` is a packed trail (`kvfs.lineage`), or empty: each entry saw exactly those before it.
-    What lies in `kv` behind the last entry is zeroed when it is written.
+    Writing zeroes what is in `kv` behind the last entry.
     """
 
     tokens: UInt32  # [entries]
@@ -102,7 +105,7 @@ class Content:
 
 
 def write(path: Path, label: Label, identity: Identity, content: Content, key: bytes = b"") -> None:
-    """Write a file, sealed with `key`, in place of any; OSError. It is not yet safe on disk."""
+    """Write a file, sealed with `key`, over any other; not yet safe on disk. OSError."""
     tensors = _tensors(identity, content)
     digest = hashlib.sha256()
     for array, _ in tensors.values():
@@ -110,10 +113,7 @@ def write(path: Path, label: Label, identity: Identity, content: Content, key: b
     metadata = {
         "format": FORMAT,
         "version": VERSION,
-        "model": identity.model,
-        "weights": identity.weights,
-        "dtype": identity.dtype,
-        "layout": identity.layout,
+        **{name: getattr(identity, name) for name in _IDENTITY},
         "tenant": label.tenant,
         "path": label.path,
         "entries": str(len(content.tokens)),
@@ -132,16 +132,12 @@ def write(path: Path, label: Label, identity: Identity, content: Content, key: b
     }
     try:
         serialize_file(specs, path, metadata=metadata)
-    except SafetensorError as error:  # which is how the library tells of the system's errors
+    except SafetensorError as error:  # the library's form of the system's errors
         raise _os_error(error) from error
 
 
 def read_label(path: Path) -> Label:
-    """Return whose file this is, from its header alone.
-
-    Raises:
-        FormatError: it is none that this server wrote; OSError.
-    """
+    """Return a file's owner and name, from its header; FormatError, OSError."""
     metadata = _read_header(path).metadata
     _verify(metadata)
     label = Label(
@@ -157,45 +153,40 @@ def read_label(path: Path) -> Label:
 
 
 def read(path: Path, identity: Identity) -> Content:
-    """Return what a file of this server's holds; K and V only where they are of exactly this model.
-
-    Raises:
-        FormatError: it is broken; OSError.
-    """
+    """Return this server's file, K and V only of this model; FormatError, OSError."""
     header = _read_header(path)
     _verify(header.metadata)
     return _read_content(path, header, identity, kv=not _differences(header.metadata, identity))
 
 
 def verify(path: Path) -> None:
-    """Look at all bytes of a file of this server's; FormatError: they are not what was written."""
+    """Check all bytes of this server's file; FormatError, OSError."""
     header = _read_header(path)
     _verify(header.metadata)
-    if _digest(path, header) != header.metadata["digest"]:
-        raise FormatError("its bytes are not those that were written")
+    _check_digest(path, header)
 
 
-def read_foreign(path: Path, identity: Identity, key: bytes, *, rebuild: bool = False) -> Content:
-    """Return what a file from anybody holds. Only a sealed one is believed beyond its tokens:
+def read_upload(path: Path, identity: Identity, key: bytes, *, recompute: bool = False) -> Content:
+    """Return an upload's content; only a sealed file is trusted beyond its tokens.
 
-    of any other K and V are taken as they are, and nothing is derived from them; or, with
-    `rebuild`, they are left, and each entry is computed from those before it.
+    Other K and V are taken as they are, and nothing is computed from them. With `recompute` they
+    are ignored, and each entry is computed from those before it.
 
     Raises:
         FormatError: it is broken, or has no K and V; OtherModelError: its K and V are not of
-            exactly this model (never with `rebuild`); OSError.
+            exactly this model (never with `recompute`); OSError.
     """
     header = _read_header(path)
     metadata = header.metadata
-    if not rebuild and (differs := _differences(metadata, identity)):
+    if not recompute and (differs := _differences(metadata, identity)):
         raise OtherModelError(f"it is of another {' and another '.join(differs)}")
-    content = _read_content(path, header, identity, kv=not rebuild)
-    if _is_sealed(metadata, key) and not rebuild:
+    content = _read_content(path, header, identity, kv=not recompute)
+    if _is_sealed(metadata, key) and not recompute:
         return content
     tokens, positions, entries = content.tokens, content.positions, len(content.tokens)
     if content.kv is not None:
         return Content(tokens, positions, 0, pack([lost_trail(entries)]), content.kv)
-    if not rebuild:
+    if not recompute:
         raise FormatError("it has no K and V: ask for them to be computed from its tokens")
     plain = int(np.argmin(np.append(positions == np.arange(entries), False)))
     return Content(tokens, positions, plain)
@@ -224,13 +215,12 @@ def _view(array: npt.NDArray[Any]) -> memoryview:
 
 
 def _clear_unused(kv: KV, entries: int) -> None:
-    """Zero the slots behind the last entry."""
     if entries % PAGE_TOKENS:
         kv[:, :, -1, entries % PAGE_TOKENS :] = 0
 
 
 def _check(metadata: dict[str, str]) -> str:
-    """Return the digest of all metadata but itself."""
+    """Return the digest of all metadata but the digests of metadata."""
     kept = {key: value for key, value in metadata.items() if key not in ("check", "seal")}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
@@ -240,7 +230,7 @@ def _seal(metadata: dict[str, str], key: bytes) -> str:
 
 
 def _os_error(error: SafetensorError) -> OSError:
-    """Return the system's error that the library has put into words."""
+    """Return the system's error that the library has turned into text."""
     words = str(error)
     number = words.rpartition("(os error ")[2].partition(")")[0]
     return OSError(int(number), words) if number.isdigit() else OSError(words)
@@ -262,7 +252,7 @@ class _Header:
 
 
 def _read_header(path: Path) -> _Header:
-    """Return the header of a safetensors file; the library checks it against the file's size."""
+    """Return the header of a safetensors file, checked against the file's size."""
     with path.open("rb") as file:
         head = file.read(_LENGTH.size)
         if len(head) < _LENGTH.size:
@@ -271,7 +261,7 @@ def _read_header(path: Path) -> _Header:
         if length > KV_HEADER_BYTES_MAX:
             raise FormatError(f"its header has {length} bytes, at most {KV_HEADER_BYTES_MAX}")
         try:
-            # It looks at nothing but the header, and says whether that and the size agree.
+            # The library reads only the header, and compares it with the file's size.
             with safe_open(path, framework="np", backend="pread"):
                 values = json.loads(file.read(length))
         except (SafetensorError, ValueError, RecursionError) as error:
@@ -279,14 +269,14 @@ def _read_header(path: Path) -> _Header:
         size = os.fstat(file.fileno()).st_size
     if not isinstance(values, dict):
         raise FormatError("its header is no map")
-    metadata = values.pop("__metadata__", None) or {}  # null is none, says the library
+    metadata = values.pop("__metadata__", None) or {}  # the library accepts null
     base = _LENGTH.size + length
     tensors = {}
     for name, tensor in values.items():
-        if not isinstance(tensor, dict):  # the library takes an array of the values, too
+        if not isinstance(tensor, dict):  # the library also accepts an array of the values
             raise FormatError(f"its tensor {name[:64]!r} is no map")
         start, end = (base + offset for offset in tensor["data_offsets"])
-        # As the library has checked, unless a key stands there twice: then it saw another value.
+        # The library has checked this, but of a duplicate key it sees the other value.
         if not base <= start <= end <= size:
             raise FormatError("its tensors lie outside of it")
         tensors[name] = _Tensor(tensor["dtype"], tuple(tensor["shape"]), start, end)
@@ -297,8 +287,8 @@ def _read_content(path: Path, header: _Header, identity: Identity, *, kv: bool) 
     """Return the content, with or without K and V; FormatError, OSError."""
     entries = _check_tensors(header, identity)
     plain = _number(header.metadata, "plain", entries)
-    if "digest" in header.metadata and _digest(path, header) != header.metadata["digest"]:
-        raise FormatError("its bytes are not those that were written")
+    if "digest" in header.metadata:
+        _check_digest(path, header)
     tokens: UInt32 = _read_tensor(path, header, "tokens", np.dtype("<u4"))
     positions: Int32 = _read_tensor(path, header, "positions", np.dtype("<i4"))
     _check_entries(tokens, positions, identity)
@@ -361,7 +351,7 @@ def _check_tensors(header: _Header, identity: Identity) -> int:
 
 
 def _check_kv(header: _Header, entries: int) -> None:
-    """Compare the tensor of K and V with what the file says of its own layout."""
+    """Compare the tensor of K and V with the layout in the metadata."""
     kv = header.tensors["kv"]
     dtype = header.metadata.get("dtype", "")
     if dtype not in _DTYPES or kv.dtype != _DTYPES[dtype][2]:
@@ -373,7 +363,7 @@ def _check_kv(header: _Header, entries: int) -> None:
 
 
 def layout_of(shape: tuple[int, ...]) -> str:
-    """Return in words how a page of K and V ([layers, 2, n, tokens, kv_heads, head_dim]) lies."""
+    """Return a page's layout, of [layers, 2, n, tokens, kv_heads, head_dim]."""
     layers, _, _, tokens, heads, size = shape
     return f"layers={layers},page_tokens={tokens},kv_heads={heads},head_dim={size}"
 
@@ -386,14 +376,15 @@ def _check_entries(tokens: UInt32, positions: Int32, identity: Identity) -> None
 
 
 def _differences(metadata: dict[str, str], identity: Identity) -> list[str]:
-    """Return in words what of the file's model is not this server's."""
-    words = {"model": "model", "weights": "model", "dtype": "dtype", "layout": "page layout"}
-    differs = [word for key, word in words.items() if metadata.get(key) != getattr(identity, key)]
+    """Return which properties of the file's model are not this server's."""
+    differs = [
+        words for key, words in _IDENTITY.items() if metadata.get(key) != getattr(identity, key)
+    ]
     return list(dict.fromkeys(differs))
 
 
-def _digest(path: Path, header: _Header) -> str:
-    """Return the digest of the tensors' bytes, in the order in which they are written."""
+def _check_digest(path: Path, header: _Header) -> None:
+    """Compare the digest with the tensors' bytes, in the order of writing."""
     digest = hashlib.sha256()
     buffer = bytearray(_PIECE_BYTES)
     with path.open("rb", buffering=0) as file:
@@ -409,13 +400,14 @@ def _digest(path: Path, header: _Header) -> str:
                     raise FormatError("it ends too early")
                 digest.update(memoryview(buffer)[:count])
                 rest -= count
-    return digest.hexdigest()
+    if digest.hexdigest() != header.metadata["digest"]:
+        raise FormatError("its bytes are not those that were written")
 
 
 def _read_tensor(
     path: Path, header: _Header, name: str, dtype: "np.dtype[Any]"
 ) -> npt.NDArray[Any]:
-    """Return one tensor; unlike the library this lets other threads run meanwhile."""
+    """Return one tensor; unlike the library this lets other threads run."""
     tensor = header.tensors[name]
     if math.prod(tensor.shape) * dtype.itemsize != tensor.end - tensor.start:
         raise FormatError(f"its {name} have not the size of their shape")

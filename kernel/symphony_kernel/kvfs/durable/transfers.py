@@ -1,23 +1,21 @@
 """Transfers: KV files on their way to and from the gateway, piece by piece.
 
-Each is an open file that a number stands for. A download reads a file that stays as it is, whatever
-becomes of its name; an upload writes a file that is nobody's until it has been checked (`DurableNames`).
-They live as long as the kernel, and end when nobody asks for the next piece.
+Each transfer is an open file with a number. A download reads a file that does not change when
+its name does. An upload writes a file that gets a name after it has been checked
+(`DurableNames.put_upload`). Transfers end with the kernel, and when the next piece is not requested
+in time.
 """
 
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
-from symphony_kernel.kvfs.durable.directory import Directory, errno_of
-from symphony_kernel.kvfs.durable.disk_io import Run
-from symphony_kernel.kvfs.durable.format import Content, FormatError, Identity, Label
-from symphony_kernel.kvfs.durable.names import Device, DurableNames, lineage_of
-from symphony_kernel.kvfs.filesystem import KVFS
+from symphony_kernel.kvfs.durable.disk import Disk
+from symphony_kernel.kvfs.durable.names import DurableNames
+from symphony_kernel.kvfs.name_tree import parse_path
 from symphony_kernel.platform.disk_space import FreeSpace
 from symphony_kernel.protocol.errno import Errno, SyscallError
 from symphony_kernel.protocol.limits import (
@@ -28,72 +26,49 @@ from symphony_kernel.protocol.limits import (
     TENANT_KV_TRANSFERS_MAX,
 )
 
-_T = TypeVar("_T")
-
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One file under way. `path` is where an upload is written, None of a download."""
+    """A file that is being sent or received."""
 
     tenant: str
     descriptor: int
-    path: Path | None
-    size: int  # bytes that it has, or has got so far
-    used_s: float  # when somebody last asked
-    busy: bool = False  # a thread is at it
+    path: Path | None  # of an upload; None of a download
+    size: int  # bytes in the file; of an upload so far
+    used_s: float  # when a piece was last requested
+    busy: bool = False  # a thread reads or writes it
     closed: bool = False
 
 
-@dataclass(slots=True)
 class Transfers:
-    """All transfers; `now` gives seconds."""
+    """All transfers; `now` gives seconds, `bytes_max` bounds the bytes of a file."""
 
-    kvfs: KVFS
-    saving: DurableNames
-    directory: Directory | None
-    identity: Callable[[], Identity]
-    run: Run
-    device: Device
-    now: Callable[[], float]
-    bytes_max: int  # of any file
-    _open: dict[int, Transfer] = field(default_factory=dict)
-    _made: int = 0
-    _pending: list[str] = field(default_factory=list)  # tenants of what is opened, or taken
+    def __init__(
+        self, durable_names: DurableNames, now: Callable[[], float], bytes_max: int
+    ) -> None:
+        self._durable_names = durable_names
+        self._now = now
+        self._bytes_max = bytes_max
+        self._open: dict[int, Transfer] = {}
+        self._made = 0
+        self._pending: list[str] = []  # tenants of transfers that are being opened or named
 
     # -- Downloads ------------------------------------------------------------------------------
-    async def open_download(self, tenant: str, path: str) -> tuple[int, int]:
-        """Begin to send a named file; return the transfer's number and the file's bytes.
+    async def open_download(self, tenant: str, path: str) -> dict[str, int]:
+        """Open a named file for sending; return transfer number and bytes of the file.
 
         Raises:
             SyscallError: ENOENT; EAGAIN (too many transfers); EIO (it is broken); ENOSPC; ENOSYS.
         """
-        with self._place(tenant) as directory:
-            descriptor = await self._begin_download(directory, tenant, path)
+        path = parse_path(path)
+        with self._reserve(tenant):
+            descriptor = await self._durable_names.open_download(tenant, path)
         size = os.fstat(descriptor).st_size
-        return self._add(Transfer(tenant, descriptor, None, size, self.now())), size
-
-    async def _begin_download(self, directory: Directory, tenant: str, path: str) -> int:
-        named = self.kvfs.named(tenant, path)
-        if named.error is not None:
-            raise SyscallError(named.error, path)
-        name = named.name
-        assert name is not None
-        if name.durable:
-            work = partial(directory.open_checked, named.tenant, named.path)
-            return await _blocking(self.run, work)
-        self.saving.lend(named)
-        try:
-            kv = await self.device.read(named)
-            lineage = lineage_of(named)
-            content = Content(named.tokens, named.positions, named.plain, lineage, kv)
-            label = Label(named.tenant, path, named.length, name.public, named.expires_ms)
-            write = partial(directory.write_unnamed, label, self.identity, content)
-            return await _blocking(self.run, write)
-        finally:
-            self.saving.take_back(named)
+        number = self._add(Transfer(tenant, descriptor, None, size, self._now()))
+        return {"transfer": number, "bytes": size}
 
     async def read(self, tenant: str, number: int, offset: int, size: int) -> bytes:
-        """Return up to `size` bytes of a download, from `offset`; SyscallError EBADF, EINVAL."""
+        """Return up to `size` bytes of a download, from `offset`; EBADF, EINVAL."""
         transfer = self._get(tenant, number, upload=False)
         if not 0 <= offset <= transfer.size or not 0 < size <= KV_CHUNK_BYTES_MAX:
             raise SyscallError(Errno.EINVAL, f"at most {KV_CHUNK_BYTES_MAX} bytes within the file")
@@ -102,40 +77,39 @@ class Transfers:
         return data
 
     # -- Uploads --------------------------------------------------------------------------------
-    async def open_upload(self, tenant: str, size: int) -> int:
-        """Begin to take a file of `size` bytes; return the transfer's number.
+    async def open_upload(self, tenant: str, size: int) -> dict[str, int]:
+        """Create a file for an upload of `size` bytes; return the transfer's number.
 
         Raises:
-            SyscallError: EFBIG (no file that the model could hold is so large); EDQUOT (the
-                tenant's bytes on disk); EAGAIN; ENOSPC; EIO; ENOSYS.
+            SyscallError: EFBIG (larger than any file of the model); EDQUOT (the tenant's bytes on
+                disk); EAGAIN; ENOSPC; EIO; ENOSYS.
         """
-        with self._place(tenant) as directory:
+        with self._reserve(tenant) as disk:
             self._check_size(size)
             self._check_quota(tenant, size)
-            path, descriptor = await _blocking(self.run, directory.begin_upload)
-        return self._add(Transfer(tenant, descriptor, path, 0, self.now()))
+            path, descriptor = await disk.call(disk.directory.create_upload)
+        return {"transfer": self._add(Transfer(tenant, descriptor, path, 0, self._now()))}
 
     async def write(self, tenant: str, number: int, data: bytes) -> int:
         """Append a piece to an upload; return its bytes so far.
 
         Raises:
-            SyscallError: EBADF; EFBIG; EDQUOT (with all that the tenant is sending); ENOSPC; EIO.
+            SyscallError: EBADF; EFBIG; EDQUOT (with the tenant's other uploads); ENOSPC; EIO.
         """
         transfer = self._get(tenant, number, upload=True)
         if len(data) > KV_CHUNK_BYTES_MAX:
             raise SyscallError(Errno.EFBIG, f"at most {KV_CHUNK_BYTES_MAX} bytes in a piece")
         self._check_size(transfer.size + len(data))
         self._check_quota(tenant, len(data))
-        assert self.directory is not None
-        space, at = self.directory.space, transfer.size
+        space, at = self._disk().directory.space, transfer.size
         await self._use(transfer, partial(_write_all, space, transfer.descriptor, data, at))
         transfer.size += len(data)
         return transfer.size
 
     def take_upload(self, tenant: str, number: int) -> Path:
-        """End an upload that has all its bytes; return its file, which is the caller's now.
+        """End a complete upload; return its file, which the caller owns now.
 
-        It keeps its place among the tenant's transfers until it is `settled`.
+        It counts among the tenant's transfers until `end_upload`.
         """
         transfer = self._get(tenant, number, upload=True)
         assert transfer.path is not None
@@ -144,65 +118,66 @@ class Transfers:
         self._pending.append(tenant)
         return path
 
-    def settled(self, tenant: str) -> None:
-        """A file that was taken has its name, or is refused; of another kernel's life, maybe."""
+    def end_upload(self, tenant: str) -> None:
+        """Uncount an upload that is named or refused, perhaps of an earlier kernel."""
         if tenant in self._pending:
             self._pending.remove(tenant)
 
-    # -- Ends -----------------------------------------------------------------------------------
+    # -- Closing --------------------------------------------------------------------------------
     def close(self, tenant: str, number: int) -> None:
-        """End a transfer; an upload that was not taken is gone. One that is not there is fine."""
+        """End a transfer, if there is one; an upload that was not taken is removed."""
         transfer = self._open.get(number)
         if transfer is not None and transfer.tenant == tenant:
             self._close(number)
 
     def close_idle(self) -> None:
-        """End the transfers that nobody has asked of for too long."""
-        late = self.now() - KV_TRANSFER_IDLE_SECONDS_MAX
+        late = self._now() - KV_TRANSFER_IDLE_SECONDS_MAX
         for number, transfer in list(self._open.items()):
             if transfer.used_s < late and not transfer.busy:
                 self._close(number)
 
     def close_all(self) -> None:
-        """End all: nobody is there any more who would ask."""
         for number in list(self._open):
             self._close(number)
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._open)
 
-    # -- Inside ---------------------------------------------------------------------------------
+    # -- Internals ------------------------------------------------------------------------------
     def _check_size(self, size: int) -> None:
-        if size > self.bytes_max:
-            raise SyscallError(
-                Errno.EFBIG, f"no file of this model has over {self.bytes_max} bytes"
-            )
+        most = self._bytes_max
+        if size > most:
+            raise SyscallError(Errno.EFBIG, f"no file of this model has over {most} bytes")
 
     def _check_quota(self, tenant: str, size: int) -> None:
-        """Check that so many bytes more may lie on disk; what is being sent counts."""
-        limits = self.kvfs.tenant(tenant)
+        """Check that the tenant may have `size` bytes more on disk, its uploads included."""
+        limits = self._durable_names.kvfs.tenant(tenant)
         mine = (each for each in self._open.values() if each.tenant == tenant and each.path)
         used, most = limits.durable_bytes + sum(each.size for each in mine), limits.limits
         if used + size > most.durable_bytes + KV_HEADER_BYTES_MAX:
             detail = f"{tenant} has {used} of {most.durable_bytes} bytes on disk"
             raise limits.refusal("kv_durable_bytes", detail)
-        if self.directory is not None and not self.directory.space.allows(used, size):
+        if not self._disk().directory.space.allows(used, size):
             detail = f"{tenant} has {used} bytes on disk, and would leave less to others"
             raise limits.refusal("disk_bytes", detail)
 
-    @contextlib.contextmanager
-    def _place(self, tenant: str) -> Iterator[Directory]:
-        """Keep a place for a transfer while it is being opened; SyscallError EAGAIN, ENOSYS."""
-        if self.directory is None:
+    def _disk(self) -> Disk:
+        disk = self._durable_names.disk
+        if disk is None:
             raise SyscallError(Errno.ENOSYS, "this kernel has no directory for KV files")
+        return disk
+
+    @contextlib.contextmanager
+    def _reserve(self, tenant: str) -> Iterator[Disk]:
+        """Count a transfer while it is being opened; SyscallError EAGAIN, ENOSYS."""
+        disk = self._disk()
         self.close_idle()
         tenants = [*self._pending, *(transfer.tenant for transfer in self._open.values())]
         if tenants.count(tenant) >= TENANT_KV_TRANSFERS_MAX or len(tenants) >= KV_TRANSFERS_MAX:
-            raise SyscallError(Errno.EAGAIN, "too many KV files are on their way")
+            raise SyscallError(Errno.EAGAIN, "too many transfers of KV files are open")
         self._pending.append(tenant)
         try:
-            yield self.directory
+            yield disk
         finally:
             self._pending.remove(tenant)
 
@@ -220,41 +195,29 @@ class Transfers:
             or (transfer.path is not None) is not upload
         ):
             raise SyscallError(Errno.EBADF, "there is no such transfer")
-        transfer.used_s = self.now()
+        transfer.used_s = self._now()
         return transfer
 
     async def _use(self, transfer: Transfer, work: Callable[[], bytes | None]) -> bytes:
         transfer.busy = True
         try:
-            return await _blocking(self.run, work) or b""
+            return await self._disk().call(work) or b""
         finally:
             transfer.busy = False
-            if transfer.closed:  # meanwhile: the thread has the descriptor no more
-                _end(transfer)
+            if transfer.closed:  # while the thread used the descriptor
+                _release(transfer)
 
     def _close(self, number: int) -> None:
         transfer = self._open.pop(number)
         transfer.closed = True
         if not transfer.busy:
-            _end(transfer)
+            _release(transfer)
 
 
-def _end(transfer: Transfer) -> None:
+def _release(transfer: Transfer) -> None:
     os.close(transfer.descriptor)
     if transfer.path is not None:
         transfer.path.unlink(missing_ok=True)
-
-
-async def _blocking(run: Run, work: Callable[[], _T]) -> _T:
-    """Do in a thread what blocks; its errors as programs hear them."""
-    try:
-        return await run(work)
-    except FileNotFoundError as error:
-        raise SyscallError(Errno.ENOENT, "it has gone") from error
-    except OSError as error:
-        raise SyscallError(Errno(errno_of(error)), str(error)) from error
-    except FormatError as error:
-        raise SyscallError(Errno.EIO, str(error)) from error
 
 
 def _write_all(space: FreeSpace, descriptor: int, data: bytes, offset: int) -> None:

@@ -1,8 +1,8 @@
-"""What one file knows of where its entries come from; most files never need to be asked.
+"""The lineage of one file.
 
-`lineage` covers the file's first entries; the others are linear behind it. When somebody asks for
-the whole history, tokens and positions of these are written down in a span that grows with the
-file. Forks share it, and so do the trails of files that take entries from this one.
+`lineage` covers the file's first entries; the others are linear behind it. When the whole history
+is needed, their tokens and positions are recorded in a span that grows with the file. Forks share
+it, and so do the trails of files that take entries from this one.
 """
 
 from collections.abc import Callable
@@ -12,98 +12,98 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, UInt32
-from symphony_kernel.kvfs.lineage.book import Lineage, LineageBook, Verdict
+from symphony_kernel.kvfs.lineage.book import KeptTrail, Lineage, LineageBook
 from symphony_kernel.kvfs.lineage.spans import Span, Trail
 
-Read: TypeAlias = Callable[[int, int], tuple[UInt32, Int32]]  # (first entry, n) -> what they hold
+Read: TypeAlias = Callable[[int, int], tuple[UInt32, Int32]]  # (first, n) -> tokens, positions
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Origins:
-    """Where the entries of one file of `tenant` come from."""
+    """The lineage of one file of `tenant`."""
 
-    __slots__ = ("_book", "_span", "_tenant", "_told", "lineage")
+    __slots__ = ("_book", "_recorded", "_span", "_tenant", "lineage")
 
     def __init__(self, book: LineageBook, tenant: str) -> None:
         self._book = book
         self._tenant = tenant
         self.lineage: Lineage | None = None
-        # The entries behind the lineage, so far as they are written down: the span's first ones. It
-        # may have more: those of a fork.
+        # The recorded entries behind the lineage are the span's first `_recorded` ones. It may have
+        # more: those of a fork.
         self._span: Span | None = None
-        self._told = 0
+        self._recorded = 0
 
     @property
     def trail(self) -> Trail | None:
-        """The trail of the first entries; None: all are linear."""
+        """The trail of the first entries; None if all are linear."""
         return None if self.lineage is None else self.lineage.trail
 
     @property
     def lost(self) -> bool:
-        """Whether some of the first entries cannot be computed again."""
+        """Whether some of the first entries cannot be recomputed."""
         return self.lineage is not None and self.lineage.kept.lost
 
     @property
-    def benches(self) -> int:
-        """Pages that it would take to compute all of the lineage's spans at once beside it."""
-        return 0 if self.lineage is None else self.lineage.kept.benches
+    def scratch_pages(self) -> int:
+        """Scratch pages for computing all of the lineage's spans at once."""
+        return 0 if self.lineage is None else self.lineage.kept.scratch_pages
 
     def fork(self, tenant: str) -> "Origins":
-        """Return the same for a file with the same entries, of whatever tenant."""
+        """Return the lineage for a file of `tenant` with the same entries."""
         fork = Origins(self._book, tenant)
-        fork.lineage, fork._span, fork._told = self.lineage, self._span, self._told
+        fork.lineage, fork._span, fork._recorded = self.lineage, self._span, self._recorded
         if self.lineage is not None:
             self.lineage.references += 1
         return fork
 
     def history(self, length: int, read: Read) -> Trail | None:
-        """Return the trail of all `length` entries; `read` tells what is not written down yet."""
+        """Return the trail of all `length` entries; `read` returns those not yet recorded."""
         trail = self.trail
         first = 0 if trail is None else trail.length
         count, span = length - first, self._span
         if not count:
             return trail
-        if span is None or (self._told < count and span.length != self._told):
+        if span is None or (self._recorded < count and span.length != self._recorded):
             span = self._span = Span(trail, *read(first, count))
-        elif self._told < count:
-            span.grow(*read(first + self._told, count - self._told))
-        self._told = count
+        elif self._recorded < count:
+            span.grow(*read(first + self._recorded, count - self._recorded))
+        self._recorded = count
         return Trail(trail, span, np.array([[0, count]]))
 
-    def judge(self, trail: Trail | None) -> Verdict:
-        """Return what would be kept of a trail of all entries."""
-        return self._book.judge(self._tenant, trail, self.lineage)
+    def assess(self, trail: Trail | None) -> KeptTrail:
+        return self._book.assess(self._tenant, trail, self.lineage)
 
-    def may_grow(self, spans: int, entries: int) -> bool:
-        """Whether so many spans and entries more would be kept, whatever they are."""
+    def may_add(self, spans: int, entries: int) -> bool:
+        """Whether so many more spans and entries would be kept."""
         old = self.lineage
         if old is not None:
             spans, entries = spans + old.kept.spans, entries + old.entries
         return self._book.within(self._tenant, spans, entries, old)
 
-    def become(
-        self, trail: Trail | None, keep: bool = False, verdict: Verdict | None = None
+    def set_trail(
+        self, trail: Trail | None, keep: bool = False, kept: KeptTrail | None = None
     ) -> None:
-        """Take over a trail of all entries; `keep` it past any bound; `verdict`: `judge`'s."""
-        verdict = verdict or self._book.judge(self._tenant, trail, self.lineage, keep=keep)
+        """Replace the lineage by a trail of all entries, `keep` past any bound.
+
+        `kept` is the result of `assess` for it, if that is known.
+        """
+        kept = kept or self._book.assess(self._tenant, trail, self.lineage, keep=keep)
         self.close()
-        self.lineage = self._book.open(self._tenant, verdict)
-        self._span, self._told = None, 0
+        self.lineage = self._book.open(self._tenant, kept)
+        self._span, self._recorded = None, 0
         if self.lineage is None and trail is not None and trail.before is None and trail.linear:
-            self._span, self._told = trail.span, trail.length  # known by this span elsewhere, too
+            self._span, self._recorded = trail.span, trail.length  # shared with other files
 
     def truncate(self, length: int) -> None:
-        """Forget the entries from `length` on."""
         trail = self.trail
         first = 0 if trail is None else trail.length
         if length < first:
             assert trail is not None
-            self.become(trail.cut(length), keep=True)  # it has no span that it had not before
-        elif length < first + self._told:
-            self._told = length - first
+            self.set_trail(trail.cut(length), keep=True)  # it has no new span
+        elif length < first + self._recorded:
+            self._recorded = length - first
 
     def close(self) -> None:
-        """Let go of the lineage."""
         if self.lineage is not None:
             self._book.close(self.lineage)
             self.lineage = None

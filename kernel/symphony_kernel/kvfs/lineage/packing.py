@@ -1,9 +1,9 @@
-"""Trails as bytes, for whoever keeps files: the journal and durable files.
+"""Trails as bytes, for the journal and durable files.
 
 msgpack [version, [item, ..], [number of an item, or -1, ..]]: the items are spans [context, length,
-tokens, positions, parents] and trails [before, span, ranges], each of which names items before it
-by their numbers (-1: none); the last list has the trails that were packed. What spans and trails
-have in common is written once. Numbers in arrays are little-endian.
+tokens, positions, parents] and trails [before, span, ranges]. Items refer to earlier items by their
+numbers (-1: none); the last list has the packed trails. Shared spans and trails are written once.
+Arrays of numbers are little-endian.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ _LONGEST: Final = max(FILE_ENTRIES_MAX, LINEAGE_ENTRIES_MAX)
 
 
 class LineageError(ValueError):
-    """Bytes that are no packed trails."""
+    """Bytes that are not packed trails."""
 
 
 def pack(trails: Sequence[Trail | None]) -> bytes:
-    """Return trails as bytes; what they share is shared again by those that `unpack` returns."""
+    """Return trails as bytes; `unpack` restores what they share."""
     items: list[list[Any]] = []
     numbers: dict[Span | Trail | None, int] = {None: _NONE}
 
@@ -48,11 +48,7 @@ def pack(trails: Sequence[Trail | None]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Trail | None]:
-    """Return the trails that were packed.
-
-    Raises:
-        LineageError: these are no bytes of `pack`, whatever else they are.
-    """
+    """Return the trails that were packed; LineageError for other bytes."""
     try:
         version, items, heads = msgpack.unpackb(data)
         if version != _VERSION:
@@ -63,7 +59,7 @@ def unpack(data: bytes) -> list[Trail | None]:
         return [_trail(made, number) for number in heads]
     except LineageError:
         raise
-    except Exception as error:  # whatever msgpack, a wrong type or a wrong shape raises
+    except Exception as error:  # of msgpack, of a wrong type, of a wrong shape
         raise LineageError(f"no lineage: {error}") from error
 
 
@@ -86,7 +82,7 @@ def _unpack_span(item: list[Any], made: list[Span | Trail]) -> Span:
     context, length, tokens, positions, parents = item
     _require(type(length) is int and 0 < length <= _LONGEST, "a span's length")
     if tokens is None:
-        return Span.lose(length)
+        return Span.make_lost(length)
     above = None if parents is None else _array(parents, "<i4", length).astype(np.int32)
     if above is not None:
         _require(bool((above >= -1).all() and (above < np.arange(length)).all()), "parents")
@@ -125,7 +121,7 @@ def _trail(made: list[Span | Trail], number: object) -> Trail | None:
 
 def _require(holds: bool, what: str) -> None:
     if not holds:
-        raise LineageError(f"no lineage: {what} cannot be so")
+        raise LineageError(f"no lineage: {what} is invalid")
 
 
 def _bytes(values: "Int32 | Int64 | np.typing.NDArray[np.uint32]", kind: str) -> bytes:

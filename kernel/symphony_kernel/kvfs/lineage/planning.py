@@ -1,14 +1,14 @@
-"""What to compute so that absent entries of a file come to be what they were.
+"""Plans: what to compute so that absent entries of a file become what they were.
 
-A plan is a list of steps, to be done in their order. A step is one pred in a scratch file: fill it
-with the step's context (copies of entries that are there, as `kv_append` makes them), compute the
-tokens behind it, and copy what the file wants into its slots. Then these entries count as present:
-later steps read them from the file. A step that is `in_place` needs no scratch file: its context is
-exactly the file's entries before those that it computes, which go where they belong.
+A plan is a list of steps in order. A step is one pred in a scratch file: copy the step's context
+into it (entries that exist, as `kv_append` copies them), compute the tokens behind it, and copy the
+entries that the file needs into the file. Then these count as present: later steps read them from
+the file. A step that is `in_place` needs no scratch file: its context is exactly the file's entries
+before those that it computes, which go where they belong.
 
-Only what is needed is computed: entries that are present, wherever their computation stands, are
-taken from the file. Contexts keep their order and places, so that an executor whose result is a
-function of a row's entries alone gives the same bits again.
+Only what is needed is computed: present entries are taken from the file, wherever they were
+computed. Contexts keep their order and places, so that an executor whose result is a function of a
+row's entries alone gives the same bits again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,12 @@ Bool = npt.NDArray[np.bool_]
 
 
 class NotRecomputableError(Exception):
-    """What an absent entry was computed from is not known any more: it can only be fetched."""
+    """An absent entry depends on a lost span: it can only be fetched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Entries start to end of the file (`source` FILE), or that an earlier step has computed."""
+    """Entries start to end of the file (`source` FILE) or of an earlier step."""
 
     source: int
     start: int
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Entries start to end that a step computes are the file's from `at` on."""
+    """Entries start to end of a step, which are the file's from `at` on."""
 
     start: int
     end: int
@@ -51,7 +51,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pred: `tokens` behind `context`, and what becomes of its entries."""
+    """One pred: `tokens` behind `context`, and where its entries go."""
 
     context: tuple[Part, ...]
     tokens: UInt32  # [n]
@@ -67,12 +67,12 @@ class Step:
 
     @property
     def scratch_pages(self) -> int:
-        """Pages of the scratch file, where it needs one."""
+        """Pages of the scratch file, if the step needs one."""
         return -(-(self.start + len(self.tokens)) // PAGE_TOKENS)
 
     @property
     def in_place(self) -> bool:
-        """Whether it computes entries of the file behind all of the file's entries before them."""
+        """Whether it computes entries of the file right behind all earlier entries."""
         start, count = self.start, len(self.tokens)
         before = (Part(FILE, 0, start),) if start else ()
         return self.context == before and self.copies == (Copy(0, count, start),)
@@ -80,7 +80,7 @@ class Step:
 
 @dataclass(slots=True)
 class _State:
-    """Where each entry of a span is, and which of them are to be computed."""
+    """Where each entry of a span is, and which ones must be computed."""
 
     source: Int32  # [length] FILE, a step's number, or _NOWHERE
     place: Int64  # [length] in the file, or among the step's own entries
@@ -94,19 +94,19 @@ class _State:
 
 
 def plan(trail: Trail | None, absent: Int64) -> list[Step]:
-    """Return what computes a file's absent entries ([c] places in its trail) from the others.
+    """Return the steps that compute a file's absent entries ([c] places in its trail).
 
-    `trail` covers the whole file: `KVFile.history` (and `KVFile.plan` calls this with it).
+    `trail` covers the whole file (`KVFile.history`).
 
     Raises:
-        NotRecomputableError: some of it depends on what is lost.
+        NotRecomputableError: some of them depend on a lost span.
     """
     if trail is None or not len(absent):
         return []
     spans = spans_of([trail])
     states = {span: _State.of(span) for span in spans}
     _look_at_file(trail, absent, states)
-    for span in reversed(spans):  # those that need an entry come before it
+    for span in reversed(spans):  # spans come behind those that they depend on
         _need(span, states)
     home = {part.span for part in trail.parts() if _is_at_home(part)}
     steps: list[Step] = []
@@ -117,7 +117,7 @@ def plan(trail: Trail | None, absent: Int64) -> list[Step]:
 
 
 def scratch_peak(steps: Sequence[Step]) -> int:
-    """Return how many pages all scratch files have at once that a plan's steps need."""
+    """Return the largest number of pages of scratch files at once in a plan."""
     sizes: dict[int, int] = {}
     peak = 0
     for number, step in enumerate(steps):
@@ -129,17 +129,17 @@ def scratch_peak(steps: Sequence[Step]) -> int:
     return peak
 
 
-def bench_pages(span: Span, end: int) -> int:
-    """Return the most pages that it takes to compute a span's first entries beside its file."""
+def scratch_pages_of(span: Span, end: int) -> int:
+    """Return the most scratch pages for computing a span's first entries."""
     context = 0 if span.context is None else span.context.length
     return (context + end + PAGE_TOKENS - 1) // PAGE_TOKENS
 
 
-def most_benches(trail: Trail) -> int:
-    """Return a bound of `scratch_peak` for a file with this trail, whatever of it is absent.
+def scratch_bound(trail: Trail) -> int:
+    """Return a bound of `scratch_peak` for a trail and any absent entries.
 
-    As if each span were computed beside the file, as far as anybody has entries of it, and kept
-    there for as long as another one's context has.
+    As if each span were computed in scratch pages, as far as its entries are used, and kept there
+    as long as a later span's context needs it.
     """
     spans = spans_of([trail])
     order = {span: number for number, span in enumerate(spans)}
@@ -154,7 +154,7 @@ def most_benches(trail: Trail) -> int:
     leaves: list[int] = [0] * len(spans)  # pages, behind each
     there = most = 0
     for number, span in enumerate(spans):
-        pages = bench_pages(span, ends[number])
+        pages = scratch_pages_of(span, ends[number])
         leaves[last[number]] += pages
         there += pages
         most = max(most, there)
@@ -178,14 +178,14 @@ def _look_at_file(trail: Trail, absent: Int64, states: dict[Span, _State]) -> No
 
 
 def _need(span: Span, states: dict[Span, _State]) -> None:
-    """Say what else has to be computed for what is needed of a span."""
+    """Mark the entries that the needed entries of a span depend on."""
     state = states[span]
-    # What another place of the file still has is copied, and yet computed: it is not worth a case.
+    # An entry that is elsewhere in the file is computed nevertheless: the case is not worth code.
     needed = np.flatnonzero(state.needed)
     if not len(needed):
         return
     if span.lost:
-        raise NotRecomputableError(f"{len(needed)} entries of which nothing is known")
+        raise NotRecomputableError(f"{len(needed)} entries depend on a lost span")
     before = slice(0, int(needed[-1]) + 1)
     if span.parents is None:
         state.needed[before] |= state.source[before] == _NOWHERE
@@ -197,14 +197,14 @@ def _need(span: Span, states: dict[Span, _State]) -> None:
 
 
 def _is_at_home(part: Trail) -> bool:
-    """Whether a span's entries stand in the file where they were computed, behind their context."""
+    """Whether a file has a span's entries as computed, behind their context."""
     ranges, span = part.ranges, part.span
     whole = len(ranges) == 1 and int(ranges[0, 0]) == 0 and span.parents is None
     return whole and same(span.context, part.before)
 
 
 def _chunks(span: Span, state: _State, at_home: bool) -> list[tuple[int, int]]:
-    """Return which entries are computed at once; in a scratch file all, with what is between."""
+    """Return the ranges to compute at once; in a scratch file one, without gaps."""
     needed = np.flatnonzero(state.needed)
     if not len(needed):
         return []
@@ -233,7 +233,7 @@ def _step(span: Span, begin: int, end: int, states: dict[Span, _State], number: 
 
 
 def _context(span: Span, begin: int, states: dict[Span, _State]) -> Iterator[Part]:
-    """Yield where the entries are that the span's from `begin` on were computed behind."""
+    """Yield where the entries are that precede the span's entry `begin`."""
     pieces = [
         (states[part.span], part.indices())
         for part in ([] if span.context is None else span.context.parts())
@@ -259,7 +259,7 @@ def _copies(entries: Int64, places: Int64) -> list[Copy]:
 
 
 def _finished(steps: Sequence[Step]) -> list[Step]:
-    """Say behind which step each one's entries are read no more."""
+    """Set for each step which earlier steps' entries no later step reads."""
     last = list(range(len(steps)))
     for number, step in enumerate(steps):
         for part in step.context:

@@ -1,7 +1,7 @@
-"""Spans and trails: what was computed, and of which spans' entries a file consists.
+"""Spans and trails: what was computed, and which spans' entries make up a file.
 
-Both are shared between files. A trail never changes; a span changes only by growing at its end, so
-that whoever knows its first entries goes on knowing them.
+Files share both. A trail never changes. A span changes only by growing at its end, so that its
+first entries remain what they were.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,10 +19,10 @@ _NO_POSITIONS: Final[Int32] = np.empty(0, np.int32)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Span:
-    """One computation: tokens behind a context, each of which saw it and the tokens before itself.
+    """One computation: tokens that each saw a context and the tokens before it.
 
     With `parents` ([length], -1: none) a token saw only its ancestors among them. A `lost` span has
-    a length and nothing else: nobody knows any more how it was computed.
+    only a length: how it was computed is not known any more.
     """
 
     __slots__ = (
@@ -38,7 +38,7 @@ class Span:
     ) -> None:
         assert len(tokens) == len(positions)
         self.context = context
-        self.depth = 0 if context is None else context.depth + 1  # more than those it depends on
+        self.depth = 0 if context is None else context.depth + 1  # more than its dependencies'
         self._tokens = tokens
         self._positions = positions
         self.parents = parents
@@ -47,8 +47,7 @@ class Span:
         self._reads: tuple[tuple[Span, int], ...] | None = None
 
     @classmethod
-    def lose(cls, length: int) -> "Span":
-        """Return a lost span."""
+    def make_lost(cls, length: int) -> "Span":
         span = cls(None, _NO_TOKENS, _NO_POSITIONS)
         span.length, span.lost = length, True
         return span
@@ -64,13 +63,13 @@ class Span:
         return self._positions[: self.length]
 
     def reads(self) -> "tuple[tuple[Span, int], ...]":
-        """Return of which spans its context has entries, and of how many of each the last is."""
+        """Return the spans of its context, each with the end of the last entry used."""
         if self._reads is None:
             self._reads = () if self.context is None else tuple(self.context.spans())
         return self._reads
 
     def grow(self, tokens: UInt32, positions: Int32) -> None:
-        """Add tokens at the end ([n], [n]): each saw all of the span before it."""
+        """Add tokens and positions ([n] each) that each saw all of the span before it."""
         assert self.parents is None
         start, end = self.length, self.length + len(tokens)
         if end > len(self._tokens):
@@ -83,12 +82,12 @@ class Span:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Trail:
-    """The entries of one span behind those of another trail; a file's first `length` entries.
+    """The entries of a span behind those of another trail: a file's first entries.
 
     `ranges` ([k, 2]: starts and ends) are entries of `span`, in their order in the file. A trail is
-    `closed` when each entry was computed from exactly the entries before it here, and `linear` when
-    besides each stood at the same place then: computing the tokens one behind the other then gives
-    the same K and V up to rounding, or exactly.
+    `closed` if each entry was computed from exactly the entries before it here. It is `linear` if
+    each was also at the same place then: computing the tokens one after the other then gives the
+    same K and V, exactly or up to rounding.
     """
 
     __slots__ = ("before", "closed", "depth", "length", "linear", "ranges", "span")
@@ -112,7 +111,7 @@ class Trail:
 
     @property
     def first(self) -> int:
-        """The file's entry at which its span's begin."""
+        """The file's entry at which its span's entries begin."""
         return 0 if self.before is None else self.before.length
 
     def indices(self) -> Int64:
@@ -120,7 +119,6 @@ class Trail:
         return expand(self.ranges)
 
     def cut(self, length: int) -> "Trail | None":
-        """Return the trail of the first `length` entries."""
         trail: Trail | None = self
         while trail is not None and trail.first >= length:
             trail = trail.before
@@ -130,7 +128,7 @@ class Trail:
         return Trail(trail.before, trail.span, ranges_of(kept))
 
     def parts(self) -> "list[Trail]":
-        """Return the trails that end with each span's entries, from the first."""
+        """Return the trails that end with each span's entries, in order."""
         parts: list[Trail] = []
         trail: Trail | None = self
         while trail is not None:
@@ -139,15 +137,15 @@ class Trail:
         return parts[::-1]
 
     def spans(self) -> Iterator[tuple[Span, int]]:
-        """Yield each span that it has entries of, and of how many of it the last of them is."""
+        """Yield each span of its entries, with the end of the last entry used."""
         for part in self.parts():
             if len(part.ranges):
                 yield part.span, int(part.ranges[:, 1].max())
 
-    def picked(self, entries: Int64, behind: "Trail | None", run: bool = False) -> "Trail | None":
+    def pick(self, entries: Int64, behind: "Trail | None", run: bool = False) -> "Trail | None":
         """Return the trail of these entries ([c] places in this one) behind another trail.
 
-        `run`: they follow one another.
+        `run`: they are consecutive.
         """
         if run:
             return self._picked_run(int(entries.item(0)), len(entries), behind)
@@ -178,7 +176,7 @@ class Trail:
 
 
 def is_run(entries: Int64) -> bool:
-    """Whether there are entries ([c]), and they follow one another."""
+    """Whether entries ([c]) are consecutive and at least one."""
     count = len(entries)
     if count < 2 or entries.item(-1) - entries.item(0) != count - 1:
         return count == 1
@@ -198,12 +196,12 @@ def planted_trail(
 
 
 def lost_trail(length: int) -> Trail:
-    """Return the trail of a file of which nobody knows how it was computed."""
-    return Trail(None, Span.lose(length), np.array([[0, length]]))
+    """Return the trail of a file whose computation is not known."""
+    return Trail(None, Span.make_lost(length), np.array([[0, length]]))
 
 
 def same(one: Trail | None, other: Trail | None) -> bool:
-    """Say whether two trails have the same entries in the same order."""
+    """Whether two trails have the same entries in the same order."""
     while one is not other:
         if one is None or other is None or one.span is not other.span:
             return False
@@ -214,8 +212,8 @@ def same(one: Trail | None, other: Trail | None) -> bool:
 
 
 def spans_of(trails: Iterable[Trail | None]) -> list[Span]:
-    """Return all spans that these trails need, each behind those of its context."""
-    passed: set[Trail] = set()  # whoever has passed one has passed those before it
+    """Return all spans that these trails depend on, each behind those of its context."""
+    passed: set[Trail] = set()  # with each trail also those before it
     found: dict[Span, None] = {}
     waiting = list(trails)
     while waiting:
@@ -230,7 +228,7 @@ def spans_of(trails: Iterable[Trail | None]) -> list[Span]:
 
 
 def ranges_of(entries: Int64) -> Int64:
-    """Return entries ([c]) as ranges ([k, 2]) of entries that follow one another."""
+    """Return entries ([c]) as ranges ([k, 2]) of consecutive entries."""
     if not len(entries):
         return np.empty((0, 2), np.int64)
     breaks = np.flatnonzero(np.diff(entries) != 1)

@@ -1,16 +1,18 @@
-"""Pages and frames: what files hold, and where on the device its K and V lie.
+"""Pages and frames: what files hold, and where on the device their K and V are.
 
-A *page* is an id: what a file's table holds, what is shared, counted and charged. Slot `s` is
-entry `s % PAGE_TOKENS` of page `s // PAGE_TOKENS`; its token and position live here, so that a fork
-shares them with the page and copies nothing. A *frame* is a place for a page's K and V in the
-executor's pool, whose slots are numbered in the same way. A held page has a frame of its own or
+A *page* is an id: files' tables hold it, and it is shared, counted and charged. Slot `s` is
+entry `s % PAGE_TOKENS` of page `s // PAGE_TOKENS`; its token and position are stored here, so that
+a fork shares them with the page and copies nothing. A *frame* is a place for a page's K and V in
+the executor's pool, whose slots are numbered in the same way. A held page has a frame of its own or
 none; there may be more pages than frames.
 
     page    0    1    2    3    4          pool.frame  [2, 0, -1, -1, 1]   page 2 is elsewhere
     frame   2    0    -    free 1          pool.page   [1, 4, 0]
 
-Slots of a free page or frame hold whatever their last owner left: nobody reads a slot that its file
-has not committed or copied first.
+A method that raises SyscallError has changed nothing.
+
+Slots of a free page or frame keep the content of their last owner: a slot is read only after its
+file has committed or copied it.
 """
 
 from collections.abc import Callable
@@ -26,14 +28,13 @@ from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 Bool = npt.NDArray[np.bool_]
-POISON_TOKEN: Final = 0xFFFFFFFF  # of freed pages' entries, where they are poisoned
+POISON_TOKEN: Final = 0xFFFFFFFF  # of freed pages' entries, if they are poisoned
 POISON_POSITION: Final = -1
-NOWHERE: Final = -1  # of a page: on no frame; of a frame: free
-_ONE: Final = np.int32(1)  # of the counts' own type: with 1, `ufunc.at` takes twenty times as long
+NOWHERE: Final = -1  # of a page: in no frame; of a frame: free
+_ONE: Final = np.int32(1)  # with a plain 1 `ufunc.at` takes twenty times as long
 
 
 def page_count(entries: int) -> int:
-    """Return how many pages hold `entries` entries."""
     return (entries + PAGE_TOKENS - 1) // PAGE_TOKENS
 
 
@@ -48,7 +49,7 @@ class PoolStatistics:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class NumberStack:
-    """Numbers below `size` that nobody uses. A fresh one hands them out in order."""
+    """Unused numbers below `size`; a new stack gives them out in ascending order."""
 
     __slots__ = ("_numbers", "count")
 
@@ -57,19 +58,18 @@ class NumberStack:
         self.count = size
 
     def pop(self, n: int) -> Int32:
-        """Take n of them ([n]): there must be so many."""
+        """Take n of them ([n]); at least n must be left."""
         rest = self.count - n
         taken = self._numbers[rest : self.count][::-1].copy()
         self.count = rest
         return taken
 
     def push(self, numbers: Int32) -> None:
-        """Give some back ([n])."""
         self._numbers[self.count : self.count + len(numbers)] = numbers[::-1]
         self.count += len(numbers)
 
     def remove(self, numbers: Int32) -> None:
-        """Take these of them."""
+        """Take these numbers, which must be in the stack."""
         rest = self._numbers[: self.count]
         rest = rest[~np.isin(rest, numbers)]
         assert len(rest) == self.count - len(numbers)
@@ -77,17 +77,17 @@ class NumberStack:
         self.count = len(rest)
 
     def all(self) -> Int32:
-        """Return them, from the lowest."""
+        """Return them in ascending order."""
         return np.sort(self._numbers[: self.count])
 
 
 class PagePool:
-    """Pages with reference counts over `frames` frames; `on_freed` hears of frames that come back.
+    """Pages with counts of references, and frames; `on_freed` gets freed frames.
 
-    There are `pages` pages, or as many as frames. `moved` counts what gives or takes a held page
-    its frame: while it is the same, `frame` is the same for all pages that were held all along. A
-    page is *absent* when it has no frame, or is *hollow*: its frame is there to be computed again.
-    Who takes frames and gives them is `tiers`.
+    There are `pages` pages, or as many as frames. `frame_version` counts the changes of held pages'
+    frames: while it is the same, so is `frame` for all pages that were held all the time. A page is
+    *absent* if it has no frame or is *unfilled*: its frame is there, its content is still to come.
+    `tiers` decides which pages have frames.
     """
 
     def __init__(
@@ -103,50 +103,46 @@ class PagePool:
         self.references = np.zeros(self.pages, np.int32)
         self.tokens: UInt32 = np.zeros(self.pages * PAGE_TOKENS, np.uint32)  # [slots]
         self.positions: Int32 = np.zeros(self.pages * PAGE_TOKENS, np.int32)  # [slots]
-        # The same three for one element at a time, which an array takes thrice as long for.
+        # Views of the same three for single elements, which are three times as fast.
         self.each_references = self.references.data
         self.each_token, self.each_position = self.tokens.data, self.positions.data
         self.frame: Int32 = np.full(self.pages, NOWHERE, np.int32)  # [pages]
         self.page: Int32 = np.full(frames, NOWHERE, np.int32)  # [frames]
-        self.hollow: Bool = np.zeros(self.pages, np.bool_)  # has a frame without its content
-        # Another tenant has opened a file with it, since it was taken.
-        self.lent: Bool = np.zeros(self.pages, np.bool_)
-        self.moved = 0
-        self.absent = 0  # held pages without a frame, or hollow
+        self.unfilled: Bool = np.zeros(self.pages, np.bool_)  # has a frame without its content
+        # Another tenant has opened a file with the page since it was allocated.
+        self.opened_by_others: Bool = np.zeros(self.pages, np.bool_)
+        self.frame_version = 0
+        self.absent = 0  # held pages that are absent
         self.copies = 0  # of held pages, on host and disk
-        # Hears of pages ([n]) that are about to be free, while there is anything off the device.
-        self.leaving: Callable[[Int32], None] = lambda _pages: None
-        self.sentinels = sentinels  # freed pages' tokens and positions show that they are
+        # Called with pages ([n]) that are about to be free, while any page is off the device.
+        self.on_freeing: Callable[[Int32], None] = lambda _pages: None
+        self.sentinels = sentinels  # overwrite freed pages' tokens and positions
         self._unused = NumberStack(self.pages)
         self._free = NumberStack(frames)
-        # Free frames that a step writes in case somebody wants it, and for whom: the last to go.
+        # Free frames that a look-ahead step writes, and for whom: they are allocated last.
         self._spares: dict[int, object] = {}
         self._marks: Int32 = np.zeros(self.pages, np.int32)  # scratch of `release`
         self._on_freed = on_freed
 
     @property
     def free(self) -> int:
-        """Pages that could be allocated now: free frames, or fewer when pages run out first."""
+        """Pages that can be allocated: free frames, or unused pages if they are fewer."""
         free, unused = self._free.count + len(self._spares), self._unused.count
         return free if free < unused else unused
 
     def allocate(self, n: int, frames: bool = True) -> Int32:
-        """Return n pages ([n]), each held once, with frames or without.
-
-        Raises:
-            SyscallError: ENOMEM, and nothing has changed.
-        """
+        """Return n pages ([n]), each held once, with frames or without; ENOMEM."""
         free = self.free if frames else self.unused
         if n > free:
             raise SyscallError(Errno.ENOMEM, f"{n} pages wanted, {free} free")
         taken = self._unused.pop(n)
         self.references[taken] = 1
-        self.lent[taken] = False
+        self.opened_by_others[taken] = False
         if frames:
             self._furnish(taken)
         else:
             self.absent += n
-            self.moved += 1
+            self.frame_version += 1
         return taken
 
     def _furnish(self, taken: Int32) -> None:
@@ -155,12 +151,12 @@ class PagePool:
         self.page[frames] = taken
 
     def retain(self, pages: Int32) -> None:
-        """Hold each of `pages` once more; a page may stand in it several times."""
+        """Hold each of `pages` once more; a page may be given several times."""
         assert not len(pages) or self.references[pages].min() > 0, "a free page cannot be shared"
         np.add.at(self.references, pages, _ONE)
 
     def release(self, pages: Int32) -> Int32:
-        """Let go of each of `pages` once; return those that nobody holds any more."""
+        """Release each of `pages` once; return those that are free now, each once."""
         if not len(pages):
             return pages
         references = self.references
@@ -169,13 +165,13 @@ class PagePool:
         assert left.min() >= 0, "a page was released more often than it was held"
         freed: Int32 = pages[left == 0]
         if len(freed) > 1:
-            # A page may stand there many times. Of equal ones the last to write its number stays.
+            # A page may be given many times. Of equal ones the last to write its number remains.
             numbers = np.arange(len(freed), dtype=np.int32)
             self._marks[freed] = numbers
             freed = freed[self._marks[freed] == numbers]
         if len(freed):
             if self.absent or self.copies:
-                self.leaving(freed)
+                self.on_freeing(freed)
             self._unused.push(freed)
             self._free_frames(freed)
             if self.sentinels:
@@ -184,18 +180,16 @@ class PagePool:
         return freed
 
     def write(self, page: int, within: int, token: int, position: int) -> None:
-        """Write an entry of a page: the token and its position."""
         assert self.each_references[page] == 1, "committed into a shared page"
         slot = page * PAGE_TOKENS + within
         self.each_token[slot], self.each_position[slot] = token, position
 
     def _free_frames(self, pages: Int32) -> None:
-        """Give back the frames of pages that nobody holds any more."""
         frames = self.frame[pages]
         if self.absent:
             there = frames >= 0
-            self.absent -= int((~there | self.hollow[pages]).sum())
-            self.hollow[pages] = False
+            self.absent -= int((~there | self.unfilled[pages]).sum())
+            self.unfilled[pages] = False
             frames = frames[there]
         self.frame[pages] = NOWHERE
         self._push_frames(frames)
@@ -206,74 +200,63 @@ class PagePool:
         if self._on_freed is not None:
             self._on_freed(frames)
 
-    # -- Frames of pages that stay held: for `tiers` --------------------------------------------
+    # -- Frames of held pages, for `tiers` ------------------------------------------------------
     @property
     def free_frames(self) -> int:
-        """Frames without a page."""
         return self._free.count + len(self._spares)
 
     @property
     def unused(self) -> int:
-        """Pages that nobody holds."""
         return self._unused.count
 
     def idle_frames(self, n: int) -> Int32:
-        """Return up to n frames that no page has ([n]); they stay free."""
+        """Return up to n free frames ([n]); they stay free."""
         return self._free.all()[:n]
 
-    def vacate(self, pages: Int32) -> Int32:
-        """Free the frames of held pages ([n], distinct, each with one); return them."""
+    def detach_frames(self, pages: Int32) -> Int32:
+        """Free the frames of held pages ([n], distinct, each with one); return the frames."""
         frames = self.frame[pages]
-        self.absent += len(pages) - int(self.hollow[pages].sum())
-        self.hollow[pages] = False
+        self.absent += len(pages) - int(self.unfilled[pages].sum())
+        self.unfilled[pages] = False
         self.frame[pages] = NOWHERE
         self._push_frames(frames)
-        self.moved += 1
+        self.frame_version += 1
         return frames
 
-    def seat(self, pages: Int32, hollow: bool) -> Int32:
-        """Give frames to held pages ([n], distinct, each without one) and return them.
-
-        Raises:
-            SyscallError: ENOMEM, and nothing has changed.
-        """
+    def attach_frames(self, pages: Int32, unfilled: bool) -> Int32:
+        """Give frames to held pages ([n], distinct, without); return them; ENOMEM."""
         if len(pages) > self.free_frames:
             raise SyscallError(Errno.ENOMEM, f"{len(pages)} frames wanted, {self.free_frames} free")
         frames = self._pop_frames(len(pages))
         self.frame[pages] = frames
         self.page[frames] = pages
-        self.hollow[pages] = hollow
-        if not hollow:
+        self.unfilled[pages] = unfilled
+        if not unfilled:
             self.absent -= len(pages)
-        self.moved += 1
+        self.frame_version += 1
         return frames
 
-    def take_bench(self, n: int) -> Int32:
-        """Take n free frames ([n]) for no page: to compute in what pages are to hold.
-
-        There must be so many.
-        """
+    def take_scratch_frames(self, n: int) -> Int32:
+        """Take n free frames ([n]) that belong to no page, to compute in; n must be free."""
         assert n <= self.free_frames
         frames = self._pop_frames(n)
         self.page[frames] = self.pages
         return frames
 
-    def leave_bench(self, frames: Int32) -> None:
-        """Free the frames of a bench."""
+    def free_scratch_frames(self, frames: Int32) -> None:
         self._push_frames(frames)
 
-    def fill(self, pages: Int32) -> None:
-        """Hollow pages ([n], distinct) have their content."""
-        assert self.hollow[pages].all()
-        self.hollow[pages] = False
+    def mark_filled(self, pages: Int32) -> None:
+        assert self.unfilled[pages].all()
+        self.unfilled[pages] = False
         self.absent -= len(pages)
-        self.moved += 1
+        self.frame_version += 1
 
-    # -- Spares: free frames that somebody may want as they are ----------------------------------
+    # -- Spare frames: free, and written in advance ----------------------------------------------
     def take_spare(self, owner: object) -> int | None:
-        """Return a free frame that a step may write for `owner`, if there is one; it stays free.
+        """Return a free frame that a step may write for `owner`, or None; it stays free.
 
-        Whoever else wants frames gets this one when no others are left.
+        Other allocations take it when no other frame is left.
         """
         if not self._free.count:
             return None
@@ -283,17 +266,15 @@ class PagePool:
         return frame
 
     def has_spare(self, frame: int, owner: object) -> bool:
-        """Whether a spare is still there."""
         return self._spares.get(frame) is owner
 
-    def leave_spare(self, frame: int, owner: object) -> None:
-        """Let go of a spare, if it is still there."""
+    def free_spare(self, frame: int, owner: object) -> None:
         if self._spares.get(frame) is owner:
             del self._spares[frame]
             self._push_frames(np.array([frame], np.int32))
 
     def use_spare(self, frame: int, owner: object, page: int) -> bool:
-        """Put a page that has just been taken into a spare; return whether it was still there."""
+        """Put a page that was just allocated into a spare frame; return whether."""
         if self._spares.get(frame) is not owner:
             return False
         del self._spares[frame]
@@ -303,45 +284,44 @@ class PagePool:
         return True
 
     def _pop_frames(self, n: int) -> Int32:
-        """Take n free frames ([n]): there must be so many, spares included."""
+        """Take n free frames ([n]), spares last; n must be free."""
         if n > self._free.count:
             for frame, owner in list(self._spares.items()):
-                self.leave_spare(frame, owner)
+                self.free_spare(frame, owner)
         return self._free.pop(n)
 
-    # -- Without a device -----------------------------------------------------------------------
-    def lend_frames(self) -> None:
-        """Give every page a frame that is nowhere, until `lose_frames`: nothing computes now."""
+    # -- Recovery -------------------------------------------------------------------------------
+    def attach_imaginary_frames(self) -> None:
+        """Give every held page an imaginary frame until `reset_frames`."""
         held = np.flatnonzero(self.references > 0).astype(np.int32)
         self.frames = self.pages
         self.page = np.full(self.pages, NOWHERE, np.int32)
         self._free, self._spares = NumberStack(self.pages), {}
         self.frame[:] = NOWHERE
-        self.hollow[:] = False
+        self.unfilled[:] = False
         frames = self._free.pop(len(held))
         self.frame[held], self.page[frames] = frames, held
         self.absent = 0
-        self.moved += 1
+        self.frame_version += 1
 
-    def lose_frames(self, frames: int) -> None:
-        """Begin with a device of so many frames that has nothing of any page."""
+    def reset_frames(self, frames: int) -> None:
+        """Start with a device of `frames` frames that has no page's content."""
         self.frames = frames
         self.page = np.full(frames, NOWHERE, np.int32)
         self._free, self._spares = NumberStack(frames), {}
         self.frame[:] = NOWHERE
-        self.hollow[:] = False
+        self.unfilled[:] = False
         self.absent = int((self.references > 0).sum())
-        self.moved += 1
+        self.frame_version += 1
 
     # -- Slots ----------------------------------------------------------------------------------
-
     def is_absent(self, pages: Int32) -> Bool:
-        """Say for each page ([n]) whether its content is not on the device."""
-        absent: Bool = (self.frame[pages] < 0) | self.hollow[pages]
+        """Return for each page ([n]) whether its content is not on the device."""
+        absent: Bool = (self.frame[pages] < 0) | self.unfilled[pages]
         return absent
 
     def device_slots(self, slots: Int64) -> Int64:
-        """Return the device's slots of pages' slots ([c] each); the pages must have frames."""
+        """Return the device's slots for slots of pages with frames ([c] each)."""
         frames = self.frame[slots // PAGE_TOKENS]
         assert not self.absent or not len(frames) or frames.min() >= 0, "a page has no frame"
         return frames.astype(np.int64) * PAGE_TOKENS + slots % PAGE_TOKENS
@@ -352,11 +332,11 @@ class PagePool:
         self.positions[destinations] = self.positions[sources]
 
     def check_integrity(self, expected: Int64) -> None:
-        """Compare the counts with what the files' page tables say (`expected`: [pages]).
+        """Compare the counts with the files' page tables (`expected`: [pages]).
 
         Raises:
-            KernelBug: a count differs, the free pages are not exactly those that nobody holds, or a
-                frame is lost or in use twice.
+            KernelBug: a count differs, the free pages are not exactly the pages without
+                references, or a frame is lost or in use twice.
         """
         wrong = np.flatnonzero(self.references != expected)
         if len(wrong):
@@ -366,24 +346,23 @@ class PagePool:
                 f"{int(self.references[page])}, the page tables hold it {int(expected[page])} times"
             )
         if not np.array_equal(self._unused.all(), np.flatnonzero(self.references == 0)):
-            raise KernelBug("the free list is not the set of pages that nobody holds")
+            raise KernelBug("the free list is not the set of pages without references")
         self._check_frames()
 
     def _check_frames(self) -> None:
         there = np.flatnonzero(self.frame >= 0)
         if not (self.references[there] > 0).all():
-            raise KernelBug("a page that nobody holds has a frame")
-        used = np.flatnonzero((self.page >= 0) & (self.page < self.pages))  # others are benches
+            raise KernelBug("a page without references has a frame")
+        used = np.flatnonzero((self.page >= 0) & (self.page < self.pages))  # others are scratch
         if len(used) != len(there) or not np.array_equal(self.page[self.frame[there]], there):
-            raise KernelBug("pages and frames do not say the same of each other")
+            raise KernelBug("pages and frames disagree")
         if not np.array_equal(self._free.all(), np.flatnonzero(self.page < 0)):
             raise KernelBug("the free frames are not those without a page")
-        if not (self.frame[self.hollow] >= 0).all():
-            raise KernelBug("a page without a frame is to be computed into one")
-        whole = len(there) - int(self.hollow.sum())
+        if not (self.frame[self.unfilled] >= 0).all():
+            raise KernelBug("a page without a frame is marked as unfilled")
+        whole = len(there) - int(self.unfilled.sum())
         if self.absent != int((self.references > 0).sum()) - whole:
             raise KernelBug(f"{self.absent} held pages are counted as not on the device")
 
     def statistics(self) -> PoolStatistics:
-        """Return how full the pool is."""
         return PoolStatistics(self.frames, self.free_frames, int((self.references > 1).sum()))

@@ -1,15 +1,16 @@
-"""The prefix cache: pages that programs have offered, found again by the tokens they hold.
+"""The prefix cache: pages that programs have offered, found again by their tokens.
 
-Each tenant has a tree of its own, a node a page. A node's key is its parent's number with the
-page's tokens, so that a page is only ever found below the very tokens that came before it:
+Each tenant has a tree of its own, with a node for each page. A node's key is its parent's number
+with the page's tokens, so that a page is only found below the very tokens that came before it:
 
     root of "t"  --[16 tokens]--> page 4 --[16 tokens]--> page 7
                                         \\-[16 tokens]--> page 9
 
-What is offered again adds only what is new. The cache holds one reference to each of its pages; a
-page that nobody else holds is charged to the cache, not to the program that computed it. All of it
-is a wish: past the budget, or when the pool has no free page left, leaves go, least recently used
-first, of whichever tenant has most; but first those of tenants that have not used theirs for long.
+An offer adds only pages that are new. The cache holds one reference to each of its pages. A page
+that only the cache holds is charged to the cache, not to the program that computed it. Nothing is
+guaranteed to stay: past the budget, or when the pool has no free page, the least recently used
+leaves of the tenant with most pages are evicted; before them those of tenants that have not used
+theirs for long.
 """
 
 import heapq
@@ -22,6 +23,7 @@ import numpy as np
 from mypy_extensions import mypyc_attr
 
 from symphony_kernel.executor.base import Int32, Int64
+from symphony_kernel.kvfs.observer import PageObserver
 from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.kvfs.quotas import Quotas
 from symphony_kernel.protocol.errno import KernelBug
@@ -30,10 +32,9 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS, PREFIX_CACHE_IDLE_SECON
 _PAGE_BYTES: Final = 4 * PAGE_TOKENS  # of u32 tokens
 _NUMBER_BYTES: Final = 8
 _GONE: Final = -1
-FREED_PAGES_MIN: Final = 16  # at once, as far as there are so many
+FREED_PAGES_MIN: Final = 16  # at once, if there are so many
 _UNLIMITED: Final = 1 << 62
-# What counts where pages are to go: each that goes, each that nobody else holds, of these only
-# those with a frame.
+# Which evicted pages count: all, those that only the cache held, or of these those with a frame.
 _EACH: Final = 0
 _FREED: Final = 1
 _FREED_FRAMES: Final = 2
@@ -41,7 +42,7 @@ _FREED_FRAMES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheStatistics:
-    """`pages` are cached now, `idle_pages` of them held by nobody else; the rest only grows."""
+    """Pages cached now (only the cache holds `idle_pages`), and counters."""
 
     pages: int
     idle_pages: int
@@ -55,14 +56,14 @@ class PrefixCacheStatistics:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class _Node:
-    """One cached page. `number` names it in its children's keys and is never used again."""
+    """One cached page. Its `number` is in its children's keys, and is never reused."""
 
     __slots__ = ("children", "in_heap", "key", "number", "page", "parent", "used")
 
     def __init__(self, number: bytes, key: bytes, page: int, parent: "_Node | None") -> None:
         self.number = number
         self.key = key
-        self.page = page  # _GONE once it has been given up, and at the root
+        self.page = page  # _GONE once it is evicted, and at the root
         self.parent = parent
         self.children = 0
         self.used = 0
@@ -71,7 +72,7 @@ class _Node:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class _Tree:
-    """One tenant's pages. All leaves stand in `heap`, under their `used` or an older one."""
+    """One tenant's pages. `heap` has all leaves, by their `used` or an older value."""
 
     __slots__ = ("heap", "pages", "root", "used_s")
 
@@ -86,27 +87,27 @@ class PrefixCache:
     """Offered prefixes of all tenants, at most `pages_max` pages; `now` gives seconds."""
 
     def __init__(
-        self, pool: PagePool, ledger: Quotas, pages_max: int, now: Callable[[], float]
+        self, pool: PagePool, quotas: Quotas, pages_max: int, now: Callable[[], float]
     ) -> None:
         self.pages_max = pages_max
         self.references: Int32 = np.zeros(pool.pages, np.int32)  # this cache's own
         self._pool = pool
-        self._ledger = ledger
+        self._quotas = quotas
         self._now = now
-        self._account = ledger.open("the prefix cache", None, _UNLIMITED, _UNLIMITED)
+        self._account = quotas.open("the prefix cache", None, _UNLIMITED, _UNLIMITED)
         self._index: dict[bytes, _Node] = {}
         self._trees: OrderedDict[str, _Tree] = OrderedDict()  # the longest unused first
         self._numbers = 0
         self._uses = 0
         self._queries = self._query_tokens = self._hits = self._hit_tokens = 0
         self._offered = self._evicted = 0
-        self.evicted: Callable[[Int32], None] = lambda _pages: None  # to make room for others
+        self.observer: PageObserver | None = None  # of evictions that make room for others
 
-    # -- What programs do -----------------------------------------------------------------------
+    # -- Programs -------------------------------------------------------------------------------
     def offer(self, tenant: str, tokens: bytes, pages: Int32) -> int:
-        """Take whole pages ([n], distinct) that hold these tokens (u32) from position 0 on.
+        """Add whole pages ([n], distinct) with these tokens (u32) from position 0 on.
 
-        Returns how many of them, from the first, are cached now.
+        Return how many of them, from the first, are cached now.
         """
         count = min(len(pages), self.pages_max)
         if not count:
@@ -127,14 +128,14 @@ class PrefixCache:
         self._use(tenant, tree, node)
         self._push(tree, node)
         if len(self._index) > self.pages_max:
-            self._give_up(len(self._index) - self.pages_max, _EACH)
-        while node.page == _GONE and count:  # somebody else has a better claim
+            self._evict(len(self._index) - self.pages_max, _EACH)
+        while node.page == _GONE and count:  # evicted, in favour of another tenant
             assert node.parent is not None
             node, count = node.parent, count - 1
         return count
 
     def find(self, tenant: str, tokens: bytes) -> Int32:
-        """Return the pages of the longest cached prefix of these tokens (u32) that leaves one."""
+        """Return the pages of the longest cached prefix of all tokens (u32) but the last."""
         self._queries += 1
         self._query_tokens += len(tokens) // 4
         tree = self._trees.get(tenant)
@@ -148,39 +149,41 @@ class PrefixCache:
         self._hit_tokens += len(found) * PAGE_TOKENS
         return np.array(found, np.int32)
 
-    # -- What KVFS does -------------------------------------------------------------------------
+    # -- KVFS -----------------------------------------------------------------------------------
     def charged_here(self, pages: Int32) -> Int32:
-        """Return those of `pages` that nobody but this cache holds."""
-        return self._ledger.charged(pages, self._account)
+        """Return those of `pages` that only this cache holds."""
+        return self._quotas.charged(pages, self._account)
 
-    def left(self, pages: Int32) -> None:
-        """A file has let go of `pages`: what only this cache still holds is charged to it."""
+    def charge_idle(self, pages: Int32) -> None:
+        """Charge those of the released `pages` to the cache that it alone still holds."""
         if not self._index:
             return
         own = self.references[pages]
         idle = pages[(own > 0) & (self._pool.references[pages] == own)]
         if len(idle):
-            self._ledger.move(np.unique(idle), self._account)
+            self._quotas.move(np.unique(idle), self._account)
 
     @property
     def idle_pages(self) -> int:
-        """Pages that nobody else holds."""
+        """Pages that only the cache holds."""
         return self._account.pages
 
     def make_free(self, pages: int, *, frames: bool = True) -> None:
-        """Give up what it takes to free so many pages, or nothing when that is not possible.
+        """Evict what it takes to free so many pages, or nothing if that is not possible.
 
-        `frames`: with their frames; else those that have none do, too. A few more go along: files
-        grow by a page at a time, and the last one would cost what ten do.
+        With `frames` only pages with a frame count. A few more are evicted in advance: files grow
+        by a page at a time, and evicting ten costs as much as evicting one.
         """
         account = self._account
         idle = account.pages - account.absent if frames else account.pages
         if pages <= idle:
             counts = _FREED_FRAMES if frames else _FREED
-            self.evicted(self._give_up(max(pages, min(FREED_PAGES_MIN, idle)), counts))
+            evicted = self._evict(max(pages, min(FREED_PAGES_MIN, idle)), counts)
+            if self.observer is not None:
+                self.observer.evicted(evicted)
 
-    def give_up(self, pages: Int32) -> None:
-        """Give up these pages ([n]), each after those below it: what `evicted` heard once."""
+    def evict_pages(self, pages: Int32) -> None:
+        """Evict these pages ([n]), children before parents, as the observer recorded it."""
         nodes = {node.page: node for node in self._index.values()}
         roots = self._roots()
         tenants = {tree.root: tenant for tenant, tree in self._trees.items()}
@@ -196,7 +199,6 @@ class PrefixCache:
         self.restore_heaps()
 
     def restore_heaps(self) -> None:
-        """Let the heaps have all leaves, and nothing else."""
         roots = self._roots()
         trees = {tree.root: tree for tree in self._trees.values()}
         for tree in self._trees.values():
@@ -206,13 +208,13 @@ class PrefixCache:
             if not node.children:
                 self._push(trees[root], node)
 
-    def forget(self, pages: Int32) -> None:
-        """What lies in `pages` is wrong: give them up, and all that comes after them."""
+    def evict_damaged(self, pages: Int32) -> None:
+        """Evict `pages`, whose content is wrong, and all pages below them."""
         bad = set(pages[self.references[pages] > 0].tolist())
         if not bad:
             return
         gone: set[_Node] = set()
-        for node in self._index.values():  # each after the one before it
+        for node in self._index.values():  # parents come before children
             if node.page in bad or node.parent in gone:
                 gone.add(node)
         roots = self._roots()
@@ -228,7 +230,7 @@ class PrefixCache:
         self._release(dropped)
 
     def forget_tenant(self, tenant: str) -> int:
-        """Give up everything that a tenant's programs have offered; return how many pages."""
+        """Evict all pages that a tenant's programs have offered; return how many."""
         tree = self._trees.pop(tenant, None)
         dropped: list[int] = []
         while tree is not None and tree.pages:
@@ -237,7 +239,6 @@ class PrefixCache:
         return len(dropped)
 
     def statistics(self) -> PrefixCacheStatistics:
-        """Return the counters."""
         return PrefixCacheStatistics(
             pages=len(self._index),
             idle_pages=self._account.pages,
@@ -275,7 +276,7 @@ class PrefixCache:
         return node
 
     def _use(self, tenant: str, tree: _Tree, node: _Node) -> None:
-        """Note that a prefix up to `node` was used. Those before it cannot go before it does."""
+        """Note a use of the prefix up to `node`; parents cannot be evicted before it."""
         node.used = self._uses
         tree.used_s = self._now()
         self._trees.move_to_end(tenant)
@@ -294,13 +295,13 @@ class PrefixCache:
         node.page = _GONE
         parent = node.parent
         parent.children -= 1
-        parent.used = max(parent.used, node.used)  # to use what came after it was to use it
+        parent.used = max(parent.used, node.used)  # a use of a child is a use of its parent
         if not parent.children:
             self._push(tree, parent)
 
-    # -- Giving up ------------------------------------------------------------------------------
-    def _give_up(self, wanted: int, counts: int) -> Int32:
-        """Let pages go until `wanted` have that count, and return them."""
+    # -- Eviction -------------------------------------------------------------------------------
+    def _evict(self, wanted: int, counts: int) -> Int32:
+        """Evict pages until `wanted` of them count (`counts`); return all evicted."""
         dropped: list[int] = []
         while wanted > 0 and self._trees:
             tenant, tree, most = self._victim()
@@ -311,17 +312,17 @@ class PrefixCache:
         return self._release(dropped)
 
     def _victim(self) -> tuple[str, _Tree, int]:
-        """Return who has to give up pages, and how many before another look."""
+        """Return the tenant and tree to evict from, and at most how many pages."""
         tenant, tree = next(iter(self._trees.items()))
         away = self._now() - tree.used_s > PREFIX_CACHE_IDLE_SECONDS
         if away or len(self._trees) == 1:
             return tenant, tree, tree.pages
         tenant, tree = max(self._trees.items(), key=lambda item: item[1].pages)
-        # As far as the mean: then somebody else may have most.
+        # Down to the mean: then another tenant may have most.
         return tenant, tree, max(1, tree.pages - len(self._index) // len(self._trees))
 
     def _shrink(self, tree: _Tree, wanted: int, most: int, dropped: list[int], counts: int) -> int:
-        """Give up at most `most` leaves of one tenant; return how many count as `wanted`."""
+        """Evict at most `most` leaves of one tree; return how many count towards `wanted`."""
         heap, references, counted = tree.heap, self._pool.references, 0
         frame = self._pool.frame
         while heap and most and counted < wanted:
@@ -342,12 +343,12 @@ class PrefixCache:
     def _release(self, dropped: list[int]) -> Int32:
         pages = np.array(dropped, np.int32)
         np.subtract.at(self.references, pages, np.int32(1))
-        self._ledger.refund(self._pool.release(pages))
+        self._quotas.refund(self._pool.release(pages))
         return pages
 
     # -- Audit ----------------------------------------------------------------------------------
     def _roots(self) -> dict[_Node, _Node]:
-        """Return the root above each node; a node was added after the one before it."""
+        """Return the root above each node, in the order in which nodes were added."""
         roots: dict[_Node, _Node] = {}
         for node in self._index.values():
             assert node.parent is not None
@@ -355,17 +356,13 @@ class PrefixCache:
         return roots
 
     def check_integrity(self) -> None:
-        """Compare counts with the trees; whether the pool agrees is KVFS's to check.
-
-        Raises:
-            KernelBug: in words.
-        """
+        """Compare counts with the trees; `KVFS` compares them with the pool."""
         nodes = list(self._index.values())
         held: Int64 = np.bincount([node.page for node in nodes], minlength=self._pool.pages)
         if not np.array_equal(held, self.references):
             raise KernelBug("the prefix cache miscounts its references")
         if len(nodes) > self.pages_max:
-            raise KernelBug(f"{len(nodes)} pages are cached, {self.pages_max} may be")
+            raise KernelBug(f"{len(nodes)} pages are cached, at most {self.pages_max} may be")
         idle = np.flatnonzero((held > 0) & (self._pool.references == held)).astype(np.int32)
         if len(self.charged_here(idle)) != len(idle) or self._account.pages != len(idle):
             raise KernelBug(
@@ -373,13 +370,13 @@ class PrefixCache:
             )
         children = Counter(node.parent for node in nodes)
         if any(node.children != children[node] for node in nodes):
-            raise KernelBug("a cached page miscounts those after it")
+            raise KernelBug("a cached page miscounts its children")
         sizes = Counter(self._roots().values())
         if {tree.root: tree.pages for tree in self._trees.values()} != dict(sizes):
             raise KernelBug("a tenant's cached pages are miscounted")
         heaps = [entry[2] for tree in self._trees.values() for entry in tree.heap]
         waiting = set(heaps)
         if len(waiting) != len(heaps) or any(node.page == _GONE for node in heaps):
-            raise KernelBug("a heap of the prefix cache has what it should not have")
+            raise KernelBug("a heap of the prefix cache has a duplicate or an evicted page")
         if any(not node.children and node not in waiting for node in nodes):
-            raise KernelBug("a cached page can never be given up")
+            raise KernelBug("a leaf of the prefix cache is not in its heap")

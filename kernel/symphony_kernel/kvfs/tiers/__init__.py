@@ -1,9 +1,9 @@
-"""Tiers: where each page's K and V are (device, host memory, disk, nowhere), and what moves them.
+"""Tiers: where each page's K and V are, and what moves them.
 
-tiers                        which tier a page is in, and moves between tiers
-page_transfers               copies that the device still has to do, in order
-disk_tier, disk_file         pages below the host tier
+tiers                        which tier each page is in, and transfers between tiers
+page_transfers               transfers that the device has yet to make, in order
+base, disk_tier, disk_file   pages below the host tier
 eviction, eviction_order     which pages leave the device first
 advice                       what a program said of its file (`kv_advise`)
-config                       the room of each tier, and what opens it
+config                       the size of each tier, and opening them
 """

@@ -1,102 +1,73 @@
-"""The contract of the tier below host memory, and the tier that is none."""
+"""The contract of the tier below host memory."""
 
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.protocol.errno import KernelBug
 
-_SPARE_MAX: Final = 8  # host slots kept for reading
-FREE_SHARE: Final = 8  # while only one in so many host slots is free, pages are written
+_SPARE_MAX: Final = 8  # host slots that are reserved for reading
+FREE_SHARE: Final = 8  # pages are written while fewer than one in so many host slots is free
 
 
 def spare_slots(slots: int) -> int:
-    """Return how many of so many host slots are kept for reading, where there is a disk tier."""
+    """Return how many of so many host slots a disk tier reserves for reading."""
     return min(_SPARE_MAX, (slots + FREE_SHARE - 1) // FREE_SHARE)
 
 
-class SpillTier(Protocol):
-    """What `Tiers` asks of the tier below the host. All of it runs on the event loop."""
+class SpillTier:
+    """The tier below the host, as `Tiers` uses it: this one has no slots.
 
-    slots: int
-    written: int  # pages, since the start
-    arrivals: int  # pages read, since the start
-    spare: int  # free host slots that are kept for reading
+    All of it runs on the event loop.
+    """
+
+    slots = 0
+    written = 0  # pages, since the start
+    arrivals = 0  # pages read, since the start
+    spare = 0  # free host slots that are reserved for reading
 
     @property
     def used(self) -> int:
         """Slots in use."""
+        return 0
 
     @property
     def waiting(self) -> bool:
-        """Whether `balance` may have something to do that nothing else will tell of."""
+        """Whether `balance` may have work that no other event announces."""
+        return False
 
     @property
     def busy(self) -> bool:
-        """Whether something is being read or written: there may be room then, or a page."""
+        """Whether pages are being read or written, which may bring slots or pages."""
+        return False
 
     def saved(self, pages: Int32) -> None:
-        """Pages ([n]) have left the device, and are on the host."""
+        """Note that pages ([n]) have left the device and are on the host."""
 
     def balance(self) -> None:
-        """Begin the reads and writes for which there is reason and room."""
+        """Start the reads and writes that are needed and possible."""
 
     def make_room(self, n: int) -> None:
         """Free up to n host slots of pages that are on disk, too."""
 
     def read(self, pages: Int32) -> None:
-        """Bring pages ([n]) from disk to the host when there is room, and say `Tiers.read`."""
+        """Read pages ([n]) to the host when slots are free, for `Tiers.finish_read`."""
+        raise KernelBug(f"{len(pages)} pages are to be read, and there is no disk tier")
 
     def drop(self, pages: Int32) -> None:
-        """Forget pages ([n]) that are on disk."""
+        """Drop the disk copies of pages ([n])."""
 
     def released(self, slots: Int32) -> Int32:
-        """Pages have left these host slots ([n]); return those that are free now."""
+        """Return which of these host slots ([n]), which pages have left, are free."""
+        return slots
 
     def held_slots(self) -> Int32:
-        """Return the host slots that belong to no page and are not free."""
+        """Return the host slots that have no page and are not free."""
+        return np.empty(0, np.int32)
 
     def check_integrity(self) -> None:
         """Compare slots with pages; KernelBug."""
 
     def close(self) -> None:
         """Wait for what is under way."""
-
-
-class NoSpillTier:
-    """Nothing below the host."""
-
-    def __init__(self) -> None:
-        self.slots = self.used = self.written = self.arrivals = self.spare = 0
-        self.waiting = self.busy = False
-
-    def saved(self, pages: Int32) -> None:
-        """Nothing is written."""
-
-    def balance(self) -> None:
-        """Nothing is to be done."""
-
-    def make_room(self, n: int) -> None:
-        """No page is anywhere else."""
-
-    def read(self, pages: Int32) -> None:
-        """No page is on disk."""
-        raise KernelBug(f"{len(pages)} pages are to be read from a disk that there is not")
-
-    def drop(self, pages: Int32) -> None:
-        """No page is on disk."""
-
-    def released(self, slots: Int32) -> Int32:
-        """All of them are free."""
-        return slots
-
-    def held_slots(self) -> Int32:
-        """None are."""
-        return np.empty(0, np.int32)
-
-    def check_integrity(self) -> None:
-        """Nothing can be wrong."""
-
-    def close(self) -> None:
-        """Nothing is under way."""

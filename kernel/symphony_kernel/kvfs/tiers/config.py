@@ -1,4 +1,4 @@
-"""Where pages may be beside the device's frames: how much room there is, and what opens it."""
+"""The size of the tiers below the device, and opening them."""
 
 import logging
 import os
@@ -23,17 +23,17 @@ from symphony_kernel.protocol.limits import (
 
 _log = logging.getLogger(__name__)
 _PROBE_PAGES = 16
-_PROBES = 2  # the first one touches memory that nobody has touched
+_PROBES = 2  # the first one touches fresh memory
 
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """Where pages may be beside the device's frames; `poison` is for tests.
+    """The sizes of the tiers; `poison` is for tests.
 
-    Beside the frames there are `pages_a_frame` - 1 times as many pages, but at most
-    TOKENS_PAGES_MAX, or as many as there are places on host and disk: those that are in no place
-    are known by their tokens. The disk's slots lie in a file in
-    `disk_directory`. `page_bytes` (of a host slot) is for figures.
+    In addition to the frames there are `pages_a_frame` - 1 times as many pages, but at most
+    TOKENS_PAGES_MAX, or as many as host and disk have places: pages in no place are recomputed from
+    their tokens. The disk's slots are in a file in `disk_directory`. `page_bytes` (of a host slot)
+    is for metrics.
     """
 
     host_slots: int = 0
@@ -42,17 +42,16 @@ class TierConfig:
     pages_a_frame: int = 1
     page_bytes: int = 0
     reserve_bytes: int = 0  # of the disk: see `FreeSpace`
-    poison: bool = False  # freed pages and frames are overwritten with what shows when it is read
+    poison: bool = False  # overwrite freed pages and frames, so that reading them shows
 
     def pages(self, frames: int) -> int:
-        """Return how many pages there are over so many frames."""
         more = min((self.pages_a_frame - 1) * frames, TOKENS_PAGES_MAX)
-        beside = self.host_slots
+        places = self.host_slots
         if self.disk_slots:
-            # As if all of the host's room were there, which depends on the memory that is free: a
-            # kernel that comes back must have the same pages.
-            beside = max(beside, frames) + self.disk_slots
-        return frames + max(more, beside)
+            # As if the whole host pool were there, whose size depends on the memory that is free:
+            # a kernel that recovers must have the same pages.
+            places = max(places, frames) + self.disk_slots
+        return frames + max(more, places)
 
 
 def places_for(
@@ -64,17 +63,17 @@ def places_for(
     reserve_bytes: int = 0,
     disk_bytes_max: int | None = None,
 ) -> TierConfig:
-    """Return the places for a server's kernel: room for so many entries on host and disk.
+    """Return the tiers of a server's kernel, for so many entries on host and disk.
 
-    The disk tier takes at most half of `disk_bytes_max`, the budget of all that lies on that disk.
+    The disk tier takes at most half of `disk_bytes_max`, the budget of all data on that disk.
 
-    By default the host has as much room as the device, but no more than HOST_POOL_MEMORY_SHARE of
-    the memory that is `available` (bytes) beside the device's pool. Without room on the host there
-    is no disk tier.
+    By default the host is as large as the device's pool, but at most HOST_POOL_MEMORY_SHARE of the
+    memory that is `available` (bytes) less the device's pool. Without host slots there is no disk
+    tier.
     """
     page_bytes = executor.layout.page_bytes
     if host_tokens is None:
-        # The device's pool may be of the same memory, of which it has touched nothing yet.
+        # The device's pool may be in the same memory, and has touched none of it yet.
         left = (available or available_memory)() - executor.pages * page_bytes
         host_slots = max(min(executor.pages, int(left * HOST_POOL_MEMORY_SHARE) // page_bytes), 0)
     else:
@@ -97,19 +96,19 @@ def places_for(
 
 
 def pages_of(tokens: int | None) -> int:
-    """Return in how many whole pages so many entries are; None: any number."""
+    """Return how many whole pages so many entries fill; None: unlimited."""
     return UNLIMITED if tokens is None else tokens // PAGE_TOKENS
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that could be had now, within the limits of cgroups."""
+    """Return the bytes of memory that are available, within the limits of cgroups."""
     found = available_bytes()
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     return half if found is None else found
 
 
 def open_disk(tiers: Tiers, executor: Executor, places: TierConfig) -> None:
-    """Open the disk tier, where there is one; an OSError where that cannot be."""
+    """Open the disk tier, if it is configured; OSError."""
     if places.disk_slots:
         assert places.disk_directory is not None
         slot_bytes = len(executor.host_page(0))
@@ -117,13 +116,13 @@ def open_disk(tiers: Tiers, executor: Executor, places: TierConfig) -> None:
         spill = SpillFile(
             places.disk_directory, places.disk_slots, slot_bytes, reserve_bytes=reserve
         )
-        tiers.spilling = DiskTier(tiers, spill, executor.host_page)
+        tiers.spill_tier = DiskTier(tiers, spill, executor.host_page)
 
 
 async def measure_moves(tiers: Tiers, executor: Executor) -> None:
-    """Learn what moving a page takes here: by moving free frames to free slots, and back.
+    """Measure a page's transfer here, by copying free frames to free slots and back.
 
-    Nothing is changed by it, whatever comes into use meanwhile.
+    It changes nothing, even if these come into use meanwhile.
     """
     for _ in range(_PROBES):
         frames, slots = tiers.idle_places(_PROBE_PAGES)

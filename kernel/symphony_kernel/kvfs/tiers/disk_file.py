@@ -1,7 +1,6 @@
-"""The disk tier's file: slots of one size, written and read by a thread of its own.
+"""The disk tier's file: slots of one size, used by a thread of its own.
 
-It is scratch: it has no name once it is open, and nothing in it outlives the process. What is to
-last is written elsewhere, file by file.
+The file is temporary: it has no name once it is open, and ends with the process.
 """
 
 import contextlib
@@ -14,24 +13,27 @@ from typing import Final, Protocol, TypeVar
 from symphony_kernel.executor.device_queue import DeviceThread, StepFuture
 from symphony_kernel.platform.disk_space import FreeSpace
 
-PIECES_MAX: Final = 32  # slots of one work
+PIECES_MAX: Final = 32  # slots of one write or read
 
 T = TypeVar("T")
 Piece = tuple[int, memoryview]  # a slot, and the bytes that go there or come from it
 
 
 class Runner(Protocol):
-    """What does a work somewhere and says what came of it on the event loop."""
+    """Runs work elsewhere and reports its result on the event loop."""
 
     def start(self, work: Callable[[], T]) -> StepFuture[T]:
-        """Begin a work, after those that were begun before it."""
+        """Run `work` after all work that was started before it."""
 
     def stop(self) -> None:
-        """Wait for what was begun."""
+        """Wait for all work."""
 
 
 class SpillFile:
-    """`slots` slots of `slot_bytes` bytes in a file in `directory`; it grows as they are used."""
+    """A file in `directory` with `slots` slots of `slot_bytes` bytes; grows with use.
+
+    It is written while `reserve_bytes` of the disk are free (`FreeSpace`). OSError.
+    """
 
     def __init__(
         self,
@@ -41,7 +43,6 @@ class SpillFile:
         runner: Runner | None = None,
         reserve_bytes: int = 0,
     ) -> None:
-        """Make the file; an OSError where that cannot be. `reserve_bytes`: see `FreeSpace`."""
         self._space = FreeSpace(directory, reserve_bytes)
         self.slots = slots
         self._slot_bytes = slot_bytes
@@ -50,28 +51,28 @@ class SpillFile:
         self._runner = runner or DeviceThread()
 
     def has_room(self) -> bool:
-        """Whether the disk has room for as many slots as are written at once."""
+        """Whether the disk has space for as many slots as are written at once."""
         with contextlib.suppress(OSError):
             self._space.check(PIECES_MAX * self._slot_bytes)
             return True
         return False
 
     def is_fair(self, slots: int) -> bool:
-        """Whether a tenant that has so many slots may have another one."""
-        with contextlib.suppress(OSError):  # the directory has gone
+        """Whether a tenant with so many slots may have another one."""
+        with contextlib.suppress(OSError):  # the directory is gone
             return self._space.allows(slots * self._slot_bytes, self._slot_bytes)
         return False
 
     def write(self, pieces: Sequence[Piece]) -> StepFuture[None]:
-        """Write whole slots. An OSError: what they hold is undefined."""
+        """Write whole slots. After an OSError their content is undefined."""
         return self._runner.start(lambda: self._write(pieces))
 
     def read(self, pieces: Sequence[Piece]) -> StepFuture[None]:
-        """Read whole slots that were written. An OSError: what was read is undefined."""
+        """Read whole slots that were written. After an OSError the result is undefined."""
         return self._runner.start(lambda: self._read(pieces))
 
     def close(self) -> None:
-        """Wait for what is under way, and give the room back."""
+        """Wait for what is under way, and delete the file."""
         self._runner.stop()
         self._scratch.close()
 

@@ -1,14 +1,15 @@
 """The disk tier: pages below the host tier, in a file.
 
-It writes behind: while few host slots are free it copies the pages that have lain on the
-host for longest to disk, so that their slots can be given up at once when room is wanted. A few
-slots are kept for reading (`spare`), so that a page on disk can always come back. It writes nothing
-while the disk has no more free than its reserve, and for no tenant more than its `disk_bytes`, or
-than it leaves to others on that disk. Who pays for a page (see `quotas`) is charged for its slot.
+It writes behind: while few host slots are free, it copies the pages that have been on the host for
+longest to disk, so that their slots can be freed at once when they are needed. A few slots
+(`spare`) are reserved for reading, so that a page on disk can always come back. It writes nothing
+while the disk has no more free space than its reserve, and for no tenant more than its
+`disk_bytes`, or more than it leaves to others on that disk. The account that pays for a page (see
+`quotas`) is charged for its slot.
 
-Reads and writes are a thread's (`disk.SpillFile`). A host slot that the thread has to do with belongs
-to it until it is done, whatever becomes of the page meanwhile; and it gets only slots that no step
-has to do with.
+A thread reads and writes (`disk_file.SpillFile`). A host slot that the thread uses belongs to the
+thread until it has finished, even if the page is freed; and the thread only gets slots that no
+unfinished step uses.
 """
 
 import errno
@@ -22,17 +23,17 @@ import numpy as np
 from symphony_kernel.executor.base import Int32
 from symphony_kernel.executor.device_queue import StepFuture
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack
-from symphony_kernel.kvfs.tiers.base import FREE_SHARE, spare_slots
+from symphony_kernel.kvfs.tiers.base import FREE_SHARE, SpillTier, spare_slots
 from symphony_kernel.kvfs.tiers.disk_file import PIECES_MAX, SpillFile
 from symphony_kernel.kvfs.tiers.tiers import Tiers
 from symphony_kernel.protocol.errno import KernelBug
 
 _log = logging.getLogger(__name__)
-_GONE: Final = -1  # in place of a page that was freed or written while a thread had its slot
+_GONE: Final = -1  # in place of a page that was freed or written while the thread had its slot
 
 
-class DiskTier:
-    """The disk below `tiers`; `host_page` names the bytes of a host slot."""
+class DiskTier(SpillTier):
+    """The disk tier below `tiers`; `host_page` returns the bytes of a host slot."""
 
     def __init__(
         self, tiers: Tiers, spill: SpillFile, host_page: Callable[[int], memoryview]
@@ -47,53 +48,47 @@ class DiskTier:
         self.spare = spare_slots(tiers.slots)
         self._free_wanted = self.spare + (tiers.slots + FREE_SHARE - 1) // FREE_SHARE
         self._order: deque[int] = deque()  # pages that came to the host, the oldest first
-        self._clean: deque[int] = deque()  # pages that were written, and were on the host then
-        self._back: deque[int] = deque()  # pages that were read: their disk slots go first
+        self._clean: deque[int] = deque()  # pages that were written while they were on the host
+        self._back: deque[int] = deque()  # pages that were read: their disk slots are freed first
         self._wanted: OrderedDict[int, None] = OrderedDict()  # pages to be read, in order
         self._reading: dict[int, int] = {}  # page -> host slot
         self._writing: dict[int, tuple[int, int]] = {}  # host slot -> page or _GONE, disk slot
         self._read_slots: set[int] = set()  # host slots that are read into
-        self._broken = False  # the disk: nothing more is written
+        self._broken = False  # the disk has failed: nothing more is written
 
     @property
     def used(self) -> int:
-        """Slots in use."""
         return self.slots - self._free.count
 
     @property
     def waiting(self) -> bool:
-        """Whether a read waits for a host slot."""
         return bool(self._wanted)
 
     @property
     def busy(self) -> bool:
-        """Whether something is being read or written, or will be when a slot's moves have ended."""
         return bool(self._wanted or self._read_slots or self._writing)
 
-    # -- What tiers say -------------------------------------------------------------------------
+    # -- Called by `Tiers` ----------------------------------------------------------------------
     def saved(self, pages: Int32) -> None:
-        """Pages have left the device, and are on the host."""
         self._order.extend(pages.tolist())
 
     def read(self, pages: Int32) -> None:
-        """Bring pages to the host as soon as there is room."""
         for page in pages.tolist():
             if page not in self._reading:
                 self._wanted[page] = None
         self.balance()
 
     def drop(self, pages: Int32) -> None:
-        """Forget pages that are on disk."""
         tiers = self._tiers
         for page in pages.tolist():
             self._wanted.pop(page, None)
             self._reading.pop(page, None)
-        # The thread works in order: what is written here next comes behind what is read now.
+        # The thread works in order: it reads a slot before it writes the slot's next page.
         self._free.push(tiers.disk[pages])
         tiers.take_disk(pages)
 
     def released(self, slots: Int32) -> Int32:
-        """Pages have left these host slots: those that are being written stay the thread's."""
+        """Return those of these slots that the thread is not writing; it keeps the others."""
         if not self._writing:
             return slots
         free: list[int] = []
@@ -105,18 +100,15 @@ class DiskTier:
         return np.array(free, np.int32)
 
     def held_slots(self) -> Int32:
-        """Return the host slots that are the thread's alone."""
         orphans = [slot for slot, (page, _) in self._writing.items() if page == _GONE]
         return np.array([*orphans, *self._read_slots], np.int32)
 
     def balance(self) -> None:
-        """Read what is wanted, then write behind."""
         self._read()
         if not self._broken:
             self._write()
 
     def make_room(self, n: int) -> None:
-        """Free up to n host slots of pages that are on disk, too."""
         tiers = self._tiers
         chosen: list[int] = []
         while self._clean and len(chosen) < n:
@@ -157,21 +149,21 @@ class DiskTier:
         tiers.give_slots(np.array(gone, np.int32))
         if outcome.error is None:
             tiers.put_host(pages, slots)
-            tiers.read(pages)
+            tiers.finish_read(pages)
             self.arrivals += len(pages)
             self._back.extend(pages.tolist())
             self._clean.extend(pages.tolist())
-        else:  # they are to be computed again
+        else:  # they are recomputed
             _log.error("%d pages could not be read", len(pages), exc_info=outcome.error)
             tiers.give_slots(slots)
             self.drop(pages)
-            tiers.not_read(pages)
+            tiers.fail_read(pages)
         self.balance()
-        tiers.arrived(pages)
+        tiers.on_arrived(pages)
 
     # -- Writing --------------------------------------------------------------------------------
     def _write(self) -> None:
-        """Copy the oldest pages on the host to disk, while few slots are free."""
+        """Write the pages that are on the host for longest, while few slots are free."""
         tiers = self._tiers
         if tiers.free_slots >= self._free_wanted or not self._order or not self._spill.has_room():
             return
@@ -200,9 +192,9 @@ class DiskTier:
         return pages is not None and self._spill.is_fair(pages)
 
     def _has_slot(self) -> bool:
-        """Whether a disk slot is free, at last one of a page that came back."""
+        """Whether a disk slot is free; free one of a page that came back if necessary."""
         tiers = self._tiers
-        while not self._free.count and self._back:  # pages that came back from disk
+        while not self._free.count and self._back:
             back = self._back.popleft()
             if tiers.disk[back] >= 0 and (tiers.host[back] >= 0 or tiers.on_device(back)):
                 self.drop(np.array([back], np.int32))
@@ -229,17 +221,13 @@ class DiskTier:
             self._clean.append(page)
         if outcome.error is None:
             self.balance()
-        else:  # what the disk had no room for is written when more pages leave the device
+        else:  # the disk is full: the next pages that leave the device start the next write
             self._read()
-        tiers.relieved(np.array([page for page in landed if page != _GONE], np.int32))
+        tiers.on_spilled(np.array([page for page in landed if page != _GONE], np.int32))
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:
-        """Compare slots with pages.
-
-        Raises:
-            KernelBug: a slot is lost or in use twice.
-        """
+        """Check that no slot is lost or in use twice; KernelBug."""
         there = self._tiers.disk[self._tiers.disk >= 0]
         coming = [disk_slot for _, disk_slot in self._writing.values()]
         used = np.sort(np.concatenate((there, np.array(coming, np.int32))))
@@ -249,8 +237,7 @@ class DiskTier:
             raise KernelBug("the free disk slots are not those without a page")
         for page, slot in self._reading.items():
             if self._tiers.disk[page] == NOWHERE or slot not in self._read_slots:
-                raise KernelBug("a page that is not on disk is read from there")
+                raise KernelBug("a page is read from disk that is not on disk")
 
     def close(self) -> None:
-        """Wait for the thread and give the disk's room back."""
         self._spill.close()

@@ -1,22 +1,21 @@
-"""Whose pages go first when the device is full: an order over files, kept at no cost until then.
+"""The order of eviction: lists of files that cost nothing until frames are needed.
 
-    recent   files in the order in which they were last seen to be in use      costs a dict entry
-    idle     those that were not used for a while, in a heap by what they are worth
-    stuck    those of which nothing can be taken for now
+    recent   files in the order in which they were last found in use           costs a dict entry
+    idle     files that were not used for a while, in a heap by their value
+    stuck    files from which nothing can be taken for now
 
-A file begins in `recent`. Only when frames are wanted does anybody look: what has not been used
-since goes from the front of `recent` to `idle`, what has been goes to its back. So each file costs
-a look for each time that it was used and frames were wanted, however many are open, and nothing
-otherwise.
+A file starts in `recent`. The lists are updated only when frames are needed: files that have not
+been used since then go from the front of `recent` to `idle`, files that have been used go to its
+back. So a file costs one look for each time that it was used and frames were needed, however many
+files there are.
 
-What a file is worth: first its class (advice, whether its program waits for the outside, what it
-was promised), then the priority that its program gave it, then when it was used last, later by
-what it would cost to get its pages back. That is GreedyDual with time for its clock (Cao and Irani,
-1997).
+A file's value is first its class (advice, whether its program waits, whether it is kept), then the
+priority that its program gave it, then the time of its last use plus the cost of getting its pages
+back. That is GreedyDual with time as its clock (Cao and Irani, 1997).
 
-Shared pages are worth what their best file is. To know that without asking all holders each page
-carries the era, a count of the times that frames were wanted, in which a file that holds it was
-used; a file that goes takes only those pages along that no other has used since.
+A shared page has the value of its best file. To know that without asking all holders, each page
+carries the era in which a file that holds it was last used; an era is a count of the times that
+frames were needed. Evicting a file takes only the pages that no other file has used since.
 """
 
 from collections import OrderedDict
@@ -42,27 +41,27 @@ from symphony_kernel.protocol.limits import (
 
 Bool = npt.NDArray[np.bool_]
 _NOTHING: Final[Int32] = np.empty(0, np.int32)
-_STALE_MAX: Final = 64  # entries of the heap, besides as many as are valid
+_STALE_MAX: Final = 64  # stale entries of the heap, in addition to as many as are valid
 
 
 class EvictionClass(IntEnum):
     """How near a file is to losing its frames."""
 
-    UNWANTED = 0  # its program said that it does not need it, or its time is over
-    WAITING = 1  # its program waits for the outside
+    UNWANTED = 0  # its program does not need it, or the time that it asked to keep it is over
+    WAITING = 1  # its program waits for a tool, a timer or a message
     IDLE = 2
-    KEPT = 3  # its program wished to keep it, within its tenant's budget
+    KEPT = 3  # its program asked to keep it, within its tenant's budget
 
 
 class _Entry(NamedTuple):
-    """A place in the heap; the file's `rank` says which one is valid."""
+    """An entry of the heap; `_idle_files` has the valid one of each file."""
 
-    standing: int
+    eviction_class: int
     priority: int
     worth: float
     number: int
     file: KVFile
-    since: float  # it has not been used since
+    since: float  # the file has not been used since
 
     def __lt__(self, other: object) -> bool:
         assert isinstance(other, _Entry)
@@ -71,7 +70,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EvictionOrderStatistics:
-    """Files by where they stand."""
+    """Files by list."""
 
     recent: int
     idle: int
@@ -81,9 +80,9 @@ class EvictionOrderStatistics:
 class EvictionOrder:
     """All files with pages on the device.
 
-    `cost` says what a page of a file takes to get back, in seconds; `may_go` which of its pages
-    ([n] -> [n]) could be had again if they were taken, `kept_pages_max` how much of a tenant's is
-    kept.
+    `cost` returns the seconds that getting a page of a file back takes. `evictable` returns which
+    pages of a file ([n] -> [n]) could be brought back. `kept_pages_max` bounds the pages that a
+    tenant may keep by advice.
     """
 
     def __init__(
@@ -92,58 +91,57 @@ class EvictionOrder:
         cached: Int32,
         now: Callable[[], float],
         cost: Callable[[KVFile], float] = lambda _file: 0.0,
-        may_go: Callable[[Int32], Bool] = lambda pages: np.ones(len(pages), np.bool_),
+        evictable: Callable[[Int32], Bool] = lambda pages: np.ones(len(pages), np.bool_),
         kept_pages_max: int = 0,
     ) -> None:
         self._pool = pool
         self._cached = cached  # [pages] references that are the prefix cache's
         self._now = now
         self._cost = cost
-        self._may_go = may_go
+        self._evictable = evictable
         self._recent: OrderedDict[KVFile, float] = OrderedDict()  # and when it was looked at
         self._idle: list[_Entry] = []
         self._stuck: OrderedDict[KVFile, float] = OrderedDict()
         self._idle_files: dict[KVFile, _Entry] = {}
         self._numbers = 0
-        self._used: Int32 = np.zeros(pool.pages, np.int32)  # [pages] the last era
+        self._used: Int32 = np.zeros(pool.pages, np.int32)  # [pages] the era of their last use
         self._taken: Bool = np.zeros(pool.pages, np.bool_)  # scratch
         self.era = 1
-        self.promises: AdviceBudget[KVFile] = AdviceBudget(kept_pages_max)
+        self.advice_budget: AdviceBudget[KVFile] = AdviceBudget(kept_pages_max)
 
-    # -- Files come and go ---------------------------------------------------------------------
+    # -- Files ---------------------------------------------------------------------------------
     def add(self, file: KVFile) -> None:
-        """A file has got pages on the device: its first ones, or some again."""
+        """Add a file that has pages on the device, unless it is there."""
         if not file.ranked:
             file.ranked = True
             self._recent[file] = self._now()
 
     def discard(self, file: KVFile) -> None:
-        """A file is gone."""
         file.ranked = False
         if file.advice.until:
-            self.promises.end(file)
+            self.advice_budget.withdraw(file)
         if self._recent.pop(file, None) is None and self._idle_files.pop(file, None) is None:
             self._stuck.pop(file, None)
         self._compact()
 
-    def used(self, file: KVFile) -> None:
-        """A work is about to read a file's pages."""
+    def mark_used(self, file: KVFile) -> None:
+        """Note that a request is about to read a file's pages."""
         if file.era != self.era:
             file.era = self.era
             self._used[file.pages] = self.era
 
-    def place_again(self, file: KVFile) -> None:
-        """What a file's program says of it, or waits for, has changed."""
+    def rerank(self, file: KVFile) -> None:
+        """Move a file whose advice or waiting state has changed."""
         entry = self._idle_files.get(file)
         if entry is not None:
             self._push(file, entry.since)
-        elif self.standing(file) <= EvictionClass.WAITING:
+        elif self.eviction_class(file) <= EvictionClass.WAITING:
             if self._recent.pop(file, None) is None and self._stuck.pop(file, None) is None:
                 return  # it has no pages on the device
             self._push(file, self._now())
 
-    def standing(self, file: KVFile) -> EvictionClass:
-        """Return how near a file is to losing its frames, now."""
+    def eviction_class(self, file: KVFile) -> EvictionClass:
+        """Return how near a file is to losing its frames now."""
         advice = file.advice
         if advice.unwanted or (advice.until and advice.until <= self._now()):
             return EvictionClass.UNWANTED
@@ -151,14 +149,14 @@ class EvictionOrder:
             return EvictionClass.KEPT
         return EvictionClass.WAITING if file.owner.waits else EvictionClass.IDLE
 
-    # -- Taking --------------------------------------------------------------------------------
-    def take(self, wanted: int, held: Bool) -> Int32:
-        """Return pages with frames that idle files can do without, at least `wanted` if there are.
+    # -- Choosing pages ------------------------------------------------------------------------
+    def take_pages(self, wanted: int, held: Bool) -> Int32:
+        """Return pages that idle files can lose, at least `wanted` if there are.
 
-        None of them is in `held` ([pages]). The caller takes their frames away.
+        None of them is in `held` ([pages]). The caller evicts them.
         """
         self.era += 1
-        self._settle()
+        self._update_lists()
         found: list[Int32] = []
         while wanted > 0 and self._idle:
             entry = self._idle[0]
@@ -178,15 +176,15 @@ class EvictionOrder:
         return np.concatenate(found) if found else _NOTHING
 
     def in_use(self) -> Iterator[KVFile]:
-        """Yield the files with pages on the device that are not idle, the least lately seen first.
+        """Yield files on the device that are not idle, least recently used first.
 
-        As many as there are: for a preemption, not for each step.
+        Looks at all of them: for a preemption, not for each step.
         """
         yield from list(self._recent)
         yield from list(self._stuck)
 
-    def take_from(self, files: list[KVFile], wanted: int, held: Bool) -> Int32:
-        """Return pages of these files, from the first, until there are `wanted`; also shared ones.
+    def take_pages_of(self, files: list[KVFile], wanted: int, held: Bool) -> Int32:
+        """Return up to `wanted` pages of these files, in order, including shared ones.
 
         None of them is in `held` ([pages]).
         """
@@ -196,24 +194,23 @@ class EvictionOrder:
                 break
             pages, _ = self._pages_of(file, wanted, held, False)
             if not len(pages) and not (self._pool.frame[file.pages] >= 0).any():
-                self.discard(file)  # it comes back when its pages do
+                self.discard(file)  # it is added again with its pages
             found.append(pages)
             wanted -= len(pages)
         self._unmark(found)
         return np.concatenate(found) if found else _NOTHING
 
     def statistics(self) -> EvictionOrderStatistics:
-        """Return how many files stand where."""
         return EvictionOrderStatistics(len(self._recent), len(self._idle_files), len(self._stuck))
 
-    # -- Within --------------------------------------------------------------------------------
-    def _settle(self) -> None:
-        """Move what has become idle from `recent` to the heap."""
+    # -- Internals -----------------------------------------------------------------------------
+    def _update_lists(self) -> None:
+        """Move the files that have become idle from `recent` to the heap."""
         now = self._now()
-        for file in self.promises.over(now):
+        for file in self.advice_budget.pop_expired(now):
             if file.advice.until and file.advice.until <= now:
-                self.promises.end(file)
-                self.place_again(file)
+                self.advice_budget.withdraw(file)
+                self.rerank(file)
         if self._stuck and now - next(iter(self._stuck.values())) > KV_STUCK_MS / 1000:
             for file in list(self._stuck):
                 del self._stuck[file]
@@ -231,13 +228,13 @@ class EvictionOrder:
                 break
 
     def _is_idle(self, file: KVFile, seconds: float) -> bool:
-        return seconds >= KV_IDLE_MS / 1000 or self.standing(file) <= EvictionClass.WAITING
+        return seconds >= KV_IDLE_MS / 1000 or self.eviction_class(file) <= EvictionClass.WAITING
 
     def _push(self, file: KVFile, since: float) -> None:
         self._numbers += 1
         worth = file.computed_at + KV_WORTH_SECONDS * self._cost(file)
-        standing = self.standing(file)
-        entry = _Entry(standing, file.advice.priority, worth, self._numbers, file, since)
+        eviction_class = self.eviction_class(file)
+        entry = _Entry(eviction_class, file.advice.priority, worth, self._numbers, file, since)
         self._idle_files[file] = entry
         heappush(self._idle, entry)
 
@@ -247,9 +244,9 @@ class EvictionOrder:
         self._recent[file] = self._now()
 
     def _leave(self, file: KVFile) -> None:
-        """A file has nothing more to give: it has no frames, or others need them.
+        """Remove a file without frames, or only with frames that others need.
 
-        What was taken of it a moment ago may yet stay, for want of room elsewhere.
+        Pages that were just taken from it may yet stay, if there is no place for a copy.
         """
         del self._idle_files[file]
         heappop(self._idle)
@@ -259,7 +256,7 @@ class EvictionOrder:
             file.ranked = False
 
     def _pages_of(self, file: KVFile, wanted: int, held: Bool, alone: bool) -> tuple[Int32, int]:
-        """Return at most `wanted` pages of a file, the last first, and how many more it has."""
+        """Return up to `wanted` pages of a file, last first, and the number of others."""
         pages = file.pages
         free = (self._pool.frame[pages] >= 0) & ~held[pages] & ~self._taken[pages]
         if alone:
@@ -268,9 +265,9 @@ class EvictionOrder:
             free &= ~shared | long_ago
         pages = pages[free]
         if len(pages):
-            pages = pages[self._may_go(pages)]
+            pages = pages[self._evictable(pages)]
         pages = pages[::-1]
-        if len(pages) > 1:  # a page may stand in a file twice
+        if len(pages) > 1:  # a page may be in a file twice
             _, first = np.unique(pages, return_index=True)
             pages = pages[np.sort(first)]
         taken = pages[:wanted].copy()
@@ -288,5 +285,5 @@ class EvictionOrder:
 
 
 def _in_use(file: KVFile, since: float) -> bool:
-    """Whether a file has been used since, or is about to be."""
+    """Whether a file has been used since, or is about to be used."""
     return bool(file.queue) or file.computed_at > since

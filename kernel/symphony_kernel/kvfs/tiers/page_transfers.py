@@ -1,9 +1,9 @@
-"""What the device owes: copies of slots, and pages on their way between frames and host memory.
+"""Transfers that the device has yet to make: copies of slots, saves and loads.
 
-KVFS acts as if each were done at once, in the order in which they were asked for. A batch does its
-saves first, then its copies, then its loads, then its rows; that is the same as long as none of
-them touches what an earlier one of a later kind has touched. Where one would, what has gathered
-becomes a batch of its own, and the rest comes behind it. So nobody above need think of the order.
+KVFS acts as if each transfer were made at once, in the order in which they are requested. A batch
+makes its saves first, then its copies, then its loads, then its rows. That is equivalent as long as
+none of them touches what an earlier transfer of a later kind has touched. Otherwise the transfers
+so far become a batch of their own, and the rest follows. Callers need not consider the order.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from symphony_kernel.executor.base import Batch, Int32, Int64
+from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
 _NONE: Int32 = np.empty(0, np.int32)
@@ -19,51 +20,50 @@ _NONE: Int32 = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class TransferNote:
-    """Which pages a batch moves: by the time that it ends others may be in their frames."""
+    """The pages of a batch's transfers: others may be in their frames at its end."""
 
-    sources: Int32  # [c] of each slot that is copied
+    sources: Int32  # [c] the page of each copied slot
     targets: Int32  # [c]
     saved: Int32  # as in `Batch.saves`
     loaded: Int32  # as in `Batch.loads`
 
 
 class PageTransfers:
-    """Copies, saves and loads that the executor has not been given yet.
+    """Copies, saves and loads that the executor has not been given.
 
-    `page` says which page is in each frame now ([frames], the pool's own).
+    `poison` gets frames of `pool` that have become free and are to be overwritten.
     """
 
-    def __init__(self) -> None:
-        self.page: Int32 = _NONE
+    def __init__(self, pool: PagePool, poison: list[Int32]) -> None:
+        self._pool = pool
+        self.poison = poison
         self._copied: list[tuple[Int32, Int32]] = []  # pages: sources, targets
         self._saved: list[Int32] = []
         self._loaded: list[Int32] = []
         self.copies: list[tuple[Int64, Int64]] = []  # device slots: sources, destinations
         self.copied_slots = 0  # in `copies`, and in batches that are closed
-        self.poison: list[Int32] = []  # frames that came free
         self._saves: list[Int32] = []  # [2, c] each: frames, host slots
         self._loads: list[Int32] = []  # [2, c] each: host slots, frames
         self._closed: list[Batch] = []
-        self.loading = 0  # pages that are to be loaded
+        self.loading = 0  # pages to be loaded
 
     @property
     def pending(self) -> bool:
-        """Whether the executor owes anything that it has not been given."""
         return bool(self.copies or self._saves or self._loads or self._closed or self.poison)
 
     @property
     def urgent(self) -> bool:
-        """Whether it owes something that need not wait for a step: all but poison."""
+        """Whether there are transfers that need not wait for a step: all but poison."""
         return bool(self.copies or self._saves or self._loads or self._closed)
 
     def forget(self) -> None:
-        """Owe nothing any more: the device is another one."""
+        """Drop all transfers: the device is another one."""
         self.copies, self._saves, self._loads, self._closed = [], [], [], []
         self._copied, self._saved, self._loaded = [], [], []
-        self.poison.clear()  # others append to it
+        self.poison.clear()  # the pool appends to it
         self.copied_slots = self.loading = 0
 
-    # -- What is asked for ----------------------------------------------------------------------
+    # -- Requests -------------------------------------------------------------------------------
     def copy(self, sources: Int64, destinations: Int64) -> None:
         """Copy device slots ([c] each), all reads first."""
         if self._loads:
@@ -72,9 +72,8 @@ class PageTransfers:
             if np.isin(touched, into).any():
                 self._close()
         self.copies.append((sources, destinations))
-        self._copied.append(
-            (self.page[sources // PAGE_TOKENS], self.page[destinations // PAGE_TOKENS])
-        )
+        page = self._pool.page
+        self._copied.append((page[sources // PAGE_TOKENS], page[destinations // PAGE_TOKENS]))
         self.copied_slots += len(sources)
 
     def save(self, frames: Int32, slots: Int32) -> None:
@@ -82,23 +81,23 @@ class PageTransfers:
         if self._written(frames) or self._in_use(slots):
             self._close()
         self._saves.append(np.stack((frames, slots)))
-        self._saved.append(self.page[frames])
+        self._saved.append(self._pool.page[frames])
 
     def load(self, slots: Int32, frames: Int32) -> None:
         """Copy pages from host slots to frames ([c] each, distinct)."""
         if self._loads and np.isin(frames, np.concatenate([load[1] for load in self._loads])).any():
             self._close()
         self._loads.append(np.stack((slots, frames)))
-        self._loaded.append(self.page[frames])
+        self._loaded.append(self._pool.page[frames])
         self.loading += len(frames)
 
-    # -- What the executor gets -----------------------------------------------------------------
+    # -- Batches --------------------------------------------------------------------------------
     def take(self) -> list[Batch]:
-        """Return all of it as batches without rows, in order: one, unless the order wants more."""
+        """Return all transfers as batches without rows, in order: mostly one."""
         if self.poison:
             freed = np.unique(np.concatenate(self.poison))
             self.poison.clear()
-            self._close(freed[self.page[freed] < 0])
+            self._close(freed[self._pool.page[freed] < 0])
         elif self.copies or self._saves or self._loads:
             self._close()
         batches, self._closed = self._closed, []
@@ -119,7 +118,7 @@ class PageTransfers:
         self._copied, self._saved, self._loaded = [], [], []
 
     def notes(self) -> list[TransferNote]:
-        """Return which pages are moved by what the executor has not been given, in order."""
+        """Return the notes of all transfers that the executor has not got, in order."""
         return [*(batch.note for batch in self._closed), self._note()]
 
     def _note(self) -> TransferNote:
@@ -133,13 +132,13 @@ class PageTransfers:
         return TransferNote(sources, targets, saved, loaded)
 
     def _written(self, frames: Int32) -> bool:
-        """Whether one of these frames is written by what has gathered."""
+        """Whether one of these frames is written by the transfers so far."""
         written: list[Int32] = [load[1] for load in self._loads]
         written += [(pair[1] // PAGE_TOKENS).astype(np.int32) for pair in self.copies]
         return bool(written) and bool(np.isin(frames, np.concatenate(written)).any())
 
     def _in_use(self, slots: Int32) -> bool:
-        """Whether one of these host slots is read or written by what has gathered."""
+        """Whether one of these host slots is read or written by the transfers so far."""
         used = [load[0] for load in self._loads] + [save[1] for save in self._saves]
         return bool(used) and bool(np.isin(slots, np.concatenate(used)).any())
 
@@ -148,7 +147,7 @@ def group_copies(copies: Sequence[tuple[Int64, Int64]]) -> list[Int64]:
     """Return slot copies as few groups ([2, c]: sources, destinations), in order.
 
     Within a group no source and no destination is a destination of the group's earlier copies: all
-    its reads may come before all its writes.
+    reads may precede all writes.
     """
     if not copies:
         return []

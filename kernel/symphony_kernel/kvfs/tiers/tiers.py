@@ -1,27 +1,28 @@
-"""Tiers: where each page's K and V are, and what brings them elsewhere.
+"""Tiers: where each page's K and V are, and moving them between tiers.
 
     device   a frame of the executor's pool              rows read and write here, and only here
     host     a slot in the executor's host memory        `evict` puts it there, `fetch` back
-    disk     a slot of a file (`spilling`)               only host slots go there, and back
-    tokens   nowhere: to be computed from the tokens     `give_frames`, a step, `filled`
+    disk     a slot of a file (`spill_tier`)             only host slots go there, and back
+    tokens   in no tier: recomputed from the tokens      `give_frames`, a step, `mark_filled`
 
-A page may be in several at once: what a full page holds never changes, so its host and disk copies
-stay good while it is on the device, and to evict it again moves nothing. A write to a page drops
-its copies (`written`). Copies of pages on the device are the first to go when room is wanted.
+A page may be in several tiers at once. The content of a full page never changes, so its host and
+disk copies stay valid while it is on the device, and evicting it again moves nothing. A write to a
+page drops its copies (`drop_copies`). If slots are needed, copies of pages on the device go first.
 
-Moves are queued (`PageTransfers`) and done by the executor with the next batch, in the order in which they
-were asked for. So everything here takes effect at once as far as the caller can see: a frame that
-`evict` gave back may be allocated in the same turn, and a page that was fetched may be read by a
-step that is formed in the same turn. Only a page on disk takes its time, see `fetch`.
+Transfers are queued (`PageTransfers`), and the executor makes them with the next batch, in their
+order. For callers they take effect at once: a frame that `evict` has freed may be allocated in the
+same turn, and a page that was fetched may be read by a step that is formed in the same turn. Only a
+page on disk takes time, see `fetch`.
 
-This is mechanism: who goes and who comes is for others to say. Nothing here is ever pinned; whoever
-evicts leaves alone the pages of works that have their place in the step that is being formed.
+Callers decide which pages to evict and to fetch. Pages are never pinned: a caller of `evict` leaves
+out the pages of requests in the step that is being formed.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ import numpy.typing as npt
 from symphony_kernel.executor.base import Batch, Int32
 from symphony_kernel.kvfs.pages.pool import NOWHERE, NumberStack, PagePool
 from symphony_kernel.kvfs.quotas import Quotas, TenantUsage, TierCounts
-from symphony_kernel.kvfs.tiers.base import NoSpillTier, SpillTier
-from symphony_kernel.kvfs.tiers.metrics import TierStatistics, TransferCost
+from symphony_kernel.kvfs.tiers.base import SpillTier
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers, TransferNote
 from symphony_kernel.protocol.errno import Errno, KernelBug, SyscallError
 from symphony_kernel.protocol.limits import PAGE_TOKENS
@@ -38,12 +38,13 @@ from symphony_kernel.protocol.limits import PAGE_TOKENS
 Bool = npt.NDArray[np.bool_]
 
 _NO_PAGES: Int32 = np.empty(0, np.int32)
-_COPY_SERVICE = 1 / 1_000  # of computing an entry, while nothing has been measured
-_QUEUE_SLACK = 1_024  # stale entries of the queue of duplicates, before it is looked through
+_COPY_SERVICE = 1 / 1_000  # of computing an entry, until it has been measured
+_QUEUE_SLACK = 1_024  # stale entries of the queue of duplicates, before it is compacted
+_COST_GAIN: Final = 1 / 4  # weight of a new measurement
 
 
 class Tier(IntEnum):
-    """Where a page can be had from, the fastest first."""
+    """The place of a page's K and V, the fastest first."""
 
     DEVICE = 0
     HOST = 1
@@ -52,90 +53,129 @@ class Tier(IntEnum):
 
     @property
     def word(self) -> str:
-        """What programs and operators read."""
+        """Its name for programs and operators."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """What `fetch` came to: pages ([n] each, distinct)."""
+class TierStatistics:
+    """Pages by tier; transfers in pages since the start, times in milliseconds.
 
-    loaded: Int32  # on the device now, as far as any later step can see
-    reading: Int32  # on their way from disk, hollow until `Tiers.arrived` hears of them
-    lost: Int32  # in no tier: to be computed again
+    A page counts in its fastest tier only; `host_slots_used` counts copies, too.
+    """
+
+    device_pages: int
+    host_pages: int
+    disk_pages: int
+    tokens_pages: int
+    host_slots: int
+    host_slots_used: int
+    disk_slots: int
+    disk_slots_used: int
+    saved_pages: int
+    loaded_pages: int
+    dropped_pages: int  # from device or host to no tier at all
+    spilled_pages: int  # host to disk
+    read_pages: int  # disk to host
+    moved_bytes: int  # between device and host
+    move_ms: float
+    move_page_ms: float  # of one page, as measured; 0: unknown
+
+
+class TransferCost:
+    """Seconds that a page takes between device and host, as the executor has measured."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0  # of all transfers
+        self.pages = 0
+        self.page_seconds = 0.0  # of one page, averaged; 0: unknown
+
+    def learn(self, pages: int, seconds: float) -> None:
+        self.seconds += seconds
+        self.pages += pages
+        each = seconds / pages
+        gain = _COST_GAIN if self.page_seconds else 1.0
+        self.page_seconds += (each - self.page_seconds) * gain
+
+    def forget(self) -> None:
+        self.seconds, self.pages, self.page_seconds = 0.0, 0, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """The result of `fetch`: pages ([n] each, distinct)."""
+
+    loaded: Int32  # on the device for any later step
+    reading: Int32  # on their way from disk, unfilled until `Tiers.on_arrived` is called with them
+    lost: Int32  # in no tier: to be recomputed
 
 
 class Tiers:
-    """The places of a pool's pages; `host_slots` is what `Executor.open_host` was asked for.
+    """The places of a pool's pages; `Executor.open_host` was called with `host_slots`.
 
-    `page_bytes` (of one host slot) is for figures only.
+    `page_bytes` (of one host slot) is for metrics only.
     """
 
     def __init__(
         self,
         pool: PagePool,
-        ledger: Quotas,
+        quotas: Quotas,
         transfers: PageTransfers,
         host_slots: int = 0,
         page_bytes: int = 0,
     ) -> None:
         self._pool = pool
-        self._ledger = ledger
+        self._quotas = quotas
         self._transfers = transfers
         self._page_bytes = page_bytes
         self.slots = host_slots
         self.host: Int32 = np.full(pool.pages, NOWHERE, np.int32)  # the slot of each page
         self.page_in: Int32 = np.full(host_slots, NOWHERE, np.int32)  # the page of each slot
         self._free = NumberStack(host_slots)
-        # Saves and loads of each slot that have not ended: no thread may touch it meanwhile.
+        # Saves and loads of each slot that have not ended: no thread may use it meanwhile.
         self.outstanding: Int32 = np.zeros(host_slots, np.int32)
         self._duplicates: deque[int] = deque()  # pages that came back to the device, oldest first
         self.disk: Int32 = np.full(pool.pages, NOWHERE, np.int32)  # the disk slot of each page
-        self.spilling: SpillTier = NoSpillTier()
-        self._arriving: Bool = np.zeros(
-            pool.pages, np.bool_
-        )  # have a frame, and are read from disk
-        # Hears of pages ([n]) that `fetch` found on disk: they are on the device now, or lost.
-        self.arrived: Callable[[Int32], None] = lambda _pages: None
-        self.cost = TransferCost()
-        # Hears of pages ([n]) that have got to disk: there may be room on the host.
-        self.relieved: Callable[[Int32], None] = lambda _pages: None
-        # Seconds that one token takes to be computed again, as the scheduler has seen; 0: unknown.
+        self.spill_tier = SpillTier()  # a `DiskTier` where there is a disk
+        # [pages] Those that have a frame and are being read from disk.
+        self._arriving: Bool = np.zeros(pool.pages, np.bool_)
+        # Called with pages ([n]) that `fetch` found on disk: they are on the device now, or lost.
+        self.on_arrived: Callable[[Int32], None] = lambda _pages: None
+        # Called with pages ([n]) that were written to disk: host slots may be freed.
+        self.on_spilled: Callable[[Int32], None] = lambda _pages: None
+        # Returns the seconds in which a step recomputes one token; 0: unknown.
         self.token_seconds: Callable[[], float] = lambda: 0.0
+        self.cost = TransferCost()
         self._saved = self._loaded = self._dropped = 0
-        self._given: deque[Batch] = deque()  # and have not ended, in order
-        transfers.page = pool.page
-        ledger.count_tiers = self._counts
-        pool.leaving = self._forget
+        self._given: deque[Batch] = deque()  # batches that have not ended, in order
+        quotas.count_tiers = self._counts
+        pool.on_freeing = self._drop_freed
 
     # -- Where pages are ------------------------------------------------------------------------
     def tier_of(self, pages: Int32) -> "npt.NDArray[np.uint8]":
-        """Return for each page ([n]) the fastest `Tier` that has it.
-
-        A hollow page, whose content is being computed again, counts as TOKENS.
-        """
+        """Return the fastest `Tier` of each page ([n]); TOKENS for an unfilled page."""
         tiers = np.full(len(pages), Tier.TOKENS, np.uint8)
         tiers[self.disk[pages] >= 0] = Tier.DISK
         tiers[self.host[pages] >= 0] = Tier.HOST
-        tiers[(self._pool.frame[pages] >= 0) & ~self._pool.hollow[pages]] = Tier.DEVICE
+        tiers[(self._pool.frame[pages] >= 0) & ~self._pool.unfilled[pages]] = Tier.DEVICE
         return tiers
 
     def worst_of(self, pages: Int32) -> Tier:
-        """Return the slowest tier that one of these pages has to come from; DEVICE for none."""
+        """Return the slowest tier that one of these pages must come from; DEVICE for none."""
         return Tier(int(self.tier_of(pages).max())) if len(pages) else Tier.DEVICE
 
     def cheaper_to_move(self, pages: int) -> bool:
-        """Whether to save and load so many pages takes less than to compute them again.
+        """Whether saving and loading so many pages is faster than recomputing them.
 
-        By what moves and steps have taken on this machine; True while either is unknown.
+        By what transfers and steps have taken on this machine; True while either is unknown.
         """
         computed = self.token_seconds() * PAGE_TOKENS
         return not computed or 2 * self.cost.page_seconds * pages <= computed * pages
 
     def copy_service(self, entries: int) -> float:
-        """Return how many tokens could be computed while so many entries are copied, about.
+        """Return about how many tokens could be computed while so many entries are copied.
 
-        By what moving pages takes here; while that is unknown, a thousandth of them.
+        By what a page's transfer takes here; while that is unknown, a thousandth of the entries.
         """
         computed = self.token_seconds() * PAGE_TOKENS
         known = computed and self.cost.page_seconds
@@ -145,47 +185,45 @@ class Tiers:
     def evict(self, pages: Int32, keep: bool = False, host: bool = True) -> Int32:
         """Take pages off the device; return those that have left it ([n], distinct).
 
-        Of `pages` those without a frame, or on their way from disk, are passed over. A page that
-        has a good copy on host or disk just gives up its frame. Others are saved to the host, in
-        the order given, as far as there are slots (copies of pages that are on the device make way)
-        and their tenants' budgets allow; then what is left over becomes TOKENS, or stays where it
-        is with `keep`. Without `host` nothing is saved. For those that are tied there are slots
-        that pages have which are not, past a budget. Frames are free when this returns, and may be
-        allocated.
+        Pages without a frame, or being read from disk, are skipped. A page with a valid copy on
+        host or disk just gives up its frame. Others are saved to the host, in the given order, as
+        far as their tenants' budgets allow and there are slots (those of pages that are on the
+        device are freed). The remaining pages are in no tier afterwards, or with `keep` stay where
+        they are. Without `host` nothing is saved. An unrecomputable page gets a slot past its
+        tenant's budget, from a page that can do without. On return the frames are free.
 
-        The caller has seen to it that no work that is in the step being formed needs them, and
-        that what becomes TOKENS can be computed again.
+        The caller ensures that no request in the step being formed needs these pages, and that
+        pages which end up in no tier can be recomputed.
         """
         pool = self._pool
         pages = _distinct(pages[(pool.frame[pages] >= 0) & ~self._arriving[pages]])
         if not len(pages):
             return pages
         stored = (self.host[pages] >= 0) | (self.disk[pages] >= 0)
-        bare = ~stored & ~pool.hollow[pages]
-        self._leave(pages[~bare])
-        new = pages[bare]
+        uncopied = ~stored & ~pool.unfilled[pages]
+        self._free_frames(pages[~uncopied])
+        new = pages[uncopied]
         fits = np.zeros(len(new), np.bool_)
         if host and self.slots:
-            unrecomputable = self._ledger.ties[new] > 0
+            unrecomputable = self._quotas.unrecomputable[new] > 0
             if unrecomputable.any():
-                self._make_way(new[unrecomputable])
+                self._free_up_slots_for(new[unrecomputable])
             fits = self._allowed(new) | unrecomputable
         slots = self._take_slots(int(fits.sum()))
         fits[np.flatnonzero(fits)[len(slots) :]] = False
         self._save(new[fits], slots)
-        self.spilling.balance()
+        self.spill_tier.balance()
         if keep:
-            return np.concatenate((pages[~bare], new[fits]))
+            return np.concatenate((pages[~uncopied], new[fits]))
         self._dropped += len(new) - len(slots)
-        self._leave(new[~fits])
+        self._free_frames(new[~fits])
         return pages
 
     def drop(self, pages: Int32) -> Int32:
-        """Drop the host and disk copies of pages; return those that are TOKENS now ([n]).
+        """Drop the host and disk copies of pages; return those in no tier now ([n]).
 
-        Those on their way from disk are passed over.
-        Slots are free when this returns. The caller has seen to it that what becomes TOKENS can be
-        computed again.
+        Pages that are being read from disk are skipped. On return the slots are free. The caller
+        ensures that pages which end up in no tier can be recomputed.
         """
         pages = _distinct(pages[~self._arriving[pages]])
         copied = pages[(self.host[pages] >= 0) | (self.disk[pages] >= 0)]
@@ -195,25 +233,25 @@ class Tiers:
         self._dropped += len(lost)
         return lost
 
-    def written(self, page: int) -> None:
-        """A page is about to be written: its copies are no good now, nor what is being read."""
+    def drop_copies(self, page: int) -> None:
+        """Drop the copies of a page that is about to be written, and cancel its reading."""
         if self.host[page] < 0 and self.disk[page] < 0:
             return
         pages = np.array([page], np.int32)
         self.drop_host(pages[self.host[pages] >= 0])
         self._drop_disk(pages[self.disk[pages] >= 0])
-        if self._arriving[page]:  # it will not come: whoever waits for it looks again
-            self.not_read(pages)
-            self.arrived(pages)
+        if self._arriving[page]:  # its read is cancelled: requests that wait for it look again
+            self.fail_read(pages)
+            self.on_arrived(pages)
 
     # -- Onto the device ------------------------------------------------------------------------
     def fetch(self, pages: Int32) -> Fetched:
         """Bring absent pages to the device, as far as they are in a tier.
 
-        Those on the host have a frame when this returns, and any step formed from now on reads
-        what they hold. Those on disk get their frames now, too, are hollow, and stay where they are
-        whatever is evicted, until a thread has read them: `arrived` hears of them. Those of TOKENS
-        are the caller's (`give_frames`). Pages that have a frame are passed over.
+        Pages on the host have a frame on return, and any step formed from now on reads their
+        content. Pages on disk get frames now, too; they are unfilled and cannot be evicted until a
+        thread has read them and `on_arrived` is called. The caller handles pages in no tier
+        (`give_frames`). Pages that have a frame are skipped.
 
         Raises:
             SyscallError: ENOMEM (fewer free frames than pages on host and disk); nothing has moved.
@@ -226,30 +264,29 @@ class Tiers:
         if len(loaded) + len(reading) > free:
             raise SyscallError(Errno.ENOMEM, f"{len(pages)} pages are absent, {free} frames free")
         if len(loaded):
-            self._pool.seat(loaded, hollow=False)
+            self._pool.attach_frames(loaded, unfilled=False)
             self._count(loaded, absent=-1)
             self._load(loaded)
         if len(reading):
-            self._pool.seat(reading, hollow=True)
+            self._pool.attach_frames(reading, unfilled=True)
             self._count(reading, absent=-1)
             self._arriving[reading] = True
-            self.spilling.read(reading)
+            self.spill_tier.read(reading)
         return Fetched(loaded, reading, pages[~here & ~on_disk])
 
-    def read(self, pages: Int32) -> None:
-        """Pages ([n]) that `fetch` found on disk are on the host now."""
+    def finish_read(self, pages: Int32) -> None:
+        """Load pages ([n]) that `fetch` found on disk, and that are on the host now."""
         self._arriving[pages] = False
-        self._pool.fill(pages)
+        self._pool.mark_filled(pages)
         self._load(pages)
 
-    def not_read(self, pages: Int32) -> None:
-        """Pages ([n]) that `fetch` found on disk are in no tier any more."""
+    def fail_read(self, pages: Int32) -> None:
+        """Give up pages ([n]) that `fetch` found on disk, and that could not be read."""
         self._arriving[pages] = False
         self._dropped += len(pages)
-        self._leave(pages)
+        self._free_frames(pages)
 
     def _load(self, pages: Int32) -> None:
-        """Have pages' frames get what their host slots hold."""
         slots = self.host[pages]
         self._transfers.load(slots, self._pool.frame[pages])
         self.outstanding[slots] += 1
@@ -258,64 +295,66 @@ class Tiers:
         self._trim()
 
     def give_frames(self, pages: Int32) -> None:
-        """Give frames to absent pages ([n], distinct, of TOKENS) to compute them again.
+        """Give frames to pages in no tier ([n], distinct), to recompute them.
 
-        They are hollow until `filled`, absent as far as files can see; `KVFile.rebuild_table` names
-        their frames. `evict` takes the frames back.
+        They are unfilled, and absent for files, until `mark_filled`. `KVFile.unfilled_table`
+        returns their frames. `evict` takes the frames back.
 
         Raises:
             SyscallError: ENOMEM, and nothing has changed.
         """
-        self._pool.seat(pages, hollow=True)
+        self._pool.attach_frames(pages, unfilled=True)
         self._count(pages, absent=-1)
 
-    def born_absent(self, pages: Int32) -> None:
-        """Pages ([n], distinct) were allocated without frames: they are TOKENS."""
+    def count_absent(self, pages: Int32) -> None:
+        """Count pages ([n], distinct) that were allocated without frames."""
         self._count(pages, absent=1)
 
-    def filled(self, pages: Int32) -> None:
-        """The step that computes hollow pages ([n], distinct) is given to the executor, or done.
+    def mark_filled(self, pages: Int32) -> None:
+        """Mark unfilled pages ([n], distinct) whose step the executor has been given.
 
-        Any step formed from now on may read them. If it fails, `evict` them in the same turn.
+        Any step formed from now on may read them. If the step fails, `evict` them in the same turn.
         """
-        self._pool.fill(pages)
+        self._pool.mark_filled(pages)
 
-    # -- What the executor did ------------------------------------------------------------------
-    def give(self, batches: list[Batch]) -> list[Batch]:
-        """Return batches of `PageTransfers` that the executor is given now: it will tell of their ends."""
+    # -- Results of the executor ----------------------------------------------------------------
+    def track_batches(self, batches: list[Batch]) -> list[Batch]:
+        """Track batches of `PageTransfers` that the executor is given now; return them."""
         self._given.extend(batches)
         return batches
 
-    def ended(self, batch: Batch) -> None:
-        """A batch of `give`, or a step that took over what it had, has been computed."""
-        self._settle(batch)
+    def finish_batch(self, batch: Batch) -> None:
+        """Account for a computed batch, or a step that contained its transfers."""
+        self._end_batch(batch)
         moved = len(batch.note.saved) + len(batch.note.loaded)
         if moved:
             self.cost.learn(moved, batch.moved_seconds)
-            self.spilling.balance()
+            self.spill_tier.balance()
 
-    def lost(self, batch: Batch) -> Int32:
-        """A batch has failed; return the pages of which nobody knows what they hold ([n]).
+    def fail_batch(self, batch: Batch) -> Int32:
+        """Account for a batch that has failed; return the pages with wrong content ([n]).
 
-        They are those that it wrote, and what was copied from there since. A page whose save failed
-        is TOKENS, unless it was fetched meanwhile.
+        They are the pages that it wrote, and those copied from them since. A page whose save failed
+        is in no tier, unless it was fetched meanwhile.
         """
         note: TransferNote | None = batch.note
         if note is None:
             return _NO_PAGES
-        self._settle(batch)
-        bad = np.concatenate((note.targets, note.loaded, self._lose_saves(note, batch.saves)))
+        self._end_batch(batch)
+        bad = np.concatenate(
+            (note.targets, note.loaded, self._drop_failed_saves(note, batch.saves))
+        )
         later = [*(each.note for each in self._given), *self._transfers.notes()]
         found = 0
         while len(bad) > found:
             found = len(bad)
             more = [each.targets[np.isin(each.sources, bad)] for each in later]
             bad = np.unique(np.concatenate((bad, *more)))
-        bad = bad[(bad >= 0) & (bad < self._pool.pages)]  # others are no pages
+        bad = bad[(bad >= 0) & (bad < self._pool.pages)]  # others are scratch or spare frames
         return bad[self._pool.references[bad] > 0]
 
-    def _lose_saves(self, note: TransferNote, saves: Int32 | None) -> Int32:
-        """Forget copies that failed; return the pages that have been fetched from there."""
+    def _drop_failed_saves(self, note: TransferNote, saves: Int32 | None) -> Int32:
+        """Drop copies that failed; return the pages that have been fetched from them."""
         if saves is None:
             return _NO_PAGES
         pages = note.saved
@@ -326,7 +365,7 @@ class Tiers:
         used: Int32 = pages[on_device | (~here & (self.host[pages] >= 0))]
         return used
 
-    def _settle(self, batch: Batch) -> None:
+    def _end_batch(self, batch: Batch) -> None:
         given = [each for each in self._given if each.note is not batch.note]
         self._given = deque(given)
         if batch.saves is not None:
@@ -335,25 +374,24 @@ class Tiers:
             np.subtract.at(self.outstanding, batch.loads[0], np.int32(1))
 
     # -- Frames ---------------------------------------------------------------------------------
-    def _leave(self, pages: Int32) -> None:
-        """Give up the frames of pages."""
+    def _free_frames(self, pages: Int32) -> None:
         if len(pages):
-            self._pool.vacate(pages)
+            self._pool.detach_frames(pages)
             self._count(pages, absent=1)
-            self.spilling.saved(pages[self.host[pages] >= 0])
+            self.spill_tier.saved(pages[self.host[pages] >= 0])
 
     def _save(self, pages: Int32, slots: Int32) -> None:
-        """Move pages from their frames to free host slots ([n] each)."""
+        """Save pages from their frames to free host slots ([n] each)."""
         if not len(pages):
             return
         self.put_host(pages, slots)
         self.outstanding[slots] += 1
         self._saved += len(pages)
         self._transfers.save(self._pool.frame[pages], slots)
-        self._leave(pages)
+        self._free_frames(pages)
 
     def idle_places(self, n: int) -> tuple[Int32, Int32]:
-        """Return up to n frames and as many host slots that nobody uses ([n] each)."""
+        """Return up to n free frames and as many free host slots ([n] each)."""
         frames, slots = self._pool.idle_frames(n), self._free.all()[:n]
         count = min(len(frames), len(slots))
         return frames[:count], slots[:count]
@@ -361,25 +399,24 @@ class Tiers:
     # -- Host slots -----------------------------------------------------------------------------
     @property
     def free_slots(self) -> int:
-        """Host slots that nothing is in."""
         return self._free.count
 
     def put_host(self, pages: Int32, slots: Int32) -> None:
-        """Pages ([n], distinct) are in these slots from now on ([n], taken from the free ones)."""
+        """Put pages ([n], distinct) into these slots ([n]), which were taken."""
         self.host[pages] = slots
         self.page_in[slots] = pages
         self._pool.copies += len(pages)
         self._count(pages, host=1)
 
     def take_quiet_slots(self, n: int) -> Int32:
-        """Take up to n free slots that no step has to do with any more."""
+        """Take up to n free slots that no unfinished step uses."""
         free = self._free.all()
         quiet: Int32 = free[self.outstanding[free] == 0][:n]
         self._free.remove(quiet)
         return quiet
 
     def give_slots(self, slots: Int32) -> None:
-        """Give taken slots back that no page is in."""
+        """Give back taken slots without pages."""
         self._free.push(slots)
 
     def drop_duplicates(self, n: int) -> int:
@@ -399,69 +436,69 @@ class Tiers:
         """Take up to n free slots for pages that leave the device."""
         if not n:
             return _NO_PAGES
-        room = self._free.count - self.spilling.spare
-        if room < n:
-            self.drop_duplicates(n - max(room, 0))
-            room = self._free.count - self.spilling.spare
-        if room < n:
-            self.spilling.make_room(n - max(room, 0))
-            room = self._free.count - self.spilling.spare
-        return self._free.pop(max(min(n, room), 0))
+        free = self._free.count - self.spill_tier.spare
+        if free < n:
+            self.drop_duplicates(n - max(free, 0))
+            free = self._free.count - self.spill_tier.spare
+        if free < n:
+            self.spill_tier.make_room(n - max(free, 0))
+            free = self._free.count - self.spill_tier.spare
+        return self._free.pop(max(min(n, free), 0))
 
-    def room_for_tied(self) -> int:
-        """Return how many slots there could be for pages that nothing but a copy brings back."""
+    def count_unrecomputable_slots(self) -> int:
+        """Return how many slots there can be for unrecomputable pages."""
         stay = int((~self._droppable()).sum())
-        thread = len(self.spilling.held_slots())
-        return max(self.slots - self.spilling.spare - stay - thread, 0)
+        thread = len(self.spill_tier.held_slots())
+        return max(self.slots - self.spill_tier.spare - stay - thread, 0)
 
-    def make_way(self, pages: int) -> None:
-        """See to it that so many slots are free, as far as there are pages that can do without."""
-        missing = pages - (self._free.count - self.spilling.spare)
+    def free_up_slots(self, pages: int) -> None:
+        """Free so many slots, as far as their pages can do without."""
+        missing = pages - (self._free.count - self.spill_tier.spare)
         if missing > 0:
             missing -= self.drop_duplicates(missing)
         if missing > 0:
-            self.spilling.make_room(missing)
-            missing = pages - (self._free.count - self.spilling.spare)
+            self.spill_tier.make_room(missing)
+            missing = pages - (self._free.count - self.spill_tier.spare)
         if missing > 0:
             used = self.page_in[self.page_in >= 0]
             self._drop_hosts(used[self._droppable()][:missing])
 
-    def _make_way(self, pages: Int32) -> None:
-        """See to it that pages ([n]) that must have a place on the host find one."""
-        for tenant, mine in self._ledger.by_tenant(pages):
+    def _free_up_slots_for(self, pages: Int32) -> None:
+        """Free slots for unrecomputable pages ([n])."""
+        for tenant, mine in self._quotas.by_tenant(pages):
             over = tenant.host + len(mine) - tenant.host_max
             if over > 0:
                 used = self.page_in[self.page_in >= 0]
                 used = used[self._droppable()]
-                theirs = [each for root, each in self._ledger.by_tenant(used) if root is tenant]
+                theirs = [each for root, each in self._quotas.by_tenant(used) if root is tenant]
                 self._drop_hosts(np.concatenate([_NO_PAGES, *theirs])[:over])
-        self.make_way(len(pages))
+        self.free_up_slots(len(pages))
 
     def _droppable(self) -> Bool:
-        """Say of each page that has a slot, in the slots' order, whether it can do without."""
+        """Return for each page with a slot, in the slots' order, if it can do without."""
         pages = self.page_in[self.page_in >= 0]
-        here = (self._pool.frame[pages] >= 0) & ~self._pool.hollow[pages]
-        droppable: Bool = here | (self.disk[pages] >= 0) | (self._ledger.ties[pages] == 0)
+        here = (self._pool.frame[pages] >= 0) & ~self._pool.unfilled[pages]
+        droppable: Bool = here | (self.disk[pages] >= 0) | (self._quotas.unrecomputable[pages] == 0)
         return droppable
 
     def _drop_hosts(self, pages: Int32) -> None:
-        """Forget the host copies of pages, some of which become TOKENS."""
+        """Drop the host copies of pages, some of which are in no tier then."""
         self._dropped += int(((self._pool.frame[pages] < 0) & (self.disk[pages] < 0)).sum())
         self.drop_host(pages)
 
     def _allowed(self, pages: Int32) -> Bool:
-        """Say for each page whether its tenant's budget on the host has room for it."""
+        """Return for each page whether its tenant's host budget allows it a slot."""
         fits = np.ones(len(pages), np.bool_)
         taken: dict[TenantUsage, int] = {}
-        for tenant, mine in self._ledger.by_tenant(pages):
-            room = max(tenant.host_max - tenant.host - taken.get(tenant, 0), 0)
-            taken[tenant] = taken.get(tenant, 0) + min(len(mine), room)
-            if len(mine) > room:
-                fits &= ~np.isin(pages, mine[room:])
+        for tenant, mine in self._quotas.by_tenant(pages):
+            left = max(tenant.host_max - tenant.host - taken.get(tenant, 0), 0)
+            taken[tenant] = taken.get(tenant, 0) + min(len(mine), left)
+            if len(mine) > left:
+                fits &= ~np.isin(pages, mine[left:])
         return fits
 
     def drop_host(self, pages: Int32) -> None:
-        """Forget the host copies of pages ([n], distinct, each with one)."""
+        """Drop the host copies of pages ([n], distinct, each with one)."""
         if not len(pages):
             return
         slots = self.host[pages]
@@ -469,10 +506,10 @@ class Tiers:
         self.host[pages] = NOWHERE
         self.page_in[slots] = NOWHERE
         self._pool.copies -= len(pages)
-        self._free.push(self.spilling.released(slots))
+        self._free.push(self.spill_tier.released(slots))
 
     def _trim(self) -> None:
-        """Forget the entries of the queue of duplicates that say nothing any more."""
+        """Compact the queue of duplicates when most entries are stale."""
         queue = self._duplicates
         if len(queue) > 2 * self.slots + _QUEUE_SLACK:
             live = [page for page in dict.fromkeys(queue) if self.host[page] >= 0]
@@ -480,45 +517,44 @@ class Tiers:
 
     # -- Disk -----------------------------------------------------------------------------------
     def put_disk(self, page: int, slot: int) -> None:
-        """A page has been written to a disk slot."""
+        """Note that a page has been written to a disk slot."""
         self.disk[page] = slot
         self._pool.copies += 1
         self._count(np.array([page], np.int32), disk=1)
 
     def take_disk(self, pages: Int32) -> None:
-        """Pages ([n], distinct) are no longer on disk."""
+        """Note that pages ([n], distinct) are no longer on disk."""
         self.disk[pages] = NOWHERE
         self._pool.copies -= len(pages)
         self._count(pages, disk=-1)
 
     def disk_pages(self, page: int, coming: list[int]) -> int | None:
-        """Return how many pages of its tenant are on disk, with those that are `coming`.
+        """Return how many pages its tenant has on disk, including those of `coming`.
 
-        None: they are as many as its limit allows.
+        None: the tenant's limit is reached.
         """
-        ((tenant, _),) = self._ledger.by_tenant(np.array([page], np.int32))
-        theirs = self._ledger.by_tenant(np.array(coming, np.int32))
+        ((tenant, _),) = self._quotas.by_tenant(np.array([page], np.int32))
+        theirs = self._quotas.by_tenant(np.array(coming, np.int32))
         pages = tenant.disk + sum(len(pages) for root, pages in theirs if root is tenant)
         return pages if pages < tenant.disk_max else None
 
     def on_device(self, page: int) -> bool:
-        """Whether the page is on the device."""
-        return bool(self._pool.frame[page] >= 0 and not self._pool.hollow[page])
+        return bool(self._pool.frame[page] >= 0 and not self._pool.unfilled[page])
 
     def _drop_disk(self, pages: Int32) -> None:
         if len(pages):
-            self.spilling.drop(pages)
+            self.spill_tier.drop(pages)
 
     # -- Counting -------------------------------------------------------------------------------
     def _count(self, pages: Int32, absent: int = 0, host: int = 0, disk: int = 0) -> None:
-        """Charge pages' whereabouts to their tenants: +1 or -1 for each."""
-        for tenant, mine in self._ledger.by_tenant(pages):
+        """Charge a change of pages' places to their tenants: +1 or -1 for each page."""
+        for tenant, mine in self._quotas.by_tenant(pages):
             tenant.absent += absent * len(mine)
             tenant.host += host * len(mine)
             tenant.disk += disk * len(mine)
 
     def _counts(self, pages: Int32) -> TierCounts | None:
-        """Return what the ledger counts of pages, None while all are on the device alone."""
+        """Return where pages are; None while all pages are on the device only."""
         if not self._pool.absent and not self._pool.copies:
             return None
         return TierCounts(
@@ -527,8 +563,8 @@ class Tiers:
             int((self.disk[pages] >= 0).sum()),
         )
 
-    def _forget(self, pages: Int32) -> None:
-        """Pages are about to be free: nothing is kept of them, and nobody pays for them."""
+    def _drop_freed(self, pages: Int32) -> None:
+        """Drop the copies of pages that are about to be free, and uncount them."""
         self._arriving[pages] = False
         self.drop_host(pages[self.host[pages] >= 0])
         self._drop_disk(pages[self.disk[pages] >= 0])
@@ -538,7 +574,7 @@ class Tiers:
 
     # -- Audit ----------------------------------------------------------------------------------
     def check_integrity(self) -> None:
-        """Compare slots with pages; whether the ledger agrees is the ledger's to check.
+        """Compare slots with pages; `Quotas` compares its counts with them.
 
         Raises:
             KernelBug: a slot is lost or in use twice, or a free page has one.
@@ -547,30 +583,31 @@ class Tiers:
         there = np.flatnonzero(self.host >= 0)
         used = np.flatnonzero(self.page_in >= 0)
         if len(there) != len(used) or not np.array_equal(self.page_in[self.host[there]], there):
-            raise KernelBug("pages and host slots do not say the same of each other")
+            raise KernelBug("pages and host slots disagree")
         idle = np.ones(self.slots, np.bool_)
         idle[used] = False
-        idle[self.spilling.held_slots()] = False
+        idle[self.spill_tier.held_slots()] = False
         if not np.array_equal(self._free.all(), np.flatnonzero(idle)):
             raise KernelBug("the free host slots are not those without a page")
         if self.slots and self.outstanding.min() < 0:
-            raise KernelBug("a host slot has had more moves end than begin")
+            raise KernelBug("a host slot has had more transfers end than begin")
         on_disk = np.flatnonzero(self.disk >= 0)
         if pool.copies != len(there) + len(on_disk):
-            raise KernelBug(f"{pool.copies} copies are counted, there are others")
+            counted = len(there) + len(on_disk)
+            raise KernelBug(f"{pool.copies} copies are counted, there are {counted}")
         if (pool.references[np.concatenate((there, on_disk))] <= 0).any():
-            raise KernelBug("a page that nobody holds has a copy")
-        if not pool.hollow[self._arriving].all() or (self.disk[self._arriving] < 0).any():
-            raise KernelBug("a page is read from disk that is not there, or is here")
-        self.spilling.check_integrity()
+            raise KernelBug("a page without references has a copy")
+        if not pool.unfilled[self._arriving].all() or (self.disk[self._arriving] < 0).any():
+            raise KernelBug("a page is read from disk that is not on disk, or is filled")
+        self.spill_tier.check_integrity()
 
     def statistics(self) -> TierStatistics:
-        """Return the counters; looks at every page when some are not on the device."""
-        pool, spilling = self._pool, self.spilling
-        elsewhere = np.flatnonzero((pool.references > 0) & ((pool.frame < 0) | pool.hollow))
+        """Return the counters; looks at every page while some are not on the device."""
+        pool, spilling = self._pool, self.spill_tier
+        elsewhere = np.flatnonzero((pool.references > 0) & ((pool.frame < 0) | pool.unfilled))
         counts = np.bincount(self.tier_of(elsewhere.astype(np.int32)), minlength=len(Tier))
         return TierStatistics(
-            device_pages=pool.frames - pool.free_frames - int(pool.hollow.sum()),
+            device_pages=pool.frames - pool.free_frames - int(pool.unfilled.sum()),
             host_pages=int(counts[Tier.HOST]),
             disk_pages=int(counts[Tier.DISK]),
             tokens_pages=int(counts[Tier.TOKENS]),
@@ -590,7 +627,7 @@ class Tiers:
 
 
 def _distinct(pages: Int32) -> Int32:
-    """Return pages without repetition, in the order in which each comes first."""
+    """Return pages without repetition, in the order of their first occurrences."""
     if len(pages) < 2:
         return pages
     _, first = np.unique(pages, return_index=True)

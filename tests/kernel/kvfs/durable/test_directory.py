@@ -27,44 +27,44 @@ def label(path: str, entries: int, tenant: str = "t") -> Label:
 
 
 def opened(root: Path) -> Directory:
-    directory = Directory(root)
+    directory = Directory(root, lambda: IDENTITY)
     directory.open()
     return directory
 
 
 def names(root: Path) -> list[tuple[str, str, int]]:
-    found = Directory(root).open()
+    found = Directory(root, lambda: IDENTITY).open()
     return sorted((f.label.tenant, f.label.path, f.label.entries) for f in found)
 
 
 def test_what_was_put_is_found_by_the_next_process(tmp_path: Path) -> None:
     root = tmp_path / "kv"
     directory = opened(root)
-    size = directory.put(label("a/b", 2), IDENTITY, content(1, 2))
-    directory.put(label("a/b", 3), IDENTITY, content(3, 4, 5))
-    directory.put(label("a/b", 1, "other"), IDENTITY, content(9))
-    directory.put(label("x" * 1024, 1), IDENTITY, content(7))
-    directory.put(label("gone", 1), IDENTITY, content(7))
+    size = directory.put(label("a/b", 2), content(1, 2))
+    directory.put(label("a/b", 3), content(3, 4, 5))
+    directory.put(label("a/b", 1, "other"), content(9))
+    directory.put(label("x" * 1024, 1), content(7))
+    directory.put(label("gone", 1), content(7))
     directory.remove("t", "gone")
     directory.remove("t", "gone")
     assert size > 8
     found = [("other", "a/b", 1), ("t", "a/b", 3), ("t", "x" * 1024, 1)]
     assert names(root) == found
-    assert directory.get("t", "a/b", IDENTITY).tokens.tolist() == [3, 4, 5]
-    assert directory.get("other", "a/b", IDENTITY).tokens.tolist() == [9]
+    assert directory.get("t", "a/b").tokens.tolist() == [3, 4, 5]
+    assert directory.get("other", "a/b").tokens.tolist() == [9]
     with pytest.raises(FileNotFoundError):
-        directory.get("t", "gone", IDENTITY)
+        directory.get("t", "gone")
 
 
 def test_in_the_reserve_files_are_removed_and_none_is_written(tmp_path: Path) -> None:
     root = tmp_path / "kv"
-    opened(root).put(label("a", 1), IDENTITY, content(1))
-    directory = Directory(root, reserve_bytes=1 << 60)  # more than any disk has
+    opened(root).put(label("a", 1), content(1))
+    directory = Directory(root, lambda: IDENTITY, reserve_bytes=1 << 60)  # more than any disk has
     directory.open()
     with pytest.raises(OSError, match="the disk has less than"):
-        directory.put(label("b", 1), IDENTITY, content(1))
+        directory.put(label("b", 1), content(1))
     with pytest.raises(OSError, match="the disk has less than"):
-        directory.write_unnamed(label("b", 1), lambda: IDENTITY, content(1))
+        directory.write_unnamed(label("b", 1), content(1))
     assert names(root) == [("t", "a", 1)]
     directory.remove("t", "a")
     assert names(root) == []
@@ -72,7 +72,7 @@ def test_in_the_reserve_files_are_removed_and_none_is_written(tmp_path: Path) ->
 
 def test_nobody_else_may_look_into_it(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
-    directory.put(label("a", 1), IDENTITY, content(1))
+    directory.put(label("a", 1), content(1))
     for path in (tmp_path / "kv").rglob("*"):
         wanted = 0o700 if path.is_dir() else 0o600
         assert stat.S_IMODE(path.stat().st_mode) == wanted
@@ -89,7 +89,7 @@ def test_a_cut_at_any_instant_leaves_the_old_or_the_new(
 ) -> None:
     """Before or after each call to the system that a put makes, the process is gone."""
     directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), IDENTITY, content(1, 2))
+    directory.put(label("a", 2), content(1, 2))
     calls = 0
 
     def cutting(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,12 +112,12 @@ def test_a_cut_at_any_instant_leaves_the_old_or_the_new(
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # nothing is tidied up
     acknowledged = False
     try:
-        directory.put(label("a", 3), IDENTITY, content(3, 4, 5))
+        directory.put(label("a", 3), content(3, 4, 5))
         acknowledged = True
     except Cut:
         pass
     monkeypatch.undo()
-    after = opened(tmp_path / "kv").get("t", "a", IDENTITY).tokens.tolist()
+    after = opened(tmp_path / "kv").get("t", "a").tokens.tolist()
     assert after in ([1, 2], [3, 4, 5])
     assert after == [3, 4, 5] or not acknowledged
     assert names(tmp_path / "kv") == [("t", "a", len(after))]
@@ -128,18 +128,18 @@ def test_an_error_of_the_disk_leaves_the_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), IDENTITY, content(1, 2))
+    directory.put(label("a", 2), content(1, 2))
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="full") as caught:
-        directory.put(label("a", 3), IDENTITY, content(3, 4, 5))
+        directory.put(label("a", 3), content(3, 4, 5))
     assert errno_of(caught.value) == errno.ENOSPC
     assert errno_of(PermissionError(errno.EACCES, "no")) == errno.EIO
     monkeypatch.undo()
-    assert directory.get("t", "a", IDENTITY).tokens.tolist() == [1, 2]
+    assert directory.get("t", "a").tokens.tolist() == [1, 2]
     assert not list((tmp_path / "kv").rglob("*.partial"))
 
 
@@ -155,7 +155,7 @@ def test_broken_files_are_set_aside_and_said(
     root = tmp_path / "kv"
     directory = opened(root)
     for path in ("header", "tensors", "good", "moved"):
-        directory.put(label(path, 2), IDENTITY, content(1, 2))
+        directory.put(label(path, 2), content(1, 2))
     files = {found.label.path: directory._path("t", found.label.path) for found in directory.open()}
     files["header"].write_bytes(b"\0" * 100)
     data = files["tensors"].read_bytes()
@@ -165,7 +165,7 @@ def test_broken_files_are_set_aside_and_said(
     with caplog.at_level(logging.ERROR):
         assert names(root) == [("t", "good", 2), ("t", "tensors", 2)]
         with pytest.raises(FormatError):
-            directory.get("t", "tensors", IDENTITY)
+            directory.get("t", "tensors")
     assert len(caplog.records) == 3
     assert names(root) == [("t", "good", 2)]
     assert len(list((root / "broken").iterdir())) == 3
@@ -174,10 +174,10 @@ def test_broken_files_are_set_aside_and_said(
 
 def test_an_open_file_stays_as_it_is(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), IDENTITY, content(1, 2))
+    directory.put(label("a", 2), content(1, 2))
     descriptor = directory.open_checked("t", "a")
     before = os.pread(descriptor, 1 << 20, 0)
-    directory.put(label("a", 3), IDENTITY, content(3, 4, 5))
+    directory.put(label("a", 3), content(3, 4, 5))
     directory.remove("t", "a")
     assert os.pread(descriptor, 1 << 20, 0) == before
     os.close(descriptor)
@@ -185,7 +185,7 @@ def test_an_open_file_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_a_broken_file_is_not_sent(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
-    directory.put(label("a", 2), IDENTITY, content(1, 2))
+    directory.put(label("a", 2), content(1, 2))
     path = directory._path("t", "a")
     path.write_bytes(path.read_bytes()[:-1] + b"\xee")
     with pytest.raises(FormatError):
@@ -195,12 +195,12 @@ def test_a_broken_file_is_not_sent(tmp_path: Path) -> None:
 
 def test_what_has_no_name_is_gone_with_the_process(tmp_path: Path) -> None:
     directory = opened(tmp_path / "kv")
-    descriptor = directory.write_unnamed(label("a", 2), lambda: IDENTITY, content(1, 2))
+    descriptor = directory.write_unnamed(label("a", 2), content(1, 2))
     (tmp_path / "copy").write_bytes(os.pread(descriptor, 1 << 20, 0))
     os.close(descriptor)
-    found = directory.read_foreign(tmp_path / "copy", IDENTITY, rebuild=False)
+    found = directory.read_upload(tmp_path / "copy", recompute=False)
     assert found.tokens.tolist() == [1, 2]
-    path, upload = directory.begin_upload()
+    path, upload = directory.create_upload()
     os.write(upload, b"half a file")
     os.close(upload)
     assert names(tmp_path / "kv") == []

@@ -17,8 +17,8 @@ from symphony_kernel.kvfs.durable.format import (
     Label,
     OtherModelError,
     read,
-    read_foreign,
     read_label,
+    read_upload,
     write,
 )
 from symphony_kernel.kvfs.lineage.packing import unpack
@@ -99,8 +99,8 @@ def test_kv_of_another_model_is_left_or_refused(
     assert ours.kv is None
     assert same(ours, make_content())
     with pytest.raises(OtherModelError, match=words):
-        read_foreign(path, other, b"")
-    rebuilt = read_foreign(path, other, b"", rebuild=True)
+        read_upload(path, other, b"")
+    rebuilt = read_upload(path, other, b"", recompute=True)
     assert rebuilt.kv is None
     assert same(rebuilt, make_content())
 
@@ -185,20 +185,20 @@ def test_what_is_no_kv_file_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "f"
     path.write_bytes(data)
     with pytest.raises(FormatError):
-        read_foreign(path, IDENTITY, b"", rebuild=True)
+        read_upload(path, IDENTITY, b"", recompute=True)
 
 
 def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
     tokens, positions = np.array([5, 6], np.uint32), np.array([0, 1], np.int32)
     (tmp_path / "f").write_bytes(save({"tokens": tokens, "positions": positions}))
-    found = read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True)
+    found = read_upload(tmp_path / "f", IDENTITY, b"", recompute=True)
     assert (found.tokens.tolist(), found.plain) == ([5, 6], 2)
     with pytest.raises(FormatError):
         read_label(tmp_path / "f")
     with pytest.raises(OtherModelError):
-        read_foreign(tmp_path / "f", IDENTITY, b"")
+        read_upload(tmp_path / "f", IDENTITY, b"")
     (tmp_path / "f").write_bytes(save({"tokens": tokens, "positions": positions + 1}))
-    found = read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True)
+    found = read_upload(tmp_path / "f", IDENTITY, b"", recompute=True)
     assert (found.tokens.tolist(), found.positions.tolist()) == ([5, 6], [1, 2])
     assert (found.plain, found.lineage) == (0, b"")
 
@@ -206,9 +206,9 @@ def test_a_bare_file_of_tokens_is_taken_for_rebuilding(tmp_path: Path) -> None:
 def test_metadata_that_is_null_is_none(tmp_path: Path) -> None:
     header = {"__metadata__": None, "tokens": TOKENS, "positions": POSITIONS}
     (tmp_path / "f").write_bytes(file_of(header, BODY))
-    assert len(read_foreign(tmp_path / "f", IDENTITY, b"", rebuild=True).tokens) == 2
+    assert len(read_upload(tmp_path / "f", IDENTITY, b"", recompute=True).tokens) == 2
     with pytest.raises(OtherModelError):
-        read_foreign(tmp_path / "f", IDENTITY, b"")
+        read_upload(tmp_path / "f", IDENTITY, b"")
 
 
 def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> Non
     whole = make_content()
     content = Content(whole.tokens, whole.positions, 4, b"how", whole.kv)
     write(tmp_path / "f", Label("t", "p", 21), IDENTITY, content, b"our key")
-    assert same(read_foreign(tmp_path / "f", IDENTITY, b"our key"), content)
-    theirs = read_foreign(tmp_path / "f", IDENTITY, b"another key")
+    assert same(read_upload(tmp_path / "f", IDENTITY, b"our key"), content)
+    theirs = read_upload(tmp_path / "f", IDENTITY, b"another key")
     assert theirs.plain == 0
     (trail,) = unpack(theirs.lineage)
     assert trail is not None
@@ -225,9 +225,9 @@ def test_only_a_sealed_file_is_believed_beyond_its_tokens(tmp_path: Path) -> Non
     assert theirs.kv is not None
     bare = Content(whole.tokens, whole.positions, 21)
     write(tmp_path / "f", Label("t", "p", 21), IDENTITY, bare, b"our key")
-    assert same(read_foreign(tmp_path / "f", IDENTITY, b"our key"), bare)
+    assert same(read_upload(tmp_path / "f", IDENTITY, b"our key"), bare)
     with pytest.raises(FormatError, match="no K and V"):
-        read_foreign(tmp_path / "f", IDENTITY, b"another key")
+        read_upload(tmp_path / "f", IDENTITY, b"another key")
 
 
 @given(st.binary(max_size=200))
@@ -235,6 +235,6 @@ def test_any_bytes_are_refused_in_words(tmp_path_factory: Any, data: bytes) -> N
     path = tmp_path_factory.mktemp("any") / "f"
     path.write_bytes(data)
     with pytest.raises(FormatError):
-        read_foreign(path, IDENTITY, b"", rebuild=True)
+        read_upload(path, IDENTITY, b"", recompute=True)
     with pytest.raises(FormatError):
         read_label(path)

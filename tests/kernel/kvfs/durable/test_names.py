@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from symphony_kernel.kvfs.durable.disk_io import RefusedError
+from symphony_kernel.kvfs.durable.disk import RefusedError
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
 from symphony_kernel.kvfs.lineage.spans import lost_trail
+from symphony_kernel.kvfs.names import describe
 from symphony_kernel.kvfs.tiers.config import TierConfig
 from symphony_kernel.kvfs.tiers.tiers import Tier
 from symphony_kernel.protocol.errno import Errno, SyscallError
@@ -244,12 +245,12 @@ def test_a_full_disk_is_said_and_the_old_one_stays(
         shop.save("new", file, "a")
         assert (await shop.finish())[1:] == ["new: ENOSPC"]
         assert shop.kvfs.statistics().files == files + 1
-        assert shop.kvfs.stat("t", "a").len == 2
+        assert describe("a", shop.kvfs.named("t", "a")).len == 2
         monkeypatch.setattr(shop.directory, "remove", full)
         shop.remove("gone", "a")
         assert (await shop.finish())[2:] == ["gone: ENOSPC"]
         assert on_disk(shop) == {("t", "a"): 2}
-        assert shop.kvfs.stat("t", "a").len == 2
+        assert describe("a", shop.kvfs.named("t", "a")).len == 2
 
     asyncio.run(main())
 
@@ -353,7 +354,7 @@ def test_flags_are_refused_where_nothing_backs_them(tmp_path: Path) -> None:
         assert refused(shop.save, "s", file, "a", public=True) is Errno.EACCES
         assert refused(shop.save, "s", file, "public/t/a") is Errno.EACCES
         assert refused(shop.remove, "r", "nothing") is Errno.ENOENT
-        shop.saving._disk = None
+        shop.saving.disk = None
         assert refused(shop.save, "s", file, "a") is Errno.ENOSYS
         shop.save("memory", file, "a", durable=False)
 
@@ -424,8 +425,8 @@ def test_names_end_when_their_time_has_come(tmp_path: Path) -> None:
 
 def put(shop: Shop, upload: Path, path: str, **given: Any) -> "asyncio.Future[Any]":
     ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    given = {"replace": True, "public": False, "expires_ms": 0, "rebuild": False, **given}
-    shop.saving.put("t", path, upload, ended.set_result, **given)
+    given = {"replace": True, "public": False, "expires_ms": 0, "recompute": False, **given}
+    shop.saving.put_upload("t", path, str(upload), ended.set_result, **given)
     return ended
 
 
@@ -437,7 +438,8 @@ def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
         upload, whole = tmp_path / "upload", shop.directory._path("t", "a").read_bytes()
         upload.write_bytes(whole)
         assert await put(shop, upload, "b/c", expires_ms=5) is None
-        assert (shop.kvfs.stat("t", "b/c").len, shop.kvfs.stat("t", "b/c").expires_ms) == (20, 5)
+        put_file = describe("b/c", shop.kvfs.named("t", "b/c"))
+        assert (put_file.len, put_file.expires_ms) == (20, 5)
         view = await shop.opened("b/c")
         assert (view.tokens.tolist(), view.plain) == (list(range(20)), 20)
         assert shop.slots.of(view) == [7 * token for token in range(20)]
@@ -455,7 +457,7 @@ def test_an_upload_gets_a_name_or_is_refused(tmp_path: Path) -> None:
         assert error.kind == "other-model"
         await shop.finish()
         upload.write_bytes(whole)
-        assert await put(shop, upload, "d", rebuild=True) is None
+        assert await put(shop, upload, "d", recompute=True) is None
         assert (await shop.opened("d")).tokens.tolist() == list(range(20))
         await shop.finish()
         upload.write_bytes(b"\0" * 100)

@@ -14,7 +14,7 @@ from symphony_kernel.executor.base import Int32, Int64
 from symphony_kernel.executor.torch_executor import TorchExecutor
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.lineage.packing import pack, unpack
-from symphony_kernel.kvfs.lineage.planning import most_benches, scratch_peak
+from symphony_kernel.kvfs.lineage.planning import scratch_bound, scratch_peak
 from symphony_kernel.kvfs.pages.pool import page_count
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -99,7 +99,7 @@ def test_what_it_takes_beside_a_file_is_known_without_a_plan(seed: int) -> None:
     for file in files:
         if file.lineage is None:
             continue
-        most = max(page_count(file.length), most_benches(file.lineage))
+        most = max(page_count(file.length), scratch_bound(file.lineage))
         for share in (1.0, 0.5, 0.1):
             absent = np.flatnonzero(random.random(file.length) < share)
             assert scratch_peak(file.plan(absent)) <= most

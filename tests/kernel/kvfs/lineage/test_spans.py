@@ -232,7 +232,7 @@ def test_a_tenants_lineage_has_a_bound_of_its_own(bench: Workbench) -> None:
 def test_a_book_that_does_not_add_up_is_a_bug() -> None:
     book = LineageBook(1000)
     span = Span(None, np.ones(5, np.uint32), np.arange(5, dtype=np.int32))
-    lineage = book.open("t", book.judge("t", Trail(None, span, np.array([[1, 5]]))))
+    lineage = book.open("t", book.assess("t", Trail(None, span, np.array([[1, 5]]))))
     assert lineage is not None
     book.check_integrity({lineage: 1})
     for held in ({}, {lineage: 2}):

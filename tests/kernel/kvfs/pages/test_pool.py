@@ -97,7 +97,7 @@ def test_a_spare_is_free_and_whoever_lacks_frames_gets_it() -> None:
     assert not pool.has_spare(frame, owner)
     assert not pool.use_spare(frame, owner, int(last[0]))
     assert pool.take_spare(owner) is None
-    pool.leave_spare(frame, owner)  # it is another's now: nothing happens
+    pool.free_spare(frame, owner)  # it is another's now: nothing happens
     assert pool.free == 0
     pool.check_integrity(np.ones(3, np.int64))
 
@@ -119,9 +119,9 @@ def test_a_spare_that_is_left_is_any_frame_again() -> None:
     pool, owner, other = PagePool(2), object(), object()
     frame = pool.take_spare(owner)
     assert frame is not None
-    pool.leave_spare(frame, other)
+    pool.free_spare(frame, other)
     assert pool.has_spare(frame, owner), "it is not the other's"
-    pool.leave_spare(frame, owner)
+    pool.free_spare(frame, owner)
     assert not pool.has_spare(frame, owner)
     assert pool.take_spare(other) == frame
     pool.check_integrity(np.zeros(2, np.int64))

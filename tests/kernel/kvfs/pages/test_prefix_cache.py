@@ -313,8 +313,8 @@ def test_lost_pages_go_with_all_that_comes_after_them() -> None:
     kvfs.offer(file)
     lost = file.pages[1:2].astype(np.int64) * PAGE_TOKENS
     kvfs.transfers.copy(lost, lost)
-    (batch,) = kvfs.take_moves()
-    kvfs.lose_moves(batch)
+    (batch,) = kvfs.take_transfers()
+    kvfs.fail_transfers(batch)
     assert file.error is Errno.EIO
     assert kvfs.match("t", np.arange(65, dtype=np.uint32), account).length == PAGE_TOKENS
     assert kvfs.prefix_cache.statistics().pages == 1
@@ -324,7 +324,7 @@ def test_lost_pages_go_with_all_that_comes_after_them() -> None:
 def test_the_index_is_as_large_as_what_is_cached() -> None:
     """Thousands of tenants that offered once leave nothing once others have taken their place."""
     kvfs = KVFS(64, ManualTime())
-    account = kvfs.ledger.open("all", None, 1 << 30, 1 << 30)
+    account = kvfs.quotas.open("all", None, 1 << 30, 1 << 30)
 
     def offers(first: int, last: int) -> int:
         for number in range(first, last):

@@ -91,8 +91,8 @@ def test_the_disk_tier_is_a_file_that_has_no_name(tmp_path: Path) -> None:
         places = TierConfig(host_slots=16, disk_slots=8, disk_directory=tmp_path)
         kvfs = KVFS(FRAMES, lambda: 0.0, places=places)
         open_disk(kvfs.tiers, device, places)
-        assert kvfs.tiers.spilling.slots == 8
-        kvfs.tiers.spilling.close()
+        assert kvfs.tiers.spill_tier.slots == 8
+        kvfs.tiers.spill_tier.close()
         with pytest.raises(OSError, match="No such"):
             open_disk(kvfs.tiers, device, TierConfig(16, 8, tmp_path / "away"))
 

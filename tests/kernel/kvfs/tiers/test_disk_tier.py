@@ -50,7 +50,7 @@ def give_disk(rig: Rig, directory: Path) -> SlowRunner:
     kernel, runner = rig.kernel, SlowRunner()
     tiers, executor = kernel._kvfs.tiers, kernel._executor
     spill = SpillFile(directory, DISK_SLOTS, len(executor.host_page(0)), runner)
-    tiers.spilling = DiskTier(tiers, spill, executor.host_page)
+    tiers.spill_tier = DiskTier(tiers, spill, executor.host_page)
     # No page may be dropped: what is not on the device is on the host or on disk.
     tiers.token_seconds = lambda: 1.0
     return runner

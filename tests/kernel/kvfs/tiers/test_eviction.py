@@ -5,7 +5,7 @@ import pytest
 from symphony_kernel.executor.base import UInt32
 from symphony_kernel.kvfs.file import KVFile
 from symphony_kernel.kvfs.filesystem import KVFS
-from symphony_kernel.kvfs.lineage.planning import most_benches
+from symphony_kernel.kvfs.lineage.planning import scratch_bound
 from symphony_kernel.kvfs.lineage.spans import Trail
 from symphony_kernel.kvfs.tenants import TenantLimits
 from symphony_kernel.kvfs.tiers.advice import Hint
@@ -48,9 +48,7 @@ class House:
         file = self.kvfs.create(tenant, make_account(self.kvfs, tenant))
         numbers = np.arange(pages * PAGE_TOKENS)
         try:
-            self.kvfs.fill(
-                file, numbers.astype(np.uint32), numbers.astype(np.int32), len(numbers), None
-            )
+            file.fill(numbers.astype(np.uint32), numbers.astype(np.int32), len(numbers), None)
         except SyscallError:
             self.kvfs.release(file)
             raise
@@ -105,7 +103,7 @@ def test_advice_comes_before_priority_and_priority_before_age() -> None:
     house.advise(files["low"], Hint.PRIORITY, 1)
     house.advise(files["high"], Hint.PRIORITY, 7)
     house.advise(files["kept"], Hint.KEEP, 60_000)
-    house.eviction.waits(waiting, [files["waits"]], True)
+    house.eviction.set_waiting(waiting, [files["waits"]], True)
     gone: list[str] = []
     for frames in range(11, FRAMES + 1):
         assert house.free(frames)
@@ -145,7 +143,7 @@ def test_promises_are_bounded_by_a_share_and_given_back() -> None:
 
 def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> None:
     house = House()
-    promises = house.eviction.eviction_order.promises
+    promises = house.eviction.eviction_order.advice_budget
     again, first = house.file(1), house.file(1)
     house.advise(first, Hint.KEEP, 10_000)
     for turn in range(2_000):
@@ -157,8 +155,8 @@ def test_wishes_that_are_made_again_or_go_with_their_files_leave_nothing() -> No
     house.wait(11)
     assert house.free(FRAMES - 1)
     assert house.there(again, first) == [1, 0]
-    assert list(promises.over(house.time.seconds)) == []
-    assert again in list(promises.over(100_000))
+    assert list(promises.pop_expired(house.time.seconds)) == []
+    assert again in list(promises.pop_expired(100_000))
 
 
 def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not_fit() -> None:
@@ -168,10 +166,10 @@ def test_what_an_edited_file_takes_is_looked_at_once_and_only_where_it_might_not
 
     def counted(trail: Trail) -> int:
         looked.append(trail.length)
-        return most_benches(trail)
+        return scratch_bound(trail)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("symphony_kernel.kvfs.lineage.book.most_benches", counted)
+        patch.setattr("symphony_kernel.kvfs.lineage.book.scratch_bound", counted)
         small, large = house.file(2, 1.0), house.file(15, 2.0)
         for file in (small, large):
             file.append(file, np.array([3]))
@@ -204,7 +202,7 @@ def test_a_page_that_others_used_since_stays_with_them() -> None:
     house.wait(10)
     child.computed_at = house.time.seconds
     for _ in range(3):  # the child goes on while others come and go
-        house.eviction.eviction_order.used(child)
+        house.eviction.eviction_order.mark_used(child)
         house.free(29)
     assert not house.free(FRAMES), "all that is there is the child's, and in use"
     assert house.there(child) == [12]
@@ -215,7 +213,7 @@ def test_a_page_that_others_used_since_stays_with_them() -> None:
 def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
     house = House()
     looks = 0
-    standing = house.eviction.eviction_order.standing
+    standing = house.eviction.eviction_order.eviction_class
 
     def count(file: KVFile) -> object:
         nonlocal looks
@@ -226,7 +224,7 @@ def test_ten_thousand_idle_files_are_not_looked_at_for_each_page() -> None:
     for file in files[:30]:
         extend(file, 1)
     house.wait(10)
-    house.eviction.eviction_order.standing = count  # type: ignore[method-assign, assignment]
+    house.eviction.eviction_order.eviction_class = count  # type: ignore[method-assign, assignment]
     for _ in range(100):
         house.free(11)
         file = house.kvfs.create("t", house.account)
@@ -247,11 +245,11 @@ def test_what_would_need_more_than_the_device_to_come_back_needs_a_place(
     fits = pages + (pages + 2) < house.eviction.usable
     if not fits and not host_slots:
         with pytest.raises(SyscallError) as refused:
-            house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
+            edited.append(source, np.arange(8, pages * PAGE_TOKENS))
         assert refused.value.errno is Errno.EDQUOT
         assert edited.length == 0
     else:
-        house.kvfs.extract(edited, source, np.arange(8, pages * PAGE_TOKENS))
+        edited.append(source, np.arange(8, pages * PAGE_TOKENS))
         extend(edited, *range(2 * PAGE_TOKENS))
     assert edited.unrecomputable is (not fits and host_slots > 0)
     house.wait(10)
@@ -275,11 +273,11 @@ def test_pages_that_somebody_else_brought_back_and_left_are_found_again() -> Non
     file.ranked = False  # as the ranking leaves a file of which nothing is on the device
     house.eviction.eviction_order.discard(file)
     assert not house.free(FRAMES)
-    assert house.eviction.rank_again()
+    assert house.eviction.rank_unranked()
     house.wait()
     assert house.free(FRAMES)
     assert house.there(file) == [0]
-    assert not house.eviction.rank_again()
+    assert not house.eviction.rank_unranked()
 
 
 def test_offered_pages_that_are_not_on_the_device_make_room_before_anybody_hears_enomem() -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 from symphony_kernel.executor.base import Batch, Int32, Int64
+from symphony_kernel.kvfs.pages.pool import PagePool
 from symphony_kernel.kvfs.tiers.page_transfers import PageTransfers
 from symphony_kernel.protocol.limits import PAGE_TOKENS
 
@@ -15,9 +16,9 @@ def entry(frame: int) -> Int64:
 
 
 def transfers() -> PageTransfers:
-    made = PageTransfers()
-    made.page = numbers(*range(100, 108))  # page 100 is in frame 0, and so on
-    return made
+    pool = PagePool(8)
+    pool.page = numbers(*range(100, 108))  # page 100 is in frame 0, and so on
+    return PageTransfers(pool, [])
 
 
 def kinds(batches: list[Batch]) -> list[str]:
@@ -75,7 +76,7 @@ def test_a_frame_is_loaded_twice_in_order() -> None:
 
 def test_only_frames_that_are_still_free_are_poisoned() -> None:
     made = transfers()
-    made.page[[1, 2]] = -1
+    made._pool.page[[1, 2]] = -1
     made.poison.append(numbers(1, 2))
     made.poison.append(numbers(2, 3))
     assert made.pending

@@ -144,10 +144,10 @@ def test_pages_come_to_be_computed_again() -> None:
     assert file.tier.word == "tokens"
     assert len(file.absent_pages()) == 3
     check(kvfs, file)
-    frames = file.rebuild_table(40).astype(np.int64)
+    frames = file.unfilled_table(40).astype(np.int64)
     slots = (frames[:, None] * PAGE_TOKENS + np.arange(PAGE_TOKENS)).ravel()[:40]
     store.values[slots] = np.arange(40)
-    kvfs.tiers.filled(file.pages)
+    kvfs.tiers.mark_filled(file.pages)
     assert file.tier is Tier.DEVICE
     assert file.block_table(40).tolist() == frames.tolist()
     assert values(store, file) == list(range(40))
@@ -169,13 +169,13 @@ def test_freed_pages_leave_nothing_anywhere() -> None:
 # -- Budgets -------------------------------------------------------------------------------------
 def test_a_tenant_s_budget_counts_what_is_on_the_device() -> None:
     kvfs, store, file = tiered(pages=4)
-    account = file.owner
+    account, tenant = file.owner, file.owner.root
     with pytest.raises(SyscallError) as caught:
         extend(file, *range(40))
     assert caught.value.errno is Errno.EDQUOT
-    assert account.device_room == 1
+    assert tenant.pages_max - (tenant.pages - tenant.absent) == 1
     kvfs.tiers.evict(file.pages)
-    assert account.device_room == 4
+    assert tenant.pages_max - (tenant.pages - tenant.absent) == 4
     assert account.pages == 3, "what it holds is what it held"
     extend(computed(kvfs, store, 40), *range(20))
 
@@ -190,21 +190,12 @@ def test_the_host_s_budget_sends_what_is_past_it_further_down() -> None:
     check(kvfs, file, other)
 
 
-def test_what_a_tenant_asks_for_past_its_budget_is_refused() -> None:
-    kvfs, _, file = tiered(host_pages=2, disk_pages=1)
-    kvfs.ledger.allow_tier(file.owner, host=2, disk=1)
-    for host, disk in ((3, 0), (0, 2)):
-        with pytest.raises(SyscallError) as caught:
-            kvfs.ledger.allow_tier(file.owner, host, disk)
-        assert caught.value.errno is Errno.EDQUOT
-
-
 def test_whoever_takes_over_a_page_takes_over_where_it_is() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages[:1])
     settle(kvfs, store)
     heir = make_account(kvfs, "u")
-    kvfs.ledger.move(file.pages, heir)
+    kvfs.quotas.move(file.pages, heir)
     root = kvfs.tenant("u").account
     assert (root.pages, root.absent, root.host) == (3, 1, 1)
     check(kvfs, file)
@@ -216,10 +207,10 @@ def test_moving_is_dearer_where_computing_is_cheap() -> None:
     assert kvfs.tiers.cheaper_to_move(1), "nothing is known yet"
     kvfs.tiers.token_seconds = lambda: 1e-3
     kvfs.tiers.evict(file.pages)
-    (batch,) = kvfs.take_moves()
+    (batch,) = kvfs.take_transfers()
     store.do(batch)
     batch.moved_seconds = 3 * 2e-3
-    kvfs.moved(batch)
+    kvfs.finish_transfers(batch)
     assert kvfs.tiers.cost.page_seconds == pytest.approx(2e-3)
     assert kvfs.tiers.cheaper_to_move(5), "4 ms against 16"
     kvfs.tiers.token_seconds = lambda: 1e-4
@@ -230,9 +221,9 @@ def test_moving_is_dearer_where_computing_is_cheap() -> None:
 def test_a_save_that_fails_leaves_tokens() -> None:
     kvfs, store, file = tiered()
     kvfs.tiers.evict(file.pages)
-    (batch,) = kvfs.take_moves()
+    (batch,) = kvfs.take_transfers()
     store.fail(batch)
-    kvfs.lose_moves(batch)
+    kvfs.fail_transfers(batch)
     assert tiers(kvfs, file) == [Tier.TOKENS] * 3
     assert file.error is None
     check(kvfs, file)
@@ -244,11 +235,11 @@ def test_a_load_that_fails_is_told_to_whoever_has_the_page_or_a_copy() -> None:
     kvfs.tiers.evict(file.pages)
     settle(kvfs, store)
     kvfs.tiers.fetch(file.pages)
-    (batch,) = kvfs.take_moves()
+    (batch,) = kvfs.take_transfers()
     copy = kvfs.create("t", make_account(kvfs))
     copy.append(file, np.arange(3, 9))  # of the step to come
     store.fail(batch)
-    kvfs.lose_moves(batch)
+    kvfs.fail_transfers(batch)
     assert (file.error, copy.error, other.error) == (Errno.EIO, Errno.EIO, None)
     check(kvfs, file, copy, other)
 
@@ -280,7 +271,7 @@ def disk(tmp_path: Path, runner: ManualRunner) -> Iterator[tuple[KVFS, Store, KV
     kvfs.tiers.evict(file.pages[:3], keep=True)
     settle(kvfs, store)
     yield kvfs, store, file
-    kvfs.tiers.spilling.close()
+    kvfs.tiers.spill_tier.close()
 
 
 def off_the_device(
@@ -317,10 +308,10 @@ def test_the_disk_gets_nothing_that_the_device_has_not_saved(
         runner.do()
     kvfs.tiers.evict(file.pages[3:], keep=True)
     assert not runner.works
-    (batch,) = kvfs.take_moves()
+    (batch,) = kvfs.take_transfers()
     assert not runner.works
     store.do(batch)
-    kvfs.moved(batch)
+    kvfs.finish_transfers(batch)
     runner.stop()
     (slot,) = kvfs.tiers.host[file.pages[3:]].tolist()
     assert kvfs.tiers.outstanding[slot] == 0
@@ -332,7 +323,7 @@ def test_a_page_on_disk_comes_by_way_of_the_host(
 ) -> None:
     kvfs, store, file = off_the_device(disk, runner)
     arrived: list[Int32] = []
-    kvfs.tiers.arrived = arrived.append
+    kvfs.tiers.on_arrived = arrived.append
     fetched = kvfs.tiers.fetch(file.pages)
     assert (len(fetched.loaded), len(fetched.reading)) == (3, 1)
     assert len(file.absent_pages()) == 1
@@ -351,9 +342,9 @@ def test_a_page_that_is_written_while_it_is_read_is_waited_for_no_more(
     """It was on its way for ever, and a copy into it looped until it had a frame, or had none."""
     kvfs, store, file = off_the_device(disk, runner)
     arrived: list[Int32] = []
-    kvfs.tiers.arrived = arrived.append
+    kvfs.tiers.on_arrived = arrived.append
     (page,) = kvfs.tiers.fetch(file.pages).reading.tolist()
-    kvfs.tiers.written(page)
+    kvfs.tiers.drop_copies(page)
     assert [pages.tolist() for pages in arrived] == [[page]], "whoever waits looks again"
     assert kvfs.pool.frame[page] < 0
     assert kvfs.tiers.tier_of(np.array([page], np.int32)).tolist() == [Tier.TOKENS]
@@ -387,7 +378,7 @@ def test_a_page_may_end_while_the_disk_has_its_slot(
     settle(kvfs, store)
     check(kvfs)
     assert kvfs.tiers.free_slots == 4
-    assert kvfs.tiers.spilling.used == 0
+    assert kvfs.tiers.spill_tier.used == 0
 
 
 @pytest.mark.parametrize("limits", [{"disk_pages": 1}, {"disk_bytes": 1}])
@@ -405,7 +396,7 @@ def test_a_tenant_past_its_budget_on_disk_holds_up_no_other(
     on_disk = kvfs.tiers.disk >= 0
     assert (on_disk[first.pages].sum(), on_disk[second.pages].sum()) == (1, 1)
     check(kvfs, first, second)
-    kvfs.tiers.spilling.close()
+    kvfs.tiers.spill_tier.close()
 
 
 def test_a_disk_that_was_full_is_written_again(

@@ -52,7 +52,7 @@ class Row:
     slots: Int64
     values: list[int]
     modelled: Modelled | None  # None: entries that there were already
-    pages: Int32  # hollow ones that it fills
+    pages: Int32  # unfilled ones that it fills
 
 
 @dataclass
@@ -109,7 +109,7 @@ class TiersMachine(RuleBasedStateMachine):
     @rule(choice=CHOICES, keep=st.booleans(), host=st.booleans())
     def evict(self, choice: int, keep: bool, host: bool) -> None:
         pages = self.any_pages(choice)
-        if self.pool.hollow[pages].any():
+        if self.pool.unfilled[pages].any():
             return
         before = self.pool.free_frames
         left = self.tiers.evict(pages, keep, host)
@@ -127,17 +127,19 @@ class TiersMachine(RuleBasedStateMachine):
         pages = self.any_pages(choice)
         free = self.pool.free_frames
         tiers = self.tiers.tier_of(pages)
-        hollow = self.pool.hollow[pages]
+        unfilled = self.pool.unfilled[pages]
         try:
             fetched = self.tiers.fetch(pages)
         except SyscallError as error:
             assert error.errno is Errno.ENOMEM
-            wanted = pages[((tiers == Tier.HOST) | (tiers == Tier.DISK)) & ~hollow]
+            wanted = pages[((tiers == Tier.HOST) | (tiers == Tier.DISK)) & ~unfilled]
             assert len(np.unique(wanted)) > free
             return
         assert set(fetched.loaded.tolist()) == set(pages[tiers == Tier.HOST].tolist())
-        assert set(fetched.reading.tolist()) == set(pages[(tiers == Tier.DISK) & ~hollow].tolist())
-        assert set(fetched.lost.tolist()) == set(pages[(tiers == Tier.TOKENS) & ~hollow].tolist())
+        assert set(fetched.reading.tolist()) == set(
+            pages[(tiers == Tier.DISK) & ~unfilled].tolist()
+        )
+        assert set(fetched.lost.tolist()) == set(pages[(tiers == Tier.TOKENS) & ~unfilled].tolist())
         assert (self.tiers.tier_of(fetched.loaded) == Tier.DEVICE).all()
 
     @precondition(lambda self: self.files)
@@ -255,7 +257,7 @@ class TiersMachine(RuleBasedStateMachine):
 
     def bring(self, pages: Int32) -> bool:
         """Have these pages on the device, as far as a step that is formed now sees; whether."""
-        if self.pool.hollow[pages].any():
+        if self.pool.unfilled[pages].any():
             return False
         try:
             fetched = self.tiers.fetch(pages)
@@ -291,7 +293,7 @@ class TiersMachine(RuleBasedStateMachine):
         return known
 
     def launch(self, row: Row | None) -> None:
-        self.steps.append(Step(self.kvfs.take_moves(), row))
+        self.steps.append(Step(self.kvfs.take_transfers(), row))
 
     @precondition(lambda self: self.steps)
     @rule(keep=st.booleans())
@@ -299,13 +301,13 @@ class TiersMachine(RuleBasedStateMachine):
         step = self.steps.pop(0)
         for batch in step.batches:
             self.store.do(batch)
-            self.kvfs.moved(batch)
+            self.kvfs.finish_transfers(batch)
         row = step.row
         if row is None:
             return
         self.store.values[row.slots] = row.values
         if len(row.pages):
-            self.tiers.filled(row.pages)
+            self.tiers.mark_filled(row.pages)
         if row.modelled is None:
             return
         row.modelled.busy = False
@@ -332,7 +334,7 @@ class TiersMachine(RuleBasedStateMachine):
         step = self.steps.pop(0)
         for batch in step.batches:
             self.store.fail(batch)
-            self.kvfs.lose_moves(batch)
+            self.kvfs.fail_transfers(batch)
         if step.row is not None:
             self.store.values[step.row.slots] = JUNK
             assert step.row.modelled is not None
@@ -383,7 +385,7 @@ class TiersMachine(RuleBasedStateMachine):
         assert self.pool.free_frames == FRAMES
         assert self.tiers.free_slots == HOST_SLOTS
         assert self.pool.copies == self.pool.absent == 0
-        self.tiers.spilling.close()
+        self.tiers.spill_tier.close()
         self.directory.cleanup()
 
 

@@ -46,7 +46,7 @@ class House:
         self.files[file] = 1
         tokens = np.arange(entries, dtype=np.uint32)
         try:
-            self.kvfs.fill(file, tokens, tokens.astype(np.int32), 0, lost_trail(entries))
+            file.fill(tokens, tokens.astype(np.int32), 0, lost_trail(entries))
         except SyscallError:
             self.close(file)
             raise
@@ -59,7 +59,7 @@ class House:
         lost = self.kvfs.tiers.fetch(pages).lost
         if len(lost):
             self.kvfs.tiers.give_frames(lost)
-            self.kvfs.tiers.filled(lost)
+            self.kvfs.tiers.mark_filled(lost)
         self.kvfs.eviction.eviction_order.add(file)
 
     def fork(self, file: KVFile) -> KVFile:
@@ -82,7 +82,7 @@ class House:
                 return True
             return eviction.preempt(list(eviction.eviction_order.in_use()), frames)
 
-        return take() or (eviction.rank_again() and take())
+        return take() or (eviction.rank_unranked() and take())
 
     def check(self) -> None:
         self.kvfs.check_integrity(self.files)
@@ -96,7 +96,7 @@ def refused(call: Callable[[], object]) -> Errno:
 
 def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -> None:
     house = House(host_slots=40)
-    room = house.kvfs.ledger.tied_room
+    room = house.kvfs.quotas.unrecomputable_max
     assert FRAMES * TIED_DEVICE_SHARE < room < 40
     first = house.lost("a", room // 2 * PAGE_TOKENS)
     assert refused(lambda: house.lost("a", 2 * PAGE_TOKENS)) is Errno.EDQUOT
@@ -107,7 +107,7 @@ def test_a_tenant_may_tie_half_of_the_room_and_the_next_one_half_of_the_rest() -
     house.close(first)
     assert house.unrecomputable("a") == 0
     house.close(house.lost("a", room // 3 * PAGE_TOKENS), second)
-    assert house.kvfs.ledger.tied_pages == 0
+    assert house.kvfs.quotas.unrecomputable_pages == 0
     house.check()
 
 

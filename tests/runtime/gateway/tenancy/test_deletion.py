@@ -198,7 +198,7 @@ def test_no_upload_that_is_under_way_leaves_anything(tmp_path: Path) -> None:
                 await client.upload(SAVE, "save")
                 assert (await client.run("save"))["exit_code"] == 0
                 file = b"".join([piece async for piece in client.kv_download(MARKER)])
-            disk = house.kernel._durable_names.durable_names._disk
+            disk = house.kernel._durable_names.durable_names.disk
             assert disk is not None
             slow, gate = SlowDisk(disk._run), Gate()
             disk._run = slow
