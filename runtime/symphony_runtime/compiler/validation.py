@@ -26,8 +26,8 @@ from wasmtime import (
 
 from symphony_runtime.abi import Signature, allowed_imports
 from symphony_runtime.compiler.module_outline import FUNCTION, HEADER, read_outline, table_elements
-from symphony_runtime.engine.artefact import seal
 from symphony_runtime.engine.fiber import new_engine
+from symphony_runtime.engine.settings import seal
 
 COMPONENT_HEADER = b"\0asm\x0d\0\x01\0"
 WASM_PAGE_BYTES = 65_536

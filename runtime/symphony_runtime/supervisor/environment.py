@@ -12,7 +12,7 @@ from typing import Final
 # Where Python, its packages and what was compiled here are.
 _PYTHON: Final = (
     "PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "LANG", "LC_ALL",
-    "TMPDIR", "SYMPHONY_LOG", "SYMPHONY_CACHE_DIR", "SYMPHONY_CROSSING", "XDG_CACHE_HOME", "HOME",
+    "TMPDIR", "SYMPHONY_LOG", "SYMPHONY_CACHE_DIR", "XDG_CACHE_HOME", "HOME",
 )  # fmt: skip
 # The rest of what an operator sets for any service: languages, time, allocators, the interpreter.
 _COMMON: Final = ("LANGUAGE", "TZ", "TZDIR", "LD_PRELOAD", "GLIBC_TUNABLES")

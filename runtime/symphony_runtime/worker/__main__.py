@@ -24,8 +24,6 @@ from symphony_kernel.protocol.links import Link, connect_unix
 from symphony_kernel.protocol.sessions import LinkLostError
 
 from symphony_runtime import event_loop
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls, compiled_crossing
-from symphony_runtime.engine.hostcalls.library import HostCallsUnavailable
 from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.sandboxing.contain import Contained, ContainmentError, contain
 from symphony_runtime.worker.syscalls.table import imports
@@ -140,20 +138,7 @@ def watch_stdin(stop: asyncio.Event) -> None:
     loop.add_reader(_STDIN, read)
 
 
-def found_crossing() -> CompiledHostCalls | None:
-    """Return what guests' calls cross by, if it is compiled; say so if not."""
-    try:
-        found = compiled_crossing()
-    except HostCallsUnavailable as error:
-        _log.info("guests' calls cross through ctypes: %s", error)
-        return None
-    _log.info("guests' calls cross by what is compiled for them")
-    return found
-
-
-async def serve(
-    config: WorkerConfig, contained: Contained, crossing: CompiledHostCalls | None
-) -> None:
+async def serve(config: WorkerConfig, contained: Contained) -> None:
     """Run a worker until it is told to stop."""
     stop, kernel, gateway = asyncio.Event(), asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -163,9 +148,8 @@ async def serve(
         config.secret,
         now=time.monotonic,
         early_ms=event_loop.EARLY_MS,
-        crossing=crossing,
     )
-    worker.about = {"containment": contained.achieved, "compiled": crossing is not None}
+    worker.about = {"containment": contained.achieved}
     worker.on_retire = stop.set
     tune()
 
@@ -195,12 +179,11 @@ def main() -> None:
     """Read the configuration and serve."""
     log_to_stderr(logging.INFO, "%(levelname)s %(name)s: %(message)s")
     config = WorkerConfig.parse(sys.stdin.buffer.readline().decode())
-    crossing = found_crossing()  # while files can be read
     try:
         contained = lock_down(config)  # before there is a loop, whose threads would not be
     except ContainmentError as error:
         sys.exit(f"{config.name}: {error}")
-    event_loop.run(serve(config, contained, crossing))
+    event_loop.run(serve(config, contained))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,7 @@ from symphony_kernel.protocol.limits import EPOCH_TICK_MS, TURN_MS_MAX, WORKER_F
 from symphony_kernel.protocol.links import Link
 from symphony_kernel.protocol.sessions import Dialer, LinkLostError, SessionLink
 
-from symphony_runtime.engine.fiber import EndKind, FiberHost, HostFault
-from symphony_runtime.engine.hostcalls.compiled_calls import CompiledHostCalls
-from symphony_runtime.engine.hostcalls.ctypes_calls import CALLED, PREEMPTED
+from symphony_runtime.engine.fiber import CALLED, PREEMPTED, EndKind, FiberHost, HostFault
 from symphony_runtime.worker.fairness.cpu_reporting import CpuReporter
 from symphony_runtime.worker.fairness.run_queue import RunQueue
 from symphony_runtime.worker.gateway_link import meet
@@ -78,7 +76,6 @@ class Worker:
         random: Callable[[int], bytes] = os.urandom,
         now: Callable[[], float] | None = None,
         early_ms: int = 0,
-        crossing: CompiledHostCalls | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.now, self.early_ms = now or self.loop.time, early_ms
@@ -87,7 +84,7 @@ class Worker:
         self.on_retire: Callable[[], None] = lambda: None  # the gateway wants another process
         self._unix_time, self.random = unix_time, random
         self.text = ModelTokenizer(NO_MODEL)
-        self._fibers = FiberHost(imports(), crossing)
+        self._fibers = FiberHost(imports())
         self._handlers = handlers()
         names = (item.name for item in imports())
         self._tracing_handlers = [
@@ -542,12 +539,12 @@ class Worker:
         if end.kind is EndKind.RETURNED:
             self._end(instance, EXITED, end.code, "")
         elif end.kind is EndKind.TRAPPED:
-            self._end(instance, TRAPPED, TRAPPED_CODE, end.words + instance.memory_words())
+            self._end(instance, TRAPPED, TRAPPED_CODE, end.reason + instance.memory_words())
         elif end.kind is EndKind.REFUSED:
-            reason = instance.run.share.memory.why_refused(instance, end.words)
+            reason = instance.run.share.memory.why_refused(instance, end.reason)
             self._end(instance, KILLED, KILLED_CODE, reason)
         else:
-            self.fault(instance, HostFault(end.words))
+            self.fault(instance, HostFault(end.reason))
 
     def _end(self, instance: Instance, status: str, code: int, reason: str) -> None:
         """End an instance, its children first, and give back all it held."""

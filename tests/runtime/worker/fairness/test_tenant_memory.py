@@ -7,8 +7,8 @@ import msgpack
 from symphony_kernel.protocol.limit_table import limit_of
 from symphony_kernel.protocol.limits import TABLE_ELEMENTS_MAX, TABLES_MAX
 from symphony_runtime.compiler.module_outline import table_elements
-from symphony_runtime.engine.artefact import TABLE_ELEMENT_BYTES, seal, unseal
 from symphony_runtime.engine.fiber import new_engine
+from symphony_runtime.engine.settings import TABLE_ELEMENT_BYTES, seal, unseal
 from symphony_runtime.worker.fairness.tenant_memory import NAME, TenantMemory
 from wasmtime import Module, wat2wasm
 
