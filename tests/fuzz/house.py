@@ -158,10 +158,10 @@ class _Looking(Worker):
 
     fiber: type[Fiber]
 
-    def _begin(self, lip: Instance, module: str, entry: str) -> bool:
-        begun = super()._begin(lip, module, entry)
+    def _start_instance(self, instance: Instance, module: str, entry: str) -> bool:
+        begun = super()._start_instance(instance, module, entry)
         if begun:  # a subclass of the same layout: nothing has run yet
-            lip.fiber.__class__ = self.fiber
+            instance.fiber.__class__ = self.fiber
         return begun
 
 
