@@ -1,4 +1,7 @@
-"""`python -m symphony_runtime.sandboxing`: what a worker of this user gets here; 1 if not all."""
+"""`python -m symphony_runtime.sandboxing`: print what a worker of this user gives up.
+
+It ends with 1 if a layer is missing.
+"""
 
 import sys
 
@@ -6,7 +9,6 @@ from symphony_runtime.sandboxing.contain import contain
 
 
 def main() -> int:
-    """Lock this process down and say how far that went."""
     found = contain(0)
     sys.stdout.write(found.words() + "\n")
     return 1 if found.missing else 0
