@@ -46,7 +46,7 @@ class Marks:
 class ChatEscaping:
     """Escapes the spellings of special tokens and of control strings.
 
-    `special` tokens are text if the tokenizer is told so; `controls` never are if in one piece.
+    `special` tokens are text if the tokenizer is set so; `controls` never are if in one piece.
     """
 
     def __init__(self, special: Iterable[str], controls: Iterable[str]) -> None:

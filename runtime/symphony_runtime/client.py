@@ -1,4 +1,4 @@
-"""A client of the HTTP interface, for the command line, the tests and the benchmarks.
+"""A client of the HTTP interface, for command line, tests and benchmarks.
 
     async with Client(url, key) as client:
         program = await client.upload(Path("chat.wasm").read_bytes(), name="chat")
@@ -118,9 +118,11 @@ class Client:
         return await self._json("GET", "/openapi.json")
 
     async def statistics(self, *, check: bool = False) -> JsonObject:
-        """Return the counters of kernel and gateway (admin key); `check` audits the kernel first.
+        """Return the counters of kernel and gateway (admin key).
 
-        A kernel whose audit fails stops: that is a ServerError or a ConnectionFailed.
+        `check` audits the kernel first. A kernel whose audit fails stops: that is a ServerError or
+        a
+        ConnectionFailed.
         """
         return await self._json("GET", "/v1/admin/statistics", {"check": str(int(check))})
 

@@ -72,28 +72,13 @@ class Table:
 def table() -> Table:
     """Return the ABI's table; assert that the file is well-formed."""
     data = tomllib.loads(files(__name__).joinpath("table.toml").read_text(encoding="utf-8"))
-    calls = tuple(_call(entry) for entry in data["call"])
+    calls = tuple(_call(entry) for entry in data.pop("call"))
     assert len({call.name for call in calls}) == len(calls), "a call is listed twice"
-    return Table(
-        version=data["version"],
-        errno=data["errno"],
-        rights=data["rights"],
-        save_flags=data["save_flags"],
-        advice=data["advice"],
-        calls=calls,
-    )
+    return Table(**data, calls=calls)
 
 
 def _call(entry: dict[str, Any]) -> Call:
-    call = Call(
-        group=entry["group"],
-        name=entry["name"],
-        params=tuple(_param(text) for text in entry["params"]),
-        result=entry["result"],
-        kind=entry["kind"],
-        since=entry["since"],
-        doc=entry["doc"],
-    )
+    call = Call(**entry | {"params": tuple(_param(text) for text in entry["params"])})
     assert call.kind in KINDS, call
     assert call.result in VALUE_TYPES or not call.result, call
     return call

@@ -1,4 +1,4 @@
-"""Egress requests of guests, unpacked and checked; every mistake is a SyscallError."""
+"""Egress requests of guests, unpacked and checked; mistakes are SyscallErrors."""
 
 import math
 import re
@@ -170,7 +170,7 @@ def invalid(detail: str) -> SyscallError:
 
 
 def _check_json(value: Any, depth: int = 0) -> None:
-    """Raise EINVAL for values that JSON lacks (bytes, NaN, non-text keys) or deep nesting."""
+    """Raise EINVAL for deep nesting and for values that JSON does not have."""
     if depth > TOOL_ARGUMENTS_DEPTH_MAX:
         raise invalid(f"arguments are nested deeper than {TOOL_ARGUMENTS_DEPTH_MAX} levels")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The compiler: checks uploaded modules and compiles them, each in a limited process.
+"""The compiler: checks and compiles uploaded modules, each in a limited process.
 
 compiler        the processes; `python -m symphony_runtime.compiler.compiler` is one
 validation      the rules for a module: imports, exports, counts, memory

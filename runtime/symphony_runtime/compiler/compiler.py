@@ -40,22 +40,8 @@ from symphony_kernel.protocol.limits import (
 from symphony_kernel.protocol.token_bucket import TokenBucket
 
 from symphony_runtime.compiler.cpu_reporting import Account, Pace
-from symphony_runtime.engine.settings import cache_identity
 from symphony_runtime.sandboxing.contain import contain
 from symphony_runtime.sandboxing.seccomp import PR_SET_PDEATHSIG
-
-__all__ = [
-    "CompileBounds",
-    "CompileTime",
-    "Compiled",
-    "Compiler",
-    "CompilerFault",
-    "Manifest",
-    "ProgramError",
-    "cache_identity",
-    "compile_program",
-    "limit_of_problem",
-]
 
 _LENGTH = struct.Struct("<Q")
 _NUMBER = 99  # of its user, after the workers'
@@ -104,7 +90,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class CompileBounds:
-    """Bounds of a tenant's program and of its compilation; `burst_seconds`: see `Compiler`.
+    """Bounds of a tenant's program and its compilation; `burst_seconds`: see `Compiler`.
 
     They come from `limit_table`, rounded up to whole seconds, as rlimits are.
     """
@@ -169,7 +155,7 @@ class CompileTime:
 class Compiler:
     """Compiles a bounded number of programs at a time; others wait for a turn.
 
-    A tenant that has used its burst gets separate turns while other tenants have runs (`beside`),
+    A tenant that has used its burst gets separate turns while other tenants have runs,
     at idle priority. If that does not finish within COMPILE_PATIENCE_SECONDS_MAX, the compilation
     gets a turn like the others'.
     """
@@ -180,14 +166,14 @@ class Compiler:
         *,
         require_containment: bool = False,
         times: CompileTime | None = None,
-        beside: Callable[[str], bool] = lambda _tenant: False,
+        others_running: Callable[[str], bool] = lambda _tenant: False,
     ) -> None:
-        """`beside` returns whether other tenants than this one have runs."""
+        """`others_running` returns whether other tenants than this one have runs."""
         self._turns = asyncio.Semaphore(at_once)
         self._waiting: list[str] = []  # tenants that wait for a turn
         self._patient_turns = asyncio.Semaphore(COMPILES_PATIENT_AT_ONCE_MAX)
         self._times = CompileTime() if times is None else times
-        self._beside = beside
+        self._others_running = others_running
         self._options = [_REQUIRED] if require_containment else []
         self.account: Account | None = None  # that compilers' processor time is charged to
 
@@ -196,7 +182,7 @@ class Compiler:
     ) -> Compiled:
         """Compile a tenant's program within bounds; raises as `compile_program`."""
         account, options = self.account, self._options
-        if self._times.spent(tenant) and self._beside(tenant):
+        if self._times.spent(tenant) and self._others_running(tenant):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(COMPILE_PATIENCE_SECONDS_MAX) as end:
                     async with self._patient_turns:
@@ -244,9 +230,10 @@ async def compile_program(
     patient: bool = False,
     pace: Pace | None = None,
 ) -> Compiled:
-    """Validate and compile a program in a limited child process, which gets the options.
+    """Validate and compile a program in a limited child process.
 
-    If `patient`, it runs only while no other process wants the processor. `pace` may pause it.
+    The child gets the options. If `patient`, it runs only while no other process wants the
+    processor. `pace` may pause it.
 
     Raises:
         ProgramError: the program breaks a rule, or its compilation exceeds a limit.

@@ -30,7 +30,7 @@ def address_of(name: str) -> int:
 
 
 def bind(name: str, result: Any, *arguments: Any, release_gil: bool = False) -> Callable[..., Any]:
-    """Bind a C function with plain integers as pointers: several times cheaper than `_ffi`'s."""
+    """Bind a C function with integers as pointers: much cheaper than `_ffi`'s."""
     prototype = CFUNCTYPE if release_gil else PYFUNCTYPE
     return prototype(result, *arguments)(address_of(name))
 

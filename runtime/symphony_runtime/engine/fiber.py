@@ -82,7 +82,7 @@ _TRAP_NAME_MAX = 200  # characters of each
 
 
 def layout() -> tuple[int, ...]:
-    """Return the sizes and offsets in bytes that `hostcalls.c` must share with the bindings."""
+    """Return the sizes and offsets in bytes that `hostcalls.c` must have."""
     fields: Any = Board  # mypy does not know the offsets of a structure's fields
     board = fields.since.offset, fields.epoch.offset, fields.armed.offset, ctypes.sizeof(Board)
     return c.VAL_BYTES, c.VAL_OF, c.BUFFER_BYTES, c.MEMORY, c.EXTERN_OF, *board
@@ -110,11 +110,11 @@ class EndKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A guest's end. `code`: the entry's result (0 for `_start`); `reason`: what went wrong."""
+    """A guest's end. `code`: the entry's result (0 for `_start`)."""
 
     kind: EndKind
     code: int = 0
-    reason: str = ""
+    reason: str = ""  # what went wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def efault() -> NoReturn:
 
 
 class FiberHost:
-    """An engine, the functions that guests import, and the thread that ticks the epoch.
+    """An engine, the functions that guests import, and the epoch's ticker.
 
     Not thread-safe: one thread makes, polls and closes all fibers.
     """
@@ -174,7 +174,7 @@ class FiberHost:
             self._define(index, item)
 
     def load(self, artefact: bytes) -> Program:
-        """Load an artefact. It must come from this server's compiler: code is not verified.
+        """Load an artefact of this server's compiler; its code is not verified.
 
         Raises:
             HostFault: it is for another engine, or an import is missing.
@@ -227,9 +227,9 @@ class FiberHost:
 
 
 class Fiber(_hostcalls.Guest):
-    """One guest: made suspended before its first instruction, driven by `poll` and `resume`.
+    """One guest, suspended before its first instruction until `poll`.
 
-    `end` is set when it has ended, `bound` is the bytes that its memory may grow to.
+    `end` is set when it has ended; `bound` is the bytes that its memory may grow to.
     """
 
     __slots__ = (
@@ -278,7 +278,7 @@ class Fiber(_hostcalls.Guest):
         c.store_limiter(self._store, bytes_max, self._table_elements, 1, TABLES_MAX, 1)
 
     def close(self) -> int:
-        """End the guest in any state, free everything, and return its memory's size in bytes."""
+        """Free everything in any state, and return the memory's size in bytes."""
         if self.future:
             c.future_delete(self.future)
             self.future = 0
@@ -292,7 +292,7 @@ class Fiber(_hostcalls.Guest):
         return size
 
     def measure(self) -> int:
-        """Return the memory's size in bytes (0 if there is none yet). No poll may be running."""
+        """Return the memory's size in bytes (0 if there is none); no poll may run."""
         if self.base or self._find_exported_memory():
             self.size = c.memory_size(self.context, self._memory_address)
         return self.size
@@ -312,7 +312,7 @@ class Fiber(_hostcalls.Guest):
         return (c_uint64 * (c.BUFFER_BYTES // 8)).from_address(self.buffer_address)
 
     def _next_phases(self) -> Generator[End | None, None, None]:
-        """Start the next future at each `next`, which requires that the previous one has ended."""
+        """Start the next future at each `next`; the previous one must have ended."""
         at = self.buffer_address
         pre = ctypes.cast(self.program.pre, c_void_p).value
         ends = at + c.TRAP, at + c.ERROR
@@ -365,7 +365,7 @@ def _trapped(trap_at: int) -> End:
 
 
 def _readable(name: str) -> str:
-    """Return a function's name, cut and printable: a guest may choose megabytes of anything."""
+    """Return a function's name, cut and printable: a guest chooses it freely."""
     cut = name[:_TRAP_NAME_MAX]
     return "".join(c if c.isprintable() else "?" for c in cut) + ("..." if cut != name else "")
 

@@ -95,14 +95,14 @@ def unseal(artefact: bytes) -> tuple[bytes, int]:
 
 @lru_cache(maxsize=1)
 def cache_identity() -> str:
-    """Return what an artefact depends on besides the program: engine, settings, processor."""
+    """Return what an artefact depends on besides the program."""
     settings = ",".join(f"{name}={value}" for name, value in sorted(ENGINE_SETTINGS.items()))
     digest = hashlib.sha256(f"{_FORMAT};{settings};{_processor()}".encode()).hexdigest()[:16]
     return f"wasmtime-{version('wasmtime')}-{platform.machine()}-{digest}"
 
 
 def _processor() -> str:
-    """Return the processor's features: compiled code uses those of the compiling machine."""
+    """Return the processor's features, which compiled code uses."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""`python -m symphony_runtime.sandboxing`: print what a worker of this user gives up.
+"""`python -m symphony_runtime.sandboxing`: print what a worker gives up here.
 
 It ends with 1 if a layer is missing.
 """

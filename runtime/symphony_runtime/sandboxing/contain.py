@@ -33,7 +33,7 @@ class ContainmentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Contained:
-    """The layers achieved, each with a note, and the missing ones, each with the reason."""
+    """The layers achieved, each with a note; the missing ones with the reason."""
 
     achieved: dict[str, str]
     missing: dict[str, str]
@@ -46,7 +46,7 @@ class Contained:
 
 
 def expected(*, root: bool) -> tuple[str, ...]:
-    """Return the layers that a process of this kind can have if the system supports all."""
+    """Return the layers that a process can have if the system supports all."""
     return tuple(layer for layer in LAYERS if root or layer not in _OF_ROOT)
 
 
@@ -97,7 +97,7 @@ def open_to_workers(directory: Path) -> None:
 
 
 def _leave_terminal() -> None:
-    """Give up the session's terminal, which is shared with the process that started us."""
+    """Give up the session's terminal."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:  # no terminal

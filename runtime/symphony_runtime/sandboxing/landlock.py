@@ -1,4 +1,4 @@
-"""Landlock: a process gives up files, ports and signals for good (Linux 5.13 and later).
+"""Landlock: a process gives up files, ports and signals (Linux 5.13 and later).
 
 The numbers come from the kernel's `Documentation/userspace-api/landlock.rst`; they are the same on
 every architecture. Rights that a kernel is too old for are left out.
@@ -24,7 +24,7 @@ def version(libc: ctypes.CDLL) -> int:
 
 
 def restrict(libc: ctypes.CDLL) -> int:
-    """Forbid this thread, and those that it starts, to open any file; return the version.
+    """Forbid this thread and its children to open any file; return the version.
 
     Open descriptors stay. 0: the system has no Landlock, and nothing changed. It requires
     no_new_privs. Raise OSError.

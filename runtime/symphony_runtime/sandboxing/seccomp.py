@@ -1,4 +1,4 @@
-"""A filter of system calls, through libseccomp: calls that are not listed fail with EPERM."""
+"""A filter of system calls, through libseccomp: others than listed get EPERM."""
 
 import ctypes
 import errno
@@ -66,7 +66,7 @@ class Filter:
         self._add(_ERRNO | number, name, ())
 
     def load(self) -> None:
-        """Apply it to all threads of this process. It requires no_new_privs. Raise OSError."""
+        """Apply it to all threads of this process; requires no_new_privs. Raise OSError."""
         for attribute, value in ((_TSYNC, 1), (_OPTIMIZE, 2)):
             self._check(
                 self._library.seccomp_attr_set(self._context, attribute, value), "seccomp_attr_set"
@@ -93,7 +93,7 @@ class Filter:
 
 
 def prepared() -> Filter:
-    """Return a filter that allows the calls above, sockets of this machine, and threads.
+    """Return a filter that allows the calls above, local sockets, and threads.
 
     Raise OSError if libseccomp is not installed.
     """

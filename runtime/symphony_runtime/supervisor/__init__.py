@@ -1,4 +1,4 @@
-"""The supervisor: starts the roles, watches them, starts them again, stops them all.
+"""The supervisor: starts, watches, restarts and stops the roles.
 
 role           one role's process, and the next one when it dies
 environment    the part of the operator's environment that each role sees

@@ -1,4 +1,4 @@
-"""The part of the operator's environment that each role sees: what it needs, no secret of others.
+"""The part of the operator's environment that each role sees.
 
 The supervisor gives it to the processes that it starts. A name is passed on only if it is listed,
 alone or by its prefix. A name that contains a word for a secret (`NVIDIA_API_KEY`) is not passed

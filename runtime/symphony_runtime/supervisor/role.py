@@ -6,7 +6,7 @@ a death    the role is started again, after a growing pause, for as long as GIVE
            being ready. A role that never was ready ends the server after START_ATTEMPTS, or at once
            if its configuration is wrong.
 a hang     a role writes an event every BEAT_SECONDS. If one that was ready is silent for
-           SILENT_BEATS of these, the gateway is told, for `/readyz`. After `hang_seconds` the role
+           SILENT_BEATS of these, the gateway gets a notice, for `/readyz`. After `hang_seconds` the role
            is killed, and so started again.
 
 A role's output is not trusted: a worker that a program has taken over writes what it likes. No line
@@ -149,7 +149,7 @@ class Role:
         await process.wait()
 
     def send_notice(self, key: str, notice: dict[str, Any]) -> None:
-        """Write a notice to the role and to its next processes; a later one replaces its `key`."""
+        """Write a notice to the role and its next processes, until one with its key."""
         self._notices[key] = notice
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(json.dumps(notice).encode() + b"\n")

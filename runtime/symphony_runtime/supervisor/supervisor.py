@@ -1,4 +1,4 @@
-"""The supervisor: starts the roles, watches them, starts them again, stops them all.
+"""The supervisor: starts, watches, restarts and stops the roles.
 
 boot       lock the data directory -> run directory, secrets -> kernel, workers, gateway
 a role     see `role`: a death or a hang starts it again
@@ -42,6 +42,22 @@ _DESCRIPTORS_MIN = 256  # open files that a process must be allowed
 _RUN_PREFIX = "symphony-"
 _PATH_BYTES_MAX = 4096
 _SOCKET_PATH_BYTES_MAX = 100  # the system's limit is 108
+
+# Options that a role gets under their own names.
+_KERNEL_OPTIONS = (
+    "audit_seconds", "delivery_ms", "device", "disk_bytes_max", "disk_pool_tokens", "dtype",
+    "executor", "host_pool_tokens", "max_decode_gap_ms", "model", "pool_bytes",
+    "prefix_cache_share", "publish", "quantize", "simulated", "tenant_disk_tokens_max",
+    "tenant_durable_bytes_max", "tenant_host_tokens_max", "tenant_weights", "tensor_parallel",
+    "threads",
+)  # fmt: skip
+_GATEWAY_OPTIONS = (
+    "behind_proxy", "disk_bytes_max", "drain_seconds", "host", "http", "memory_free_bytes_min",
+    "port", "program_unused_days_max", "queue_seconds_max", "require_containment",
+    "run_kept_seconds_max", "runs_live_max", "secrets_plain_loopback", "slow_bytes_a_second",
+    "slow_grace_seconds", "slow_reader_seconds", "store", "tenant_kept_bytes_max",
+    "tenant_runs_kept_max", "tenant_runs_live_max", "tenants", "tools", "workers_per_tenant",
+)  # fmt: skip
 
 
 class Supervisor:
@@ -145,7 +161,7 @@ class Supervisor:
                 receiver.send_notice(f"process of {role}", notice(role, started))
 
     def _retire(self, role: str, start: int) -> None:
-        """Make sure that a worker ends that the gateway has told to retire."""
+        """Make sure that a worker ends after the gateway has retired it."""
         for each in self._roles[1:-1]:
             if each.spec.name == role:
                 task = asyncio.get_running_loop().create_task(each.retire(start))
@@ -233,35 +249,14 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
 
 
 def _kernel_config(options: ServeOptions, run_dir: Path) -> dict[str, Any]:
-    return {
+    return {name: getattr(options, name) for name in _KERNEL_OPTIONS} | {
         "socket": str(run_dir / "kernel.sock"),
-        "executor": options.executor,
-        "model": options.model,
-        "device": options.device,
-        "dtype": options.dtype,
-        "quantize": options.quantize,
-        "tensor_parallel": options.tensor_parallel,
-        "pool_bytes": options.pool_bytes,
-        "prefix_cache_share": options.prefix_cache_share,
-        "host_pool_tokens": options.host_pool_tokens,
-        "disk_pool_tokens": options.disk_pool_tokens,
         "disk_directory": str(options.data_dir),
-        "tenant_host_tokens_max": options.tenant_host_tokens_max,
-        "tenant_disk_tokens_max": options.tenant_disk_tokens_max,
-        "audit_seconds": options.audit_seconds,
-        "max_decode_gap_ms": options.max_decode_gap_ms,
-        "delivery_ms": options.delivery_ms,
-        "tenant_weights": options.tenant_weights,
-        "threads": options.threads,
         "kv": str(options.data_dir / "kv"),
-        "publish": options.publish,
         "disk_reserve_bytes": _reserve(options),
-        "disk_bytes_max": options.disk_bytes_max,
-        "tenant_durable_bytes_max": options.tenant_durable_bytes_max,
         "journal": str(run_dir / "journal") if options.journal else None,
         "ended": None,
         "run_directory": str(run_dir),
-        "simulated": options.simulated,
     }
 
 
@@ -283,35 +278,12 @@ def _limits(options: ServeOptions) -> dict[str, Any]:
 
 
 def _gateway_config(options: ServeOptions) -> dict[str, Any]:
-    return {
+    return {name: getattr(options, name) for name in _GATEWAY_OPTIONS} | {
         "data_dir": str(options.data_dir),
-        "host": options.host,
-        "port": options.port,
         "tls_cert": options.tls_cert and str(options.tls_cert.resolve()),
         "tls_key": options.tls_key and str(options.tls_key.resolve()),
-        "behind_proxy": options.behind_proxy,
-        "workers_per_tenant": options.workers_per_tenant,
-        "runs_live_max": options.runs_live_max,
-        "tenant_runs_live_max": options.tenant_runs_live_max,
-        "run_kept_seconds_max": options.run_kept_seconds_max,
-        "tenant_runs_kept_max": options.tenant_runs_kept_max,
-        "tenant_kept_bytes_max": options.tenant_kept_bytes_max,
         "disk_reserve_bytes": _reserve(options),
-        "disk_bytes_max": options.disk_bytes_max,
-        "program_unused_days_max": options.program_unused_days_max,
-        "drain_seconds": options.drain_seconds,
-        "queue_seconds_max": options.queue_seconds_max,
-        "memory_free_bytes_min": options.memory_free_bytes_min,
-        "slow_grace_seconds": options.slow_grace_seconds,
-        "slow_bytes_a_second": options.slow_bytes_a_second,
-        "slow_reader_seconds": options.slow_reader_seconds,
-        "tools": options.tools,
-        "http": options.http,
         "limits": _limits(options),
-        "tenants": options.tenants,
-        "store": options.store,
-        "secrets_plain_loopback": options.secrets_plain_loopback,
-        "require_containment": options.require_containment,
     }
 
 
@@ -389,7 +361,7 @@ def _lets_workers_in(parent: str) -> bool:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of descriptors, for thousands of connections; the roles inherit it.
+    """Raise the limit of descriptors; the roles inherit it.
 
     Raises:
         SupervisorError: the system allows a process too few.

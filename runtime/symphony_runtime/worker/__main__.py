@@ -46,7 +46,7 @@ _STDIN = 0
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """The supervisor's configuration; `secret` proves this worker to kernel and gateway."""
+    """The configuration; `secret` proves this worker to kernel and gateway."""
 
     name: str
     secret: bytes
@@ -72,7 +72,10 @@ class WorkerConfig:
 
 
 def lock_down(config: WorkerConfig) -> Contained:
-    """Load what would be read from disk later, then give up files. Raise ContainmentError."""
+    """Load what would be read from disk later, then give up files.
+
+    Raise ContainmentError.
+    """
     for name in _LATE:
         importlib.import_module(name)
     cache_identity()

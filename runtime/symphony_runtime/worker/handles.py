@@ -20,7 +20,7 @@ _GENERATION_MAX = (1 << 15) - 1
 
 
 class Handles:
-    """Rights by number (index | generation << 16); a closed number is not reused for long."""
+    """Rights by number (index | generation << 16); numbers are reused late."""
 
     __slots__ = ("_free", "_generations", "_open", "generating", "rights")
 
@@ -50,7 +50,7 @@ class Handles:
         return handle
 
     def require(self, handle: int, needed: int) -> int:
-        """Return a handle's rights. Raise EBADF if it is not open, EACCES if it lacks a right.
+        """Return a handle's rights. Raise EBADF if it is not open, EACCES without a right.
 
         Raise EBUSY if a generation uses its file and the call concerns the file's content.
         """
@@ -60,7 +60,7 @@ class Handles:
         if needed & ~rights:
             raise SyscallError(Errno.EACCES)
         if self.generating and handle in self.generating and needed != GRANT:
-            raise SyscallError(Errno.EBUSY, "a generation goes on in this file")
+            raise SyscallError(Errno.EBUSY, "a generation uses this file")
         return rights
 
     def close(self, handle: int) -> None:

@@ -1,7 +1,7 @@
 """Tells the kernel which programs wait long for something else than the kernel.
 
 Such a program waits for a message, a time, a child, a channel or a tool, and has no call at the
-kernel. The kernel may use its pages for others meanwhile. It is told when the wait gets long, and
+kernel. The kernel may use its pages for others meanwhile. It learns when the wait gets long, and
 again before the program continues. One timer covers all programs; a wait for a pred costs nothing.
 """
 

@@ -79,7 +79,7 @@ class Services(Protocol):
 
 
 class Instance:
-    """One running module. Only the worker's loop touches it, between two polls of its fiber."""
+    """One running module. Only the worker's loop touches it, between polls."""
 
     traced = False
 
@@ -199,7 +199,7 @@ class Instance:
         if self.unanswered < INSTANCE_CALLS_UNANSWERED_MAX:
             return result
         self.unanswered = 0
-        # Handle 0 does not exist: the kernel answers EBADF at once, whatever other calls wait for.
+        # Handle 0 does not exist: the kernel answers EBADF at once, even if other calls wait.
         self.ask_kernel(lambda _: self.resume(result), Op.KV_CLOSE, 0)
         return None
 
@@ -209,7 +209,7 @@ class Instance:
         self.services.kernel_call([self.id, op, seq, *arguments], _size(arguments))
 
     def suspend_on_kernel(self, finish: Finish, op: Op, *arguments: Any) -> None:
-        """Make a kernel call and suspend the guest; its result is `finish(reply)`, or the errno."""
+        """Suspend the guest for a kernel call; its result is `finish(reply)` or the errno."""
 
         def on_reply(reply: Any) -> None:
             try:
@@ -303,7 +303,7 @@ class Instance:
     def call_after(
         self, milliseconds: float, action: Callable[..., None], *what: Any
     ) -> asyncio.TimerHandle:
-        """Call action(*what) after a time, never before it: the loop's timers may be early."""
+        """Call action(*what) after a time, never before: loop timers may be early."""
         return self.services.loop.call_later(
             (milliseconds + self.services.early_ms) / 1000, action, *what
         )
@@ -314,7 +314,7 @@ class Instance:
 
     # -- Messages ------------------------------------------------------------------------------
     def send(self, data: bytes, result: int = 0) -> int | None:
-        """Send a message to the user, or a child's to its parent. None: suspended until read."""
+        """Send to the user, or from a child to its parent. None: suspended until read."""
         self.run.count_output(len(data))
         if self.parent is not None:
             self.output.append(data)
@@ -388,7 +388,7 @@ class Instance:
         self.run.count_memory(change, measured=False)
 
     def memory_hint(self) -> str:
-        """Return a hint for a trap's reason if the memory was nearly full, else an empty string."""
+        """Return a hint for a trap's reason if the memory was nearly full."""
         size, limit = self.fiber.measure(), self.fiber.bound
         return f"; its memory had {size} of at most {limit} bytes" if size > limit * 7 // 8 else ""
 

@@ -12,7 +12,7 @@ from symphony_kernel.protocol.errno import Errno, LimitError
 
 
 class LimitPool:
-    """`most` of something for a run, at most `each` for an instance, leased in batches."""
+    """`most` for a run and at most `each` for an instance, leased in batches."""
 
     __slots__ = ("_batch", "_each", "_errno", "_name", "leases", "most")
 

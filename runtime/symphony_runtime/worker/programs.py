@@ -30,7 +30,7 @@ class LoadedPrograms:
         return iter(self._programs)
 
     def load(self, module: str, artefact: bytes) -> None:
-        """Load an artefact. One that does not load is logged, and runs of it end as failed."""
+        """Load an artefact. If it does not load, log it; runs of it end as failed."""
         try:
             self._programs[module] = self._fibers.load(artefact)
         except HostFault:
@@ -47,7 +47,7 @@ class LoadedPrograms:
         self._programs.clear()
 
     def create_fiber(self, instance: Instance, module: str, entry: str, live: int) -> None:
-        """Set an instance's fiber, which has not run yet; `live` instances are in this worker.
+        """Set an instance's fiber, which has not run yet; `live` is the worker's instances.
 
         Raises:
             Ending: the instance cannot start, and holds nothing.

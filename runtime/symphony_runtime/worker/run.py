@@ -1,4 +1,4 @@
-"""A run in its worker: limits that an instance and its children share, and what counts."""
+"""A run in its worker: limits that its instances share, and what counts."""
 
 from symphony_kernel.protocol.errno import Errno
 from symphony_kernel.protocol.limit_table import run_defaults
@@ -97,7 +97,7 @@ class Run:
             raise limit_broken(f"message limit: it sent more than {self.messages_max} messages")
 
     def count_memory(self, change: int, *, measured: bool = True) -> None:
-        """Charge a change of an instance's memory. Raise Ending if the tree exceeds its limit."""
+        """Charge a change of memory. Raise Ending if the tree exceeds its limit."""
         self.memory_bytes += change
         if measured:
             self.memory_peak = max(self.memory_peak, self.memory_bytes)

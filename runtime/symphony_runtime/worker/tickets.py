@@ -10,7 +10,7 @@ NUMBER_MAX = (1 << 31) - 1
 
 
 class Ticket:
-    """One piece of work. `result` is None until it is done, then bytes or a negative errno.
+    """One piece of work; `result` is None, then bytes or a negative errno.
 
     `drop` cancels the work; None if there is nothing to cancel. `held` is the bytes that the result
     takes, or will take at most.
@@ -26,7 +26,7 @@ class Ticket:
 
 
 class Stream(Ticket):
-    """A generation's ticket: records come as steps end, and the program takes them as it likes.
+    """A generation's ticket: records come as steps end, and the program takes them.
 
     `result` holds the records that can be taken now. Behind them is `end`: None while the
     generation
@@ -83,7 +83,7 @@ class Stream(Ticket):
             self.drop = None
 
     def take_credit(self) -> int:
-        """Return how many taken records to report to the kernel now; each is reported once."""
+        """Return how many taken records to report to the kernel now."""
         if self._unreported < self._credit_at or self.end is not None:
             return 0
         unreported, self._unreported = self._unreported, 0
@@ -91,7 +91,7 @@ class Stream(Ticket):
 
 
 class Tickets:
-    """An instance's tickets by number; numbers also name its kernel calls (`Calls`' seq).
+    """An instance's tickets by number; numbers also name its kernel calls.
 
     The two pools bound the tickets and result bytes of all instances of the run.
     """

@@ -1,4 +1,4 @@
-"""Traces: every call of the programs of a traced run, from its start to its result.
+"""Traces: every call of the programs of a traced run, with its result.
 
 A traced instance has a class and handlers of its own, so that other instances pay nothing. Events
 leave for the gateway in bundles.
@@ -19,7 +19,7 @@ _now = time.monotonic  # also the clock of the kernel's events
 
 
 class Trace:
-    """Events of a run's instances that the gateway does not have yet; `send` takes a bundle.
+    """Events that the gateway does not have yet; `send` takes a bundle.
 
     An event is [instance, call, began, ended, result, suspended], in monotonic seconds. Its result
     is None if the program ended within the call.
@@ -102,5 +102,5 @@ def traced(name: str, handler: Handler) -> Handler:
 
 
 def new_instance(trace: Trace | None, *arguments: Any) -> Instance:
-    """Return an instance made of `arguments`; its calls are traced if there is a trace."""
+    """Return an instance made of `arguments`, traced if there is a trace."""
     return Instance(*arguments) if trace is None else TracedInstance(trace, *arguments)

@@ -1,4 +1,4 @@
-"""The worker: one event loop that runs every instance's fiber and carries its calls.
+"""The worker: one event loop that runs all fibers and carries their calls.
 
     frames of kernel and gateway -> instances become runnable -> a turn -> frames of the turn
 
@@ -269,7 +269,7 @@ class Worker:
             self._flush_calls()
 
     def ask_gateway(self, what: str, args: dict[str, Any], on_answer: OnAnswer) -> int:
-        """Ask the gateway and return the seq; `on_answer` gets errno (0 or negative) and value."""
+        """Ask the gateway; return the seq. `on_answer` gets errno (0 or negative) and value."""
         seq = next(self._seq)
         self._gateway_asks[seq] = on_answer
         self._send(m.Ask(seq, what, args))
@@ -455,7 +455,7 @@ class Worker:
         return took
 
     def _charge(self, instance: Instance, used: int) -> None:
-        """Charge nanoseconds of a processor to an instance, and to its tenant if it shares."""
+        """Charge processor nanoseconds to an instance, and to its tenant if it shares."""
         run = instance.run
         instance.cpu_ns += used
         run.cpu_ns += used
@@ -602,7 +602,7 @@ class Worker:
 async def _meet_gateway(
     link: Link, hello: m.Hello, on_frame: Callable[[list[Any]], None], on_lost: Callable[[], None]
 ) -> asyncio.Event:
-    """Send the hello and wait for the welcome; the event is set when the link has ended.
+    """Send the hello and wait for the welcome; return the event of the link's end.
 
     The link to the gateway is no session, unlike the kernel's.
 

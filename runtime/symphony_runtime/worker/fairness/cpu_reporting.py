@@ -1,4 +1,4 @@
-"""Reports of tenants' processor time to the kernel, and the pauses that it answers with.
+"""Reports of tenants' processor time to the kernel, and the pauses it answers with.
 
 A worker does not see what the kernel, the gateway and other workers spend on a tenant, so the
 kernel keeps the account. Instances of a throttled tenant get no turn, but can be ended. A tenant

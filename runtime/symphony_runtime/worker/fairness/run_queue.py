@@ -120,7 +120,7 @@ class RunQueue:
             self.enlist(share)
 
     def throttle(self, tenant: str) -> TenantShare | None:
-        """Give a tenant no turn until `unthrottle`. None: it is alone, or has no instances."""
+        """Give a tenant no turn until `unthrottle`; None if it is alone or absent."""
         share = self._shares.get(tenant)
         if share is None or not (share.live and self.shared):
             return None

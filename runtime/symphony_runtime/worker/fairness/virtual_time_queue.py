@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 
 class Entry(ABC):
-    """A tenant in a queue. Any code may add to `used_ns`; the queue sees it in `first`."""
+    """A tenant in a queue. Any code may add to `used_ns`; `first` sees it."""
 
     __slots__ = ("listed", "used_ns")
 
@@ -37,7 +37,7 @@ E = TypeVar("E", bound=Entry)
 
 
 class VirtualTimeQueue(Generic[E]):
-    """Entries with work, by virtual time. Every operation takes O(log n), `remove` O(n)."""
+    """Entries with work, by virtual time. Operations are O(log n), `remove` O(n)."""
 
     def __init__(self, slack_ns: int = 0) -> None:
         self._slack_ns = slack_ns

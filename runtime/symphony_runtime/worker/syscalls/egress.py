@@ -1,4 +1,4 @@
-"""Egress calls: the gateway makes them for a program, which has no network of its own."""
+"""Egress calls: the gateway makes them for programs, which have no network."""
 
 from collections.abc import Callable
 from typing import Any
@@ -69,7 +69,7 @@ def _check(instance: Instance, what: str, parse: Callable[[bytes], object], data
 
 
 def _note_error(instance: Instance, what: str, detail: object) -> None:
-    """Keep why a request is wrong, for `last_error` and the run's log: an errno does not say it."""
+    """Keep a request's error for `last_error` and the log: an errno says too little."""
     # The detail may repeat what the program has passed.
     instance.last_error = str(detail)[:_DETAIL_MAX].encode(errors="replace")
     instance.write_log(_WARNING, f"{what}: ".encode() + instance.last_error)

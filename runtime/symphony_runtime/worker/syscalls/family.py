@@ -158,7 +158,7 @@ def reap(parent: Instance, child: Instance) -> bytes:
 def kv_grant(
     instance: Instance, handle: int, pid: int, rights: int, name: int, name_len: int
 ) -> None:
-    """Grant a handle to a child or the parent (pid 0) with at most these rights; suspends."""
+    """Grant a handle to a child or the parent (pid 0), with at most `rights`; suspends."""
     label = validation.name(instance, name, name_len)
     _check_rights(rights)
     have = instance.handles.require(handle, GRANT)

@@ -78,7 +78,7 @@ def kv_append(instance: Instance, kv: int, source: int, start: int, end: int) ->
 
 
 def kv_truncate(instance: Instance, kv: int, length: int) -> None:
-    """Roll back to `length` entries; suspends, because only the kernel knows the length."""
+    """Roll back to `length` entries; suspends: only the kernel knows the length."""
     instance.handles.require(kv, TRUNCATE)
     instance.suspend_on_kernel(int, Op.KV_TRUNCATE, kv, length)
 
@@ -121,7 +121,10 @@ def kv_remove(instance: Instance, path: int, path_len: int) -> None:
 
 
 def kv_list(instance: Instance, prefix: int, length: int, pointer: int, capacity: int) -> None:
-    """Write a msgpack list of the tenant's named files; suspends. An empty prefix lists all."""
+    """Write a msgpack list of the tenant's named files; suspends.
+
+    An empty prefix lists all.
+    """
     instance.fiber.check(pointer, capacity)
     instance.fiber.check(prefix, length)
     name = validation.text(instance, prefix, length, PATH_BYTES_MAX) if length else ""
@@ -138,7 +141,7 @@ def kv_list_after(
     pointer: int,
     capacity: int,
 ) -> None:
-    """Write at most `most` of the tenant's named files, from the first after a path; suspends."""
+    """Write at most `most` named files, from the first after a path; suspends."""
     instance.fiber.check(pointer, capacity)
     instance.fiber.check(prefix, length)
     instance.fiber.check(after, after_length)
@@ -152,13 +155,13 @@ def kv_list_after(
 
 
 def kv_offer(instance: Instance, kv: int) -> None:
-    """Offer the file's whole pages to the tenant's prefix cache; suspends until its turn."""
+    """Offer the file's whole pages to the tenant's prefix cache; suspends."""
     instance.handles.require(kv, READ)
     instance.suspend_on_kernel(int, Op.KV_OFFER, kv)
 
 
 def kv_match(instance: Instance, tokens: int, count: int) -> None:
-    """Return a handle of a file of the longest offered prefix of these tokens; suspends."""
+    """Return a handle of a file of the longest offered prefix; suspends."""
     instance.fiber.check(tokens, 4 * count)
     if count > PRED_TOKENS_MAX:
         raise SyscallError(Errno.EFBIG, f"{count} tokens, limit {PRED_TOKENS_MAX}")

@@ -89,7 +89,7 @@ def pred_claim(
     instance: Instance, kv: int, tokens: int, count: int, positions: int, opts: int, opts_len: int,
     out: int, capacity: int,
 ) -> int | None:  # fmt: skip
-    """`pred` and `claim` of its ticket in one call; returns the result's length; suspends.
+    """`pred` and `claim` of its ticket in one call; returns a length; suspends.
 
     A result longer than `capacity` is not computed. The result is never held here, so it needs no
     ticket, but it has a ticket's number.

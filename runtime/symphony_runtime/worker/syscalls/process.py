@@ -148,7 +148,7 @@ def _wait_for(instance: Instance, waited: dict[int, int], timeout_ms: int) -> in
 
 
 def take(instance: Instance, number: int, pointer: int, capacity: int) -> int:
-    """Write the result of a ready ticket, or return its error; frees it unless it did not fit.
+    """Write a ready ticket's result, or return its error; frees it if the result fits.
 
     For a generation: write the records that fit, and nothing at its end; only the end frees it.
     """

@@ -5,7 +5,7 @@
 A handler takes the instance and the call's arguments (i32 unsigned, i64 signed). It returns the
 result, or None if it has suspended the guest and resumes it later. It checks everything: a guest's
 mistake is a SyscallError, which becomes a negative result. It raises `Ending` to end the program,
-and nothing else, whatever a guest passes.
+and nothing else, for any arguments.
 """
 
 from collections.abc import Callable

@@ -78,7 +78,7 @@ def none_get(instance: Instance, pointers: int, data: int) -> int:
 
 @_checked
 def clock_time_get(instance: Instance, clock: int, precision: int, out: int) -> int:  # noqa: ARG001
-    """Write the wall clock or the program's clock, in nanoseconds of whole milliseconds."""
+    """Write the wall clock or the program's clock: ns, in whole milliseconds."""
     instance.fiber.check(out, 8)
     if clock not in (_REALTIME, _MONOTONIC):
         return INVAL

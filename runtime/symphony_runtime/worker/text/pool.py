@@ -1,4 +1,4 @@
-"""Threads for long texts: tokenizing, detokenizing and chat templates of all tenants.
+"""Threads for long texts: tokenizing, detokenizing, chat templates.
 
     instance --submit--> its tenant's queue --(virtual time)--> a thread for a slice --> instance
 
@@ -100,7 +100,7 @@ class TextPool:
         return len(self._works)
 
     def submit(self, instance: Resident, pieces: Pieces, size: int, on_done: OnDone) -> None:
-        """Process an instance's text; `on_done` gets the result, unless the instance ends before.
+        """Process an instance's text; `on_done` gets the result, unless the instance ends.
 
         Raises:
             LimitError: the tenant's texts and programs hold too much memory (ENOMEM).

@@ -56,7 +56,7 @@ _PATTERNS = frozenset(
 
 
 def split_pattern(source: dict[str, Any], spellings: Iterable[bytes]) -> re.Pattern[str] | None:
-    """Return a pattern for the character before a cut; None if no cut is known to be exact.
+    """Return a pattern for the character before a cut; None if no cut is known exact.
 
     `source`: a tokenizer.json; `spellings`: the bytes of its vocabulary's tokens.
     """
@@ -74,7 +74,7 @@ def split_pattern(source: dict[str, Any], spellings: Iterable[bytes]) -> re.Patt
 
 
 def _merges_only(model: dict[str, Any]) -> bool:
-    """Return whether a model's tokens come from merges alone, each inside what it merges."""
+    """Return whether tokens come from merges alone, each inside what it merges."""
     if model.get("type") != "BPE" or model.get("dropout"):
         return False
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
@@ -93,14 +93,14 @@ def _normalizes_locally(normalizer: dict[str, Any] | None) -> bool:
 
 
 def _matches_alone(token: dict[str, Any]) -> bool:
-    """Return whether an added token is found by its spelling alone, without its context."""
+    """Return whether an added token is found by its spelling, without its context."""
     if token.get("single_word"):
         return False
     return not token.get("rstrip") or not str(token["content"])[-1:].isalnum()
 
 
 def _marks_after(pre: dict[str, Any] | None) -> tuple[str, ...]:
-    """Return the marks before which a pre-tokenizer restarts as at the start of a text."""
+    """Return the marks before which a pre-tokenizer restarts as at a text's start."""
     kind = pre["type"] if pre else ""
     if pre is None:
         return _AFTER
@@ -124,7 +124,7 @@ def _is_known(split: dict[str, Any]) -> bool:
 
 
 def _spanned(mark: str, words: list[bytes]) -> bool:
-    """Return whether a token has a mark, or its first bytes, after a possible cut character."""
+    """Return whether a token has a mark, or its first bytes, after a cut's character."""
     data = mark.encode()
     heads = [re.escape(data[:n]) + rb"\Z" for n in range(1, len(data))]
     pattern = re.compile(rb"(?<=.)(?:" + rb"|".join([re.escape(data), *heads]) + rb")", re.DOTALL)

@@ -1,7 +1,9 @@
-"""Text and tokens: the model's tokenizer and chat template, from the kernel's `Welcome`.
+"""Text and tokens: the model's tokenizer and chat template.
 
-A program's text is untrusted. The spelling of a special token in it stays text in every call, so
-that a text cannot forge the end of a message or the start of another speaker's.
+Both come from the kernel's `Welcome`. A program's text is untrusted. The spelling of a special
+token
+in it stays text in every call, so that a text cannot forge the end of a message or the start of
+another speaker's.
 
 Work on a long text is a generator, `Pieces`. Between two yields it processes one piece. It yields
 the number of characters of the next piece, and returns the result. `text.pool` schedules the pieces
@@ -173,7 +175,7 @@ class ModelTokenizer:
         return b"".join(made)
 
     def _next_split(self, text: str, at: int) -> Generator[int, None, int]:
-        """Return the end of the piece that starts at `at`: the first cut, or the text's end."""
+        """Return the end of the piece from `at`: the first cut, or the text's end."""
         at += self._piece_chars
         while self._splits is not None and at < len(text):
             found = self._splits.search(text, at, at + _LOOK_CHARS)
@@ -235,7 +237,7 @@ def _load(source: bytes, plain: bool) -> Tokenizer:
 
 
 def _added_tokens(tokenizer: Tokenizer) -> tuple[dict[str, int], list[str]]:
-    """Return the special tokens with their ids, and the spellings of the other added ones."""
+    """Return the special tokens with their ids, and the other added spellings."""
     added = tokenizer.get_added_tokens_decoder()
     special = {token.content: number for number, token in added.items() if token.special}
     return special, [token.content for token in added.values() if not token.special]
@@ -301,7 +303,7 @@ def _messages(data: bytes) -> list[dict[str, Any]]:
 
 
 def _strings(value: Any, depth: int = 2) -> list[str]:
-    """Return every string in msgpack data, keys too: a template may write them like values.
+    """Return every string in msgpack data, keys too: a template may write both.
 
     Raise EINVAL for bytes and for data nested too deep.
     """
