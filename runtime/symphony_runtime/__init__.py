@@ -4,6 +4,5 @@
     worker, compiler -> engine (wasmtime), sandboxing;  all of them -> abi, config
 
 From the kernel it imports only `symphony_kernel.protocol` and `symphony_kernel.platform`. Worker
-and
-gateway do not import each other.
+and gateway do not import each other.
 """

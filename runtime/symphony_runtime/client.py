@@ -121,8 +121,7 @@ class Client:
         """Return the counters of kernel and gateway (admin key).
 
         `check` audits the kernel first. A kernel whose audit fails stops: that is a ServerError or
-        a
-        ConnectionFailed.
+        a ConnectionFailed.
         """
         return await self._json("GET", "/v1/admin/statistics", {"check": str(int(check))})
 

@@ -155,9 +155,9 @@ class CompileTime:
 class Compiler:
     """Compiles a bounded number of programs at a time; others wait for a turn.
 
-    A tenant that has used its burst gets separate turns while other tenants have runs,
-    at idle priority. If that does not finish within COMPILE_PATIENCE_SECONDS_MAX, the compilation
-    gets a turn like the others'.
+    A tenant that has used its burst gets separate turns while other tenants have runs, at idle
+    priority. If that does not finish within COMPILE_PATIENCE_SECONDS_MAX, the compilation gets a
+    turn like the others'.
     """
 
     def __init__(
@@ -272,13 +272,10 @@ def yield_processor(pid: int, *, wholly: bool = False) -> None:
     """Lower the priority of a process that has just been started.
 
     The caller does this, since starting Python is a good part of the cost. Priority counts only
-    among
-    processes of the same session where the system schedules by session, so the child has no session
-    of
-    its own. `wholly`: on Linux, the process gets only idle time (SCHED_IDLE). A nice process
-    continues
-    for a while when a thread of higher priority wakes, or sends that thread to another processor; a
-    SCHED_IDLE process does not.
+    among processes of the same session where the system schedules by session, so the child has no
+    session of its own. `wholly`: on Linux, the process gets only idle time (SCHED_IDLE). A nice
+    process continues for a while when a thread of higher priority wakes, or sends that thread to
+    another processor; a SCHED_IDLE process does not.
     """
     niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + _NICENESS, 19)
     # It has ended, or is of another user already, whose priority this process may not change.

@@ -3,8 +3,7 @@
     periodically: read the process's clock -> charge the tenant -> stop the process for a while
 
 The process is stopped while its tenant is throttled, and then continues. It keeps its memory, and
-no
-time limit counts while it is stopped. It also keeps its turn, so it is stopped only while no
+no time limit counts while it is stopped. It also keeps its turn, so it is stopped only while no
 compilation waits whose tenant is not throttled. Only Linux can read another process's clock, and
 stop exactly that process (pidfd). A stopped process does not notice that its gateway has died, but
 the system ends stopped processes in an orphaned process group. So it is stopped only once it has a

@@ -2,8 +2,7 @@
 
 The supervisor gives it to the processes that it starts. A name is passed on only if it is listed,
 alone or by its prefix. A name that contains a word for a secret (`NVIDIA_API_KEY`) is not passed
-on,
-except PostgreSQL's to the gateway if its database is one.
+on, except PostgreSQL's to the gateway if its database is one.
 """
 
 import re

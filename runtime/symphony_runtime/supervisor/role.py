@@ -76,8 +76,7 @@ class Role:
         """`on_progress` gets a role's name and progress event, or None when it starts.
 
         `on_process` gets each of its processes; `on_silence` is called when it hangs, and when it
-        no
-        longer does.
+        no longer does.
         """
         self.spec = spec
         self._on_progress, self._on_process = on_progress, on_process
@@ -214,8 +213,7 @@ class Role:
         """Report a process that was ready and is silent now, and kill it in the end.
 
         Looks are counted, not seconds: after a pause of the whole machine, or of this process, the
-        role
-        gets its time.
+        role gets its time.
         """
         looks, beat, hang = 0, self.spec.beat_seconds, self.spec.hang_seconds
         while beat:

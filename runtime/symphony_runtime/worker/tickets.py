@@ -29,9 +29,8 @@ class Stream(Ticket):
     """A generation's ticket: records come as steps end, and the program takes them.
 
     `result` holds the records that can be taken now. Behind them is `end`: None while the
-    generation
-    continues, then b"", or the errno that ended it. Records can be taken once there is a batch of
-    them, or the end. `drop`, always set, unlocks the file.
+    generation continues, then b"", or the errno that ended it. Records can be taken once there is a
+    batch of them, or the end. `drop`, always set, unlocks the file.
     """
 
     __slots__ = ("_batch_bytes", "_credit_at", "_gathered", "_record", "_unreported", "end")

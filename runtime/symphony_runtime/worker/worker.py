@@ -67,9 +67,9 @@ class Worker:
     """Runs instances that the gateway starts, and carries their calls to the kernel.
 
     `now` is `clock_ms`'s clock, by default the loop's. The loop's timers may be early by
-    `early_ms`.
-    `unix_time` and `random` are a program's sources of time and randomness. The kernel's link is a
-    session: it may break, and the kernel may be another process afterwards (`SessionEvents`).
+    `early_ms`. `unix_time` and `random` are a program's sources of time and randomness. The
+    kernel's link is a session: it may break, and the kernel may be another process afterwards
+    (`SessionEvents`).
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class Worker:
         self._kernel: SessionLink | None = None
         self._dialer = Dialer("worker", name, secret, self._on_kernel_frame, self)
         self._gateway: Link | None = None
-        # What the current turn sends.
         self._run_queue = RunQueue()
         self.texts = TextPool(self.loop, self._charge_text)
         self._cpu_reporter = CpuReporter(self._run_queue, self._plan_turn, self.texts.serve)
         self._turn_planned = False
+        # What the current turn sends.
         self._calls: list[list[Any]] = []
         self._calls_bytes = 0
         self._messages: list[list[Any]] = []

@@ -1,9 +1,8 @@
 """Text and tokens: the model's tokenizer and chat template.
 
 Both come from the kernel's `Welcome`. A program's text is untrusted. The spelling of a special
-token
-in it stays text in every call, so that a text cannot forge the end of a message or the start of
-another speaker's.
+token in it stays text in every call, so that a text cannot forge the end of a message or the start
+of another speaker's.
 
 Work on a long text is a generator, `Pieces`. Between two yields it processes one piece. It yields
 the number of characters of the next piece, and returns the result. `text.pool` schedules the pieces
@@ -189,8 +188,7 @@ class ModelTokenizer:
         """Encode a filled template without marks.
 
         Return None if it has other special tokens than those that it spells. A tokenizer may change
-        a
-        text (to lower case, say) before it looks for them.
+        a text (to lower case, say) before it looks for them.
         """
         tokens = yield from self._encode(self._marked, text)
         yield len(text)
