@@ -196,7 +196,7 @@ class Compiler:
             try:
                 return await compile_program(wasm, bounds, *options, pace=pace)
             finally:
-                took = time.monotonic() - began - pace.rested
+                took = time.monotonic() - began - pace.paused_seconds
                 self._times.took(tenant, took, bounds.burst_seconds)
 
     @contextlib.asynccontextmanager

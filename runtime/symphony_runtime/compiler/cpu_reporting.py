@@ -50,7 +50,7 @@ class Pace:
         self._tenant = tenant
         self._ends = ends
         self._wanted = wanted
-        self.rested = 0.0  # seconds
+        self.paused_seconds = 0.0
 
     @contextlib.asynccontextmanager
     async def of(self, pid: int, *ends: asyncio.Timeout) -> AsyncIterator[None]:
@@ -80,13 +80,13 @@ class Pace:
                 return
             account.charge(self._tenant, max(had - charged, 0.0))
             charged = had
-            rest = min(account.rest(self._tenant), COMPILE_RESTS_SECONDS_MAX - self.rested)
+            rest = min(account.rest(self._tenant), COMPILE_RESTS_SECONDS_MAX - self.paused_seconds)
             if rest > 0.0 and not self._wanted() and _has_own_group(pid):
                 await self._stop(process, rest, ends)
 
     async def _stop(self, process: int, seconds: float, ends: tuple[asyncio.Timeout, ...]) -> None:
         """Stop the child for so long; it may end meanwhile, and the system may refuse."""
-        self.rested += seconds
+        self.paused_seconds += seconds
         for end in ends:
             when = end.when()
             if when is not None and not end.expired():

@@ -10,7 +10,7 @@ from symphony_runtime.sandboxing.contain import contain
 
 def main() -> int:
     found = contain(0)
-    sys.stdout.write(found.words() + "\n")
+    sys.stdout.write(found.summary() + "\n")
     return 1 if found.missing else 0
 
 

@@ -38,10 +38,10 @@ class Contained:
     achieved: dict[str, str]
     missing: dict[str, str]
 
-    def words(self) -> str:
+    def summary(self) -> str:
         """Return both in one line."""
-        have = ", ".join(f"{layer} ({words})" for layer, words in self.achieved.items())
-        lack = ", ".join(f"{layer} ({words})" for layer, words in self.missing.items())
+        have = ", ".join(f"{layer} ({note})" for layer, note in self.achieved.items())
+        lack = ", ".join(f"{layer} ({note})" for layer, note in self.missing.items())
         return (have or "nothing") + (f"; without {lack}" if lack else "")
 
 
@@ -84,7 +84,7 @@ def contain(number: int, *, layers: Collection[str] = LAYERS, required: bool = F
     sys.audit("symphony.contained")  # from here on nothing can be imported
     found = Contained(achieved, missing)
     if required and missing:
-        raise ContainmentError(f"containment was required, and there is {found.words()}")
+        raise ContainmentError(f"containment was required, and there is {found.summary()}")
     return found
 
 

@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,52 +199,37 @@ def role_specs(options: ServeOptions, run_dir: Path) -> list[RoleSpec]:
         "kernel_socket": str(run_dir / "kernel.sock"),
         "gateway_socket": str(run_dir / "gateway.sock"),
     }
-    hang = options.hang_seconds
-    kernel = {"secrets": to_kernel, "processes": True, **_kernel_config(options, run_dir)}
+    beat = {"beat_seconds": BEAT_SECONDS}
+    kernel = {"secrets": to_kernel, "processes": True, **beat, **_kernel_config(options, run_dir)}
     gateway = {
         "secrets": {name: to_kernel[name] for name in workers},
         "secret": to_kernel["gateway"],
         "kernel_socket": sockets["kernel_socket"],
         "socket": sockets["gateway_socket"],
         "processes": True,
+        **beat,
         **_gateway_config(options),
     }
-    beat = {"beat_seconds": BEAT_SECONDS}
+    common = {"require_containment": options.require_containment, **sockets, **beat}
+    spec = partial(RoleSpec, beat_seconds=BEAT_SECONDS, hang_seconds=options.hang_seconds)
+    worker_environment = role_environment.of_worker(os.environ)
     return [
-        RoleSpec(
-            "kernel",
-            "symphony_kernel",
-            kernel | beat,
-            role_environment.of_kernel(os.environ),
-            beat_seconds=BEAT_SECONDS,
-            hang_seconds=hang,
-        ),
+        spec("kernel", "symphony_kernel", kernel, role_environment.of_kernel(os.environ)),
         *(
-            RoleSpec(
+            spec(
                 name,
                 "symphony_runtime.worker",
-                {
-                    "name": name,
-                    "number": number,
-                    "secret": to_kernel[name],
-                    "require_containment": options.require_containment,
-                    **sockets,
-                    **beat,
-                },
-                role_environment.of_worker(os.environ),
-                beat_seconds=BEAT_SECONDS,
-                hang_seconds=hang,
+                {"name": name, "number": number, "secret": to_kernel[name], **common},
+                worker_environment,
             )
             for number, name in enumerate(workers)
         ),
-        RoleSpec(
+        spec(
             "gateway",
             "symphony_runtime.gateway",
-            gateway | beat,
+            gateway,
             role_environment.of_gateway(os.environ, postgresql=bool(options.store)),
             stop_seconds=options.drain_seconds + _GATEWAY_STOP_SECONDS,
-            beat_seconds=BEAT_SECONDS,
-            hang_seconds=hang,
         ),
     ]
 

@@ -82,7 +82,7 @@ def lock_down(config: WorkerConfig) -> Contained:
     imports()
     found = contain(config.number, required=config.require_containment)
     if found.missing:
-        _log.warning("contained less than it could be: %s", found.words())
+        _log.warning("contained less than it could be: %s", found.summary())
     return found
 
 

@@ -399,7 +399,7 @@ class Instance:
         self.input = b""
 
     def elapsed_ms(self) -> int:
-        return int((self.services.now() - self.started) * 1000 + 0.001)  # against rounding
+        return int((self.services.now() - self.started) * 1000 + 0.001)  # 1 us against rounding
 
     def usage(self) -> dict[str, int]:
         """Return what it used, its children included."""
