@@ -6,8 +6,8 @@ a death    the role is started again, after a growing pause, for as long as GIVE
            being ready. A role that never was ready ends the server after START_ATTEMPTS, or at once
            if its configuration is wrong.
 a hang     a role writes an event every BEAT_SECONDS. If one that was ready is silent for
-           SILENT_BEATS of these, the gateway gets a notice, for `/readyz`. After `hang_seconds` the role
-           is killed, and so started again.
+           SILENT_BEATS of these, the gateway gets a notice, for `/readyz`. After `hang_seconds` the
+           role is killed, and so started again.
 
 A role's output is not trusted: a worker that a program has taken over writes what it likes. No line
 ends the supervisor, or changes more than the role's own state.
